@@ -17,6 +17,7 @@ from gear_data.loaders.frameworks.framework import Framework
 
 #: Modules of the frames that are looked at. `__init__` of a fetcher and `__iter__` of a dispatcher have `self`.
 _FETCHER, _DISPATCHER = "torch.utils.data._utils.fetch", "accelerate.data_loader"
+_DEEPSPEED = "deepspeed.runtime.dataloader"
 #: Options of a DataLoader that change batches.
 _CHANGE_BATCHES = ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_last", "collate_fn")
 
@@ -42,6 +43,19 @@ def check_consumer() -> None:
                 "never read",
                 hint="do not prepare the DataLoader: accelerator.prepare(model, optimizer), and iterate the loader, "
                 "which reads this rank's rows",
+            )
+        frame = frame.f_back
+
+
+def check_sampler() -> None:
+    """Raises InvalidArgumentError if DeepSpeed asks for the length, to divide it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _DEEPSPEED:
+            raise InvalidArgumentError(
+                "DeepSpeed would divide and batch the loader's batches, which already are this rank's rows",
+                hint="leave training_data= out of deepspeed.initialize, and iterate the loader; "
+                "gear_data.integrations.deepspeed.batch_sizes gives the configuration's batch sizes",
             )
         frame = frame.f_back
 

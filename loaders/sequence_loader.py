@@ -30,7 +30,7 @@ from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.grain_source import GrainSource
 from gear_data.loaders.loader_spec import loader_identity, loader_spec
 from gear_data.loaders.metrics import Meter, weight_metrics
-from gear_data.loaders.misuse import check_consumer, check_dataloader_options
+from gear_data.loaders.misuse import check_consumer, check_dataloader_options, check_sampler
 from gear_data.loaders.mixture import Mixture
 from gear_data.loaders.node_local import max_rows
 from gear_data.loaders.passes.layout import end_of_pass
@@ -190,6 +190,7 @@ class SequenceLoader(LoaderBase):
 
     def __len__(self) -> int:
         """Returns the number of batches; raises TypeError if there is no end."""
+        check_sampler()
         if self._steps is None:
             raise TypeError("this loader has no end; give steps= or epochs=")
         return self._steps
