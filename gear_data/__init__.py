@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gear_data.loaders.sequence_loader import SequenceLoader
     from gear_data.residency.plan import ResidencyPlan
     from gear_data.schema import ColumnSpec, Schema
+    from gear_data.selection.goals import Goals
     from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
     from gear_data.storage.verify import verify
 
@@ -49,6 +50,7 @@ _PUBLIC = {
     "Evaluation": ("gear_data.evaluation.episodes", "Evaluation"),
     "Fifo": ("gear_data.selection.samplers", "Fifo"),
     "GearError": ("gear_data.errors", "GearError"),
+    "Goals": ("gear_data.selection.goals", "Goals"),
     "LintReport": ("gear_data.ingest.lint", "LintReport"),
     "MergeReport": ("gear_data.ingest.merge", "MergeReport"),
     "Mixture": ("gear_data.loaders.mixture", "Mixture"),
@@ -83,6 +85,7 @@ __all__ = [
     "Evaluation",
     "Fifo",
     "GearError",
+    "Goals",
     "LintReport",
     "MergeReport",
     "Mixture",

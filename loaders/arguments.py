@@ -14,6 +14,7 @@ from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.loaders.normalization import MODES, mode_statistics
 from gear_data.loaders.presets.outputs import normalization_columns
+from gear_data.selection.goals import Goals
 
 if TYPE_CHECKING:
     import torch
@@ -143,6 +144,20 @@ def check_offsets(offsets: Mapping[str, tuple[int, int]] | None) -> dict[str, tu
             raise InvalidArgumentError(f"offsets must be (first, last) with first < last, not {value!r}", column=name)
         result[name] = (int(first), int(last))
     return result
+
+
+def check_goals(goals: Any, anchor: str) -> Goals | None:
+    """Returns the goals; raises InvalidArgumentError if no goals can be drawn."""
+    if goals is None:
+        return None
+    if not isinstance(goals, Goals):
+        raise InvalidArgumentError(f"goals must be a gear_data.Goals, not {goals!r}")
+    if anchor == "random":
+        raise InvalidArgumentError(
+            "goals need a current step, and a window with anchor='random' has none",
+            hint="give anchor='start' (the window's first step) or anchor='end' (its last step)",
+        )
+    return goals
 
 
 def normalization_statistics(

@@ -18,8 +18,9 @@ from gear_data.errors import DatasetReplacedError, InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.loaders.arguments import normalization_statistics
 from gear_data.loaders.config import LoaderConfig
-from gear_data.loaders.node_local import node_local_selector
+from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
 from gear_data.loaders.presets.batch_format import BatchFormat
+from gear_data.loaders.presets.goals import goal_output
 from gear_data.loaders.presets.outputs import (
     BatchRequest,
     Postprocess,
@@ -29,11 +30,26 @@ from gear_data.loaders.presets.outputs import (
     text_columns,
 )
 from gear_data.loaders.presets.registry import resolve_preset
+from gear_data.loaders.window_source import WindowSelection
+from gear_data.selection.goals import Goals, GoalSampler
 from gear_data.selection.samplers import Candidates, Selector, WeightedSelector, as_sampler
-from gear_data.selection.windows import Float64Array
+from gear_data.selection.windows import Float64Array, WindowRule
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+@dataclass(frozen=True)
+class ComponentGoals:
+    """The goals of a dataset's windows.
+
+    Attributes:
+        sampler: draws the goals.
+        output: the array of their values.
+    """
+
+    sampler: GoalSampler
+    output: Output
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,7 @@ class LoaderComponent:
         outputs: the arrays that the collector fills.
         variable: column of text or bytes -> its key in the batch.
         postprocess: turns a collected batch into the preset's batch; None: nothing is left to do.
+        goals: the goals of the windows; None: batches have no goals.
     """
 
     dataset: Dataset
@@ -61,6 +78,12 @@ class LoaderComponent:
     outputs: tuple[Output, ...]
     variable: Mapping[str, str]
     postprocess: Postprocess | None
+    goals: ComponentGoals | None
+
+    @property
+    def selection(self) -> WindowSelection:
+        """The windows of the dataset, with their goals."""
+        return WindowSelection(self.selector, None if self.goals is None else self.goals.sampler)
 
     def collect_source(self) -> CollectSource:
         """Returns the source for a collector."""
@@ -161,9 +184,35 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
     if config.membership is not None:
         selector = node_local_selector(dataset, config.membership, anchors, sampler, selector, evaluate, config.seed)
     variable = text_columns(batch_format, request)
+    goals = None
+    if config.goals is not None:
+        if batch_format.transitions is not None and config.n_step is not None:
+            raise InvalidArgumentError(
+                f"goals relabel the reward of one step, and n_step is {config.n_step}", hint="leave n_step or goals out"
+            )
+        output = goal_output(config.goals.goal_column, batch_format, request, outputs)
+        check_batch_bytes((*outputs, *[output] * len(config.goals.keys)), config.batch_size)
+        goals = ComponentGoals(_goal_sampler(dataset, config.goals, config), output)
     return LoaderComponent(
-        dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, postprocess
+        dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, postprocess, goals
     )
+
+
+def _goal_sampler(dataset: Dataset, goals: Goals, config: LoaderConfig) -> GoalSampler:
+    """Returns the sampler of goals.
+
+    With `decentralized` selection, random goals are on this process's node.
+    """
+    seed, candidates = config.seed, dataset
+    if config.membership is not None:
+        seed = node_seed(seed, config.membership)
+        candidates = dataset.select(own_episodes(dataset, config.membership))
+    store, final_rows = store_of(dataset), None
+    if goals.future and dataset.schema[goals.goal_column].has_final:
+        final_rows = np.full(len(store.lengths), -1, np.int64)
+        final_rows[store.finals[0]] = np.arange(len(store.finals[0]))
+    anchors = anchors_of(candidates, WindowRule(1))
+    return GoalSampler(goals, anchors, store.lengths, final_rows, seed, config.rule.anchor == "end")
 
 
 def _is_float(output: Output) -> bool:

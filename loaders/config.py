@@ -17,6 +17,7 @@ from gear_data.loaders.arguments import (
     check_backend,
     check_dataset,
     check_dtype,
+    check_goals,
     check_numbers,
     check_offsets,
     check_rank,
@@ -29,6 +30,7 @@ from gear_data.loaders.mixture import Mixture, MixtureComponent
 from gear_data.loaders.node_local import check_selection
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.registry import resolve_preset
+from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import Sampler
 from gear_data.selection.windows import WindowRule
 
@@ -69,6 +71,7 @@ class LoaderConfig:
     discount: float
     transform: Transform | None
     decoders: Mapping[str, Decoder]
+    goals: Goals | None
     rank: int | None
     world_size: int | None
     membership: Membership | None
@@ -124,6 +127,7 @@ def resolve_config(
     discount: float,
     transform: Transform | None,
     decoders: Mapping[str, Decoder] | None,
+    goals: Goals | None,
     rank: int | None,
     world_size: int | None,
     selection: str,
@@ -175,6 +179,7 @@ def resolve_config(
         discount=check_discount(discount),
         transform=transform,
         decoders={} if decoders is None else decoders,
+        goals=check_goals(goals, anchor),
         rank=rank,
         world_size=world_size,
         membership=membership,

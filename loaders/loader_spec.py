@@ -23,6 +23,7 @@ def loader_identity(
         **config.rule.identity(),
         "discount": config.discount,
         **_steps_left_out(components),
+        "goals": None if config.goals is None else config.goals.to_json(),
         **source.identity(),
     }
 

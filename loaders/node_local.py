@@ -24,7 +24,7 @@ from gear_data.selection.anchors import Anchors
 from gear_data.selection.samplers import Candidates, Sampler, Selector, TopK, Weighted, WeightedSelector
 from gear_data.selection.turns import Cycle
 from gear_data.selection.window_sampler import SamplingPlan
-from gear_data.selection.windows import Float64Array, Windows
+from gear_data.selection.windows import Float64Array, Int64Array, Windows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -65,6 +65,22 @@ def check_selection(
             hint="open it with cluster='torchrun', or use selection='centralized'",
         )
     return membership
+
+
+def own_episodes(dataset: Dataset, membership: Membership) -> Int64Array:
+    """Returns the positions of the episodes whose shards are on this process's node."""
+    return np.flatnonzero(membership.owner()[dataset.shards] == membership.node)
+
+
+def node_seed(seed: int, membership: Membership) -> int:
+    """Returns the seed of this process's node.
+
+    All nodes number their windows from 0, so one seed would give all of them the same random numbers.
+    """
+    random = cpu.random
+    if len(membership.owners.nodes) == 1:
+        return seed
+    return int(random.word64(np.uint64(seed), random.DOMAIN_NODE, 0, membership.node, 0))
 
 
 class NodeLocalSelector:
@@ -149,25 +165,22 @@ def node_local_selector(
             "beta= was given, and no node knows the importance weights of the whole batch",
             hint="use selection='centralized', or leave beta out",
         )
-    own_episodes = np.flatnonzero(owner == node)
-    excluded = None if anchors.excluded is None else anchors.excluded[own_episodes]
-    own_anchors = anchors_of(dataset.select(own_episodes), anchors.rule, excluded)
+    episodes = own_episodes(dataset, membership)
+    excluded = None if anchors.excluded is None else anchors.excluded[episodes]
+    own_anchors = anchors_of(dataset.select(episodes), anchors.rule, excluded)
     if isinstance(sampler, TopK):
         # The best k of all nodes, not of each node.
-        chosen = whole.shares()[own_episodes] > 0
+        chosen = whole.shares()[episodes] > 0
         sampler = dataclasses.replace(sampler, k=int(np.count_nonzero(chosen)))
         candidates = Candidates(own_anchors, lambda *_: np.where(chosen, 1.0, np.nan))
     elif isinstance(sampler, Weighted) and isinstance(whole, WeightedSelector) and sampler.is_array:
-        sampler = dataclasses.replace(sampler, weights=whole.weights_of(own_episodes), by=whole.by)
+        sampler = dataclasses.replace(sampler, weights=whole.weights_of(episodes), by=whole.by)
         candidates = Candidates(own_anchors, evaluate)
     else:
-        candidates = Candidates(own_anchors, lambda *arguments: evaluate(*arguments)[own_episodes])
-    random = cpu.random
-    own_seed = seed if len(names) == 1 else int(random.word64(np.uint64(seed), random.DOMAIN_NODE, 0, node, 0))
+        candidates = Candidates(own_anchors, lambda *arguments: evaluate(*arguments)[episodes])
     cycle = Cycle(proportions.tolist())
-    return NodeLocalSelector(
-        whole, sampler.bind(candidates, own_seed), cycle, node, xxhash.xxh3_128(owner.data).hexdigest()
-    )
+    own = sampler.bind(candidates, node_seed(seed, membership))
+    return NodeLocalSelector(whole, own, cycle, node, xxhash.xxh3_128(owner.data).hexdigest())
 
 
 def max_rows(selector: Selector, count: int) -> int:

@@ -38,7 +38,8 @@ from gear_data.loaders.passes.progress import Progress
 from gear_data.loaders.passes.state import check_state, load_weights, make_state, position_unknown
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.weight_updates import agree_on_update, check_updatable
-from gear_data.loaders.window_source import make_window_source
+from gear_data.loaders.window_source import make_window_source, window_table
+from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import Sampler
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class SequenceLoader(LoaderBase):
             `transitions`, the sum is `rewards`, and the next observation is this many steps ahead.
         discount: discount of `n_step` and `returns_to_go`, 0 to 1.
         decoders: column of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
+        goals: adds goals to each window, for goal-conditioned training; see `Goals`.
         pin_memory: whether batches are copied to pinned memory, from which copies to a GPU overlap with other work.
             None: if `device` is a GPU.
         selection: for a dataset opened with `cluster`. `centralized`: all ranks sample the same global batch, and each
@@ -148,6 +150,7 @@ class SequenceLoader(LoaderBase):
         n_step: int | None = None,
         discount: float = 1.0,
         decoders: Mapping[str, Decoder] | None = None,
+        goals: Goals | None = None,
         pin_memory: bool | None = None,
         selection: str = "centralized",
     ) -> None:
@@ -155,7 +158,7 @@ class SequenceLoader(LoaderBase):
         self._config = config = resolve_config(
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, preset_options=preset_options,
             sampler=sampler, seed=seed, columns=columns, offsets=offsets, normalize=normalize, dtype=dtype,
-            n_step=n_step, discount=discount, transform=transform, decoders=decoders, rank=rank,
+            n_step=n_step, discount=discount, transform=transform, decoders=decoders, goals=goals, rank=rank,
             world_size=world_size, selection=selection, framework=framework, device=device, backend=backend,
             sm_budget=sm_budget, pin_memory=pin_memory, prefetch=prefetch, steps=steps, epochs=epochs, stride=stride,
             anchor=anchor, short_windows=short_windows,
@@ -174,8 +177,8 @@ class SequenceLoader(LoaderBase):
         )
         chosen = resolve_backend(config.backend, self._components, self._postprocess, config.batch_size)
         self._builders = BuilderFactory(chosen, config.framework, config.sm_budget, config.joined)
-        selectors = tuple(component.selector for component in self._components)
-        self._source = make_window_source(selectors, config.proportions, join=config.joined)
+        selections = tuple(component.selection for component in self._components)
+        self._source = make_window_source(selections, config.proportions, join=config.joined)
         self._steps, self._last_rows = end_of_pass(config, self._source, self._components[0].num_windows)
         self._progress = Progress()
         # In a copy, the rank of the process that copied the loader: a spawned worker has no process group.
@@ -247,7 +250,7 @@ class SequenceLoader(LoaderBase):
 
         Returns:
             int64 [B] each: `dataset` (0, or its number in a mixture), `episode_id`, `start` (first step in the episode)
-            and `length` (valid steps).
+            and `length` (valid steps). With goals, also `KEY_episode_id` and `KEY_step` for each key of goals.
 
         Raises:
             InvalidArgumentError: the step is negative or past the end, or its weights are no longer kept.
@@ -255,12 +258,7 @@ class SequenceLoader(LoaderBase):
         check_range("step", step, 0, None if self._steps is None else self._steps - 1)
         # Without replacement, a short batch is the beginning of a full one: so sample a full one.
         windows = self._source.sample(int(step), self.batch_size)[: self._rows().count(step)]
-        return {
-            "dataset": np.broadcast_to(np.asarray(windows.source, np.int64), len(windows)).copy(),
-            "episode_id": windows.episode_id,
-            "start": windows.start,
-            "length": windows.length,
-        }
+        return window_table(windows, () if self._config.goals is None else self._config.goals.keys)
 
     def __iter__(self) -> BatchIterator:
         check_consumer()

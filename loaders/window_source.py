@@ -6,13 +6,15 @@ The windows of a step are a pure function of the step: not of the rank, the work
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from gear_data.selection.goals import GoalSampler
 from gear_data.selection.samplers import Selector
 from gear_data.selection.turns import Cycle
-from gear_data.selection.windows import Windows
+from gear_data.selection.windows import Int64Array, Windows
 
 
 class WindowSource(Protocol):
@@ -52,14 +54,38 @@ class WindowSource(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class WindowSelection:
+    """The windows of one dataset, with their goals.
+
+    Attributes:
+        selector: selects the windows.
+        goals: draws the goals; None: windows have no goals.
+    """
+
+    selector: Selector
+    goals: GoalSampler | None = None
+
+    def select(self, step: int, count: int, position: int) -> Windows:
+        """Selects windows, see `Selector.select`."""
+        windows = self.selector.select(step, count, position)
+        if self.goals is not None:
+            windows.goals = self.goals.draw(step, windows)
+        return windows
+
+
 class SingleSource:
     """The windows of one dataset."""
 
-    def __init__(self, selector: Selector) -> None:
-        self._selector = selector
+    def __init__(self, selection: WindowSelection) -> None:
+        self._selector, self._goals = selection.selector, selection.goals
 
     def sample(self, step: int, count: int) -> Windows:
-        return self._selector.select(step, count, step * count)
+        # Not by `WindowSelection.select`: one call less for every batch.
+        windows = self._selector.select(step, count, step * count)
+        if self._goals is not None:
+            windows.goals = self._goals.draw(step, windows)
+        return windows
 
     def turn(self, step: int) -> tuple[int | None, int]:
         return 0, step
@@ -83,13 +109,13 @@ class AlternatingMixture:
     Each dataset counts its own steps, so its windows do not depend on the other datasets.
     """
 
-    def __init__(self, selectors: tuple[Selector, ...], cycle: Cycle) -> None:
-        self._selectors = selectors
+    def __init__(self, selections: tuple[WindowSelection, ...], cycle: Cycle) -> None:
+        self._selections = selections
         self._cycle = cycle
 
     def sample(self, step: int, count: int) -> Windows:
         number, selector_step = self._cycle.turn(step)
-        windows = self._selectors[number].select(selector_step, count, selector_step * count)
+        windows = self._selections[number].select(selector_step, count, selector_step * count)
         windows.source = number
         return windows
 
@@ -106,7 +132,7 @@ class AlternatingMixture:
         return None
 
     def identity(self) -> dict[str, Any]:
-        return _mixture_identity(self._selectors, self._cycle, join=False)
+        return _mixture_identity(self._selections, self._cycle, join=False)
 
 
 class InterleavedMixture:
@@ -115,29 +141,34 @@ class InterleavedMixture:
     The datasets take turns window by window.
     """
 
-    def __init__(self, selectors: tuple[Selector, ...], cycle: Cycle) -> None:
-        self._selectors = selectors
+    def __init__(self, selections: tuple[WindowSelection, ...], cycle: Cycle) -> None:
+        self._selections = selections
         self._cycle = cycle
 
     def sample(self, step: int, count: int) -> Windows:
         source, before = self._cycle.turns(step * count, count)
         columns = np.empty((3, count), np.int64)
         probability, importance = np.full(count, np.nan), np.ones(count)
+        goals: Int64Array | None = None
         weighted = corrected = False
-        for number, selector in enumerate(self._selectors):
+        for number, selection in enumerate(self._selections):
             rows = np.flatnonzero(source == number)
             if not len(rows):
                 continue
-            windows = selector.select(step, len(rows), int(before[rows[0]]))
+            windows = selection.select(step, len(rows), int(before[rows[0]]))
             columns[:, rows] = windows.episode_id, windows.start, windows.length
             if windows.probability is not None:
                 probability[rows], weighted = windows.probability, True
             if windows.importance is not None:
                 importance[rows], corrected = windows.importance, True
+            if windows.goals is not None:
+                goals = np.empty((*windows.goals.shape[:2], count), np.int64) if goals is None else goals
+                goals[:, :, rows] = windows.goals
         episode_id, start, length = columns
         return Windows(
-            episode_id, start, length, probability if weighted else None, importance if corrected else None, source
-        )
+            episode_id, start, length, probability if weighted else None, importance if corrected else None, source,
+            goals,
+        )  # fmt: skip
 
     def turn(self, step: int) -> tuple[int | None, int]:
         return None, step
@@ -152,16 +183,16 @@ class InterleavedMixture:
         return None
 
     def identity(self) -> dict[str, Any]:
-        return _mixture_identity(self._selectors, self._cycle, join=True)
+        return _mixture_identity(self._selections, self._cycle, join=True)
 
 
 def make_window_source(
-    selectors: tuple[Selector, ...], proportions: Sequence[float] | None, *, join: bool
+    selections: tuple[WindowSelection, ...], proportions: Sequence[float] | None, *, join: bool
 ) -> WindowSource:
     """Makes the window source of a loader.
 
     Args:
-        selectors: one for each dataset.
+        selections: one for each dataset.
         proportions: the proportions of a mixture; None: there is one dataset.
         join: whether the datasets of a mixture share every batch.
 
@@ -169,9 +200,28 @@ def make_window_source(
         InvalidArgumentError: a proportion is not a positive number.
     """
     if proportions is None:
-        return SingleSource(selectors[0])
-    return (InterleavedMixture if join else AlternatingMixture)(selectors, Cycle(proportions))
+        return SingleSource(selections[0])
+    return (InterleavedMixture if join else AlternatingMixture)(selections, Cycle(proportions))
 
 
-def _mixture_identity(selectors: tuple[Selector, ...], cycle: Cycle, *, join: bool) -> dict[str, Any]:
-    return {"selection": [selector.identity() for selector in selectors], "turns": cycle.identity(), "join": join}
+def window_table(windows: Windows, goal_keys: Sequence[str]) -> dict[str, Int64Array]:
+    """Returns the numbers of windows, see `SequenceLoader.windows`.
+
+    Args:
+        windows: B windows.
+        goal_keys: the keys of their goals.
+    """
+    table = {
+        "dataset": np.broadcast_to(np.asarray(windows.source, np.int64), len(windows)).copy(),
+        "episode_id": windows.episode_id,
+        "start": windows.start,
+        "length": windows.length,
+    }
+    if windows.goals is not None:
+        for key, episode_id, step in zip(goal_keys, *windows.goals, strict=True):
+            table |= {f"{key}_episode_id": episode_id, f"{key}_step": step}
+    return table
+
+
+def _mixture_identity(selections: tuple[WindowSelection, ...], cycle: Cycle, *, join: bool) -> dict[str, Any]:
+    return {"selection": [each.selector.identity() for each in selections], "turns": cycle.identity(), "join": join}

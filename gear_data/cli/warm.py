@@ -77,5 +77,6 @@ _WORK: dict[str, Callable[[gear_data.Dataset], object]] = {
     "step filters": lambda ds: [_feed(ds.filter_steps("rewards > 0", mode=mode)) for mode in ("first", "all")],
     "strides": lambda ds: _feed(ds, stride=2, anchor="end"),
     "splits": lambda ds: ds.split({"a": 0.5, "b": 0.5}),
+    "goals": lambda ds: _feed(ds, goals=gear_data.Goals()),
     "mixtures": lambda ds: _feed(gear_data.Mixture([(ds, 0.5), (ds, 0.5)])),
 }

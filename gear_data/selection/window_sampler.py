@@ -52,6 +52,7 @@ class WindowSampler:
         rows: rows of the array that a draw fills: 3, or 4 with the probability.
         distinct: whether no episode occurs twice in one batch.
         arrays: field of WINDOW_PLAN -> the array whose address it holds.
+        plan_address: address of the WINDOW_PLAN, valid as long as this object lives.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class WindowSampler:
         self._plan: WindowPlanArray = np.zeros(1, WINDOW_PLAN)
         for field, value in fields.items():
             self._plan[field] = value.ctypes.data if isinstance(value, np.ndarray) else value
-        self._plan_address = self._plan.ctypes.data
+        self.plan_address = int(self._plan.ctypes.data)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The plan holds addresses, so it is built again.
@@ -90,14 +91,14 @@ class WindowSampler:
         before it.
         """
         out = np.empty((self.rows, count), np.int64)
-        cpu.windows.draw_windows(self._plan_address, step, out)
+        cpu.windows.draw_windows(self.plan_address, step, out)
         return Windows(out[0], out[1], out[2], out[3].view(np.float64) if self.rows == 4 else None)
 
     def windows(self, points: Int64Array, step: int) -> Windows:
         """Returns the windows of given points, int64 [B], in slots 0 to B - 1 of `step`."""
         out = np.empty((3, len(points)), np.int64)
         out[1] = points
-        cpu.windows.windows_of_points(self._plan_address, step, out)
+        cpu.windows.windows_of_points(self.plan_address, step, out)
         return Windows(out[0], out[1], out[2])
 
     def plan_at(self, addresses: Mapping[str, int]) -> WindowPlanArray:

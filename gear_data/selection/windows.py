@@ -34,6 +34,7 @@ class Windows:
         importance: float64, the importance weight (N p)^-beta of a sampler with `beta`; None without.
         source: the number of the windows' dataset in a mixture, 0 without a mixture; int64 [B] if the windows are of
             several datasets.
+        goals: int64 [2, goals, B], the goals' episodes and steps, see `gear_data.selection.goals`. None: no goals.
     """
 
     episode_id: Int64Array
@@ -42,6 +43,7 @@ class Windows:
     probability: Float64Array | None = None
     importance: Float64Array | None = None
     source: int | Int64Array = 0
+    goals: Int64Array | None = None
 
     def __len__(self) -> int:
         return len(self.episode_id)
@@ -50,7 +52,10 @@ class Windows:
         probability = None if self.probability is None else self.probability[rows]
         importance = None if self.importance is None else self.importance[rows]
         source = self.source if isinstance(self.source, int) else self.source[rows]
-        return Windows(self.episode_id[rows], self.start[rows], self.length[rows], probability, importance, source)
+        goals = None if self.goals is None else self.goals[:, :, rows]
+        return Windows(
+            self.episode_id[rows], self.start[rows], self.length[rows], probability, importance, source, goals
+        )
 
 
 @dataclass(frozen=True)

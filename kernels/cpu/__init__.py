@@ -19,6 +19,7 @@ _MODULES = frozenset(
         "collect",
         "convert",
         "gather",
+        "goals",
         "integer_weights",
         "random",
         "remote_rows",
@@ -35,7 +36,7 @@ _MODULES = frozenset(
 @cache
 def _listen() -> None:
     """Begins, once, to tell the user that kernels are being compiled."""
-    import_module(f"{__name__}.compile_notice").listen()
+    import_module("gear_data.kernels.compile_notice").listen()
 
 
 def __getattr__(name: str) -> Any:

@@ -126,6 +126,8 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
     from gear_data.loaders.builders.device import staging_reader
 
     for component in components:
+        if component.goals is not None and component.goals.sampler.goals.future:
+            return "final observations as goals are collected there"
         if component.postprocess is not None:
             return f"preset '{component.batch_format.name}' makes tokens there"
         if staging_reader(store_of(component.dataset).reader()) is None:

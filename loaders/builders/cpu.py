@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gear_data.collection.collector import CollectedBatch, Collector
 from gear_data.loaders.builders.batch import BuiltBatch, RankRows
+from gear_data.loaders.builders.goals import GoalCollector
 from gear_data.loaders.builders.grouping import are_alike, concatenated
 from gear_data.loaders.builders.postprocess import Postprocessor
 from gear_data.loaders.builders.window_facts import SourceFacts, sampled_facts
@@ -42,6 +43,11 @@ class CpuBatchBuilder:
         sources = [component.collect_source() for component in components]
         groups = [sources] if joined else [[each] for each in sources]
         self.collectors = [Collector(group, max_rows, batches=max_batches, reuse=reuse) for group in groups]
+        components_of = [list(components)] if joined else [[each] for each in components]
+        self._goals = [
+            GoalCollector(each, max_rows, max_batches, reuse=reuse) if each[0].goals is not None else None
+            for each in components_of
+        ]
         self._deliver = deliver
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
@@ -54,7 +60,11 @@ class CpuBatchBuilder:
             if not self._whole:
                 windows = self._own_rows(step, windows)
             # Each dataset has a collector, or one collector serves all datasets of joined batches.
-            collected = self.collectors[windows.source if isinstance(windows.source, int) else 0](windows)
+            number = windows.source if isinstance(windows.source, int) else 0
+            collected = self.collectors[number](windows)
+            goals = self._goals[number]
+            if goals is not None:
+                goals.add([windows], [collected])
             batches.append(self._finished(step, windows, collected))
         return batches
 
@@ -76,8 +86,11 @@ class CpuBatchBuilder:
         if not are_alike(windows):
             return [built for step in steps for built in self.build([step])]
         source = windows[0].source
-        collector = self.collectors[source if isinstance(source, int) else 0]
-        collected = collector.collect_together(concatenated(windows), len(steps))
+        number = source if isinstance(source, int) else 0
+        collected = self.collectors[number].collect_together(concatenated(windows), len(steps))
+        goals = self._goals[number]
+        if goals is not None:
+            goals.add(windows, collected)
         return [self._finished(*each) for each in zip(steps, windows, collected, strict=True)]
 
     def _finished(self, step: int, windows: Windows, collected: CollectedBatch) -> BuiltBatch:

@@ -17,6 +17,8 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import Batch, BuiltBatch, RankRows
+from gear_data.loaders.builders.device_goals import DeviceGoals
+from gear_data.loaders.builders.goals import Relabelling, goal_sources, samplers_of
 from gear_data.loaders.builders.grouping import are_alike, concatenated
 from gear_data.loaders.builders.postprocess import Postprocessor
 from gear_data.loaders.builders.window_facts import SourceFacts, WindowFacts, sampled_facts
@@ -107,6 +109,26 @@ class DeviceBatchBuilder:
             for group, plan in zip(groups, self._plans, strict=True)
         ]  # fmt: skip
         self._layouts = [_layout(plan) for plan in self._plans]
+        self._goals = [
+            self._make_goals([components[i] for i in group], max_rows * max_batches, sm_budget, keep)
+            for group in groups
+        ]
+
+    def _make_goals(
+        self, components: Sequence[LoaderComponent], rows: int, sm_budget: float, keep: int
+    ) -> DeviceGoals | None:
+        """Returns what adds goals to batches of these datasets; None: they have no goals."""
+        samplers = samplers_of(components)
+        if not samplers:
+            return None
+        keys, sources = samplers[0].goals.keys, goal_sources(components)
+        plan = BatchPlan(sources, rows * len(keys))
+        staged = [_staging_source(own, each.dataset) for own, each in zip(sources, components, strict=True)]
+        collector = DeviceCollector(
+            staged, plan, rows * len(keys), device=device_number(self._device), sm_budget=sm_budget, keep=keep,
+            sampling_plan=None, slots=0,
+        )  # fmt: skip
+        return DeviceGoals(collector, plan, keys, Relabelling(components), self._device)
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """Builds the batches of these steps."""
@@ -168,6 +190,9 @@ class DeviceBatchBuilder:
             built.dataset_counts = self._facts.counts(own)
             if not self.postprocess.only_converts:
                 built.batch = self.postprocess(step, each, built.batch)
+        goals = self._goals[number]
+        if goals is not None:
+            goals.add(windows, batches)
         return batches
 
     def _sample(self, step: int) -> Windows:
@@ -239,10 +264,12 @@ def _staging_source(source: CollectSource, dataset: Dataset) -> tuple[StagingRea
 def _sampling_plan(components: Sequence[LoaderComponent], slots: int) -> SamplingPlan | None:
     """Returns the plan by which the device samples windows.
 
-    Returns None if the CPU has to sample them: for a joined batch, for text, and for selectors without such a plan.
+    Returns None if the CPU has to sample them: for a joined batch, for text or goals, and for selectors without such a
+    plan.
     """
     component = components[0]
-    return None if len(components) > 1 or component.variable else component.selector.sampling_plan(slots)
+    on_cpu = len(components) > 1 or component.variable or component.goals is not None
+    return None if on_cpu else component.selector.sampling_plan(slots)
 
 
 def _slice(whole: torch.Tensor, first: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:

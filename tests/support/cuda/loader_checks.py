@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import Mixture, SequenceLoader
+from gear_data import Goals, Mixture, SequenceLoader
 from gear_data.loaders.presets.outputs import PRESETS
 from gear_data.selection.samplers import Weighted
 from tests.support.feed import data as feed_data
@@ -146,6 +146,18 @@ CASES: dict[str, dict[str, Any]] = {
     "deep": {"prefetch": 11},
     "large": {"batch_size": 300, "context": 40, "steps": 5},
     "short last batch": {"sampler": "shuffle", "epochs": 1, "batch_size": 16},
+    "goals": {"preset": "transitions", "context": 1, "goals": Goals(), "prefetch": 5},
+    "goals of stacks": {
+        "preset": "transitions",
+        "context": 1,
+        "goals": Goals(subgoal_steps=4),
+        "offsets": {"observations": (-2, 1)},
+        "dtype": "bfloat16",
+        "normalize": True,
+        "rank": 1,
+        "world_size": 3,
+    },
+    "goals of windows": {"preset": "corl", "goals": Goals(goal_column="infos.half"), "anchor": "end"},
     "one rank of three": {"rank": 1, "world_size": 3, "sampler": "fifo", "epochs": 1},
 }
 
@@ -230,17 +242,18 @@ class LoaderChecks:
         for residency in ("device", "tiered"):
             same(from_device(gpu, on_gpu(view(RESIDENCIES[residency](path)))), expected)
 
+    @pytest.mark.parametrize("goals", [None, Goals()])
     @pytest.mark.parametrize("join", [False, True])
-    def test_mixtures(self, gpu: GpuUnderTest, folder: Path, join: bool) -> None:
+    def test_mixtures(self, gpu: GpuUnderTest, folder: Path, join: bool, goals: Goals | None) -> None:
         pytest.importorskip("polars")
 
         def mixed(first: Any, second: Any) -> Mixture:
             return Mixture([(first, 2.0), (second, 1.0, {"sampler": Weighted("length")})], join=join)
 
         one, other = convert(11, folder / "one"), convert(12, folder / "other")
-        on_cpu = SequenceLoader(mixed(gear_data.open(one), gear_data.open(other)), **OPTIONS)
+        on_cpu = SequenceLoader(mixed(gear_data.open(one), gear_data.open(other)), goals=goals, **OPTIONS)
         expected = copies(on_cpu)
-        loader = on_gpu(mixed(tiered(one), gear_data.open(other, residency="device")))
+        loader = on_gpu(mixed(tiered(one), gear_data.open(other, residency="device")), goals=goals)
         same(from_device(gpu, loader), expected)
         for name in ("pad_fraction", "mixture", "windows", "batches"):
             assert loader.metrics()[name] == on_cpu.metrics()[name]

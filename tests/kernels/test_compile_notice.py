@@ -10,8 +10,8 @@ import numba
 import pytest
 from numba.core import event
 
-from gear_data.kernels.cpu import compile_notice
-from gear_data.kernels.cpu.compile_notice import CompileNotice
+from gear_data.kernels import compile_notice
+from gear_data.kernels.compile_notice import CompileNotice
 
 
 @contextmanager

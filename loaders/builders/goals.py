@@ -1,0 +1,153 @@
+"""Goals of batches: their values, and the rewards and masks that depend on them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.collection.collector import CollectedBatch, Collector
+from gear_data.collection.output import NextState
+from gear_data.collection.plan import CollectSource
+from gear_data.dataset.internals import store_of
+from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.presets.goals import GOALS
+from gear_data.loaders.presets.transitions import MASKS, REWARDS, TERMINATED
+from gear_data.selection.goals import GoalSampler
+from gear_data.selection.windows import Int64Array, Windows
+
+
+class GoalCollector:
+    """Collects the values of goals with one read for a group of batches.
+
+    Safe to call from several threads.
+
+    Args:
+        components: the datasets of a batch, all with goals.
+        max_rows: the most windows of a batch.
+        max_batches: the most batches of one call.
+        reuse: see `Collector`.
+    """
+
+    def __init__(self, components: Sequence[LoaderComponent], max_rows: int, max_batches: int, *, reuse: bool) -> None:
+        self._lengths = [store_of(component.dataset).lengths for component in components]
+        goals = samplers_of(components)[0].goals
+        self._keys = goals.keys
+        rows = max_rows * max_batches * len(goals.keys)
+        self._collector = Collector(goal_sources(components), rows, reuse=reuse)
+        self._final_collector = None
+        if goals.future:
+            self._final_collector = Collector(goal_sources(components, final=True), rows, reuse=reuse)
+        self._relabelling = Relabelling(components)
+
+    def add(self, windows: Sequence[Windows], batches: Sequence[CollectedBatch]) -> None:
+        """Adds goals to the arrays of batches, each [B, *shape].
+
+        Rewards and masks of transitions are relabelled.
+
+        Args:
+            windows: the windows of each batch.
+            batches: the batches, collected from these windows.
+        """
+        collected = self._collect(goal_windows(windows))
+        values, first = collected.arrays[GOALS], 0
+        for each, batch in zip(windows, batches, strict=True):
+            for key in self._keys:
+                batch.arrays[key] = values[first : first + len(each)]
+                first += len(each)
+            for key, relabelled in self._relabelling(each).items():
+                array = batch.arrays[key]
+                array[...] = relabelled.reshape(-1, *[1] * (array.ndim - 1))
+            batch.padded_bytes += collected.padded_bytes // len(batches)
+            batch.valid_bytes += collected.valid_bytes // len(batches)
+
+    def _collect(self, goals: Windows) -> CollectedBatch:
+        if self._final_collector is None:
+            return self._collector(goals)
+        steps = self._episode_steps(goals)
+        at_final = np.flatnonzero(goals.start == steps)
+        goals.start = np.minimum(goals.start, steps - 1)
+        collected = self._collector(goals)
+        if len(at_final):
+            collected.arrays[GOALS][at_final] = self._final_collector(goals[at_final]).arrays[GOALS]
+        return collected
+
+    def _episode_steps(self, windows: Windows) -> Int64Array:
+        """Returns the number of steps of each window's episode, int64 [B]."""
+        if isinstance(windows.source, int):
+            return self._lengths[0][windows.episode_id]
+        steps = np.empty(len(windows), np.int64)
+        for number, lengths in enumerate(self._lengths):
+            rows = windows.source == number
+            steps[rows] = lengths[windows.episode_id[rows]]
+        return steps
+
+
+class Relabelling:
+    """The rewards and masks of transitions, as their value goals say.
+
+    Args:
+        components: the datasets of a batch, all with goals.
+    """
+
+    def __init__(self, components: Sequence[LoaderComponent]) -> None:
+        component = components[0]
+        self._sampler = samplers_of(components)[0]
+        goals = self._sampler.goals
+        # Key -> the values elsewhere and at the goal.
+        self._values: dict[str, npt.NDArray[Any]] = {}
+        if component.batch_format.transitions is None:
+            return
+        numbers = {REWARDS: np.array([-1.0, 0.0] if goals.negative else [0.0, 1.0], np.float32)}
+        if not goals.future:
+            numbers[MASKS] = np.array([1.0, 0.0], np.float32)
+        for output in component.outputs:
+            if output.key in numbers:
+                self._values[output.key] = numbers[output.key].astype(output.array_dtype)
+
+    def __call__(self, windows: Windows) -> dict[str, npt.NDArray[Any]]:
+        """Returns key -> values [B], in the dtype of the collected array."""
+        if not self._values:
+            return {}
+        at_goal = self._sampler.reached(windows).astype(np.intp)
+        return {key: values[at_goal] for key, values in self._values.items()}
+
+
+def samplers_of(components: Sequence[LoaderComponent]) -> list[GoalSampler]:
+    """Returns the samplers of goals, one for each dataset."""
+    return [component.goals.sampler for component in components if component.goals is not None]
+
+
+def goal_sources(components: Sequence[LoaderComponent], *, final: bool = False) -> list[CollectSource]:
+    """Returns the sources of a collector of goals.
+
+    Args:
+        components: the datasets, all with goals.
+        final: whether each goal is the state after its window's step.
+    """
+    sources = []
+    for component in components:
+        if component.goals is not None:
+            output = component.goals.output
+            if final:
+                state = NextState(1, TERMINATED, output.source)
+                output = dataclasses.replace(output, shift=1, next_state=state)
+            sources.append(dataclasses.replace(component.collect_source(), outputs=(output,)))
+    return sources
+
+
+def goal_windows(windows: Sequence[Windows]) -> Windows:
+    """Returns the goals of several batches as windows of one step.
+
+    Their order is batch by batch, and kind by kind.
+    """
+    drawn = [each.goals for each in windows if each.goals is not None]
+    episode_id = np.concatenate([goals[0].reshape(-1) for goals in drawn])
+    step = np.concatenate([goals[1].reshape(-1) for goals in drawn])
+    source = windows[0].source
+    if not isinstance(source, int):
+        source = np.concatenate([np.tile(each.source, len(drawn[0][0])) for each in windows])
+    return Windows(episode_id, step, np.ones(len(step), np.int64), source=source)
