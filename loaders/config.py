@@ -32,6 +32,7 @@ from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.registry import resolve_preset
 from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import Sampler
+from gear_data.selection.schedule import CheckedSchedule
 from gear_data.selection.windows import WindowRule
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class LoaderConfig:
         return isinstance(self.dataset, Mixture) and self.dataset.join
 
     @property
-    def proportions(self) -> tuple[float, ...] | None:
+    def proportions(self) -> tuple[CheckedSchedule, ...] | None:
         """The proportions of a mixture's datasets; None for one dataset."""
         return self.dataset.proportions if isinstance(self.dataset, Mixture) else None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.selection.schedule import CheckedSchedule, checked_schedule
 
 #: Arguments of a SequenceLoader that a dataset of a mixture can replace.
 OPTIONS = ("columns", "normalize", "preset_options", "sampler")
@@ -18,7 +19,7 @@ class MixtureComponent:
     """One dataset of a mixture: its proportion, and the arguments it replaces."""
 
     dataset: Dataset
-    proportion: float
+    proportion: CheckedSchedule
     options: Mapping[str, Any]
 
 
@@ -26,15 +27,17 @@ class Mixture:
     """Datasets for one SequenceLoader, in exact proportions.
 
     After any number of batches, each dataset has had its share of the batches to within less than one. If the datasets
-    share batches, this holds for windows. See `gear_data.selection.turns.Cycle`.
+    share batches, this holds for windows. See `gear_data.selection.turns.Cycle`; for proportions that depend on the
+    step, `gear_data.selection.scheduled_turns`.
 
     The loader normalises each dataset by the dataset's own statistics. The option
     `preset_options={"return_scale": ...}` gives a dataset its own scale of return-to-go.
 
     Args:
         datasets: (dataset, proportion) or (dataset, proportion, options). Proportions are positive; only their ratios
-            count. Options are `sampler`, `columns`, `normalize` and `preset_options`, as in `SequenceLoader`; the
-            loader's value applies where an option is missing.
+            count. A proportion may depend on the step: breakpoints [(step, proportion), ...] with straight lines
+            between them, or a function of the step, of at least 0. Options are `sampler`, `columns`, `normalize` and
+            `preset_options`, as in `SequenceLoader`; the loader's value applies where an option is missing.
         join: False gives batches of one dataset each, with all its columns. True gives batches with windows of all
             datasets, and with the columns that all datasets have.
 
@@ -53,7 +56,7 @@ class Mixture:
         self.join = join
 
     @property
-    def proportions(self) -> tuple[float, ...]:
+    def proportions(self) -> tuple[CheckedSchedule, ...]:
         """The proportions of the datasets, as given."""
         return tuple(component.proportion for component in self.components)
 
@@ -78,4 +81,7 @@ def _component(entry: tuple[Any, ...]) -> MixtureComponent:
     for name in options:
         if name not in OPTIONS:
             raise unknown_name("mixture option", name, OPTIONS)
-    return MixtureComponent(entry[0], entry[1], dict(options))
+    proportion = entry[1]
+    if callable(proportion) or isinstance(proportion, list | tuple):
+        proportion = checked_schedule("a proportion", proportion)
+    return MixtureComponent(entry[0], proportion, dict(options))

@@ -178,7 +178,7 @@ class SequenceLoader(LoaderBase):
         chosen = resolve_backend(config.backend, self._components, self._postprocess, config.batch_size)
         self._builders = BuilderFactory(chosen, config.framework, config.sm_budget, config.joined)
         selections = tuple(component.selection for component in self._components)
-        self._source = make_window_source(selections, config.proportions, join=config.joined)
+        self._source = make_window_source(selections, config.proportions, config.batch_size, join=config.joined)
         self._steps, self._last_rows = end_of_pass(config, self._source, self._components[0].num_windows)
         self._progress = Progress()
         # In a copy, the rank of the process that copied the loader: a spawned worker has no process group.

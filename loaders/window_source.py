@@ -13,6 +13,8 @@ import numpy as np
 
 from gear_data.selection.goals import GoalSampler
 from gear_data.selection.samplers import Selector
+from gear_data.selection.schedule import CheckedSchedule
+from gear_data.selection.scheduled_turns import ScheduledTurns, dealt_turns
 from gear_data.selection.turns import Cycle
 from gear_data.selection.windows import Int64Array, Windows
 
@@ -109,7 +111,7 @@ class AlternatingMixture:
     Each dataset counts its own steps, so its windows do not depend on the other datasets.
     """
 
-    def __init__(self, selections: tuple[WindowSelection, ...], cycle: Cycle) -> None:
+    def __init__(self, selections: tuple[WindowSelection, ...], cycle: Cycle | ScheduledTurns) -> None:
         self._selections = selections
         self._cycle = cycle
 
@@ -141,7 +143,7 @@ class InterleavedMixture:
     The datasets take turns window by window.
     """
 
-    def __init__(self, selections: tuple[WindowSelection, ...], cycle: Cycle) -> None:
+    def __init__(self, selections: tuple[WindowSelection, ...], cycle: Cycle | ScheduledTurns) -> None:
         self._selections = selections
         self._cycle = cycle
 
@@ -187,13 +189,18 @@ class InterleavedMixture:
 
 
 def make_window_source(
-    selections: tuple[WindowSelection, ...], proportions: Sequence[float] | None, *, join: bool
+    selections: tuple[WindowSelection, ...],
+    proportions: Sequence[CheckedSchedule] | None,
+    batch_size: int,
+    *,
+    join: bool,
 ) -> WindowSource:
     """Makes the window source of a loader.
 
     Args:
         selections: one for each dataset.
         proportions: the proportions of a mixture; None: there is one dataset.
+        batch_size: slots of a batch.
         join: whether the datasets of a mixture share every batch.
 
     Raises:
@@ -201,7 +208,8 @@ def make_window_source(
     """
     if proportions is None:
         return SingleSource(selections[0])
-    return (InterleavedMixture if join else AlternatingMixture)(selections, Cycle(proportions))
+    turns = dealt_turns(proportions, batch_size if join else 1)
+    return (InterleavedMixture if join else AlternatingMixture)(selections, turns)
 
 
 def window_table(windows: Windows, goal_keys: Sequence[str]) -> dict[str, Int64Array]:
@@ -223,5 +231,7 @@ def window_table(windows: Windows, goal_keys: Sequence[str]) -> dict[str, Int64A
     return table
 
 
-def _mixture_identity(selections: tuple[WindowSelection, ...], cycle: Cycle, *, join: bool) -> dict[str, Any]:
+def _mixture_identity(
+    selections: tuple[WindowSelection, ...], cycle: Cycle | ScheduledTurns, *, join: bool
+) -> dict[str, Any]:
     return {"selection": [each.selector.identity() for each in selections], "turns": cycle.identity(), "join": join}

@@ -8,6 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+#: The amount of one turn, in `deal_steps`.
+TURN = 1 << 36
+
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def deal(shares, order, before):  # type: ignore[no-untyped-def]
@@ -33,3 +36,30 @@ def deal(shares, order, before):  # type: ignore[no-untyped-def]
         order[t] = best
         before[t] = dealt[best]
         dealt[best] += 1
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def deal_steps(shares, per_step, owed, start, before):  # type: ignore[no-untyped-def]
+    """Deals the turns of several steps. Each turn goes to the part that is owed most.
+
+    Args:
+        shares: int64 [steps, m], each part's share of a turn in units of 1 / TURN; the sum of a row is TURN.
+        per_step: turns of a step.
+        owed: int64 [m], what each part is owed before the first step, in the same units; changed in place.
+        start: int64 [m], turns of each part before the first step.
+        before: int64 [steps, m], receives the turns of each part after each step.
+    """
+    parts = len(owed)
+    dealt = start.copy()
+    for step in range(len(shares)):
+        for part in range(parts):
+            owed[part] += shares[step, part] * per_step
+        for _ in range(per_step):
+            best = 0
+            for part in range(1, parts):
+                if owed[part] > owed[best]:
+                    best = part
+            owed[best] -= TURN
+            dealt[best] += 1
+        for part in range(parts):
+            before[step, part] = dealt[part]

@@ -392,3 +392,53 @@ def test_a_mixture_of_one_is_its_dataset(datasets):
 
 def test_it_is_public():
     assert gear_data.Mixture is Mixture
+
+
+# Proportions that depend on the step
+
+
+@pytest.mark.parametrize("join", [False, True])
+def test_scheduled_proportions_are_kept_and_resume(datasets, join):
+    def mixture(last=30):
+        return Mixture([(datasets[0], [(0, 1.0), (last, 0.0)]), (datasets[1], [(0, 0.0), (last, 1.0)])], join=join)
+
+    def make(last=30, **options):
+        return SequenceLoader(mixture(last), 6, context=3, seed=4, columns=["rewards"], **options)
+
+    loader = make()
+    counts, owed = np.zeros(2), np.zeros(2)
+    per_step = 6 if join else 1
+    for step in range(60):
+        selection = loader.windows(step)["dataset"]
+        counts += np.bincount(selection, minlength=2) / (6 // per_step)
+        share = min(step / 30, 1)
+        owed += np.array([1 - share, share]) * per_step
+        # The bound for two datasets is 1/2; after the last breakpoint a cycle may add as much.
+        assert np.abs(counts - owed).max() <= 0.5 + 1e-6
+    assert set(loader.windows(0)["dataset"].tolist()) == {0}
+    assert set(loader.windows(59)["dataset"].tolist()) == {1}
+    whole = take(loader, 50)
+    ranks = [take(make(rank=rank, world_size=2), 50) for rank in range(2)]
+    parts = zip(*ranks, strict=True)
+    same([{key: torch.cat([part[key] for part in pair]) for key in pair[0]} for pair in parts], whole)
+    if join:
+        # Every rank has rows of both datasets.
+        assert all(part[15]["source"].unique().numel() == 2 for part in ranks)
+    resumed = make()
+    resumed.load_state_dict(json.loads(json.dumps({**make().state_dict(), "step": 23})))
+    same(take(resumed, 27), whole[23:])
+    same([make().batch(41)], [whole[41]])
+    with pytest.raises(StateMismatchError, match="turns"):
+        make(31).load_state_dict(make().state_dict())
+    json.dumps(loader.spec())
+
+
+def test_a_schedule_may_be_a_function_but_not_anything(datasets):
+    mixture = Mixture([(datasets[0], lambda step: 1 + step % 2), (datasets[1], 1)])
+    loader = SequenceLoader(mixture, 4, columns=["rewards"])
+    drawn = [int(loader.windows(step)["dataset"][0]) for step in range(240)]
+    assert drawn.count(0) == 140  # (1/2 + 2/3) / 2 of them
+    assert loader.spec()["turns"]["schedules"][1] == 1
+    for wrong, message in (([], "a proportion is a number"), ([(0, -1)], "a proportion is a number"), (0, "positive")):
+        with pytest.raises(InvalidArgumentError, match=message):
+            SequenceLoader(Mixture([(datasets[0], wrong), (datasets[1], 1)]), 4, columns=["rewards"])
