@@ -23,6 +23,8 @@ Normalize = bool | str | Sequence[str] | Mapping[str, tuple[Any, Any] | str] | N
 
 #: The known backends; see `SequenceLoader`.
 BACKENDS = ("auto", "cpu", "cuda")
+#: The kinds of passes; see `SequenceLoader`.
+PASSES = ("continue", "repeat")
 #: Name of a dtype -> the dtype that the collector computes in. Half precisions are rounded from float32.
 _DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 
@@ -91,6 +93,13 @@ def check_backend(backend: str) -> str:
     if backend not in BACKENDS:
         raise unknown_name("backend", backend, BACKENDS)
     return backend
+
+
+def check_passes(passes: str) -> str:
+    """Returns the kind of passes; raises UnknownNameError if there is no such kind."""
+    if passes not in PASSES:
+        raise unknown_name("passes", passes, PASSES)
+    return passes
 
 
 def check_sm_budget(sm_budget: float) -> float:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 from gear_data.loaders.builders.batch import Batch, BatchBuilder, BuiltBatch
+from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.metrics import Meter
+from gear_data.loaders.passes.layout import NO_END
+from gear_data.loaders.passes.progress import Pass, Progress
 from gear_data.loaders.prefetch import Prefetcher
 
 #: Small batches are built in groups, so that threads synchronise less often. A group has at most this many bytes and
@@ -16,8 +20,6 @@ _GROUP_BYTES, _GROUP_BATCHES = 2 << 20, 4
 #: A read from other nodes costs much more. With these groups, 256 x 20 steps of Hopper took three quarters of the time,
 #: and 256 x 100 steps seven tenths.
 _REMOTE_GROUP_BYTES, _REMOTE_GROUP_BATCHES = 8 << 20, 8
-#: The end of an iteration without end, larger than any step.
-_NO_END = 1 << 62
 
 
 def group_size(batch_bytes: int, *, remote: bool) -> int:
@@ -31,53 +33,58 @@ def group_size(batch_bytes: int, *, remote: bool) -> int:
     return max(1, min(most, size // max(1, batch_bytes)))
 
 
-class NextStep:
-    """The next step of a loader, shared by the loader and its iterators."""
-
-    __slots__ = ("next_step",)
-
-    def __init__(self, next_step: int = 0) -> None:
-        self.next_step = next_step
-
-
 class BatchIterator(Iterator[Batch]):
-    """Iterates over a loader's batches, in order.
+    """Iterates over the batches of one pass over a loader, in order.
+
+    The pass begins with the first batch. In a DataLoader's worker the pass begins at once.
 
     `close` ends the prefetch thread. Otherwise the thread ends when the iterator is garbage-collected. An exception in
     `__next__`, such as KeyboardInterrupt, closes the iterator.
 
     Args:
         builder: builds the batches.
-        first, stride: the steps are first, first + stride, ...
-        count: number of batches; None: no end.
+        progress: begins the pass, and receives the step after each batch that `__next__` returns.
         group: number of batches that are built in one call.
         prefetch: number of batches that are kept ready, built in a thread; 0: a batch is built when it is taken.
-        position: receives the step after each batch that `__next__` returns.
         meter: counts the batches.
         starting: see `Prefetcher`.
     """
 
     def __init__(
-        self, builder: BatchBuilder, *, first: int, stride: int, count: int | None, group: int, prefetch: int,
-        position: NextStep, meter: Meter, starting: threading.Lock,
+        self, builder: BatchBuilder, *, progress: Progress, group: int, prefetch: int, meter: Meter,
+        starting: threading.Lock,
     ) -> None:  # fmt: skip
         self._builder = builder
-        self._steps = range(first, _NO_END if count is None else first + count * stride, stride)
-        self._count, self._group, self._depth = count, group, prefetch
-        self._position, self._meter, self._starting = position, meter, starting
+        self._progress, self._group, self._depth = progress, group, prefetch
+        self._meter, self._starting = meter, starting
         self._taken = 0
+        # The pass that was begun, this process's steps of it, and their number.
+        self._pass: Pass | None = None
+        self._steps, self._count = range(0), 0
         # Built batches that the consumer has not taken yet, the next one last.
         self._ready: list[BuiltBatch] = []
         self._prefetcher: Prefetcher[list[BuiltBatch]] | None = None
         self._started = self._closed = False
+        # A StatefulDataLoader asks a worker for its state before the first batch, and drops iterators at their end.
+        if get_worker_info() is not None:
+            self._begin()
+
+    def _begin(self) -> Pass:
+        self._pass = self._progress.begin()
+        self._steps, self._count = self._pass.steps, len(self._pass.steps)
+        return self._pass
 
     def __next__(self) -> Batch:
-        taken = self._taken
-        if self._closed or taken == self._count:
-            self.close()
+        if self._closed:
             raise StopIteration
         # All in one block: after an interrupt anywhere in it, the batches that are ready may be of other steps.
         try:
+            own = self._pass or self._begin()
+            taken, progress = self._taken, self._progress
+            if taken == self._count:
+                raise StopIteration
+            if own.serial != progress.serial or own.shared is not None:
+                progress.check_current(own)
             if not self._started:
                 self._start()
             began = time.perf_counter()
@@ -90,7 +97,9 @@ class BatchIterator(Iterator[Batch]):
             batch = built.batch if built.deliver is None else built.deliver(built.batch)
             self._meter.add(built, time.perf_counter() - began)
             self._taken = taken + 1
-            self._position.next_step = self._steps[taken] + self._steps.step
+            progress.next_step = self._steps[taken] + self._steps.step
+            if progress.epoch_ordered:
+                progress.keep_pass(own.number)
         except BaseException:
             self.close()
             raise
@@ -105,8 +114,9 @@ class BatchIterator(Iterator[Batch]):
         self._started = True
         self._meter.start()
         if self._depth:
+            self._progress.current = weakref.ref(self)
             steps, group, build = self._steps, self._group, self._builder.build
-            groups = None if self._count is None else -(-self._count // group)
+            groups = None if steps.stop == NO_END else -(-self._count // group)
 
             # This function must not refer to the iterator: the cycle would keep memory until a garbage collection.
             def build_group(number: int) -> list[BuiltBatch]:
@@ -118,15 +128,15 @@ class BatchIterator(Iterator[Batch]):
 
     @property
     def remaining(self) -> int | None:
-        """Number of batches that are not taken yet; None: no end."""
-        return None if self._count is None else self._count - self._taken
+        """Number of batches that are not taken yet; None: no end, or no batch was taken yet."""
+        return None if self._pass is None or self._steps.stop == NO_END else self._count - self._taken
 
     @property
     def unstarted_step(self) -> int:
         """The step after the last batch that was started; 0 without a prefetch thread."""
         if self._prefetcher is None:
             return 0
-        return self._steps.start + self._prefetcher.started * self._group * self._steps.step
+        return min(self._steps.start + self._prefetcher.started * self._group * self._steps.step, self._steps.stop)
 
     def close(self) -> None:
         """Ends the prefetch thread, and drops batches that are ready."""

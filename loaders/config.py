@@ -20,6 +20,7 @@ from gear_data.loaders.arguments import (
     check_goals,
     check_numbers,
     check_offsets,
+    check_passes,
     check_rank,
     check_rank_rows,
     check_sm_budget,
@@ -82,6 +83,7 @@ class LoaderConfig:
     prefetch: int
     steps: int | None
     epochs: int | None
+    passes: str
 
     @property
     def context(self) -> int:
@@ -140,6 +142,7 @@ def resolve_config(
     prefetch: int,
     steps: int | None,
     epochs: int | None,
+    passes: str,
     stride: int,
     anchor: str,
     short_windows: bool,
@@ -190,4 +193,5 @@ def resolve_config(
         prefetch=prefetch,
         steps=steps,
         epochs=epochs,
+        passes=check_passes(passes),
     )

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.arguments import check_range
 from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.frameworks.values import in_numpy
 
@@ -65,7 +66,9 @@ class GrainSource:
         if not self._checked:
             _check_reader()
             self._checked = True
-        batch = self._loader.batch(operator.index(step))
+        number = operator.index(step)
+        check_range("step", number, 0, len(self) - 1)
+        batch = self._loader.batch(number)
         return {key: in_numpy(value) for key, value in batch.items()}
 
     def __repr__(self) -> str:

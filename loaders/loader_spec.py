@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.config import LoaderConfig
 from gear_data.loaders.window_source import WindowSource
@@ -35,7 +36,7 @@ def _steps_left_out(components: Sequence[LoaderComponent]) -> dict[str, Any]:
 
 
 def loader_spec(
-    config: LoaderConfig, components: Sequence[LoaderComponent], source: WindowSource, rank: tuple[int, int]
+    config: LoaderConfig, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows
 ) -> dict[str, Any]:
     """Returns everything that batches depend on; see `SequenceLoader.spec`.
 
@@ -43,16 +44,18 @@ def loader_spec(
         config: the arguments of the loader.
         components: its datasets.
         source: samples its windows.
-        rank: the rank, and the number of ranks.
+        rows: the rows of this rank.
     """
     specs = [component.spec() for component in components]
     return {
         **loader_identity(config, components, source),
+        "pass": rows.layout.identity(),
+        "passes": config.passes,
         "preset": components[0].batch_format.name,
         **(specs[0] if len(specs) == 1 else {"datasets": specs}),
         "dtype": config.dtype_name,
         "transform": getattr(config.transform, "__qualname__", None if config.transform is None else "unnamed"),
         "decoders": {name: getattr(d, "__qualname__", repr(d)) for name, d in config.decoders.items()},
-        "rank": rank[0],
-        "world_size": rank[1],
+        "rank": rows.rank,
+        "world_size": rows.world_size,
     }

@@ -22,8 +22,12 @@ _DEEPSPEED = "deepspeed.runtime.dataloader"
 _CHANGE_BATCHES = ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_last", "collate_fn")
 
 
-def check_consumer() -> None:
+def check_consumer(loader: object, resumes: bool) -> None:
     """Raises InvalidArgumentError if the caller would change or lose batches.
+
+    Args:
+        loader: the loader that is iterated.
+        resumes: whether the iteration starts at the step of a loaded state.
 
     A forked DataLoader worker has the frames of the process that started it. A spawned worker has not: there, the
     process that starts the worker must call this.
@@ -43,6 +47,12 @@ def check_consumer() -> None:
                 "never read",
                 hint="do not prepare the DataLoader: accelerator.prepare(model, optimizer), and iterate the loader, "
                 "which reads this rank's rows",
+            )
+        if resumes and module == _DISPATCHER and (skipped := _skips(frame, loader)):
+            raise InvalidArgumentError(
+                f"the loader resumes at the step of a loaded state, and Accelerate would skip {skipped} more batches",
+                hint="with transformers.Trainer give TrainingArguments(ignore_data_skip=True); with Accelerate leave "
+                "skip_first_batches out; or do not load the loader's state",
             )
         frame = frame.f_back
 
@@ -80,3 +90,9 @@ def _divides(frame: FrameType) -> bool:
     consumer = frame.f_locals.get("self")
     state = getattr(consumer, "state", None)
     return type(consumer).__name__ == "DataLoaderDispatcher" and getattr(state, "num_processes", 1) > 1
+
+
+def _skips(frame: FrameType, loader: object) -> int:
+    """Returns how many of the loader's batches a frame of Accelerate skips."""
+    consumer = frame.f_locals.get("self")
+    return getattr(consumer, "skip_batches", 0) if getattr(consumer, "dataset", None) is loader else 0

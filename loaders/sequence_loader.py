@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
@@ -11,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.buffers import IDLE_BUFFERS
 from gear_data.common.distributed import is_distributed, rank_and_world_size
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.dataset.dataset import Dataset
 from gear_data.evaluation.normalizer import Normalizer, shared_normalizer
-from gear_data.loaders.arguments import Normalize, check_range, check_rank_rows
-from gear_data.loaders.batch_iterator import BatchIterator, group_size
-from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
-from gear_data.loaders.builders.batch import Batch, BatchBuilder, RankRows, Transform
-from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
+from gear_data.loaders.arguments import Normalize
+from gear_data.loaders.batch_iterator import BatchIterator
+from gear_data.loaders.batch_source import BatchSource
+from gear_data.loaders.builders.batch import Batch, RankRows, Transform
 from gear_data.loaders.component import make_components
 from gear_data.loaders.config import resolve_config
 from gear_data.loaders.decoding.images import Decoder
@@ -32,12 +29,12 @@ from gear_data.loaders.loader_spec import loader_identity, loader_spec
 from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.misuse import check_consumer, check_dataloader_options, check_sampler
 from gear_data.loaders.mixture import Mixture
-from gear_data.loaders.node_local import max_rows
-from gear_data.loaders.passes.layout import end_of_pass
+from gear_data.loaders.passes.layout import pass_layout
 from gear_data.loaders.passes.progress import Progress
-from gear_data.loaders.passes.state import check_state, load_weights, make_state, position_unknown
+from gear_data.loaders.passes.shared_passes import SharedPasses
+from gear_data.loaders.passes.state import check_state, load_weights, make_state
 from gear_data.loaders.presets.batch_format import BatchFormat
-from gear_data.loaders.weight_updates import agree_on_update, check_updatable
+from gear_data.loaders.weight_updates import apply_update, check_updatable
 from gear_data.loaders.window_source import make_window_source, window_table
 from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import Sampler
@@ -46,18 +43,17 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-#: After an update of weights, the weights of this many steps before the next step are kept, for `windows`.
-_STEPS_KEPT = 1024
-
 
 class SequenceLoader(LoaderBase):
     """Padded sequence batches of a dataset.
 
     The batches are the same for any number of ranks and workers, and for any prefetch depth.
 
-    An iteration starts at step 0. Only the first iteration after `load_state_dict` starts at the state's step. So a
-    second `for batch in loader` gives the same batches in the same order, also with `sampler="shuffle"` and `epochs=1`.
-    For n epochs in different orders, give `epochs=n`, or no end.
+    Every `for batch in loader` is one pass. Steps are numbered over all passes: pass p of n batches has the steps p * n
+    to (p + 1) * n - 1. So every pass has other batches. With `shuffle`, `fifo` and `epochs=e`, pass p has the epochs
+    p * e to (p + 1) * e - 1. A pass that is left early (`break`) is over: the next `for` begins the next pass. Without
+    an end, the next `for` goes on after the last batch that was taken. The first pass after `load_state_dict` starts at
+    the state's step, also inside a pass.
 
     Inside a `DataLoader(loader, batch_size=None, num_workers=n)`, worker k builds every n-th step, starting with the
     k-th. The DataLoader puts them in order.
@@ -92,9 +88,10 @@ class SequenceLoader(LoaderBase):
         sm_budget: the share of a GPU's multiprocessors for this loader's kernels, above 0 and at most 1.
         prefetch: number of batches that are kept ready, built in a thread; 0 builds each batch when it is taken. Small
             batches are built in groups, and then a few more are kept.
-        steps: number of batches; None: no end.
-        epochs: end after the number of batches in this many passes over all windows. With `shuffle` and `fifo` the last
-            batch may have fewer rows.
+        steps: number of batches of a pass; None: no end.
+        epochs: a pass has as many batches as this many epochs, each over all windows. With `shuffle` and `fifo` the
+            last batch may have fewer rows.
+        passes: `continue`: each pass follows the pass before. `repeat`: each has the same batches, for validation.
         preset_options: fields of the preset to change, for example {"side": "right"}; see `BatchFormat`.
         stride: only every stride-th step of an episode is the anchor of a window.
         anchor: position of the anchor in its window. `start`: the window starts there. `end`: it ends there. `random`:
@@ -143,6 +140,7 @@ class SequenceLoader(LoaderBase):
         prefetch: int = 2,
         steps: int | None = None,
         epochs: int | None = None,
+        passes: str = "continue",
         preset_options: Mapping[str, Any] | None = None,
         stride: int = 1,
         anchor: str = "start",
@@ -160,8 +158,8 @@ class SequenceLoader(LoaderBase):
             sampler=sampler, seed=seed, columns=columns, offsets=offsets, normalize=normalize, dtype=dtype,
             n_step=n_step, discount=discount, transform=transform, decoders=decoders, goals=goals, rank=rank,
             world_size=world_size, selection=selection, framework=framework, device=device, backend=backend,
-            sm_budget=sm_budget, pin_memory=pin_memory, prefetch=prefetch, steps=steps, epochs=epochs, stride=stride,
-            anchor=anchor, short_windows=short_windows,
+            sm_budget=sm_budget, pin_memory=pin_memory, prefetch=prefetch, steps=steps, epochs=epochs, passes=passes,
+            stride=stride, anchor=anchor, short_windows=short_windows,
         )  # fmt: skip
         self.dataset = config.dataset
         self.batch_size, self.context, self.seed = config.batch_size, config.context, config.seed
@@ -172,31 +170,24 @@ class SequenceLoader(LoaderBase):
         check_decoders(self._components, config.decoders)
         if config.joined:
             check_joined(self._components)
-        self._postprocess = PostprocessConfig(
-            config.half, dict(config.decoders), config.transform, config.seed, config.context, config.framework
-        )
-        chosen = resolve_backend(config.backend, self._components, self._postprocess, config.batch_size)
-        self._builders = BuilderFactory(chosen, config.framework, config.sm_budget, config.joined)
         selections = tuple(component.selection for component in self._components)
-        self._source = make_window_source(selections, config.proportions, config.batch_size, join=config.joined)
-        self._steps, self._last_rows = end_of_pass(config, self._source, self._components[0].num_windows)
-        self._progress = Progress()
+        self._layout = pass_layout(config, selections[0].selector, self._components[0].num_windows)
+        self._source = make_window_source(selections, self._layout, config.proportions, join=config.joined)
+        self._batches = BatchSource(config, self._components, self._source)
+        self._shared = SharedPasses()
+        self._progress = Progress(self._layout, self._shared)
         # In a copy, the rank of the process that copied the loader: a spawned worker has no process group.
         self._inherited_rank = (0, 1)
         self._meter = Meter(len(self._components))
-        # Iterators with a prefetch thread. Not a `WeakSet`, which runs Python code when an iterator dies.
-        self._ahead: list[weakref.ref[BatchIterator]] = []
-        # The builder for `batch`, with the rows and the kind of process that it is for.
-        self._random_access: tuple[tuple[RankRows, bool], BatchBuilder] | None = None
         # Held while an iterator starts a batch, and while `update_weights` changes weights.
         self._starting = fork_safe_lock()
 
     def __len__(self) -> int:
-        """Returns the number of batches; raises TypeError if there is no end."""
+        """Returns the number of batches of a pass; raises TypeError if there is no end."""
         check_sampler()
-        if self._steps is None:
+        if self._layout.batches is None:
             raise TypeError("this loader has no end; give steps= or epochs=")
-        return self._steps
+        return self._layout.batches
 
     def __bool__(self) -> bool:
         # Without this, `bool(loader)` would call `__len__`, which raises TypeError for a loader without end.
@@ -204,19 +195,18 @@ class SequenceLoader(LoaderBase):
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
-            check_consumer()  # a spawned worker does not have the frames of this process
+            check_consumer(self, self._progress.resumes)  # a spawned worker does not have the frames of this process
         own = {
             "_inherited_rank": self._rank_and_world_size(),
             "_meter": Meter(len(self._components)),
-            "_progress": copy.copy(self._progress),
-            "_ahead": [],
-            "_random_access": None,
+            "_shared": copy.copy(self._progress.shared()),
             "_starting": None,
         }
         return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _starting=fork_safe_lock())
+        self._progress = self._progress.copy(self._shared)
 
     def _rank_and_world_size(self) -> tuple[int, int]:
         config = self._config
@@ -233,18 +223,17 @@ class SequenceLoader(LoaderBase):
         """This rank's rows of a full batch; with `decentralized` selection, the most rows."""
         rows = self._rows()
         if self._config.membership is not None:
-            return self._most_windows(rows)
+            return self._batches.most_rows(rows)
         first, last = rows.bounds(0, self.batch_size)
         return last - first
 
-    def _most_windows(self, rows: RankRows) -> int:
-        return -(-max_rows(self._components[0].selector, self.batch_size) // rows.world_size)
-
     def _rows(self) -> RankRows:
-        return RankRows(self.batch_size, self._steps, self._last_rows, *self._rank_and_world_size())
+        return RankRows(self._layout, *self._rank_and_world_size())
 
     def windows(self, step: int) -> dict[str, npt.NDArray[np.int64]]:
         """Returns the windows of a step's global batch.
+
+        Steps are numbered over all passes.
 
         With `decentralized` selection, it returns the windows of this node.
 
@@ -253,54 +242,27 @@ class SequenceLoader(LoaderBase):
             and `length` (valid steps). With goals, also `KEY_episode_id` and `KEY_step` for each key of goals.
 
         Raises:
-            InvalidArgumentError: the step is negative or past the end, or its weights are no longer kept.
+            InvalidArgumentError: no pass has this step, or its weights are no longer kept.
         """
-        check_range("step", step, 0, None if self._steps is None else self._steps - 1)
+        step = self._layout.check_step(step)
         # Without replacement, a short batch is the beginning of a full one: so sample a full one.
-        windows = self._source.sample(int(step), self.batch_size)[: self._rows().count(step)]
+        windows = self._source.sample(step, self.batch_size)[: self._layout.rows(step)]
         return window_table(windows, () if self._config.goals is None else self._config.goals.keys)
 
     def __iter__(self) -> BatchIterator:
-        check_consumer()
-        first, stride = self._progress.begin()
-        rows, prefetch = self._rows(), self._config.prefetch
-        check_rank_rows(self.batch_size, rows.world_size)
-        batch_bytes = self._most_windows(rows) * max(component.row_bytes for component in self._components)
-        remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)
-        group = group_size(batch_bytes, remote=remote) if prefetch else 1
-        # Enough buffers for the batches that are ready, in progress and with the consumer. With fewer, the builder
-        # would allocate memory for every batch.
-        builder = self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * group)
-        batches = BatchIterator(
-            builder, first=first, stride=stride, group=group, prefetch=prefetch, position=self._progress.position,
-            count=None if self._steps is None else max(0, -(-(self._steps - first) // stride)), meter=self._meter,
-            starting=self._starting,
-        )  # fmt: skip
-        if prefetch:
-            self._ahead = [*(each for each in self._ahead if each() is not None), weakref.ref(batches)]
-        return batches
-
-    def _builder(self, rows: RankRows, max_batches: int, keep: int) -> BatchBuilder:
-        return self._builders.make(
-            self._components, self._source, rows, Postprocessor(self._components, self._postprocess),
-            max_rows=self._most_windows(rows), max_batches=max_batches, in_worker=get_worker_info() is not None,
-            keep=keep,
-        )  # fmt: skip
+        check_consumer(self, self._progress.resumes)
+        return self._batches.iterator(self._rows(), self._progress, self._meter, self._starting)
 
     def batch(self, step: int) -> Batch:
         """Returns this rank's rows of one step's batch, as an iteration returns them.
 
-        Steps may be in any order, and threads may call this at the same time. The iteration goes on where it was.
+        Steps are numbered over all passes. They may be in any order, and threads may call this at the same time. The
+        iteration goes on where it was.
 
         Raises:
-            InvalidArgumentError: the step is negative or past the end, or its weights are no longer kept.
+            InvalidArgumentError: no pass has this step, or its weights are no longer kept.
         """
-        check_range("step", step, 0, None if self._steps is None else self._steps - 1)
-        key = self._rows(), get_worker_info() is not None
-        if self._random_access is None or self._random_access[0] != key:
-            self._random_access = key, self._builder(key[0], 1, IDLE_BUFFERS)
-        (built,) = self._random_access[1].build([int(step)])
-        return built.batch if built.deliver is None else built.deliver(built.batch)
+        return self._batches.batch(self._rows(), self._layout.check_step(step))
 
     def as_grain_source(self) -> GrainSource:
         """Returns the batches by step as NumPy arrays, for Grain's DataLoader and MapDataset.
@@ -338,9 +300,8 @@ class SequenceLoader(LoaderBase):
 
         The new weights hold from a step after every batch that is already built. So no existing batch changes.
 
-        Earlier steps keep their weights: a second pass from step 0 uses the same versions again. But the loader keeps
-        the weights of the last 1,024 steps only, and refuses a pass that needs older weights. So make one pass without
-        end if weights change, or continue with `load_state_dict(state_dict())`.
+        Earlier steps keep their weights. But the loader keeps the weights of the last 1,024 steps only, and refuses
+        batches that need older weights, as with passes="repeat".
 
         If torch.distributed is initialised, every rank calls this with its own updates. All ranks apply all updates, in
         the order of the ranks, from the same step on.
@@ -363,21 +324,28 @@ class SequenceLoader(LoaderBase):
         selector = check_updatable(self._components, dataset, self._progress.shared())
         # Prefetch threads start no batch until the update is in place.
         with self._starting:
-            soonest = max(
-                self._progress.position.next_step,
-                self._source.loader_step(dataset, selector.soonest),
-                *(batches.unstarted_step for each in self._ahead if (batches := each()) is not None),
-            )
-            (ids, weights, of_steps), first_step = agree_on_update(
-                episode_ids, values, steps, from_step, soonest, all_ranks=self._config.rank is None
-            )
-            selector.update(self._source.selector_step(dataset, first_step), ids, weights, of_steps)
-            oldest = max(0, self._progress.position.next_step - _STEPS_KEPT)
-            selector.compact(self._source.selector_step(dataset, oldest))
-        return first_step
+            update, all_ranks = (episode_ids, values, steps), self._config.rank is None
+            return apply_update(selector, dataset, update, from_step, self._progress, self._source, all_ranks=all_ranks)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next pass be pass `epoch`, counted from 0.
+
+        Trainers call this before each pass; without a call, each pass follows the pass before. The call changes nothing
+        if passes have no end, or with passes="repeat".
+
+        The first pass after `load_state_dict` stays at the state's step, whatever the number; later numbers count from
+        there. A call for the pass that is being read changes nothing if another batch of that pass is taken.
+
+        Args:
+            epoch: 0 or more.
+
+        Raises:
+            InvalidArgumentError: another value.
+        """
+        self._progress.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the iteration: the next step, and changed weights.
+        """Returns the state of the loader: the next step, and changed weights.
 
         The state also names everything that the meaning of the step depends on, such as the dataset's fingerprint and
         the seed. It is JSON-able, and valid for any number of ranks and workers. A state that torchdata's
@@ -386,20 +354,21 @@ class SequenceLoader(LoaderBase):
         Raises:
             StateMismatchError: a DataLoader's workers iterated last; only the DataLoader knows their position.
         """
-        if get_worker_info() is None and self._progress.shared().used:
-            raise position_unknown()
         selectors = [component.selector for component in self._components]
-        return make_state(self._progress.position.next_step, self._identity(), selectors)
+        return make_state(self._progress.saved_step(), self._layout, self._identity(), selectors)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration start at the state's step.
+        """Makes the next pass start at the state's step.
+
+        The pass ends where it would have ended. A state at the end of a pass starts the next pass.
 
         Raises:
-            StateMismatchError: the state has another dataset, sampler, seed, batch size, context or worker.
+            StateMismatchError: the state has another dataset, sampler, seed, batch size, context, length of passes that
+                matters for the step, or worker.
         """
-        step, own = check_state(state, self._identity())
+        saved = check_state(state, self._layout, self._identity())
         load_weights(state, [component.selector for component in self._components])
-        self._progress.load(step, own=own)
+        self._progress.load(saved)
 
     def _identity(self) -> dict[str, Any]:
         return loader_identity(self._config, self._components, self._source)
@@ -410,7 +379,7 @@ class SequenceLoader(LoaderBase):
         The result is enough to make the batches again, except for code (`transform` and decoders) and for weights, of
         which it has a hash.
         """
-        return loader_spec(self._config, self._components, self._source, self._rank_and_world_size())
+        return loader_spec(self._config, self._components, self._source, self._rows())
 
     @property
     def normalizer(self) -> Normalizer:

@@ -13,14 +13,18 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import check_range
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.workers import get_worker_info
-from gear_data.loaders.passes.shared_state import SharedResumeState
+from gear_data.loaders.passes.progress import Progress
+from gear_data.loaders.passes.shared_passes import SharedPasses
+from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.samplers.weighted import WeightedSelector
 
+#: After an update of weights, the weights of this many steps before the next step are kept, for `windows`.
+_STEPS_KEPT = 1024
 #: Episode ids, int64 [n]; weights, float64 [n]; and steps in these episodes, int64 [n], or None.
 Update = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64] | None]
 
 
-def check_updatable(components: Sequence[LoaderComponent], dataset: int, shared: SharedResumeState) -> WeightedSelector:
+def check_updatable(components: Sequence[LoaderComponent], dataset: int, shared: SharedPasses) -> WeightedSelector:
     """Returns the selector whose weights change.
 
     Args:
@@ -50,6 +54,37 @@ def check_updatable(components: Sequence[LoaderComponent], dataset: int, shared:
             hint="iterate the loader itself, with prefetch=, if weights change",
         )
     return selector
+
+
+def apply_update(
+    selector: WeightedSelector,
+    dataset: int,
+    update: tuple[Any, Any, Any],
+    from_step: int | None,
+    progress: Progress,
+    source: WindowSource,
+    *,
+    all_ranks: bool,
+) -> int:
+    """Changes weights; no batch may be started meanwhile.
+
+    Args:
+        selector: the selector whose weights change.
+        dataset: number of its dataset.
+        update: this rank's episode ids, weights, and steps in the episodes or None.
+        from_step: the first step with these weights; None: as soon as possible.
+        progress: the position of the loader.
+        source: samples the windows of the loader.
+        all_ranks: whether the ranks of torch.distributed update together.
+
+    Returns:
+        The first step with these weights.
+    """
+    soonest = max(progress.next_step, progress.started_step(), source.loader_step(dataset, selector.soonest))
+    (ids, weights, of_steps), first_step = agree_on_update(*update, from_step, soonest, all_ranks=all_ranks)
+    selector.update(source.selector_step(dataset, first_step), ids, weights, of_steps)
+    selector.compact(source.selector_step(dataset, max(0, progress.next_step - _STEPS_KEPT)))
+    return first_step
 
 
 def agree_on_update(

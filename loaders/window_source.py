@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gear_data.loaders.passes.layout import PassLayout
 from gear_data.selection.goals import GoalSampler
 from gear_data.selection.samplers import Selector
 from gear_data.selection.schedule import CheckedSchedule
@@ -43,10 +44,14 @@ class WindowSource(Protocol):
     def loader_step(self, dataset: int, selector_step: int) -> int:
         """Returns the first loader step with a selector step of at least `selector_step`."""
 
-    def epoch_slots(self, epochs: int) -> int | None:
-        """Returns the exact number of windows in `epochs` epochs.
+    def first_slot(self, step: int, count: int) -> int:
+        """Returns the number of slots of a step's dataset in all batches before the step.
 
-        Returns None if epochs have no exact end.
+        The batch of the step has windows of one dataset only.
+
+        Args:
+            step: the loader's step.
+            count: slots of a batch.
         """
 
     def identity(self) -> dict[str, Any]:
@@ -79,12 +84,14 @@ class WindowSelection:
 class SingleSource:
     """The windows of one dataset."""
 
-    def __init__(self, selection: WindowSelection) -> None:
+    def __init__(self, selection: WindowSelection, layout: PassLayout) -> None:
         self._selector, self._goals = selection.selector, selection.goals
+        self._layout, self._whole = layout, layout.windows is None
 
     def sample(self, step: int, count: int) -> Windows:
         # Not by `WindowSelection.select`: one call less for every batch.
-        windows = self._selector.select(step, count, step * count)
+        position = step * count if self._whole else self._layout.first_slot(step)
+        windows = self._selector.select(step, count, position)
         if self._goals is not None:
             windows.goals = self._goals.draw(step, windows)
         return windows
@@ -98,8 +105,8 @@ class SingleSource:
     def loader_step(self, dataset: int, selector_step: int) -> int:
         return selector_step
 
-    def epoch_slots(self, epochs: int) -> int | None:
-        return self._selector.epoch_slots(epochs)
+    def first_slot(self, step: int, count: int) -> int:
+        return self._layout.first_slot(step)
 
     def identity(self) -> dict[str, Any]:
         return {"selection": self._selector.identity()}
@@ -130,8 +137,8 @@ class AlternatingMixture:
     def loader_step(self, dataset: int, selector_step: int) -> int:
         return self._cycle.turn_after(dataset, selector_step)
 
-    def epoch_slots(self, epochs: int) -> int | None:
-        return None
+    def first_slot(self, step: int, count: int) -> int:
+        return self._cycle.turn(step)[1] * count
 
     def identity(self) -> dict[str, Any]:
         return _mixture_identity(self._selections, self._cycle, join=False)
@@ -181,8 +188,8 @@ class InterleavedMixture:
     def loader_step(self, dataset: int, selector_step: int) -> int:
         return selector_step
 
-    def epoch_slots(self, epochs: int) -> int | None:
-        return None
+    def first_slot(self, step: int, count: int) -> int:
+        return step * count
 
     def identity(self) -> dict[str, Any]:
         return _mixture_identity(self._selections, self._cycle, join=True)
@@ -190,8 +197,8 @@ class InterleavedMixture:
 
 def make_window_source(
     selections: tuple[WindowSelection, ...],
+    layout: PassLayout,
     proportions: Sequence[CheckedSchedule] | None,
-    batch_size: int,
     *,
     join: bool,
 ) -> WindowSource:
@@ -199,16 +206,16 @@ def make_window_source(
 
     Args:
         selections: one for each dataset.
+        layout: the windows of each pass.
         proportions: the proportions of a mixture; None: there is one dataset.
-        batch_size: slots of a batch.
         join: whether the datasets of a mixture share every batch.
 
     Raises:
         InvalidArgumentError: a proportion is not a positive number.
     """
     if proportions is None:
-        return SingleSource(selections[0])
-    turns = dealt_turns(proportions, batch_size if join else 1)
+        return SingleSource(selections[0], layout)
+    turns = dealt_turns(proportions, layout.batch_size if join else 1)
     return (InterleavedMixture if join else AlternatingMixture)(selections, turns)
 
 

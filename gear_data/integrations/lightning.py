@@ -73,6 +73,7 @@ class _Batches:
 
     def _seek(self, step: int) -> None:
         """Makes the next iteration start at a step."""
+        # Also if the loader is there: a pass that the Trainer left early would be over.
         self._loader.load_state_dict({**self._loader.state_dict(), "step": step})
 
 

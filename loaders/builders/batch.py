@@ -11,6 +11,7 @@ import numpy as np
 from gear_data.selection.windows import Int64Array
 
 if TYPE_CHECKING:
+    from gear_data.loaders.passes.layout import PassLayout
     from gear_data.residency.device.buffers import DeferredCount
 
 #: Key -> tensor [B, ...]. A preset without padding gives lists of B tensors; a column of text gives lists of B lists.
@@ -57,26 +58,23 @@ class RankRows:
     the rank's node.
 
     Attributes:
-        batch_size: slots of a global batch.
-        steps: number of batches; None: no end.
-        last_rows: slots of the last global batch.
+        layout: the rows of global batches.
         rank, world_size: the rank, and the number of ranks.
     """
 
-    batch_size: int
-    steps: int | None
-    last_rows: int
+    layout: PassLayout
     rank: int
     world_size: int
 
     @property
     def whole(self) -> bool:
         """Whether the rank has all rows of every batch, so that no batch needs slicing."""
-        return self.world_size == 1 and self.last_rows == self.batch_size
+        return self.world_size == 1 and self.layout.windows is None
 
-    def count(self, step: int) -> int:
-        """Returns the number of slots of a step's global batch."""
-        return self.last_rows if self.steps is not None and step == self.steps - 1 else self.batch_size
+    @property
+    def batch_size(self) -> int:
+        """Slots of a whole global batch."""
+        return self.layout.batch_size
 
     def bounds(self, step: int, windows: int) -> tuple[int, int]:
         """Returns (first, last + 1) of the rank's rows among a step's windows.
@@ -86,5 +84,5 @@ class RankRows:
             windows: number of windows that were sampled. This is the number of slots of the global batch, or less with
                 `decentralized` selection.
         """
-        total = min(self.count(step), windows)
+        total = min(self.layout.rows(step), windows)
         return self.rank * total // self.world_size, (self.rank + 1) * total // self.world_size

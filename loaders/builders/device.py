@@ -154,7 +154,8 @@ class DeviceBatchBuilder:
         plan = self._components[dataset].selector.sampling_plan(slots)
         if plan is None or plan.sampler is not sampler.plan.sampler:
             return None
-        return DeferredWindows(dataset, sampler, selector_step, selector_step * slots, *self._rows.bounds(step, slots))
+        position = self.source.first_slot(step, slots)
+        return DeferredWindows(dataset, sampler, selector_step, position, *self._rows.bounds(step, slots))
 
     def _sample_and_collect(self, step: int, deferred: DeferredWindows) -> BuiltBatch:
         """Builds a batch whose windows the device samples."""

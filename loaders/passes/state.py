@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gear_data.errors import StateMismatchError
-from gear_data.loaders.passes.shared_state import worker_place
+from gear_data.loaders.passes.layout import PassLayout
+from gear_data.loaders.passes.shared_passes import worker_place
 from gear_data.selection.samplers import Selector, WeightedSelector
 
-_VERSION = 2
+_VERSION = 3
 
 
-def make_state(step: int, identity: Mapping[str, Any], selectors: Sequence[Selector]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SavedStep:
+    """The position of a loader.
+
+    Attributes:
+        step: the next step; of a DataLoader's worker, the worker's own next step, which may be after the pass.
+        number: of the step's pass.
+        own: whether the position belongs to one DataLoader worker.
+    """
+
+    step: int
+    number: int
+    own: bool
+
+
+def make_state(
+    saved: SavedStep, layout: PassLayout, identity: Mapping[str, Any], selectors: Sequence[Selector]
+) -> dict[str, Any]:
     """Returns the state of a loader, JSON-able.
 
     Args:
-        step: the next step.
+        saved: the position.
+        layout: the steps of each pass.
         identity: everything that the meaning of a step depends on, such as the seed; see `SequenceLoader`.
         selectors: of the loader's datasets; their changed weights are part of the state.
     """
     weights = [each.state() if isinstance(each, WeightedSelector) else None for each in selectors]
     changed = weights if any(saved is not None for saved in weights) else None
-    return {"version": _VERSION, "step": step, **worker_place(), **identity, "weights": changed}
+    place = {**worker_place(), "worker_pass": saved.number} if saved.own else {}
+    return {
+        "version": _VERSION, "step": saved.step, **place, "pass": layout.identity(), **identity, "weights": changed,
+    }  # fmt: skip
 
 
 def load_weights(state: Mapping[str, Any], selectors: Sequence[Selector]) -> None:
@@ -33,15 +56,16 @@ def load_weights(state: Mapping[str, Any], selectors: Sequence[Selector]) -> Non
             selector.load(saved)
 
 
-def check_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[int, bool]:
+def check_state(state: Mapping[str, Any], layout: PassLayout, identity: Mapping[str, Any]) -> SavedStep:
     """Checks a state against this loader.
 
     Args:
         state: the result of `make_state`, maybe of another process.
+        layout: the steps of each pass of this loader.
         identity: this loader's identity, see `make_state`.
 
     Returns:
-        The step of the state, and whether the state belongs to one DataLoader worker.
+        The position.
 
     Raises:
         StateMismatchError: the state is of another version, another loader or another worker.
@@ -49,23 +73,52 @@ def check_state(state: Mapping[str, Any], identity: Mapping[str, Any]) -> tuple[
     if not isinstance(state, Mapping):
         raise StateMismatchError(f"a loader state must be a mapping, not {state!r}")
     if state.get("version") != _VERSION:
-        raise StateMismatchError(f"the loader state has version {state.get('version')!r}, not {_VERSION}")
+        raise StateMismatchError(
+            f"the loader state has version {state.get('version')!r}, not {_VERSION}: another gear-data saved it",
+            hint='for a state of version 2, make the loader and load {**loader.state_dict(), "step": state["step"]}, '
+            "if no weights were updated",
+        )
     for name, value in identity.items():
         if state.get(name) != value:
             raise StateMismatchError(
                 f"the loader state has another {name}: {state.get(name)!r}, this loader {value!r}",
                 hint="resume with the dataset and the arguments with which the state was saved",
             )
-    step = state.get("step")
+    step, place = state.get("step"), state.get("worker")
     if type(step) is not int or step < 0:
         raise StateMismatchError(f"the loader state has step {step!r}, not an integer of at least 0")
-    place = state.get("worker")
     if place is not None and place != worker_place().get("worker"):
         raise StateMismatchError(
             f"the loader state belongs to one DataLoader worker (number and count: {place!r})",
             hint="load the StatefulDataLoader's whole state, with as many workers as when it was saved",
         )
-    return step, place is not None
+    _check_passes(state, step, layout)
+    number = layout.number(step) if place is None else state.get("worker_pass")
+    if type(number) is not int or number < 0:
+        raise StateMismatchError(f"the loader state has worker_pass {number!r}, not an integer of at least 0")
+    return SavedStep(step, number, place is not None)
+
+
+def _check_passes(state: Mapping[str, Any], step: int, layout: PassLayout) -> None:
+    """Raises StateMismatchError if the step has other windows in this loader's passes."""
+    saved = state.get("pass", ())
+    if saved is not None and not (
+        isinstance(saved, list | tuple) and len(saved) == 2 and all(type(n) is int and n > 0 for n in saved)
+    ):
+        raise StateMismatchError(f"the loader state has pass {saved!r}, not [batches, windows] or None")
+    batches, windows = saved or (None, None)
+    before = PassLayout(layout.batch_size, batches, windows, False).first_slot(step)
+    if before != layout.first_slot(step):
+        raise StateMismatchError(
+            f"the loader state has {before} windows before step {step}, this loader {layout.first_slot(step)}: its "
+            f"passes have [batches, windows] {layout.identity()}, the state's {saved}",
+            hint="resume with the epochs= or steps= with which the state was saved",
+        )
+    if layout.repeat and "worker" not in state and layout.batches is not None and step > layout.batches:
+        raise StateMismatchError(
+            f"the loader state has step {step}, but every pass has the steps 0 to {layout.batches - 1}",
+            hint="resume with passes='continue', or with the steps= with which the state was saved",
+        )
 
 
 def position_unknown() -> StateMismatchError:

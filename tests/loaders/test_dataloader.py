@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from gear_data import SequenceLoader
-from gear_data.errors import StateMismatchError
+from gear_data.errors import InvalidArgumentError, StateMismatchError
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import clones, same
 
@@ -89,11 +89,56 @@ def test_forking_while_prefetch_threads_run(dataset):
     iterator.close()
 
 
-def test_every_pass_over_a_dataloader_starts_at_step_0(dataset):
-    expected = inline(dataset, 8)
-    batches = through(SequenceLoader(dataset, steps=8, **OPTIONS), 2, persistent_workers=True)
-    same(list(batches), expected)
-    same(list(batches), expected)
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("left_early", [False, True])
+def test_passes_over_a_dataloader_go_on(dataset, persistent, left_early):
+    """The last batch of a pass is short, and every pass has another order."""
+    options = {"sampler": "shuffle", "epochs": 1}
+    plain = SequenceLoader(dataset, **OPTIONS, **options)
+    expected = [clones(plain) for _ in range(4)]
+    batches = through(SequenceLoader(dataset, **OPTIONS, **options), 2, persistent_workers=persistent)
+    for number, whole in enumerate(expected):
+        if left_early and number == 1:
+            same(list(itertools.islice(batches, 3)), whole[:3])
+        else:
+            same(list(batches), whole)
+    assert not torch.equal(expected[0][0]["rewards"], expected[1][0]["rewards"])
+
+
+def test_validation_repeats_its_passes(dataset):
+    expected = inline(dataset, 5)
+    for workers in (0, 2):
+        batches = through(SequenceLoader(dataset, steps=5, passes="repeat", **OPTIONS), workers)
+        for _ in range(3):
+            same(list(batches), expected)
+
+
+@pytest.mark.parametrize(("workers", "start"), [(0, "fork"), (2, "fork"), (2, "spawn")])
+def test_set_epoch_before_each_pass(dataset, workers, start):
+    expected = inline(dataset, 40)
+    loader = SequenceLoader(dataset, steps=10, **OPTIONS)
+    batches = through(loader, workers, start, persistent_workers=workers > 0)
+    for epoch in (2, 0, 3):
+        loader.set_epoch(epoch)
+        same(list(batches), expected[10 * epoch :][:10])
+    loader.load_state_dict({**SequenceLoader(dataset, **OPTIONS).state_dict(), "step": 14})
+    for epoch in (0, 1):  # Accelerate counts from 0 after a resume
+        loader.set_epoch(epoch)
+        same(list(batches), expected[10 * epoch + (14 if epoch == 0 else 10) : 10 * epoch + 20])
+
+
+def test_workers_do_not_go_on_without_an_end(dataset):
+    batches = through(SequenceLoader(dataset, **OPTIONS), 1)
+    next(iter(batches))
+    with pytest.raises(InvalidArgumentError, match=r"second pass.*\n.*steps="):
+        next(iter(batches))
+
+
+def test_two_iterators_of_a_dataloader_at_once(dataset):
+    batches = through(SequenceLoader(dataset, steps=60, **OPTIONS), 2)
+    with pytest.raises(InvalidArgumentError, match="another iteration of this loader began"):
+        for _ in zip(batches, batches, strict=True):
+            pass
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3, 4])
@@ -115,13 +160,13 @@ def test_a_state_is_valid_for_any_number_of_workers(dataset, workers, done):
     [(0, "fork", False), *((n, "fork", kept) for n in (1, 2) for kept in (False, True)), (2, "spawn", False)],
 )
 def test_a_loaded_state_is_for_one_pass(dataset, workers, start, persistent):
-    expected = inline(dataset, 12)
+    expected = inline(dataset, 36)
     loader = SequenceLoader(dataset, steps=12, **OPTIONS)
     loader.load_state_dict({**loader.state_dict(), "step": 7})
     batches = through(loader, workers, start, persistent_workers=persistent)
     # Spawned workers take seconds to start.
-    for first in (7, 0, 0) if start == "fork" else (7, 0):
-        same(list(batches), expected[first:])
+    for first, end in [(7, 12), (12, 24), (24, 36)][: 3 if start == "fork" else 2]:
+        same(list(batches), expected[first:end])
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -129,36 +174,36 @@ def test_a_loaded_state_is_for_one_pass_even_if_passes_have_one_seed(dataset, pe
     loader = SequenceLoader(dataset, steps=12, **OPTIONS)
     loader.load_state_dict({**loader.state_dict(), "step": 7})
     batches = through(loader, 3, persistent_workers=persistent)
-    lengths = []
-    for _ in range(3):
+    expected = inline(dataset, 36)
+    for first, end in (7, 12), (12, 24), (24, 36):
         torch.manual_seed(0)
-        lengths.append(len(list(batches)))
-    assert lengths == [5, 12, 12]
+        same(list(batches), expected[first:end])
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_states_loaded_between_passes(dataset, persistent):
-    expected = inline(dataset, 12)
+    expected = inline(dataset, 24)
     loader = SequenceLoader(dataset, steps=12, **OPTIONS)
     state = loader.state_dict()
     batches = through(loader, 2, persistent_workers=persistent)
-    same(list(batches), expected)
+    same(list(batches), expected[:12])
     for step in (3, 9, 3):
         loader.load_state_dict({**state, "step": step})
-        same(list(batches), expected[step:])
-    same(list(batches), expected)
+        same(list(batches), expected[step:12])
+    same(list(batches), expected[12:])
 
 
-def test_the_first_pass_uses_the_state_in_workers_or_inline(dataset):
-    expected = inline(dataset, 9)
+def test_passes_in_workers_and_inline_are_counted_together(dataset):
+    expected = inline(dataset, 36)
     loader = SequenceLoader(dataset, steps=9, **OPTIONS)
     state = loader.state_dict()
     loader.load_state_dict({**state, "step": 4})
-    same(list(through(loader, 2)), expected[4:])
-    same(clones(loader), expected)
+    same(list(through(loader, 2)), expected[4:9])
+    same(clones(loader), expected[9:18])
+    same(list(through(loader, 3)), expected[18:27])
     loader.load_state_dict({**state, "step": 4})
-    same(clones(loader), expected[4:])
-    same(list(through(loader, 2)), expected)
+    same(clones(loader), expected[4:9])
+    same(list(through(loader, 2)), expected[9:18])
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -188,7 +233,7 @@ def test_no_state_is_returned_after_workers_iterated(dataset):
     assert loader.state_dict()["step"] == 5
     list(through(loader, 1))
     next(iter(loader))
-    assert loader.state_dict()["step"] == 1
+    assert loader.state_dict()["step"] == 7
 
 
 def test_an_error_in_a_worker_names_its_cause(dataset):
@@ -201,7 +246,7 @@ def test_an_error_in_a_worker_names_its_cause(dataset):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("done", [1, 4, 7])
+@pytest.mark.parametrize("done", [1, 7, 22, 23, 24, 31])
 def test_stateful_dataloader_resumes_in_the_middle(dataset, workers, done):
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -209,25 +254,30 @@ def test_stateful_dataloader_resumes_in_the_middle(dataset, workers, done):
         sequence = SequenceLoader(dataset, sampler="shuffle", epochs=1, **OPTIONS)
         return StatefulDataLoader(sequence, batch_size=None, num_workers=workers)
 
-    expected = inline(dataset, 99, sampler="shuffle", epochs=1)
+    plain = SequenceLoader(dataset, sampler="shuffle", epochs=1, **OPTIONS)
+    expected = [batch for _ in range(4) for batch in clones(plain)]
     first = loader()
-    iterator = iter(first)
+    iterator = itertools.chain.from_iterable(itertools.repeat(first))
     same([next(iterator) for _ in range(done)], expected[:done])
     state = first.state_dict()
     del iterator
     resumed = loader()
     resumed.load_state_dict(state)
-    same(list(resumed), expected[done:])
+    end = 23 if done < 23 else 46
+    if done == 23 and workers:  # no worker knows that the others are at the end of the pass, too
+        assert list(resumed) == []
+    same(list(resumed), expected[done:end])
+    same(list(resumed), expected[end : end + 23])
 
 
 def test_a_worker_refuses_the_state_of_another_worker(dataset, monkeypatch):
     loader = SequenceLoader(dataset, **OPTIONS)
-    state = {**loader.state_dict(), "worker": [1, 2]}
+    state = {**loader.state_dict(), "worker": [1, 2], "worker_pass": 3}
     with pytest.raises(StateMismatchError, match="worker"):
         loader.load_state_dict(state)
     for place, fits in (((0, 2), False), ((1, 3), False), ((1, 2), True)):
-        worker = SimpleNamespace(id=place[0], num_workers=place[1])
-        for module in ("passes.progress", "passes.shared_state"):
+        worker = SimpleNamespace(id=place[0], num_workers=place[1], seed=7 + place[0])
+        for module in ("passes.progress", "passes.shared_passes"):
             monkeypatch.setattr(f"gear_data.loaders.{module}.get_worker_info", lambda worker=worker: worker)
         if fits:
             loader.load_state_dict(state)

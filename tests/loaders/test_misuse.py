@@ -118,4 +118,4 @@ def test_batches_of_any_step(dataset, sampler):
     same([found[step] for step in range(len(loader))], expected)
     assert torch.equal(loader.batch(0)["rewards"], expected[0]["rewards"])
     with pytest.raises(InvalidArgumentError, match="step"):
-        loader.batch(len(loader))
+        loader.batch(-1)

@@ -84,21 +84,6 @@ def test_windows_of_invalid_steps_are_refused(dataset, step):
         SequenceLoader(dataset, **OPTIONS).windows(step)
 
 
-def test_windows_past_the_end_are_refused(dataset):
-    loader = SequenceLoader(dataset, steps=3, **OPTIONS)
-    assert len(loader.windows(2)["start"]) == 10
-    for past in (SequenceLoader(dataset, steps=0, **OPTIONS), loader):
-        with pytest.raises(InvalidArgumentError, match="step"):
-            past.windows(3)
-
-
-def test_every_iteration_starts_at_step_0(dataset):
-    loader = SequenceLoader(dataset, steps=4, **OPTIONS)
-    first = take(loader, 9)
-    assert len(first) == 4
-    same(take(loader, 9), first)
-
-
 # The end
 
 
@@ -117,17 +102,6 @@ def test_without_an_end_there_is_no_length(dataset):
 @pytest.mark.parametrize("options", [{}, {"steps": 0}, {"epochs": 2}])
 def test_every_loader_is_true(dataset, options):
     assert bool(SequenceLoader(dataset, **OPTIONS, **options)) is True
-
-
-def test_a_second_pass_has_the_order_of_the_first(dataset):
-    """As documented, only epochs=n gives every epoch a different order."""
-    options = {**OPTIONS, "sampler": "shuffle", "batch_size": 23}
-    loader = SequenceLoader(dataset, epochs=1, **options)
-    first = take(loader, 99)
-    same(take(loader, 99), first)
-    both = take(SequenceLoader(dataset, epochs=2, **options), 99)
-    same(both[:6], first)
-    assert not torch.equal(both[6]["states"], first[0]["states"])
 
 
 @pytest.mark.parametrize("batch_size", [1, 23, 40, 138, 200])
@@ -303,15 +277,6 @@ def test_the_state_counts_batches_handed_out(dataset):
     for count, _ in enumerate(loader, 1):
         assert loader.state_dict()["step"] == count
     assert loader.state_dict()["step"] == 5
-
-
-def test_resuming_at_the_end_gives_no_batch_and_then_starts_at_step_0(dataset):
-    loader = SequenceLoader(dataset, steps=5, **OPTIONS)
-    expected = take(loader, 9)
-    resumed = SequenceLoader(dataset, steps=5, **OPTIONS)
-    resumed.load_state_dict(loader.state_dict())
-    assert list(resumed) == []
-    same(take(resumed, 9), expected)
 
 
 def test_resuming_in_the_middle_of_epochs(dataset):

@@ -86,17 +86,19 @@ def test_an_update_before_the_first_batch_holds_from_the_first_step(dataset):
     assert resumed.update_weights(IDS, VALUES) == 7
 
 
-def test_an_update_holds_after_the_batches_of_all_iterations(dataset):
-    expected = take(weighted(dataset), 40)
-    loader = weighted(dataset)
-    ahead, behind = iter(loader), iter(loader)
-    first_of_ahead, first_of_behind = clones(itertools.islice(ahead, 20)), clones(itertools.islice(behind, 2))
+def test_an_update_holds_after_the_batches_of_all_passes(dataset):
+    expected = take(weighted(dataset), 80)
+    loader = weighted(dataset, steps=10)
+    kept = [iter(loader) for _ in range(3)]
+    batches = [clones(itertools.islice(each, count)) for each, count in zip(kept, (10, 4, 5), strict=True)]
     first = loader.update_weights(IDS, VALUES)
-    assert first >= 20
-    same(first_of_ahead, expected[:20])
-    same(first_of_behind + clones(itertools.islice(behind, 18)), expected[:20])
-    ahead.close()
-    behind.close()
+    assert 25 <= first <= 30
+    batches += [clones(kept[2]), take(loader, 10)]
+    changed = weighted(dataset)
+    assert changed.update_weights(IDS, VALUES, from_step=first) == first
+    after = take(changed, 40)
+    same([*batches[0], *batches[1], *batches[2]], expected[:14] + expected[20:25])
+    same([*batches[3], *batches[4]], after[25:])
 
 
 @settings(max_examples=40)
@@ -148,8 +150,8 @@ def test_from_step(dataset):
     assert loader.update_weights([0], [1.0], from_step=1000) == 1000
 
 
-def test_a_second_pass_repeats_the_updates_of_the_first(dataset):
-    loader = weighted(dataset, steps=40)
+def test_a_repeated_pass_repeats_the_updates_of_the_first(dataset):
+    loader = weighted(dataset, steps=40, passes="repeat")
     iterator = iter(loader)
     batches = clones(itertools.islice(iterator, 25))
     loader.update_weights(IDS, VALUES)
@@ -219,7 +221,7 @@ def test_resuming_before_between_and_after_updates_is_exact(dataset, monkeypatch
 
     The last one is still in the future wherever the state is taken.
     """
-    monkeypatch.setattr("gear_data.loaders.sequence_loader._STEPS_KEPT", kept)
+    monkeypatch.setattr("gear_data.loaders.weight_updates._STEPS_KEPT", kept)
     loader = weighted(dataset, prefetch=prefetch)
     iterator = iter(loader)
     batches, state = [], None
@@ -251,7 +253,7 @@ def test_resuming_before_between_and_after_updates_is_exact(dataset, monkeypatch
 
 
 def test_steps_whose_weights_are_gone_are_refused(dataset, monkeypatch):
-    monkeypatch.setattr("gear_data.loaders.sequence_loader._STEPS_KEPT", 4)
+    monkeypatch.setattr("gear_data.loaders.weight_updates._STEPS_KEPT", 4)
     loader = weighted(dataset, prefetch=0)
     iterator = iter(loader)
     list(itertools.islice(iterator, 10))
@@ -262,9 +264,8 @@ def test_steps_whose_weights_are_gone_are_refused(dataset, monkeypatch):
     assert ref.as_windows(loader.windows(16)) != expected
     with pytest.raises(InvalidArgumentError, match="weights of step 3 are no longer kept"):
         loader.windows(3)
-    # A new pass would need the weights of step 0.
     with pytest.raises(InvalidArgumentError, match="weights of step 0 are no longer kept"):
-        next(iter(loader))
+        loader.batch(0)
 
 
 def test_a_state_is_of_its_first_weights(dataset):

@@ -89,7 +89,7 @@ def test_a_decoder_may_return_arrays_of_any_framework(tmp_path):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_memory_is_used_again_only_after_the_last_view(dataset, prefetch):
     """A view of one array of one batch in ten is kept; other batches come and go."""
-    loader = SequenceLoader(dataset, framework="numpy", prefetch=prefetch, steps=200, **OPTIONS)
+    loader = SequenceLoader(dataset, framework="numpy", prefetch=prefetch, steps=200, passes="repeat", **OPTIONS)
     expected = [batch["observations"].copy() for batch in loader]
     kept, addresses = [], set()
     for step, batch in enumerate(loader):

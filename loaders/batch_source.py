@@ -1,0 +1,87 @@
+"""BatchSource: the batches of any step, and of a pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from gear_data.collection.buffers import IDLE_BUFFERS
+from gear_data.loaders.arguments import check_rank_rows
+from gear_data.loaders.batch_iterator import BatchIterator, group_size
+from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
+from gear_data.loaders.builders.batch import Batch, BatchBuilder, RankRows
+from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
+from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.config import LoaderConfig
+from gear_data.loaders.frameworks.workers import get_worker_info
+from gear_data.loaders.metrics import Meter
+from gear_data.loaders.node_local import max_rows
+from gear_data.loaders.passes.progress import Progress
+from gear_data.loaders.window_source import WindowSource
+
+
+class BatchSource:
+    """Builds the batches of a loader, in this process.
+
+    Args:
+        config: the arguments of the loader.
+        components: its datasets.
+        source: samples its windows.
+    """
+
+    def __init__(self, config: LoaderConfig, components: Sequence[LoaderComponent], source: WindowSource) -> None:
+        self._config, self._components, self._source = config, components, source
+        self._postprocess = PostprocessConfig(
+            config.half, dict(config.decoders), config.transform, config.seed, config.context, config.framework
+        )
+        chosen = resolve_backend(config.backend, components, self._postprocess, config.batch_size)
+        self._builders = BuilderFactory(chosen, config.framework, config.sm_budget, config.joined)
+        # The builder for `batch`, with the rows and the kind of process that it is for.
+        self._random_access: tuple[tuple[RankRows, bool], BatchBuilder] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_random_access": None}
+
+    def most_rows(self, rows: RankRows) -> int:
+        """Returns the most windows of a batch of a rank."""
+        return -(-max_rows(self._components[0].selector, rows.batch_size) // rows.world_size)
+
+    def iterator(self, rows: RankRows, progress: Progress, meter: Meter, starting: threading.Lock) -> BatchIterator:
+        """Returns the iterator of a pass.
+
+        Args:
+            rows: the rows of this rank.
+            progress, meter, starting: see `BatchIterator`.
+
+        Raises:
+            InvalidArgumentError: some ranks would get empty batches.
+        """
+        check_rank_rows(rows.batch_size, rows.world_size)
+        prefetch = self._config.prefetch
+        batch_bytes = self.most_rows(rows) * max(component.row_bytes for component in self._components)
+        remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)
+        group = group_size(batch_bytes, remote=remote) if prefetch else 1
+        # Enough buffers for the batches that are ready, in progress and with the consumer. With fewer, the builder
+        # would allocate memory for every batch.
+        builder = self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * group)
+        return BatchIterator(
+            builder, progress=progress, group=group, prefetch=prefetch, meter=meter, starting=starting
+        )  # fmt: skip
+
+    def batch(self, rows: RankRows, step: int) -> Batch:
+        """Returns this rank's rows of one step's batch.
+
+        Threads may call this at the same time.
+        """
+        key = rows, get_worker_info() is not None
+        if self._random_access is None or self._random_access[0] != key:
+            self._random_access = key, self._builder(rows, 1, IDLE_BUFFERS)
+        (built,) = self._random_access[1].build([step])
+        return built.batch if built.deliver is None else built.deliver(built.batch)
+
+    def _builder(self, rows: RankRows, max_batches: int, keep: int) -> BatchBuilder:
+        return self._builders.make(
+            self._components, self._source, rows, Postprocessor(self._components, self._postprocess),
+            max_rows=self.most_rows(rows), max_batches=max_batches, in_worker=get_worker_info() is not None, keep=keep,
+        )  # fmt: skip
