@@ -43,7 +43,7 @@ LAYERS = (
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 #: Packages that `gear_data.integrations` imports when one of its modules is used.
-FRAMEWORKS = ("accelerate", "deepspeed", "grain", "lightning", "ray", "torchdata", "transformers")
+FRAMEWORKS = ("accelerate", "deepspeed", "grain", "lightning", "ray", "torchdata", "torchtitan", "transformers")
 
 #: Most modules of one folder.
 MAX_MODULES = 16

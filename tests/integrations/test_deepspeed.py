@@ -12,7 +12,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.integrations.deepspeed import batch_sizes
 from tests.support.integrations.training_runs import SCRIPTS, RankServer, check_resumed, global_batches
 
-WARM = ["tests.support.integrations.warm_deepspeed"]
+WARM = ["tests.support.integrations.warm.deepspeed"]
 
 
 def test_a_killed_run_resumes_on_another_number_of_processes(

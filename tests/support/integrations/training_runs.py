@@ -21,7 +21,7 @@ from tests.support.integrations import recorder
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "scripts" / "integrations"
 #: Modules that every script imports. A framework adds its own modules, except those that may not be forked.
-IMPORTS = ("tests.support.integrations.warm",)
+IMPORTS = ("tests.support.integrations.warm.kernels",)
 
 
 def make_data(folder: Path) -> Path:
