@@ -1,0 +1,35 @@
+"""constraints.txt must be installable with the oldest Python that pyproject.toml allows."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_every_pin_allows_the_oldest_python() -> None:
+    """A pin that excludes it makes pip try other versions of its parents for an hour, and then fail."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = f"{project['requires-python'].removeprefix('>=')}.0"
+    environment = {"python_full_version": oldest, "python_version": oldest.rpartition(".")[0]}
+    checked = 0
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pin = Requirement(line)
+        if pin.marker is not None and not pin.marker.evaluate(environment):
+            continue
+        try:
+            found = importlib.metadata.distribution(pin.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # pinned for other extras than the tests'
+        if found.version.partition("+")[0] in pin.specifier:
+            wanted = found.metadata.get("Requires-Python")
+            assert oldest in SpecifierSet(wanted or ""), f"{pin.name} {found.version} wants Python {wanted}"
+            checked += 1
+    assert checked > 100
