@@ -68,6 +68,7 @@ CONTENDERS = (
         "hf",
         ("--rows", "arrow"),
     ),
+    Contender("ogbench", "OGBench's GCDataset in NumPy", "goals_numpy.py", "steps"),
     Contender("memcpy", "memcpy, 1 thread", "memcpy_ceiling.py", "steps"),
     Contender(
         "memcpy-hot", "memcpy, 1 thread, into a hot batch", "memcpy_ceiling.py", "steps", arguments=("--into", "batch")

@@ -9,7 +9,8 @@ from typing import Literal
 #: Columns of a batch, by the name of gear-data's preset.
 #: decision_transformer: observations, actions, rewards, return-to-go, timesteps, mask.
 #: raw: observations, actions, timesteps, mask.
-Contract = Literal["decision_transformer", "raw"]
+#: goals: transitions (observations, actions, next observations) with value and actor goals.
+Contract = Literal["decision_transformer", "raw", "goals"]
 
 #: A large copy has at least this many times the bytes of the last-level cache.
 CACHE_MULTIPLE = 10
@@ -36,6 +37,7 @@ FAMILIES: Mapping[str, Family] = {
     "hopper": Family("Hopper", "decision_transformer", 200_000, (11,), 3),
     "g1": Family("G1 robot", "raw", 36_000, (26,), 26),
     "frames": Family("frames", "raw", 60_000, (84, 84), 0),
+    "goals": Family("transitions with goals, Hopper's shape", "goals", 200_000, (11,), 3),
     "wide": Family("wide (Humanoid-like)", "decision_transformer", 250_000, (376,), 17),
 }
 
@@ -85,6 +87,7 @@ SCENARIOS = (
     Scenario("g1-26+26", "g1", 256, 20, _RAW),
     Scenario("frames-32x16", "frames", 32, 16, _RAW, targets={"memcpy": 1.0}),
     Scenario("wide-256x20", "wide", 256, 20, _ALL),
+    Scenario("goals-256", "goals", 256, 1, ("ogbench", *_LIMITS)),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import gear_data
 
@@ -10,14 +11,18 @@ import gear_data
 def open_loader(args: argparse.Namespace, prefetch: int) -> gear_data.SequenceLoader:
     """Returns a loader of uniform windows in the contract's preset.
 
-    `raw` delivers observations and actions.
+    `raw` delivers observations and actions, `goals` transitions with goals.
     """
+    own: dict[str, Any] = {"preset": args.contract}
+    if args.contract == "raw":
+        own["columns"] = ("observations", "actions")
+    elif args.contract == "goals":
+        own = {"preset": "transitions", "goals": gear_data.Goals()}
     return gear_data.SequenceLoader(
         gear_data.open(args.data),
         batch_size=args.batch_size,
         context=args.context,
-        preset=args.contract,
-        columns=("observations", "actions") if args.contract == "raw" else None,
+        **own,
         sampler="uniform",
         seed=args.seed,
         prefetch=prefetch,

@@ -155,7 +155,7 @@ def parse_arguments(
     parser.add_argument("--context", type=int, default=20, help="steps in a window (default 20)")
     parser.add_argument(
         "--contract",
-        choices=("decision_transformer", "raw"),
+        choices=("decision_transformer", "raw", "goals"),
         default="decision_transformer",
         help="columns of a batch (default decision_transformer)",
     )

@@ -145,9 +145,8 @@ def goal_windows(windows: Sequence[Windows]) -> Windows:
     Their order is batch by batch, and kind by kind.
     """
     drawn = [each.goals for each in windows if each.goals is not None]
-    episode_id = np.concatenate([goals[0].reshape(-1) for goals in drawn])
-    step = np.concatenate([goals[1].reshape(-1) for goals in drawn])
+    episode_id, step = np.concatenate([goals.reshape(2, -1) for goals in drawn], axis=1)
     source = windows[0].source
     if not isinstance(source, int):
-        source = np.concatenate([np.tile(each.source, len(drawn[0][0])) for each in windows])
+        source = np.concatenate([np.tile(each.source, drawn[0].shape[1]) for each in windows])
     return Windows(episode_id, step, np.ones(len(step), np.int64), source=source)
