@@ -27,7 +27,7 @@ TESTS = Path(__file__).parent
 LAYERS = (
     ("error_text",),
     ("errors",),
-    ("schema", "common"),
+    ("schema", "stacking", "common"),
     ("storage", "kernels"),
     ("ingest", "selection"),
     ("collection",),
@@ -121,7 +121,7 @@ def test_imports_run_one_way() -> None:
 
 
 def test_ingest_imports_only_storage_and_below() -> None:
-    below = {"ingest", "storage", "schema", "errors", "common", None}
+    below = {"ingest", "storage", "schema", "stacking", "errors", "common", None}
     for module in modules():
         if layer_of(module) == "ingest":
             assert {layer_of(name) for name in imports(module)} <= below, module

@@ -69,6 +69,12 @@ def renaming(text: str) -> tuple[str, str]:
     return old, new
 
 
+def stacking(text: str) -> tuple[str, list[str]]:
+    """Parses 'NEW=A,B' to ('NEW', ['A', 'B'])."""
+    new, parts = renaming(text)
+    return new, names(parts)
+
+
 def size(text: str) -> int:
     """Parses '512M' to 512 MiB; a plain number is bytes."""
     units = {"K": 10, "M": 20, "G": 30}

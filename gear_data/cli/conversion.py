@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 import gear_data
-from gear_data.cli.arguments import add_command, names, print_json, renaming, size
+from gear_data.cli.arguments import add_command, names, print_json, renaming, size, stacking
 from gear_data.common.progress import format_bytes, pluralize
 
 
@@ -56,6 +56,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rename", type=renaming, action="append", default=[], metavar="OLD=NEW", help=help)
     help = "column that identifies the episode of a step, for sources with one row per step"
     parser.add_argument("--episode-column", metavar="A", help=help)
+    stack_help = "make one column NEW of columns of numbers, in this order; may be repeated"
+    parser.add_argument("--stack", type=stacking, action="append", default=[], metavar="NEW=A,B", help=stack_help)
     parser.add_argument("--step-column", metavar="A", help="column that numbers the steps of an episode")
     parser.add_argument("--end-column", metavar="A", help="column that is true at the last step of an episode")
     help = "end episodes after N steps, for sources that mark no ends"
@@ -79,7 +81,7 @@ def _source_options(options: argparse.Namespace) -> dict[str, Any]:
         "mapping",
     )
     selected = {name: getattr(options, name) for name in (*names, "keep_encoded")}
-    return {**selected, "rename": dict(options.rename)}
+    return {**selected, "rename": dict(options.rename), "stack": dict(options.stack)}
 
 
 def _convert(options: argparse.Namespace) -> int:

@@ -93,6 +93,7 @@ def convert(
     end_column: str | None = None,
     max_episode_steps: int | None = None,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    stack: Mapping[str, Sequence[str]] | None = None,
     keep_encoded: bool = False,
     shard_bytes: int = SHARD_BYTES,
     on_bad_episode: Literal["error", "skip"] = "error",
@@ -127,6 +128,9 @@ def convert(
         max_episode_steps: The length of an episode, if the source does not mark the ends of episodes.
         mapping: For HDF5, NumPy and Zarr files that no format recognises: a YAML file, or a dict of the same keys, that
             says where the episodes and columns are. `gear-data lint SRC --suggest-map` writes a first one.
+        stack: New column -> the columns that it is made of, in order: `{"observations": ["position", "velocity"]}`.
+            They hold numbers; the new column is a vector of all their elements, in the dtype to which NumPy promotes
+            theirs. It takes the place of its parts. Final observations are stacked, too.
         keep_encoded: Keep PNG, JPEG and other images as the source encodes them. By default, images of one size
             become uint8 columns [H, W, C].
         shard_bytes: The size at which a shard is closed, in bytes of column data.
@@ -162,6 +166,7 @@ def convert(
         end_column=end_column,
         max_episode_steps=max_episode_steps,
         mapping=mapping,
+        stack=stack,
     )
     target = choose_target(plain_path(destination), overwrite, resume)
     spec = ConversionSpec(plain_source(source), check_splits(split), format, options, keep_encoded, strict, shard_bytes)

@@ -81,6 +81,7 @@ def lint(
     end_column: str | None = None,
     max_episode_steps: int | None = None,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    stack: Mapping[str, Sequence[str]] | None = None,
     keep_encoded: bool = False,
     progress: bool | None = None,
 ) -> LintReport:
@@ -103,6 +104,7 @@ def lint(
         end_column=end_column,
         max_episode_steps=max_episode_steps,
         mapping=mapping,
+        stack=stack,
     )
     spec = ConversionSpec(
         plain_source(source), check_splits(split), format, options, keep_encoded, strict=False, shard_bytes=0

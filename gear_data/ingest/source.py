@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gear_data.errors import GearError, HostMemoryError, InvalidArgumentError
@@ -13,6 +13,7 @@ from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location
 from gear_data.ingest.mapping import SourceMapping, load_mapping
 from gear_data.schema import ColumnSpec
+from gear_data.stacking import Stack, check_stack
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
 
@@ -29,6 +30,7 @@ class SourceOptions:
         end_column: The column that is true at the last step of an episode.
         max_episode_steps: The length of an episode, if the source does not mark the ends of episodes.
         mapping: Where the episodes and columns are, for the format `tree`.
+        stack: Name of a new column -> names of the columns that it is made of.
     """
 
     columns: tuple[str, ...] | None = None
@@ -39,6 +41,7 @@ class SourceOptions:
     end_column: str | None = None
     max_episode_steps: int | None = None
     mapping: SourceMapping | None = None
+    stack: Stack = field(default_factory=dict)
 
 
 def check_count(name: str, value: Any, minimum: int) -> None:
@@ -59,6 +62,7 @@ def source_options(
     end_column: str | None,
     max_episode_steps: int | None,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None,
+    stack: Mapping[str, Sequence[str]] | None,
 ) -> SourceOptions:
     """Checks the user's options and returns them. It does not read the source.
 
@@ -76,6 +80,10 @@ def source_options(
         raise InvalidArgumentError(f"rename must be a mapping of names to names, not {rename!r}")
     if max_episode_steps is not None:
         check_count("max_episode_steps", max_episode_steps, 1)
+    stacked = check_stack(stack)
+    parts = {part for names in stacked.values() for part in names}
+    if columns is not None:  # whoever keeps a stack keeps its parts
+        columns = [*(name for name in columns if name not in stacked or name in parts), *sorted(parts - {*columns})]
     return SourceOptions(
         columns=None if columns is None else tuple(columns),
         rename=dict(rename) if rename else None,  # an empty mapping is no other option than None
@@ -85,6 +93,7 @@ def source_options(
         end_column=end_column,
         max_episode_steps=max_episode_steps,
         mapping=None if mapping is None else load_mapping(mapping),
+        stack=stacked,
     )
 
 

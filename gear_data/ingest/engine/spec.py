@@ -13,6 +13,7 @@ from gear_data.ingest.mapping import parse_mapping
 from gear_data.ingest.merging.dataset_source import GEAR, DatasetSource
 from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.pipeline.prepare import report_names
+from gear_data.ingest.pipeline.stack import stack_columns
 from gear_data.ingest.several.parts import SourcePart, locate_parts
 from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import EpisodeSource, SourceOptions, typed_memory_errors
@@ -35,6 +36,7 @@ class _SpecRecord(msgspec.Struct, forbid_unknown_fields=True):
     max_episode_steps: int | None
     on_bad_episode: Literal["error", "skip"]
     mapping: dict[str, Any] | None = None
+    stack: dict[str, tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class ConversionSpec:
             max_episode_steps=options.max_episode_steps,
             on_bad_episode="skip" if options.skip_bad else "error",
             mapping=None if options.mapping is None else options.mapping.to_json(),
+            stack=dict(options.stack) or None,
         )
         return msgspec.to_builtins(record)  # type: ignore[no-any-return]
 
@@ -115,6 +118,7 @@ class ConversionSpec:
             end_column=record.end_column,
             max_episode_steps=record.max_episode_steps,
             mapping=None if record.mapping is None else parse_mapping(record.mapping, "manifest"),
+            stack=record.stack or {},
         )
         return ConversionSpec(
             source, record.split, record.format, options, record.keep_encoded, record.strict, record.shard_bytes
@@ -139,6 +143,7 @@ class ConversionSpec:
             source.findings.make_strict()
         if not self.keep_encoded:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
+        source = stack_columns(source, self.options.stack)
         report_names(source, all_columns=self.options.columns is None)
         return source, name, reason
 

@@ -1,0 +1,90 @@
+"""Several columns as one: scalars and vectors, side by side in one vector.
+
+`convert(..., stack={"observations": ["s_pos", "s_vel"]})` stores such a column, and `SequenceLoader(..., stack=...)`
+makes it in batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
+from gear_data.schema import ColumnSpec
+
+#: Name of the stacked column -> names of its parts, in order.
+Stack = Mapping[str, tuple[str, ...]]
+
+
+def check_stack(stack: Any) -> dict[str, tuple[str, ...]]:
+    """Checks the argument `stack` and returns it.
+
+    Raises:
+        InvalidArgumentError: It is no mapping of names to lists of names, or a part is given twice.
+    """
+    if stack is None:
+        return {}
+    if not isinstance(stack, Mapping):
+        raise InvalidArgumentError(f"stack must map a column to a list of columns, not be {stack!r}")
+    seen: set[str] = set()
+    for name, parts in stack.items():
+        is_list = isinstance(parts, list | tuple) and bool(parts) and all(isinstance(part, str) for part in parts)
+        if not isinstance(name, str) or not name or not is_list:
+            raise InvalidArgumentError(
+                f"stack must map a column to a list of columns, and {name!r} is mapped to {parts!r}",
+                hint="such as stack={'observations': ['position', 'velocity']}",
+            )
+        twice = next((part for i, part in enumerate(parts) if part in seen or part in parts[:i]), None)
+        if twice is not None:
+            raise InvalidArgumentError(f"the stack uses the column '{twice}' twice", column=twice, hint="give it once")
+        seen.update(parts)
+    return {name: tuple(parts) for name, parts in stack.items()}
+
+
+def stacked_column(name: str, parts: Sequence[ColumnSpec]) -> ColumnSpec:
+    """Returns the column that the parts make: a vector with the elements of all parts.
+
+    Its dtype is the one to which NumPy promotes the dtypes of the parts: float32 with float64, and float32 with int64,
+    is float64. The column has a final observation if all parts have one.
+
+    Raises:
+        UnsupportedColumnError: A part is text or bytes.
+    """
+    for part in parts:
+        if part.variable_length:
+            raise UnsupportedColumnError(
+                f"holds {part.dtype}, and only numbers can be stacked into '{name}'",
+                column=part.source or part.name,
+                hint="leave it out of stack",
+            )
+    dtype = np.result_type(*(part.numpy_dtype for part in parts)).name
+    return ColumnSpec(name, dtype, (sum(part.size for part in parts),), has_final=all(part.has_final for part in parts))
+
+
+def stack_values(column: ColumnSpec, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Returns the values of a stacked column, [n, elements].
+
+    Args:
+        column: The column of `stacked_column`.
+        parts: The values of its parts, [n, ...] each.
+
+    Raises:
+        UnsupportedColumnError: A whole number is too large for the column's dtype.
+    """
+    values = np.empty((len(parts[0]), *column.shape), column.numpy_dtype)
+    first = 0
+    for part in parts:
+        flat = part.reshape(len(part), -1)
+        last = first + flat.shape[1]
+        values[:, first:last] = flat
+        if part.dtype.kind in "iu" and part.dtype.itemsize == 8 and values.dtype.kind == "f":
+            limit = 1 << 53
+            if len(flat) and (int(flat.max()) > limit or int(flat.min()) < -limit):
+                raise UnsupportedColumnError(
+                    f"has whole numbers above 2^53, which {column.dtype} cannot hold", column=column.name
+                )
+        first = last
+    return values
