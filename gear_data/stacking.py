@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
+from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.schema import ColumnSpec
 
+#: Columns with one meaning and one value a step, which are no parts of another column.
+_ALONE = frozenset({"rewards", "dones", "terminated", "truncated", "returns_to_go"})
 #: Name of the stacked column -> names of its parts, in order.
 Stack = Mapping[str, tuple[str, ...]]
 
@@ -42,6 +44,54 @@ def check_stack(stack: Any) -> dict[str, tuple[str, ...]]:
             raise InvalidArgumentError(f"the stack uses the column '{twice}' twice", column=twice, hint="give it once")
         seen.update(parts)
     return {name: tuple(parts) for name, parts in stack.items()}
+
+
+def resolve_stack(columns: Sequence[ColumnSpec], stack: Stack) -> dict[str, tuple[ColumnSpec, ...]]:
+    """Returns new column -> its parts.
+
+    Args:
+        columns: The columns of a source or a dataset.
+        stack: Name of a new column -> names of its parts, which may be the names in the source.
+
+    Raises:
+        UnknownNameError: A part is no column.
+        InvalidArgumentError: A part is a reward or an end flag, or another column has the new name.
+    """
+    known = {spec.name: spec for spec in columns}
+    by_source = {spec.source: spec.name for spec in columns if spec.source is not None}
+    parts: dict[str, tuple[ColumnSpec, ...]] = {}
+    for name, given in stack.items():
+        names = [part if part in known else by_source.get(part, part) for part in given]
+        for part in names:
+            if part not in known:
+                raise unknown_name("column", part, known)
+        for each in (name, *names):
+            if each in _ALONE:
+                raise InvalidArgumentError(
+                    f"'{each}' cannot be part of a stack, nor the name of one",
+                    column=each,
+                    hint="leave it out of stack",
+                )
+        parts[name] = tuple(known[part] for part in names)
+    used = {spec.name for specs in parts.values() for spec in specs}
+    taken = next((name for name in parts if name in known and name not in used), None)
+    if taken is not None:
+        raise InvalidArgumentError(
+            f"there is a column '{taken}' already",
+            column=taken,
+            hint="make it a part of the stack, or give the stack another name",
+        )
+    return parts
+
+
+def stacked_columns(columns: Sequence[ColumnSpec], parts: Mapping[str, Sequence[ColumnSpec]]) -> tuple[ColumnSpec, ...]:
+    """Returns the columns in which each stack stands in the place of its first part.
+
+    Raises UnsupportedColumnError, as `stacked_column` does.
+    """
+    stacked = {name: stacked_column(name, specs) for name, specs in parts.items()}
+    owner = {spec.name: name for name, specs in parts.items() for spec in specs}
+    return tuple(dict.fromkeys(stacked[owner[spec.name]] if spec.name in owner else spec for spec in columns))
 
 
 def stacked_column(name: str, parts: Sequence[ColumnSpec]) -> ColumnSpec:

@@ -15,6 +15,7 @@ from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.loaders.normalization import MODES, mode_statistics
 from gear_data.loaders.presets.outputs import normalization_columns
 from gear_data.selection.goals import Goals
+from gear_data.schema import ColumnSpec, Schema
 
 if TYPE_CHECKING:
     import torch
@@ -170,9 +171,15 @@ def check_goals(goals: Any, anchor: str) -> Goals | None:
 
 
 def normalization_statistics(
-    dataset: Dataset, normalize: Normalize
+    dataset: Dataset, schema: Schema, parts: Mapping[str, Sequence[ColumnSpec]], normalize: Normalize
 ) -> dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """Returns column -> (mean, std), float64, of the columns to normalise.
+
+    Args:
+        dataset: the dataset.
+        schema: its columns, with stacked columns in the place of their parts.
+        parts: stacked column -> its parts, whose statistics it has.
+        normalize: see `SequenceLoader`.
 
     Raises:
         UnknownNameError: no such column.
@@ -181,18 +188,30 @@ def normalization_statistics(
     if normalize is None:
         return {}
     if isinstance(normalize, Mapping):
-        normalization_columns(dataset.schema, tuple(normalize))
-        return {name: _mean_and_std(dataset, name, value) for name, value in normalize.items()}
+        normalization_columns(schema, tuple(normalize))
+        return {name: _mean_and_std(dataset, parts, name, value) for name, value in normalize.items()}
     mode = normalize if isinstance(normalize, str) and normalize in MODES else "mean-std"
-    names = normalization_columns(dataset.schema, True if mode == normalize else normalize)
-    return {name: mode_statistics(dataset, name, mode) for name in names}
+    names = normalization_columns(schema, True if mode == normalize else normalize)
+    return {name: _statistics_of(dataset, parts, name, mode) for name in names}
 
 
-def _mean_and_std(dataset: Dataset, name: str, value: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _statistics_of(
+    dataset: Dataset, parts: Mapping[str, Sequence[ColumnSpec]], name: str, mode: str
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Returns the (mean, std) of a mode; of a stacked column, those of its parts side by side."""
+    if name not in parts:
+        return mode_statistics(dataset, name, mode)
+    means, deviations = zip(*(mode_statistics(dataset, part.name, mode) for part in parts[name]), strict=True)
+    return np.concatenate(means), np.concatenate(deviations)
+
+
+def _mean_and_std(
+    dataset: Dataset, parts: Mapping[str, Sequence[ColumnSpec]], name: str, value: Any
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     if isinstance(value, str):
         if value not in MODES:
             raise unknown_name("normalisation", value, MODES)
-        return mode_statistics(dataset, name, value)
+        return _statistics_of(dataset, parts, name, value)
     try:
         mean, std = (np.asarray(each, np.float64) for each in value)
     except (TypeError, ValueError) as error:

@@ -32,6 +32,8 @@ from gear_data.loaders.presets.outputs import (
 from gear_data.loaders.presets.registry import resolve_preset
 from gear_data.loaders.window_source import WindowSelection
 from gear_data.selection.goals import Goals, GoalSampler
+from gear_data.loaders.presets.stacked import Parts, join_parts, part_outputs, stacked_schema
+from gear_data.schema import Schema
 from gear_data.selection.samplers import Candidates, Selector, WeightedSelector, as_sampler
 from gear_data.selection.windows import Float64Array, WindowRule
 
@@ -63,10 +65,11 @@ class LoaderComponent:
         selector: the sampler, bound to the dataset's anchors; selects the windows of a step.
         batch_format: the preset, with its options.
         request: the arguments for the preset.
-        outputs: the arrays that the collector fills.
+        outputs: the arrays of a batch before the preset's postprocessing.
         variable: column of text or bytes -> its key in the batch.
         postprocess: turns a collected batch into the preset's batch; None: nothing is left to do.
         goals: the goals of the windows; None: batches have no goals.
+        parts: stacked column -> the columns that the collector reads for it.
     """
 
     dataset: Dataset
@@ -79,6 +82,7 @@ class LoaderComponent:
     variable: Mapping[str, str]
     postprocess: Postprocess | None
     goals: ComponentGoals | None
+    parts: Parts
 
     @property
     def selection(self) -> WindowSelection:
@@ -87,7 +91,9 @@ class LoaderComponent:
 
     def collect_source(self) -> CollectSource:
         """Returns the source for a collector."""
-        return CollectSource(store_of(self.dataset).reader(), self.dataset.schema, self.outputs)
+        return CollectSource(
+            store_of(self.dataset).reader(), self.dataset.schema, part_outputs(self.outputs, self.parts)
+        )
 
     @property
     def row_bytes(self) -> int:
@@ -109,6 +115,7 @@ class LoaderComponent:
             "offsets": {name: list(span) for name, span in request.offsets.items()},
             "normalize": {name: [mean.tolist(), std.tolist()] for name, (mean, std) in request.normalize.items()},
             "n_step": request.n_step,
+            **({"stack": {name: [p.name for p in specs] for name, specs in self.parts.items()}} if self.parts else {}),
             "outputs": [output_to_json(output) for output in self.outputs],
         }
 
@@ -123,7 +130,8 @@ def make_components(config: LoaderConfig, *, ask_rank_zero: bool) -> tuple[Loade
         ask_rank_zero: whether rank 0 evaluates expressions for all ranks.
     """
     datasets = config.datasets
-    shared = _shared_columns([each.dataset for each in datasets]) if config.joined else None
+    schemas = [stacked_schema(each.dataset.schema, config.stack)[0] for each in datasets] if config.joined else []
+    shared = _shared_columns(schemas) if config.joined else None
     components = []
     for number, each in enumerate(datasets):
         own = dataclasses.replace(config, **each.options)
@@ -142,12 +150,13 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
     if config.discount != 1:
         dataset = dataset.with_discount(config.discount)
     batch_format = resolve_preset(config.preset, config.preset_options)
+    schema, parts = stacked_schema(dataset.schema, config.stack)
     request = BatchRequest(
-        schema=dataset.schema,
+        schema=schema,
         context=config.context,
         columns=None if columns is None else tuple(columns),
         offsets=config.offsets,
-        normalize=normalization_statistics(dataset, config.normalize),
+        normalize=normalization_statistics(dataset, schema, parts, config.normalize),
         float_dtype=config.float_dtype,
         n_step=config.n_step,
         discount=config.discount,
@@ -156,6 +165,7 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
     outputs = tuple(batch_outputs(batch_format, request))
     if config.half is not None and postprocess is None:
         outputs = tuple(dataclasses.replace(o, half=config.dtype_name) if _is_float(o) else o for o in outputs)
+    postprocess = join_parts(outputs, parts, postprocess)
     check_batch_bytes(outputs, config.batch_size)
     sampler = as_sampler(config.sampler)
     state = next_state(batch_format, request)
@@ -194,7 +204,17 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
         check_batch_bytes((*outputs, *[output] * len(config.goals.keys)), config.batch_size)
         goals = ComponentGoals(_goal_sampler(dataset, config.goals, config), output)
     return LoaderComponent(
-        dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, postprocess, goals
+        dataset,
+        anchors.total,
+        sampler.name,
+        selector,
+        batch_format,
+        request,
+        outputs,
+        variable,
+        postprocess,
+        goals,
+        parts,
     )
 
 
@@ -219,13 +239,13 @@ def _is_float(output: Output) -> bool:
     return output.column and np.dtype(output.dtype).kind == "f"
 
 
-def _shared_columns(datasets: Sequence[Dataset]) -> tuple[str, ...]:
+def _shared_columns(schemas: Sequence[Schema]) -> tuple[str, ...]:
     """Returns the columns that all datasets have with the same shape.
 
     Raises:
         InvalidArgumentError: there is no such column.
     """
-    first, *others = (dataset.schema for dataset in datasets)
+    first, *others = schemas
     names = tuple(
         column.name
         for column in first
@@ -238,7 +258,7 @@ def _shared_columns(datasets: Sequence[Dataset]) -> tuple[str, ...]:
     )
     if not names:
         raise InvalidArgumentError(
-            f"the {len(datasets)} datasets of this mixture have no column of the same name and shape",
+            f"the {len(schemas)} datasets of this mixture have no column of the same name and shape",
             hint="rename columns at conversion (--rename), or give join=False",
         )
     return names

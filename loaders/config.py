@@ -35,6 +35,7 @@ from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import Sampler
 from gear_data.selection.schedule import CheckedSchedule
 from gear_data.selection.windows import WindowRule
+from gear_data.stacking import Stack, check_stack
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +66,7 @@ class LoaderConfig:
     sampler: str | Sampler
     seed: int
     columns: Sequence[str] | None
+    stack: Stack
     offsets: Mapping[str, tuple[int, int]]
     normalize: Normalize
     half: np.dtype[Any] | None
@@ -123,6 +125,7 @@ def resolve_config(
     sampler: str | Sampler,
     seed: int,
     columns: Sequence[str] | None,
+    stack: Mapping[str, Sequence[str]] | None,
     offsets: Mapping[str, tuple[int, int]] | None,
     normalize: Normalize,
     dtype: npt.DTypeLike | torch.dtype | None,
@@ -175,6 +178,7 @@ def resolve_config(
         sampler=sampler,
         seed=int(seed),
         columns=columns,
+        stack=check_stack(stack),
         offsets=check_offsets(offsets),
         normalize=normalize,
         half=half,

@@ -109,6 +109,8 @@ class SequenceLoader(LoaderBase):
             The node's number of rows in a batch is its shards' share of all weights, to within one row over any number
             of batches. Its ranks divide the rows. The windows then depend on the placement, which is part of the state:
             only the same number of nodes with the same placement can load the state.
+        stack: new column -> the columns of numbers that it is made of, as in `convert`: presets find `observations` in
+            `{"observations": ["position", "velocity"]}`. The batches are those of a dataset that was converted so.
 
     Raises:
         UnknownNameError: no such preset, sampler or column; the message lists the known ones.
@@ -151,11 +153,12 @@ class SequenceLoader(LoaderBase):
         goals: Goals | None = None,
         pin_memory: bool | None = None,
         selection: str = "centralized",
+        stack: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__()
         self._config = config = resolve_config(
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, preset_options=preset_options,
-            sampler=sampler, seed=seed, columns=columns, offsets=offsets, normalize=normalize, dtype=dtype,
+            sampler=sampler, seed=seed, columns=columns, stack=stack, offsets=offsets, normalize=normalize, dtype=dtype,
             n_step=n_step, discount=discount, transform=transform, decoders=decoders, goals=goals, rank=rank,
             world_size=world_size, selection=selection, framework=framework, device=device, backend=backend,
             sm_budget=sm_budget, pin_memory=pin_memory, prefetch=prefetch, steps=steps, epochs=epochs, passes=passes,

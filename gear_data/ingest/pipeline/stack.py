@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import EpisodeSource, Unit
 from gear_data.schema import ColumnSpec
-from gear_data.stacking import Stack, stack_values, stacked_column
+from gear_data.stacking import Stack, resolve_stack, stack_values, stacked_columns
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
 
@@ -26,40 +25,15 @@ def stack_columns(source: EpisodeSource, stack: Stack) -> EpisodeSource:
         stack: Canonical name of a new column -> canonical or source names of its parts.
 
     Raises:
-        UnknownNameError: A part is no column.
-        InvalidArgumentError: A part is a reward or an end flag, or the new name is taken or not canonical.
+        InvalidArgumentError: The new name is not canonical. Also raises the errors of `resolve_stack`.
         UnsupportedColumnError: A part is text or bytes.
     """
-    if not stack:
-        return source
-    known = {spec.name: spec for spec in source.columns}
-    by_source = {spec.source: spec.name for spec in source.columns if spec.source is not None}
-    parts: dict[str, tuple[ColumnSpec, ...]] = {}
-    for name, given in stack.items():
-        names = [part if part in known else by_source.get(part, part) for part in given]
-        for part in names:
-            if part not in known:
-                raise unknown_name("column", part, known)
-            if part in SCALAR_COLUMNS:
-                raise InvalidArgumentError(
-                    f"'{part}' cannot be part of '{name}': rewards and end flags are columns of their own", column=part
-                )
-        parts[name] = tuple(known[part] for part in names)
-    used = {spec.name for specs in parts.values() for spec in specs}
-    for name in parts:
-        if name in known and name not in used:
+    for name in stack:
+        if canonical_name(name) != name:
             raise InvalidArgumentError(
-                f"the source has a column '{name}' already",
-                column=name,
-                hint="make it a part of the stack, or give the stack another name",
+                f"a stack cannot have the name '{name}'", column=name, hint=f"use the name '{canonical_name(name)}'"
             )
-        if name in SCALAR_COLUMNS or canonical_name(name) != name:
-            raise InvalidArgumentError(
-                f"a stack cannot have the name '{name}'",
-                column=name,
-                hint=f"use a canonical name, such as '{canonical_name(name)}', but not of rewards and end flags",
-            )
-    return StackedSource(source, parts)
+    return StackedSource(source, resolve_stack(source.columns, stack)) if stack else source
 
 
 class StackedSource:
@@ -72,12 +46,8 @@ class StackedSource:
         self.metadata = source.metadata
         self._source = source
         self._parts = parts
-        self._stacked = {name: stacked_column(name, specs) for name, specs in parts.items()}
-        owner = {spec.name: name for name, specs in parts.items() for spec in specs}
-        #: The columns in the order of the source: a stack stands where its first part stood.
-        self.columns = tuple(
-            dict.fromkeys(self._stacked[owner[spec.name]] if spec.name in owner else spec for spec in source.columns)
-        )
+        self.columns = stacked_columns(source.columns, parts)
+        self._stacked = {spec.name: spec for spec in self.columns if spec.name in parts}
         for name, specs in parts.items():
             without = [spec.name for spec in specs if not spec.has_final]
             if without and len(without) < len(specs):

@@ -92,7 +92,7 @@ def test_the_command_line_resuming_and_lint(tmp_path: Path, capsys: pytest.Captu
         ({"observations": ["s_pos", "s_val"]}, UnknownNameError, "did you mean 's_vel'"),
         ({"observations": ["s_pos", "rewards"]}, InvalidArgumentError, "rewards"),
         ({"actions": ["s_pos", "s_vel"]}, InvalidArgumentError, "already"),
-        ({"obs": ["s_pos"]}, InvalidArgumentError, "canonical"),
+        ({"obs": ["s_pos"]}, InvalidArgumentError, "use the name 'observations'"),
         ({"observations": ["s_pos", "s_pos"]}, InvalidArgumentError, "twice"),
         ({"observations": "s_pos"}, InvalidArgumentError, "list of columns"),
         ({"observations": ["s_pos", "name"]}, UnsupportedColumnError, "string"),
