@@ -14,8 +14,8 @@ from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.loaders.normalization import MODES, mode_statistics
 from gear_data.loaders.presets.outputs import normalization_columns
-from gear_data.selection.goals import Goals
 from gear_data.schema import ColumnSpec, Schema
+from gear_data.selection.goals import Goals
 
 if TYPE_CHECKING:
     import torch

@@ -30,10 +30,10 @@ from gear_data.loaders.presets.outputs import (
     text_columns,
 )
 from gear_data.loaders.presets.registry import resolve_preset
+from gear_data.loaders.presets.stacked import Parts, part_outputs, stacked_schema
 from gear_data.loaders.window_source import WindowSelection
-from gear_data.selection.goals import Goals, GoalSampler
-from gear_data.loaders.presets.stacked import Parts, join_parts, part_outputs, stacked_schema
 from gear_data.schema import Schema
+from gear_data.selection.goals import Goals, GoalSampler
 from gear_data.selection.samplers import Candidates, Selector, WeightedSelector, as_sampler
 from gear_data.selection.windows import Float64Array, WindowRule
 
@@ -91,9 +91,8 @@ class LoaderComponent:
 
     def collect_source(self) -> CollectSource:
         """Returns the source for a collector."""
-        return CollectSource(
-            store_of(self.dataset).reader(), self.dataset.schema, part_outputs(self.outputs, self.parts)
-        )
+        filled, joined = part_outputs(self.outputs, self.parts)
+        return CollectSource(store_of(self.dataset).reader(), self.dataset.schema, filled, joined)
 
     @property
     def row_bytes(self) -> int:
@@ -165,7 +164,6 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
     outputs = tuple(batch_outputs(batch_format, request))
     if config.half is not None and postprocess is None:
         outputs = tuple(dataclasses.replace(o, half=config.dtype_name) if _is_float(o) else o for o in outputs)
-    postprocess = join_parts(outputs, parts, postprocess)
     check_batch_bytes(outputs, config.batch_size)
     sampler = as_sampler(config.sampler)
     state = next_state(batch_format, request)

@@ -71,6 +71,8 @@ class Collector:
             valid_bytes = int(buffers.valid[0])
         else:
             valid_bytes = self._read_joined(windows, windows.source, buffers)
+        for join in self._plan.joins:
+            join.join(memory, rows)
         arrays = {}
         # Every array keeps the lease of the buffer alive.
         for key, shape, dtype, offset in self._arrays:
@@ -102,6 +104,8 @@ class Collector:
         buffers.windows_per_batch = rows or 1
         self._readers[0].read(windows, buffers)
         plan = self._plan
+        for join in plan.joins:
+            join.join(memory, len(windows))
         return [
             CollectedBatch(
                 {

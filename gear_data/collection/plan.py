@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.buffers import ALIGNMENT
+from gear_data.collection.joined import ArrayLayout, Joined, JoinLayout
 from gear_data.collection.output import TIMESTEPS, Output, Padding, check_batch_bytes
 from gear_data.collection.reader import ColumnReader
 from gear_data.errors import UnsupportedColumnError
@@ -41,31 +42,14 @@ class CollectSource:
     Attributes:
         reader: reads the dataset's columns.
         schema: the columns.
-        outputs: the arrays of a batch.
+        outputs: the arrays that a kernel fills.
+        joined: the arrays of a batch that are joined from several outputs. Each stands in the place of its parts.
     """
 
     reader: ColumnReader
     schema: Schema
     outputs: tuple[Output, ...]
-
-
-@dataclass(frozen=True)
-class ArrayLayout:
-    """The position of one array in the buffer of a batch.
-
-    Attributes:
-        key: name in the batch.
-        shape: shape of a row.
-        dtype: dtype of the array.
-        offset: first byte in the buffer.
-        row_bytes: bytes of a row.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    offset: int
-    row_bytes: int
+    joined: tuple[Joined, ...] = ()
 
 
 class BatchPlan:
@@ -81,10 +65,11 @@ class BatchPlan:
     Attributes:
         plans: OUTPUT_PLAN [outputs] for each source, see `gear_data.kernels.output_plan`. They hold addresses of arrays
             that live as long as this plan.
-        arrays: the layout of each output.
-        offsets: int64 [outputs], the first byte of each array in a buffer.
+        arrays: the layout of each array of a batch.
+        joins: the arrays among them that are joined from several outputs.
+        offsets: int64 [outputs], the first byte of the array of each output in a buffer.
         size: bytes of a buffer.
-        row_bytes: bytes of one row, summed over all arrays.
+        row_bytes: bytes of one row, summed over all outputs.
 
     Raises:
         InvalidArgumentError: a batch would have more than 1 TiB.
@@ -97,15 +82,23 @@ class BatchPlan:
         # Arrays to which the plans point.
         self._templates: list[npt.NDArray[Any]] = []
         self.plans = [self._plan(source) for source in sources]
-        row_bytes = [output.row_bytes for output in outputs]
-        aligned = -(-batches * rows * np.array(row_bytes, np.int64) // ALIGNMENT) * ALIGNMENT
-        self.offsets: Int64Array = np.cumsum(aligned) - aligned
+        joined = sources[0].joined
+        stored = [*outputs, *(each.output for each in joined)]
+        row_bytes = np.array([output.row_bytes for output in stored], np.int64)
+        aligned = -(-batches * rows * row_bytes // ALIGNMENT) * ALIGNMENT
+        offsets: Int64Array = np.cumsum(aligned) - aligned
+        self.offsets = offsets[: len(outputs)]
         self.size = max(1, int(aligned.sum()))
-        self.row_bytes = sum(row_bytes)
-        self.arrays = [
+        self.row_bytes = int(row_bytes[: len(outputs)].sum())
+        layouts = [
             ArrayLayout(output.key, output.array_shape, output.array_dtype, offset, output.row_bytes)
-            for output, offset in zip(outputs, self.offsets.tolist(), strict=True)
+            for output, offset in zip(stored, offsets.tolist(), strict=True)
         ]
+        self.arrays, self.joins = layouts[: len(outputs)], []
+        for each, whole in reversed(list(zip(joined, layouts[len(outputs) :], strict=True))):
+            parts = slice(each.first, each.first + each.count)
+            self.joins.append(JoinLayout(whole, tuple(self.arrays[parts])))
+            self.arrays[parts] = [whole]
 
     def _plan(self, source: CollectSource) -> OutputPlanArray:
         """Returns OUTPUT_PLAN [outputs]."""

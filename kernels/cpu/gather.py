@@ -23,3 +23,11 @@ def gather(sources, sizes, target):  # type: ignore[no-untyped-def]
                 prefetch(sources[i + 4] + 64 * line)
         memcpy(target, sources[i], np.uint64(sizes[i]))
         target += sizes[i]
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def write_elements(part, whole, first):  # type: ignore[no-untyped-def]
+    """Copies `part`, [n, k], into the columns first to first + k - 1 of `whole`, [n, m] of the same dtype."""
+    for row in range(part.shape[0]):
+        for i in range(part.shape[1]):
+            whole[row, first + i] = part[row, i]

@@ -128,9 +128,10 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
     for component in components:
         if component.goals is not None and component.goals.sampler.goals.future:
             return "final observations as goals are collected there"
+        if component.parts:
+            return "stack= joins columns there"
         if component.postprocess is not None:
-            work = "stack= joins columns" if component.parts else f"preset '{component.batch_format.name}' makes tokens"
-            return f"{work} there"
+            return f"preset '{component.batch_format.name}' makes tokens there"
         if staging_reader(store_of(component.dataset).reader()) is None:
             return "other machines send the steps, and not by RDMA"
     return None if postprocess.transform is None else "transform= is called with tensors of the CPU"
