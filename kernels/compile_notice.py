@@ -1,4 +1,7 @@
-"""Notice that kernels are being compiled, which takes up to a minute on a machine that has not compiled them yet."""
+"""Notice that kernels are being compiled.
+
+This takes up to a minute on a machine that has not compiled them yet.
+"""
 
 from __future__ import annotations
 

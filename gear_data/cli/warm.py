@@ -1,7 +1,6 @@
-"""Compiling of all kernels ahead, into Numba's cache, for `gear-data doctor --warm`.
+"""Compiling of all kernels into Numba's cache, for `gear-data doctor --warm`.
 
-A kernel is compiled for the types of its arguments. So each step does what a user does, on a small dataset, and not
-only calls a kernel.
+A kernel is compiled for the types of its arguments. So each step uses a loader on a small dataset, as training does.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _EPISODES, _STEPS = 6, 12
 
 
 def warm_kernels(progress: bool | None = None) -> float:
-    """Compiles the kernels that are not in the cache yet, and returns the seconds that this took.
+    """Compiles the kernels that are not in the cache yet, and returns the seconds.
 
     Args:
         progress: Show a progress bar; None shows one on a terminal.
@@ -64,7 +63,7 @@ def _weights(dataset: gear_data.Dataset) -> None:
     next(iter(loader))
 
 
-#: What the progress bar shows -> what compiles the kernels.
+#: Name of the work, for the progress bar -> work that compiles kernels.
 _WORK: dict[str, Callable[[gear_data.Dataset], object]] = {
     "windows and batches": lambda ds: _feed(ds, preset="decision_transformer", normalize=True),
     "text": lambda ds: _feed(ds),
@@ -75,6 +74,7 @@ _WORK: dict[str, Callable[[gear_data.Dataset], object]] = {
     "fifo": lambda ds: _feed(ds, sampler="fifo"),
     "shuffle": lambda ds: _feed(ds, sampler="shuffle"),
     "step filters": lambda ds: [_feed(ds.filter_steps("rewards > 0", mode=mode)) for mode in ("first", "all")],
+    "stacks": lambda ds: _feed(ds, stack={"infos.all": ["observations"]}),
     "strides": lambda ds: _feed(ds, stride=2, anchor="end"),
     "splits": lambda ds: ds.split({"a": 0.5, "b": 0.5}),
     "goals": lambda ds: _feed(ds, goals=gear_data.Goals()),

@@ -49,7 +49,10 @@ class ArrayLayout:
     row_bytes: int
 
     def steps(self, memory: npt.NDArray[np.uint8], rows: int) -> npt.NDArray[Any]:
-        """Returns the elements of `rows` rows, [steps, elements], as unsigned integers of their size."""
+        """Returns the elements of some rows, as unsigned integers of their size.
+
+        The result is [steps, elements], a view of the memory.
+        """
         unit = np.dtype(f"u{self.dtype.itemsize}")
         return np.ndarray((rows * math.prod(self.shape[:-1]), self.shape[-1]), unit, memory, self.offset)
 

@@ -31,9 +31,9 @@ class _Bar(tqdm):  # type: ignore[misc]
 
 
 class ProgressLines:
-    """Progress of a long run without a terminal: at most one line a minute on standard error.
+    """Progress of a long run without a terminal, as lines on standard error.
 
-    A run of less than a minute prints nothing. The methods are those of tqdm that this package uses.
+    There is at most one line a minute, so a short run prints nothing. It has the methods of tqdm that are used here.
 
     Args:
         total: The amount of work; None if it is unknown.
@@ -76,7 +76,10 @@ class ProgressLines:
 
 
 def is_main_process() -> bool:
-    """Returns whether a user reads this process's output: it is no worker, and the first rank of its machine."""
+    """Returns whether a user reads this process's output.
+
+    The process is no worker, and the first rank of its machine.
+    """
     return multiprocessing.parent_process() is None and os.environ.get("LOCAL_RANK", "0") == "0"
 
 

@@ -42,7 +42,7 @@ def stacked_schema(schema: Schema, stack: Stack) -> tuple[Schema, Parts]:
 
 
 def part_outputs(outputs: Sequence[Output], parts: Parts) -> tuple[tuple[Output, ...], tuple[Joined, ...]]:
-    """Returns the outputs that a kernel fills, and the arrays that are joined from them.
+    """Returns the outputs that a kernel fills, and the arrays that join them.
 
     An output of a stacked column becomes one output for each part.
     """
@@ -61,7 +61,10 @@ def part_outputs(outputs: Sequence[Output], parts: Parts) -> tuple[tuple[Output,
 
 
 def _with_columns_of_parts(output: Output, first: Mapping[str, str]) -> Output:
-    """Returns the output with a part in the place of a stacked column whose final observations count."""
+    """Returns an output that asks for the final observations of a part.
+
+    The dataset has no final observations of the stacked column itself.
+    """
     state, column = output.next_state, output.mask_column
     if state is not None and state.finals is not None:
         state = dataclasses.replace(state, finals=first.get(state.finals, state.finals))

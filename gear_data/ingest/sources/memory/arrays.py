@@ -1,4 +1,4 @@
-"""Arrays of steps in memory, such as D4RL's `env.get_dataset()`: a mapping of name -> [N, ...]."""
+"""Arrays of steps in memory, such as D4RL's `env.get_dataset()`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _D4RL_METADATA = "metadata/"
 
 
 def open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) -> ArraySource:
-    """Opens arrays of steps in memory. They are read as the same arrays in an `.npz` file.
+    """Opens arrays of steps in memory, as the same arrays in an `.npz` file.
 
     D4RL's are read as D4RL's files: a step of both flags is terminal, and `metadata/...` are facts about the source.
 

@@ -22,7 +22,7 @@ _USES = frozenset({"episode_column", "step_column", "end_column", "max_episode_s
 
 
 def probe(location: Location) -> str | None:
-    """Returns the reason if the location holds episodes or arrays in memory; otherwise None."""
+    """Returns the reason if the location holds data in memory; otherwise None."""
     if location.arrays is not None:
         return f"arrays in memory, with a row per step: {', '.join(location.arrays)}"
     return None if location.episodes is None else "episodes in memory"

@@ -17,7 +17,7 @@ _TRANSITION_LENGTHS = (5, 6)
 
 
 def as_table(source: Any) -> pa.Table | None:
-    """Returns a pandas, Polars or Arrow table as an Arrow table; None for other objects.
+    """Returns a pandas, Polars or Arrow table as an Arrow table, or None.
 
     All objects with an Arrow stream are tables, such as a relation of DuckDB. Of the index of a pandas table, levels
     with a name are columns.
@@ -58,5 +58,5 @@ def holds_transitions(source: Any) -> bool:
 
 
 def holds_arrays(source: Any) -> bool:
-    """Returns whether an object is a mapping of arrays, such as D4RL's `env.get_dataset()`."""
+    """Returns whether an object is a mapping of arrays."""
     return isinstance(source, Mapping) and len(source) > 0

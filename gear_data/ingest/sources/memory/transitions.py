@@ -15,7 +15,7 @@ from gear_data.ingest.pipeline.names import DONES, canonical_name
 
 _NEXT = "next_observations"
 _COLUMNS = ("observations", "actions", "rewards", _NEXT, "terminated", "truncated")
-#: Usual names of the fields of a named tuple, beside those that columns have.
+#: Names of the fields of named tuples that no column has.
 _FIELDS = {
     "state": "observations",
     "s": "observations",
@@ -30,14 +30,14 @@ _FIELDS = {
 
 
 def transition_episodes(transitions: Sequence[Sequence[Any]], name: str) -> list[dict[str, Any]]:
-    """Returns the episodes of transitions: mappings of arrays, with the final observation.
+    """Returns the episodes of transitions, as mappings of arrays.
 
-    Observations that are mappings become columns with dotted names. An episode ends at a flag, and where s' differs
-    from the next s. An end without a flag is a truncation.
+    They have a final observation. Observations that are mappings become columns with dotted names. An episode ends at a
+    flag, and where s' differs from the next s.
 
     Args:
-        transitions: tuples (s, a, r, s', done) or (s, a, r, s', terminated, truncated), or named tuples, whose fields
-            say what they are. `done` is a terminal step.
+        transitions: tuples (s, a, r, s', done) or (s, a, r, s', terminated, truncated), or named tuples with usual
+            names of fields. `done` is a terminal step.
         name: the name of the source, for errors.
 
     Raises:
@@ -75,7 +75,10 @@ def transition_episodes(transitions: Sequence[Sequence[Any]], name: str) -> list
 
 
 def _rows_differ(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns bool [n]: whether the rows of two [n, ...] arrays differ. NaN equals NaN."""
+    """Returns whether the rows of two [n, ...] arrays differ, bool [n].
+
+    NaN equals NaN.
+    """
     different = np.asarray((a != b) & ((a == a) | (b == b))).reshape(len(a), -1)
     return np.asarray(different.any(axis=1))
 
