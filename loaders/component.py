@@ -89,9 +89,9 @@ class LoaderComponent:
         """The windows of the dataset, with their goals."""
         return WindowSelection(self.selector, None if self.goals is None else self.goals.sampler)
 
-    def collect_source(self) -> CollectSource:
-        """Returns the source for a collector."""
-        filled, joined = part_outputs(self.outputs, self.parts)
+    def collect_source(self, outputs: Sequence[Output] | None = None) -> CollectSource:
+        """Returns the source for a collector of these outputs; None: of the component's own."""
+        filled, joined = part_outputs(self.outputs if outputs is None else outputs, self.parts)
         return CollectSource(store_of(self.dataset).reader(), self.dataset.schema, filled, joined)
 
     @property
@@ -200,7 +200,7 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
             )
         output = goal_output(config.goals.goal_column, batch_format, request, outputs)
         check_batch_bytes((*outputs, *[output] * len(config.goals.keys)), config.batch_size)
-        goals = ComponentGoals(_goal_sampler(dataset, config.goals, config), output)
+        goals = ComponentGoals(_goal_sampler(dataset, schema, config.goals, config), output)
     return LoaderComponent(
         dataset,
         anchors.total,
@@ -216,7 +216,7 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
     )
 
 
-def _goal_sampler(dataset: Dataset, goals: Goals, config: LoaderConfig) -> GoalSampler:
+def _goal_sampler(dataset: Dataset, schema: Schema, goals: Goals, config: LoaderConfig) -> GoalSampler:
     """Returns the sampler of goals.
 
     With `decentralized` selection, random goals are on this process's node.
@@ -226,7 +226,7 @@ def _goal_sampler(dataset: Dataset, goals: Goals, config: LoaderConfig) -> GoalS
         seed = node_seed(seed, config.membership)
         candidates = dataset.select(own_episodes(dataset, config.membership))
     store, final_rows = store_of(dataset), None
-    if goals.future and dataset.schema[goals.goal_column].has_final:
+    if goals.future and schema[goals.goal_column].has_final:
         final_rows = np.full(len(store.lengths), -1, np.int64)
         final_rows[store.finals[0]] = np.arange(len(store.finals[0]))
     anchors = anchors_of(candidates, WindowRule(1))

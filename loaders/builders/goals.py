@@ -135,7 +135,7 @@ def goal_sources(components: Sequence[LoaderComponent], *, final: bool = False) 
             if final:
                 state = NextState(1, TERMINATED, output.source)
                 output = dataclasses.replace(output, shift=1, next_state=state)
-            sources.append(dataclasses.replace(component.collect_source(), outputs=(output,)))
+            sources.append(component.collect_source((output,)))
     return sources
 
 

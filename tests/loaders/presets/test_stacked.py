@@ -70,6 +70,8 @@ NORMALIZED = {"observations": (np.arange(4.0), np.array([1.0, 2.0, 0.5, 3.0]))}
         {"preset": "d3rlpy", "context": 4, "offsets": {"observations": (-3, 1)}},
         {"preset": "lerobot", "context": 4, "preset_options": {"padding": "edge"}},
         {"preset": "transitions", "n_step": 3, "discount": 0.9},
+        {"preset": "transitions", "goals": gear_data.Goals()},
+        {"preset": "transitions", "goals": gear_data.Goals(future=True)},
         {"preset": "gato", "context": 4},
     ],
     ids=lambda options: options["preset"],
@@ -90,9 +92,16 @@ def test_batches_are_those_of_a_dataset_that_was_converted_so(
     assert loader.spec()["stack"] == {"observations": STACK["observations"]}
 
 
-def test_the_statistics_of_the_parts_are_joined(paths: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("normalize", [True, "quantiles"])
+def test_the_statistics_of_the_parts_are_joined(normalize: Any, paths: tuple[Path, Path]) -> None:
     parts, whole = map(gear_data.open, paths)
-    arguments: dict[str, Any] = {"batch_size": 64, "context": 3, "normalize": True, "steps": 1, "framework": "numpy"}
+    arguments: dict[str, Any] = {
+        "batch_size": 64,
+        "context": 3,
+        "normalize": normalize,
+        "steps": 1,
+        "framework": "numpy",
+    }
     (batch,) = SequenceLoader(parts, preset="decision_transformer", stack=STACK, **arguments)
     (expected,) = SequenceLoader(whole, preset="decision_transformer", **arguments)
     np.testing.assert_allclose(batch["states"], expected["states"], rtol=1e-6, atol=1e-6)
