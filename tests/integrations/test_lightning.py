@@ -7,18 +7,28 @@ from pathlib import Path
 import pytest
 
 import gear_data
-from tests.support.integrations.training_runs import SCRIPTS, RankServer, check_resumed, global_batches
+from tests.support.integrations.training_runs import ROOT, SCRIPTS, RankServer, check_resumed, global_batches
 
-SCRIPT = SCRIPTS / "with_lightning.py"
+CHECKS = ROOT / "tests" / "support" / "integrations" / "lightning_checks.py"
+IMPORTS = ["gear_data.integrations.lightning"]
 
 
-@pytest.mark.parametrize("epoch", [None])
+@pytest.mark.parametrize(
+    ("epoch", "kill_at", "world_sizes"),
+    [(None, 6, (2, 3)), (6, 9, (2, 1)), (4, 9, (1, 2))],
+    ids=["no end", "middle of an epoch", "end of an epoch"],
+)
 def test_a_killed_run_resumes_on_another_number_of_processes(
-    ranks: RankServer, trained_on: Path, tmp_path: Path, epoch: int | None
+    ranks: RankServer, trained_on: Path, tmp_path: Path, epoch: int | None, kill_at: int, world_sizes: tuple[int, int]
 ) -> None:
+    """Checkpoints are saved every four steps."""
     train = gear_data.open(trained_on).split({"train": 0.9, "val": 0.1}, seed=0)["train"]
-    expected = global_batches(train, 10, batch_size=64, context=20)
+    expected = global_batches(train, 11, batch_size=64, context=20)
     check_resumed(
-        ranks, SCRIPT, trained_on, tmp_path, expected, imports=["gear_data.integrations.lightning"],
-        arguments=[] if epoch is None else ["--epoch", epoch],
+        ranks, SCRIPTS / "with_lightning.py", trained_on, tmp_path, expected, imports=IMPORTS,
+        arguments=[] if epoch is None else ["--epoch", epoch], kill_at=kill_at, world_sizes=world_sizes,
     )  # fmt: skip
+
+
+def test_epochs_and_validations(ranks: RankServer, trained_on: Path, tmp_path: Path) -> None:
+    ranks.train(CHECKS, [trained_on, tmp_path], 1, imports=IMPORTS)

@@ -1,0 +1,68 @@
+"""Checks of LoaderTrainer in one process: DATASET FOLDER."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainingArguments
+
+import gear_data
+from gear_data.errors import InvalidArgumentError, StateMismatchError
+from gear_data.integrations.transformers import LoaderTrainer
+from tests.support.integrations.recorder import WIDTH
+
+OPTIONS: dict[str, Any] = {"batch_size": 8, "context": 5}
+
+
+class Policy(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(WIDTH, 3)
+
+    def forward(self, observations: torch.Tensor, actions: torch.Tensor, **_: torch.Tensor) -> dict[str, Any]:
+        return {"loss": (self.layer(observations) - actions).square().mean()}
+
+
+def arguments(**options: Any) -> TrainingArguments:
+    return TrainingArguments(sys.argv[2], use_cpu=True, report_to="none", disable_tqdm=True, save_steps=2, **options)
+
+
+ds, folder = gear_data.open(sys.argv[1]), Path(sys.argv[2])
+loader = gear_data.SequenceLoader(ds, **OPTIONS)
+policy = Policy()
+val = gear_data.SequenceLoader(ds, **OPTIONS, seed=1, steps=3, passes="repeat")
+
+# A loader without an end, with an evaluation of a loader.
+trainer = LoaderTrainer(policy, arguments(max_steps=4), train_dataset=loader, eval_dataset=val)
+assert trainer.args.per_device_train_batch_size == 8
+trainer.train()
+assert loader.state_dict()["step"] == 4
+losses = [trainer.evaluate()["eval_loss"] for _ in range(2)]
+with torch.no_grad():
+    expected = torch.stack([policy(**batch)["loss"] for batch in val]).mean().item()
+assert losses == pytest.approx([expected, expected], rel=1e-5)
+
+# More steps of the same run, in the place of the state's step.
+loader = gear_data.SequenceLoader(ds, **OPTIONS)
+trainer = LoaderTrainer(Policy(), arguments(max_steps=6), train_dataset=loader)
+trainer.train(resume_from_checkpoint=True)
+assert (trainer.state.global_step, loader.state_dict()["step"]) == (6, 6)
+
+with pytest.raises(InvalidArgumentError, match="train_dataset is a list, not a SequenceLoader"):
+    LoaderTrainer(Policy(), arguments(), train_dataset=[])
+with pytest.raises(InvalidArgumentError, match="dataloader_num_workers is 2"):
+    LoaderTrainer(Policy(), arguments(max_steps=6, dataloader_num_workers=2), train_dataset=loader)
+other = gear_data.SequenceLoader(ds, **OPTIONS, seed=7)
+with pytest.raises(StateMismatchError, match="another seed"):
+    LoaderTrainer(Policy(), arguments(max_steps=8), train_dataset=other).train(resume_from_checkpoint=True)
+state = folder / "checkpoint-6" / "trainer_state.json"
+saved = json.loads(state.read_text())
+del saved["stateful_callbacks"]["SequenceLoader"]
+state.write_text(json.dumps(saved))
+with pytest.raises(StateMismatchError, match="step 6 has no state of a loader"):
+    LoaderTrainer(Policy(), arguments(max_steps=8), train_dataset=loader).train(resume_from_checkpoint=True)
