@@ -7,7 +7,8 @@ from pathlib import Path
 from tests.support.integrations.training_runs import ROOT, SCRIPTS, RankServer, check_resumed, global_batches
 
 CHECKS = ROOT / "tests" / "support" / "integrations" / "transformers_checks.py"
-IMPORTS = ["gear_data.integrations.transformers", "transformers.models.decision_transformer"]
+# Trainer imports DeepSpeed if it is installed.
+IMPORTS = ["deepspeed", "gear_data.integrations.transformers", "transformers.models.decision_transformer"]
 
 
 def test_a_killed_run_resumes_on_another_number_of_processes(

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+import torch._dynamo  # the first optimizer imports it
 
 import gear_data
 from tests.support.feed import data as feed_data
