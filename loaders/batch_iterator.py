@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from gear_data.loaders.builders.batch import Batch, BatchBuilder, BuiltBatch
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.metrics import Meter
+from gear_data.loaders.misuse import check_fetcher
 from gear_data.loaders.passes.layout import NO_END
 from gear_data.loaders.passes.progress import Pass, Progress
 from gear_data.loaders.prefetch import Prefetcher
@@ -70,6 +71,7 @@ class BatchIterator(Iterator[Batch]):
             self._begin()
 
     def _begin(self) -> Pass:
+        check_fetcher()
         self._pass = self._progress.begin()
         self._steps, self._count = self._pass.steps, len(self._pass.steps)
         return self._pass

@@ -8,6 +8,7 @@ Neither calls the loader in another way than a right DataLoader does. So the loa
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable
 from types import FrameType
@@ -17,6 +18,9 @@ from gear_data.loaders.frameworks.framework import Framework
 
 #: Modules of the frames that are looked at. `__init__` of a fetcher and `__iter__` of a dispatcher have `self`.
 _FETCHER, _DISPATCHER = "torch.utils.data._utils.fetch", "accelerate.data_loader"
+_LIGHTNING = ("lightning.pytorch.loops.fetchers", "pytorch_lightning.loops.fetchers")
+#: Modules here know that their framework fetches ahead.
+_INTEGRATIONS = "gear_data.integrations."
 _DEEPSPEED = "deepspeed.runtime.dataloader"
 #: Options of a DataLoader that change batches.
 _CHANGE_BATCHES = ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_last", "collate_fn")
@@ -39,20 +43,42 @@ def check_consumer(loader: object, resumes: bool) -> None:
             raise InvalidArgumentError(
                 "this DataLoader has a batch_size, so it would stack several batches of the loader into one",
                 hint="pass batch_size=None: DataLoader(loader, batch_size=None), or use loader.dataloader(); with "
-                "transformers.Trainer, let get_train_dataloader return it",
+                "transformers.Trainer, use gear_data.integrations.transformers.LoaderTrainer(model, args, "
+                "train_dataset=loader)",
             )
         if module == _DISPATCHER and _divides(frame):
             raise InvalidArgumentError(
                 "Accelerate would read batches on rank 0 only, and divide them among the ranks: other ranks' rows are "
                 "never read",
                 hint="do not prepare the DataLoader: accelerator.prepare(model, optimizer), and iterate the loader, "
-                "which reads this rank's rows",
+                "which reads this rank's rows; for checkpoints, iterate "
+                "gear_data.integrations.accelerate.prepare_loader(accelerator, loader)",
             )
         if resumes and module == _DISPATCHER and (skipped := _skips(frame, loader)):
             raise InvalidArgumentError(
                 f"the loader resumes at the step of a loaded state, and Accelerate would skip {skipped} more batches",
-                hint="with transformers.Trainer give TrainingArguments(ignore_data_skip=True); with Accelerate leave "
-                "skip_first_batches out; or do not load the loader's state",
+                hint="with transformers.Trainer, use gear_data.integrations.transformers.LoaderTrainer(model, args, "
+                "train_dataset=loader); with Accelerate, leave skip_first_batches out; or do not load the loader's "
+                "state",
+            )
+        frame = frame.f_back
+
+
+def check_fetcher() -> None:
+    """Raises InvalidArgumentError if Lightning fetches batches before it trains on them.
+
+    The first batch must call this, not `iter(loader)`: Lightning's clean-up hides errors of the latter.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.startswith(_INTEGRATIONS):
+            return
+        if module in _LIGHTNING and _fetches_ahead(frame):
+            raise InvalidArgumentError(
+                "Lightning fetches one batch ahead from a loader without an end, so a checkpoint would hold a position "
+                "that is one batch too far",
+                hint="use gear_data.integrations.lightning: trainer.fit(model, datamodule=LoaderDataModule(loader))",
             )
         frame = frame.f_back
 
@@ -90,6 +116,12 @@ def _divides(frame: FrameType) -> bool:
     consumer = frame.f_locals.get("self")
     state = getattr(consumer, "state", None)
     return type(consumer).__name__ == "DataLoaderDispatcher" and getattr(state, "num_processes", 1) > 1
+
+
+def _fetches_ahead(frame: FrameType) -> bool:
+    """Returns whether a fetcher of Lightning reads loaders of which one has no end."""
+    limits = getattr(getattr(frame.f_locals.get("self"), "_combined_loader", None), "limits", None)
+    return isinstance(limits, list) and math.inf in limits
 
 
 def _skips(frame: FrameType, loader: object) -> int:

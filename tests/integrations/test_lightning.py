@@ -31,4 +31,4 @@ def test_a_killed_run_resumes_on_another_number_of_processes(
 
 
 def test_epochs_and_validations(ranks: RankServer, trained_on: Path, tmp_path: Path) -> None:
-    ranks.train(CHECKS, [trained_on, tmp_path], 1, imports=IMPORTS)
+    ranks.train(CHECKS, [trained_on, tmp_path], 1, imports=[*IMPORTS, "pytest"])

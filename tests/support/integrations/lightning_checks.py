@@ -7,9 +7,11 @@ import warnings
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
 
 import gear_data
+from gear_data.errors import InvalidArgumentError
 from gear_data.integrations.lightning import LoaderDataModule
 from tests.support.integrations.recorder import WIDTH
 from tests.support.integrations.training_runs import global_batches
@@ -39,10 +41,10 @@ class Validated(Policy):
         self.validated.append(batch["observations"].numpy().copy())
 
 
-def fit(policy: Policy, data: LoaderDataModule, **options: Any) -> pl.Trainer:
+def fit(policy: Policy, data: Any, **options: Any) -> pl.Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     trainer = pl.Trainer(**quiet, **options)
-    trainer.fit(policy, datamodule=data)
+    trainer.fit(policy, data)
     return trainer
 
 
@@ -79,3 +81,11 @@ data = LoaderDataModule(gear_data.SequenceLoader(ds, **OPTIONS, steps=8), val)
 more = pl.Trainer(max_epochs=3, limit_train_batches=1, logger=False, accelerator="cpu", enable_checkpointing=False)
 more.fit(policy, datamodule=data, ckpt_path=trainer.checkpoint_callback.best_model_path)
 assert equal(policy.trained, expected[8:9]), "the epoch after the checkpoint"
+
+# Without the module, the state in a checkpoint would be one batch too far.
+loader = gear_data.SequenceLoader(ds, **OPTIONS)
+for batches in (loader, loader.dataloader()):
+    with pytest.raises(InvalidArgumentError, match=r"one batch ahead(.|\n)*datamodule=LoaderDataModule\(loader\)"):
+        fit(Policy(), batches, max_steps=2, enable_checkpointing=False)
+for batches in (loader, gear_data.SequenceLoader(ds, **OPTIONS, steps=2)):
+    fit(Policy(), batches, max_epochs=1, limit_train_batches=2, enable_checkpointing=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 import gear_data
 from gear_data.errors import InvalidArgumentError, StateMismatchError
@@ -29,7 +29,9 @@ class Policy(torch.nn.Module):
 
 
 def arguments(**options: Any) -> TrainingArguments:
-    return TrainingArguments(sys.argv[2], use_cpu=True, report_to="none", disable_tqdm=True, save_steps=2, **options)
+    return TrainingArguments(
+        sys.argv[2], use_cpu=True, report_to="none", disable_tqdm=True, save_steps=2, label_names=["actions"], **options
+    )
 
 
 ds, folder = gear_data.open(sys.argv[1]), Path(sys.argv[2])
@@ -53,6 +55,10 @@ trainer = LoaderTrainer(Policy(), arguments(max_steps=6), train_dataset=loader)
 trainer.train(resume_from_checkpoint=True)
 assert (trainer.state.global_step, loader.state_dict()["step"]) == (6, 6)
 
+with pytest.raises(
+    InvalidArgumentError, match=r"stack several batches(.|\n)*LoaderTrainer\(model, args, train_dataset="
+):
+    Trainer(Policy(), arguments(max_steps=2), train_dataset=loader).train()
 with pytest.raises(InvalidArgumentError, match="train_dataset is a list, not a SequenceLoader"):
     LoaderTrainer(Policy(), arguments(), train_dataset=[])
 with pytest.raises(InvalidArgumentError, match="dataloader_num_workers is 2"):
