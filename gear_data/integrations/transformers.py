@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from gear_data.errors import InvalidArgumentError, StateMismatchError
+from gear_data.integrations.deepspeed import batch_sizes
 from gear_data.loaders.sequence_loader import SequenceLoader
 
 #: Name of the loader's state in trainer_state.json, among the states of callbacks.
@@ -26,8 +27,9 @@ class LoaderTrainer(Trainer):
     A pass of the loader is an epoch. The next epoch has new batches. Checkpoints hold the loader's state in
     trainer_state.json: a resumed run continues with the next batch, also on another number of processes.
 
-    The loader decides the batch size, so `args.per_device_train_batch_size` is set to this process's rows. The model
-    is called with all keys of a batch: choose them by the loader's preset and columns.
+    The loader decides the batch size, so `args.per_device_train_batch_size` and the batch sizes of a DeepSpeed
+    configuration are set to this process's rows. The model is called with all keys of a batch: choose them by the
+    loader's preset and columns.
 
     Args:
         model: see `transformers.Trainer`.
@@ -56,6 +58,10 @@ class LoaderTrainer(Trainer):
             )
         self.args.per_device_train_batch_size = train_dataset.local_batch_size
         self._train_batch_size = self.args.train_batch_size
+        if (plugin := self.accelerator.state.deepspeed_plugin) is not None:
+            # Sizes that were "auto" are numbers by now, made of the arguments' own per_device_train_batch_size.
+            accumulated = {"gradient_accumulation_steps": self.args.gradient_accumulation_steps}
+            plugin.deepspeed_config.update(batch_sizes(train_dataset, accumulated))
         self._passes = _Passes(train_dataset)
         self.add_callback(_LoadState(self._passes))
 

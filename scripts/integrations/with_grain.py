@@ -29,8 +29,7 @@ def main() -> None:
         address = env["MASTER_ADDR"] + ":" + env["MASTER_PORT"]
         jax.distributed.initialize(address, int(env["WORLD_SIZE"]), int(env["RANK"]))
     ds = gear_data.open(options.dataset)
-    place = {"rank": jax.process_index(), "world_size": jax.process_count()}
-    source = gear_data.SequenceLoader(ds, batch_size=60, context=20, steps=options.steps, **place).as_grain_source()
+    source = gear_data.SequenceLoader(ds, batch_size=60, context=20, steps=options.steps).as_grain_source()
     few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)  # Grain's default keeps 500 batches
     batches = iter(grain.MapDataset.source(source).to_iter_dataset(few))
     mesh = jax.sharding.Mesh(jax.devices(), "data")
@@ -50,7 +49,7 @@ def main() -> None:
         batch = {key: jax.make_array_from_process_local_data(rows, local[key]) for key in local}
         loss, gradient = jax.jit(loss_of)(weight, batch)
         weight -= 1e-3 * np.asarray(gradient)  # the same in every process
-        if (step := batches.get_state()["next_index"]) % options.save_every == 0 and place["rank"] == 0:
+        if (step := batches.get_state()["next_index"]) % options.save_every == 0 and jax.process_index() == 0:
             np.savez(options.out / "new.npz", weight=weight, batches=json.dumps(batches.get_state()))
             (options.out / "new.npz").replace(latest)
             print(f"step {step}: loss {loss:.3f}")

@@ -42,6 +42,32 @@ def test_training_data_of_deepspeed(ranks: RankServer, trained_on: Path, tmp_pat
         assert "leave training_data= out" in log
 
 
+_TRAINER = """
+import sys, torch
+from transformers import TrainingArguments
+import gear_data
+from gear_data.integrations.transformers import LoaderTrainer
+names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+args = TrainingArguments(
+    sys.argv[2], max_steps=1, use_cpu=True, report_to=[], gradient_accumulation_steps=2,
+    deepspeed={**dict.fromkeys(names, "auto"), "zero_optimization": {"stage": 0}},
+)
+loader = gear_data.SequenceLoader(gear_data.open(sys.argv[1]), 60)
+trainer = LoaderTrainer(torch.nn.Linear(7, 3), args, train_dataset=loader)
+config = trainer.accelerator.state.deepspeed_plugin.deepspeed_config
+print("sizes:", *(config[name] for name in names), flush=True)
+"""
+
+
+def test_auto_in_the_arguments_of_trainer(ranks: RankServer, trained_on: Path, tmp_path: Path) -> None:
+    """Without the loader's sizes, "auto" is the 8 rows that a process has by default."""
+    (tmp_path / "script.py").write_text(_TRAINER)
+    imports = [*WARM, "transformers.trainer"]
+    made = ranks.train(tmp_path / "script.py", [trained_on, tmp_path], 2, imports=imports)
+    for log in made.logs:
+        assert "sizes: 120 30 2\n" in log
+
+
 @pytest.mark.parametrize(
     ("config", "accumulated"),
     [
@@ -78,7 +104,7 @@ def test_sizes_that_contradict(trained_on: Path, batch_size: int, config: dict[s
 
 
 def test_the_plugin_of_accelerate(trained_on: Path) -> None:
-    """With "auto", `accelerator.prepare` would take `batch_size` of any object as a process's rows."""
+    """With "auto", `accelerator.prepare` takes any `batch_size` for a process's rows."""
     plugin = DeepSpeedPlugin(zero_stage=0)
     assert plugin.is_auto("train_micro_batch_size_per_gpu")
     loader = gear_data.SequenceLoader(gear_data.open(trained_on), 64, rank=2, world_size=4)
