@@ -139,6 +139,7 @@ def resolve_config(
     selection: str,
     framework: str | None,
     device: str | torch.device,
+    sharding: Any,
     backend: str,
     sm_budget: float,
     pin_memory: bool | None,
@@ -167,6 +168,12 @@ def resolve_config(
     check_rank(rank, world_size)
     check_rank_rows(batch_size, world_size or 1)
     membership = check_selection(selection, dataset, rank, world_size)
+    if sharding is not None and (rank is not None or membership is not None):
+        raise InvalidArgumentError(
+            "sharding= says which rows this process has, and so would "
+            + ("rank=" if membership is None else "selection='decentralized'"),
+            hint="leave one of them out",
+        )
     half, float_dtype = check_dtype(dtype)
     # NumPy integers become Python's: the loader's state is JSON.
     return LoaderConfig(
@@ -191,7 +198,14 @@ def resolve_config(
         rank=rank,
         world_size=world_size,
         membership=membership,
-        framework=resolve_framework(framework, device, pin_memory),
+        framework=resolve_framework(
+            framework,
+            device=device,
+            pin_memory=pin_memory,
+            sharding=sharding,
+            batch_size=int(batch_size),
+            transformed=transform is not None,
+        ),
         backend=check_backend(backend),
         sm_budget=check_sm_budget(sm_budget),
         prefetch=prefetch,

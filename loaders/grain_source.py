@@ -39,6 +39,10 @@ class GrainSource:
     """
 
     def __init__(self, loader: SequenceLoader, framework: Framework, spec: Mapping[str, Any]) -> None:
+        if framework.name == "jax":
+            raise InvalidArgumentError(
+                "Grain reads NumPy arrays, and this loader's are of jax", hint="make the loader with framework='numpy'"
+            )
         if framework.device is not None and framework.device.type != "cpu":
             raise InvalidArgumentError(
                 f"Grain reads batches in the CPU's memory, and this loader's device is {framework.device.type}",

@@ -76,10 +76,13 @@ class SequenceLoader(LoaderBase):
         dtype: dtype of float columns: float32, float64, float16 or bfloat16, by name or as a framework's
             dtype. None: the preset's. Masks keep their dtype.
         transform: called as transform(batch, rng) with a NumPy generator keyed by (seed, step); returns the batch.
-        rank, world_size: None reads torch.distributed if it is initialised, else 0 of 1.
-        framework: framework of the batch's arrays. `torch`: tensors. `numpy`: arrays. None: `torch` where torch is
-            installed, else `numpy`.
+        rank, world_size: None reads torch.distributed, or JAX's processes, if they are initialised, else 0 of 1.
+        framework: framework of the batch's arrays. `torch`: tensors. `numpy`: arrays. `jax`: `jax.Array`, with 32-bit
+            numbers unless JAX has 64-bit ones. None: `torch` where torch is installed, else `numpy`.
         device: device of the tensors.
+        sharding: with `jax`, the sharding of the leading axis, such as `NamedSharding(mesh, PartitionSpec("data"))`.
+            Arrays are of the global batch, of which each process builds the rows of its devices. None: arrays of this
+            process's rows, on JAX's default device.
         backend: the processor that collects batches. `cpu` collects in this machine's memory and copies to the device.
             `cuda` collects with kernels of the device, which read the columns in place. `auto` takes the backend that
             is expected to be faster. Kernels need a dataset with residency `pinned` or `device`, or a placed dataset;
@@ -137,6 +140,7 @@ class SequenceLoader(LoaderBase):
         world_size: int | None = None,
         framework: str | None = None,
         device: str | torch.device = "cpu",
+        sharding: Any = None,
         backend: str = "auto",
         sm_budget: float = 1.0,
         prefetch: int = 2,
@@ -160,9 +164,9 @@ class SequenceLoader(LoaderBase):
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, preset_options=preset_options,
             sampler=sampler, seed=seed, columns=columns, stack=stack, offsets=offsets, normalize=normalize, dtype=dtype,
             n_step=n_step, discount=discount, transform=transform, decoders=decoders, goals=goals, rank=rank,
-            world_size=world_size, selection=selection, framework=framework, device=device, backend=backend,
-            sm_budget=sm_budget, pin_memory=pin_memory, prefetch=prefetch, steps=steps, epochs=epochs, passes=passes,
-            stride=stride, anchor=anchor, short_windows=short_windows,
+            world_size=world_size, selection=selection, framework=framework, device=device, sharding=sharding,
+            backend=backend, sm_budget=sm_budget, pin_memory=pin_memory, prefetch=prefetch, steps=steps, epochs=epochs,
+            passes=passes, stride=stride, anchor=anchor, short_windows=short_windows,
         )  # fmt: skip
         self.dataset = config.dataset
         self.batch_size, self.context, self.seed = config.batch_size, config.context, config.seed
@@ -175,6 +179,7 @@ class SequenceLoader(LoaderBase):
             check_joined(self._components)
         selections = tuple(component.selection for component in self._components)
         self._layout = pass_layout(config, selections[0].selector, self._components[0].num_windows)
+        config.framework.check_last_batch(self._layout.last_rows)
         self._source = make_window_source(selections, self._layout, config.proportions, join=config.joined)
         self._batches = BatchSource(config, self._components, self._source)
         self._shared = SharedPasses()

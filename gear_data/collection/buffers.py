@@ -95,6 +95,16 @@ class BufferPool(Generic[T]):
         return memory, self._describe(memory)
 
 
+def is_leased(array: npt.NDArray[Any]) -> bool:
+    """Returns whether an array keeps a lease alive: nobody else writes to its memory."""
+    base: Any = array
+    while base is not None:
+        if isinstance(base, _Lease):
+            return True
+        base = getattr(base, "base", None)
+    return False
+
+
 def pooled_memory(leased: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
     """Returns the whole buffer behind a lease, or None.
 

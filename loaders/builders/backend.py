@@ -166,6 +166,11 @@ class BuilderFactory:
             keep: see `DeviceBatchBuilder`.
             in_worker: whether this process is a DataLoader's worker.
         """
+        if in_worker and self.framework.place is not None:
+            raise InvalidArgumentError(
+                f"a DataLoader's worker cannot make arrays of {self.framework.name}",
+                hint="iterate the loader itself: a thread prefetches",
+            )
         device = self.framework.device
         if self.backend == "cuda" and device is not None and not in_worker:
             from gear_data.loaders.builders.device import DeviceBatchBuilder

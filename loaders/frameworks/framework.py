@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import Batch
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class Framework:
         deliver: puts the batch in its place, in the consumer's thread.
         device: torch's device of the batch; None with other frameworks.
         pin: whether batches are copied to pinned memory.
-        rank: this process's rank and the number of ranks, where a sharding decides them; else None.
+        rank: this process's rank and the number of ranks, where the framework decides them; else None.
+        multiple: every global batch must have a multiple of this many rows.
     """
 
     name: str
@@ -38,3 +40,12 @@ class Framework:
     device: torch.device | None = None
     pin: bool = False
     rank: tuple[int, int] | None = None
+    multiple: int = 1
+
+    def check_last_batch(self, rows: int) -> None:
+        """Raises InvalidArgumentError if the last global batch of a pass, of so many rows, cannot be divided."""
+        if rows % self.multiple:
+            raise InvalidArgumentError(
+                f"the last batch has {rows} rows, and the sharding has {self.multiple} parts",
+                hint="give steps= instead of epochs=, so that every batch is whole",
+            )
