@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gear_data.ingest.lint import LintReport, lint
     from gear_data.ingest.merge import MergeReport, merge
     from gear_data.ingest.repair import RepairReport, repair
+    from gear_data.loaders.decoding.augmentation import RandomCrop, RandomShift
     from gear_data.loaders.mixture import Mixture
     from gear_data.loaders.presets.batch_format import BatchFormat
     from gear_data.loaders.sequence_loader import SequenceLoader
@@ -56,6 +57,8 @@ _PUBLIC = {
     "Mixture": ("gear_data.loaders.mixture", "Mixture"),
     "Normalizer": ("gear_data.evaluation.normalizer", "Normalizer"),
     "Placement": ("gear_data.cluster.placement", "Placement"),
+    "RandomCrop": ("gear_data.loaders.decoding.augmentation", "RandomCrop"),
+    "RandomShift": ("gear_data.loaders.decoding.augmentation", "RandomShift"),
     "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
     "ResidencyPlan": ("gear_data.residency.plan", "ResidencyPlan"),
     "Rollout": ("gear_data.evaluation.rollout", "Rollout"),
@@ -91,6 +94,8 @@ __all__ = [
     "Mixture",
     "Normalizer",
     "Placement",
+    "RandomCrop",
+    "RandomShift",
     "RepairReport",
     "ResidencyPlan",
     "Rollout",

@@ -8,5 +8,5 @@ The way of a batch, from `next(iter(loader))` to the kernel:
 - `window_source`: `sample` asks the dataset's selector for the windows (`gear_data.selection`).
 - `gear_data.collection.collector`: the `Collector` fills the arrays through a `ColumnReader`.
 - `gear_data.residency.reader`: `ShardReader.read` calls the kernel `gear_data.kernels.cpu.collect.collect`.
-- `builders.postprocess` decodes columns, and applies the preset's postprocessing and `transform`.
+- `builders.postprocess` decodes columns, and applies the preset's postprocessing, augmentations and `transform`.
 """

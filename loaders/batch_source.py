@@ -33,7 +33,13 @@ class BatchSource:
     def __init__(self, config: LoaderConfig, components: Sequence[LoaderComponent], source: WindowSource) -> None:
         self._config, self._components, self._source = config, components, source
         self._postprocess = PostprocessConfig(
-            config.half, dict(config.decoders), config.transform, config.seed, config.context, config.framework
+            config.half,
+            dict(config.decoders),
+            config.transform,
+            config.seed,
+            config.context,
+            config.framework,
+            config.augment,
         )
         chosen = resolve_backend(config.backend, components, self._postprocess, config.batch_size)
         self._builders = BuilderFactory(chosen, config.framework, config.sm_budget, config.joined)

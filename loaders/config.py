@@ -25,6 +25,7 @@ from gear_data.loaders.arguments import (
     check_rank_rows,
     check_sm_budget,
 )
+from gear_data.loaders.decoding.augmentation import Augment, check_augment
 from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.frameworks.resolve import resolve_framework
 from gear_data.loaders.mixture import Mixture, MixtureComponent
@@ -74,6 +75,7 @@ class LoaderConfig:
     n_step: int | None
     discount: float
     transform: Transform | None
+    augment: Augment
     decoders: Mapping[str, Decoder]
     goals: Goals | None
     rank: int | None
@@ -132,6 +134,7 @@ def resolve_config(
     n_step: int | None,
     discount: float,
     transform: Transform | None,
+    augment: Augment,
     decoders: Mapping[str, Decoder] | None,
     goals: Goals | None,
     rank: int | None,
@@ -193,6 +196,7 @@ def resolve_config(
         n_step=None if n_step is None else int(n_step),
         discount=check_discount(discount),
         transform=transform,
+        augment=check_augment(augment),
         decoders={} if decoders is None else decoders,
         goals=check_goals(goals, anchor),
         rank=rank,

@@ -8,6 +8,7 @@ from typing import Any
 from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.config import LoaderConfig
+from gear_data.loaders.decoding.augmentation import augment_json
 from gear_data.loaders.window_source import WindowSource
 
 
@@ -54,6 +55,7 @@ def loader_spec(
         "preset": components[0].batch_format.name,
         **(specs[0] if len(specs) == 1 else {"datasets": specs}),
         "dtype": config.dtype_name,
+        "augment": augment_json(config.augment),
         "transform": getattr(config.transform, "__qualname__", None if config.transform is None else "unnamed"),
         "decoders": {name: getattr(d, "__qualname__", repr(d)) for name, d in config.decoders.items()},
         "rank": rows.rank,

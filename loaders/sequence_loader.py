@@ -20,6 +20,7 @@ from gear_data.loaders.batch_source import BatchSource
 from gear_data.loaders.builders.batch import Batch, RankRows, Transform
 from gear_data.loaders.component import make_components
 from gear_data.loaders.config import resolve_config
+from gear_data.loaders.decoding.augmentation import Augment
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import check_decoders, check_joined
 from gear_data.loaders.frameworks.iterable import LoaderBase
@@ -75,6 +76,8 @@ class SequenceLoader(LoaderBase):
             column -> (mean, std), `mean-std`, `quantiles` or `min-max`. None: nothing is normalised.
         dtype: dtype of float columns: float32, float64, float16 or bfloat16, by name or as a framework's
             dtype. None: the preset's. Masks keep their dtype.
+        augment: `RandomShift` or `RandomCrop` for all images, or a mapping of keys of the batch to them. Applied after
+            decoders and before `transform`. None: images stay as they are.
         transform: called as transform(batch, rng) with a NumPy generator keyed by (seed, step); returns the batch.
         rank, world_size: None reads torch.distributed, or JAX's processes, if they are initialised, else 0 of 1.
         framework: framework of the batch's arrays. `torch`: tensors. `numpy`: arrays. `jax`: `jax.Array`, with 32-bit
@@ -86,8 +89,8 @@ class SequenceLoader(LoaderBase):
         backend: the processor that collects batches. `cpu` collects in this machine's memory and copies to the device.
             `cuda` collects with kernels of the device, which read the columns in place. `auto` takes the backend that
             is expected to be faster. Kernels need a dataset with residency `pinned` or `device`, or a placed dataset;
-            of other datasets, the CPU gathers the rows for them. The CPU makes tokens (`gato`), batches for
-            `transform`, and steps that other machines send by Arrow Flight.
+            of other datasets, the CPU gathers the rows for them. The CPU makes tokens (`gato`), augmented images,
+            batches for `transform`, and steps that other machines send by Arrow Flight.
         sm_budget: the share of a GPU's multiprocessors for this loader's kernels, above 0 and at most 1.
         prefetch: number of batches that are kept ready, built in a thread; 0 builds each batch when it is taken. Small
             batches are built in groups, and then a few more are kept.
@@ -135,6 +138,7 @@ class SequenceLoader(LoaderBase):
         offsets: Mapping[str, tuple[int, int]] | None = None,
         normalize: Normalize = None,
         dtype: npt.DTypeLike | torch.dtype | None = None,
+        augment: Augment = None,
         transform: Transform | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -163,10 +167,10 @@ class SequenceLoader(LoaderBase):
         self._config = config = resolve_config(
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, preset_options=preset_options,
             sampler=sampler, seed=seed, columns=columns, stack=stack, offsets=offsets, normalize=normalize, dtype=dtype,
-            n_step=n_step, discount=discount, transform=transform, decoders=decoders, goals=goals, rank=rank,
-            world_size=world_size, selection=selection, framework=framework, device=device, sharding=sharding,
-            backend=backend, sm_budget=sm_budget, pin_memory=pin_memory, prefetch=prefetch, steps=steps, epochs=epochs,
-            passes=passes, stride=stride, anchor=anchor, short_windows=short_windows,
+            n_step=n_step, discount=discount, augment=augment, transform=transform, decoders=decoders, goals=goals,
+            rank=rank, world_size=world_size, selection=selection, framework=framework, device=device,
+            sharding=sharding, backend=backend, sm_budget=sm_budget, pin_memory=pin_memory, prefetch=prefetch,
+            steps=steps, epochs=epochs, passes=passes, stride=stride, anchor=anchor, short_windows=short_windows,
         )  # fmt: skip
         self.dataset = config.dataset
         self.batch_size, self.context, self.seed = config.batch_size, config.context, config.seed

@@ -35,6 +35,7 @@ class Windows:
         source: the number of the windows' dataset in a mixture, 0 without a mixture; int64 [B] if the windows are of
             several datasets.
         goals: int64 [2, goals, B], the goals' episodes and steps, see `gear_data.selection.goals`. None: no goals.
+        row: the row of the global batch that the first window is.
     """
 
     episode_id: Int64Array
@@ -44,6 +45,7 @@ class Windows:
     importance: Float64Array | None = None
     source: int | Int64Array = 0
     goals: Int64Array | None = None
+    row: int = 0
 
     def __len__(self) -> int:
         return len(self.episode_id)
@@ -53,8 +55,9 @@ class Windows:
         importance = None if self.importance is None else self.importance[rows]
         source = self.source if isinstance(self.source, int) else self.source[rows]
         goals = None if self.goals is None else self.goals[:, :, rows]
+        row = self.row + (rows.start or 0) if isinstance(rows, slice) else self.row
         return Windows(
-            self.episode_id[rows], self.start[rows], self.length[rows], probability, importance, source, goals
+            self.episode_id[rows], self.start[rows], self.length[rows], probability, importance, source, goals, row
         )
 
 

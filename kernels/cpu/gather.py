@@ -31,3 +31,34 @@ def write_elements(part, whole, first):  # type: ignore[no-untyped-def]
     for row in range(part.shape[0]):
         for i in range(part.shape[1]):
             whole[row, first + i] = part[row, i]
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def crop(images, tops, lefts, out):  # type: ignore[no-untyped-def]
+    """Cuts one rectangle out of all images of a row.
+
+    Outside an image its nearest pixel is repeated.
+
+    Args:
+        images: uint8 [B, n, height, width, bytes of a pixel].
+        tops, lefts: int64 [B], the corner of each row's rectangle; negative: above or left of the images.
+        out: uint8 [B, n, ...] with the height and width of the rectangle.
+    """
+    height, width, size = images.shape[2:]
+    line, out_line = width * size, out.shape[3] * size
+    source, target = images.ctypes.data, out.ctypes.data
+    for row in range(images.shape[0]):
+        top, left = tops[row], lefts[row]
+        # The columns of `out` that lie inside the image are first to last - 1.
+        first = min(max(0, -left), out.shape[3])
+        last = max(first, min(out.shape[3], width - left))
+        for image in range(images.shape[1]):
+            begin = source + (row * images.shape[1] + image) * height * line
+            for y in range(out.shape[2]):
+                read = begin + min(max(y + top, 0), height - 1) * line
+                write = target + ((row * out.shape[1] + image) * out.shape[2] + y) * out_line
+                for x in range(first):
+                    memcpy(write + x * size, read, np.uint64(size))
+                memcpy(write + first * size, read + (first + left) * size, np.uint64((last - first) * size))
+                for x in range(last, out.shape[3]):
+                    memcpy(write + x * size, read + line - size, np.uint64(size))

@@ -134,6 +134,8 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
             return f"preset '{component.batch_format.name}' makes tokens there"
         if staging_reader(store_of(component.dataset).reader()) is None:
             return "other machines send the steps, and not by RDMA"
+    if postprocess.augment is not None:
+        return "images are augmented there"
     return None if postprocess.transform is None else "transform= is called with tensors of the CPU"
 
 

@@ -13,6 +13,7 @@ from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import Batch, Transform
 from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.decoding.augmentation import Augment, Augmenter
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import VariableColumns
 from gear_data.loaders.frameworks.framework import Framework
@@ -31,6 +32,7 @@ class PostprocessConfig:
         seed: seed of the loader.
         context: steps of a sequence.
         framework: the framework of the batch.
+        augment: augmentations of images; None: there are none.
     """
 
     half: np.dtype[Any] | None
@@ -39,13 +41,14 @@ class PostprocessConfig:
     seed: int
     context: int
     framework: Framework
+    augment: Augment = None
 
 
 class Postprocessor:
     """Turns collected arrays into the batch of a framework.
 
-    Decodes columns, and applies the preset's postprocessing and `transform`. It also applies half precision to batches
-    that a preset postprocesses.
+    Decodes columns, and applies the preset's postprocessing, augmentations and `transform`. It also applies half
+    precision to batches that a preset postprocesses.
 
     Args:
         components: the loader's datasets.
@@ -56,7 +59,10 @@ class Postprocessor:
         self._config = config
         self._variable = VariableColumns(components, config.context, config.decoders)
         self._convert, self._place = config.framework.convert, config.framework.place
-        self._changes_arrays = any(component.variable or component.postprocess for component in components)
+        self._augmenters = [_augmenter(component, config) for component in components]
+        self._changes_arrays = config.augment is not None or any(
+            component.variable or component.postprocess for component in components
+        )
         #: Whether `__call__` returns a batch of the framework's arrays unchanged, so that a builder can skip the call.
         self.only_converts = config.transform is None and not self._changes_arrays
 
@@ -67,6 +73,9 @@ class Postprocessor:
         """
         if self._changes_arrays:
             batch = self._changed(windows, batch)
+            augmenter = self._augmenters[windows.source if isinstance(windows.source, int) else 0]
+            if augmenter is not None:
+                augmenter(step, windows.row, batch)
         if self._convert is not None:
             batch = self._convert(batch)
         if self._config.transform is not None:
@@ -98,6 +107,16 @@ class Postprocessor:
         # The collector rounds the batches of other presets. This preset's postprocessing needs float32.
         floats = component.float_keys()
         return {key: map_arrays(value, np.ndarray, rounded) if key in floats else value for key, value in batch.items()}
+
+
+def _augmenter(component: LoaderComponent, config: PostprocessConfig) -> Augmenter | None:
+    if config.augment is None:
+        return None
+    images = [output.key for output in component.outputs if output.column and len(output.shape) == 3]
+    if component.goals is not None and len(component.goals.output.shape) == 3:
+        images += component.goals.sampler.goals.keys
+    decoded = [key for column, key in component.variable.items() if column in config.decoders]
+    return Augmenter(config.augment, images + decoded, config.seed)
 
 
 def _name(transform: Transform) -> str:
