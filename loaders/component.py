@@ -54,6 +54,10 @@ class ComponentGoals:
     output: Output
 
 
+#: Keys of a batch: the episode of each window, and the window's first step in the episode.
+WINDOW_IDS = ("episode_id", "start")
+
+
 @dataclass(frozen=True)
 class LoaderComponent:
     """One dataset of a loader.
@@ -70,6 +74,7 @@ class LoaderComponent:
         postprocess: turns a collected batch into the preset's batch; None: nothing is left to do.
         goals: the goals of the windows; None: batches have no goals.
         parts: stacked column -> the columns that the collector reads for it.
+        window_ids: whether batches have the keys `WINDOW_IDS`.
     """
 
     dataset: Dataset
@@ -83,6 +88,7 @@ class LoaderComponent:
     postprocess: Postprocess | None
     goals: ComponentGoals | None
     parts: Parts
+    window_ids: bool
 
     @property
     def selection(self) -> WindowSelection:
@@ -116,6 +122,7 @@ class LoaderComponent:
             "n_step": request.n_step,
             **({"stack": {name: [p.name for p in specs] for name, specs in self.parts.items()}} if self.parts else {}),
             "outputs": [output_to_json(output) for output in self.outputs],
+            "window_ids": self.window_ids,
         }
 
 
@@ -165,6 +172,12 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
     if config.half is not None and postprocess is None:
         outputs = tuple(dataclasses.replace(o, half=config.dtype_name) if _is_float(o) else o for o in outputs)
     check_batch_bytes(outputs, config.batch_size)
+    if config.window_ids and (taken := sorted({output.key for output in outputs}.intersection(WINDOW_IDS))):
+        raise InvalidArgumentError(
+            f"window_ids=True adds the key '{taken[0]}', which the batch already has",
+            column=taken[0],
+            hint="choose other columns with columns=, or leave window_ids out",
+        )
     sampler = as_sampler(config.sampler)
     state = next_state(batch_format, request)
     excluded = None
@@ -202,18 +215,9 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
         check_batch_bytes((*outputs, *[output] * len(config.goals.keys)), config.batch_size)
         goals = ComponentGoals(_goal_sampler(dataset, schema, config.goals, config), output)
     return LoaderComponent(
-        dataset,
-        anchors.total,
-        sampler.name,
-        selector,
-        batch_format,
-        request,
-        outputs,
-        variable,
-        postprocess,
-        goals,
-        parts,
-    )
+        dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, postprocess, goals,
+        parts, config.window_ids,
+    )  # fmt: skip
 
 
 def _goal_sampler(dataset: Dataset, schema: Schema, goals: Goals, config: LoaderConfig) -> GoalSampler:

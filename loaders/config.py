@@ -74,6 +74,7 @@ class LoaderConfig:
     float_dtype: str | None
     n_step: int | None
     discount: float
+    window_ids: bool
     transform: Transform | None
     augment: Augment
     decoders: Mapping[str, Decoder]
@@ -133,6 +134,7 @@ def resolve_config(
     dtype: npt.DTypeLike | torch.dtype | None,
     n_step: int | None,
     discount: float,
+    window_ids: bool,
     transform: Transform | None,
     augment: Augment,
     decoders: Mapping[str, Decoder] | None,
@@ -164,8 +166,9 @@ def resolve_config(
     if context is None:
         context = resolve_preset(preset, preset_options).context
     check_numbers(batch_size, context, prefetch, seed, stride, steps, epochs, n_step)
-    if not isinstance(short_windows, bool):
-        raise InvalidArgumentError(f"short_windows is True or False, not {short_windows!r}")
+    for name, value in (("short_windows", short_windows), ("window_ids", window_ids)):
+        if not isinstance(value, bool):
+            raise InvalidArgumentError(f"{name} is True or False, not {value!r}")
     if transform is not None and not callable(transform):
         raise InvalidArgumentError(f"transform must be callable, not {transform!r}")
     check_rank(rank, world_size)
@@ -195,6 +198,7 @@ def resolve_config(
         float_dtype=float_dtype,
         n_step=None if n_step is None else int(n_step),
         discount=check_discount(discount),
+        window_ids=window_ids,
         transform=transform,
         augment=check_augment(augment),
         decoders={} if decoders is None else decoders,

@@ -106,6 +106,7 @@ class SequenceLoader(LoaderBase):
         n_step: adds `n_step_returns`, the discounted sum of this many rewards, up to the episode's end. With
             `transitions`, the sum is `rewards`, and the next observation is this many steps ahead.
         discount: discount of `n_step` and `returns_to_go`, 0 to 1.
+        window_ids: adds `episode_id` and `start`, the window's first step in its episode, int64 [B].
         decoders: column of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
         goals: adds goals to each window, for goal-conditioned training; see `Goals`.
         pin_memory: whether batches are copied to pinned memory, from which copies to a GPU overlap with other work.
@@ -157,6 +158,7 @@ class SequenceLoader(LoaderBase):
         short_windows: bool = True,
         n_step: int | None = None,
         discount: float = 1.0,
+        window_ids: bool = False,
         decoders: Mapping[str, Decoder] | None = None,
         goals: Goals | None = None,
         pin_memory: bool | None = None,
@@ -167,8 +169,9 @@ class SequenceLoader(LoaderBase):
         self._config = config = resolve_config(
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, preset_options=preset_options,
             sampler=sampler, seed=seed, columns=columns, stack=stack, offsets=offsets, normalize=normalize, dtype=dtype,
-            n_step=n_step, discount=discount, augment=augment, transform=transform, decoders=decoders, goals=goals,
-            rank=rank, world_size=world_size, selection=selection, framework=framework, device=device,
+            n_step=n_step, discount=discount, window_ids=window_ids, augment=augment, transform=transform,
+            decoders=decoders, goals=goals, rank=rank, world_size=world_size, selection=selection,
+            framework=framework, device=device,
             sharding=sharding, backend=backend, sm_budget=sm_budget, pin_memory=pin_memory, prefetch=prefetch,
             steps=steps, epochs=epochs, passes=passes, stride=stride, anchor=anchor, short_windows=short_windows,
         )  # fmt: skip
@@ -342,17 +345,12 @@ class SequenceLoader(LoaderBase):
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass be pass `epoch`, counted from 0.
 
-        Trainers call this before each pass; without a call, each pass follows the pass before. The call changes nothing
-        if passes have no end, or with passes="repeat".
-
-        The first pass after `load_state_dict` stays at the state's step, whatever the number; later numbers count from
-        there. A call for the pass that is being read changes nothing if another batch of that pass is taken.
-
-        Args:
-            epoch: 0 or more.
+        Frameworks call this before each pass; without a call, each pass follows the pass before. If passes have no end,
+        or repeat, nothing changes. The first pass after `load_state_dict` stays at the state's step, whatever the
+        number; later numbers count from there. A call inside its pass changes nothing.
 
         Raises:
-            InvalidArgumentError: another value.
+            InvalidArgumentError: `epoch` is not an integer of at least 0.
         """
         self._progress.set_epoch(epoch)
 

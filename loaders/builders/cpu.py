@@ -96,7 +96,7 @@ class CpuBatchBuilder:
     def _finished(self, step: int, windows: Windows, collected: CollectedBatch) -> BuiltBatch:
         """Turns collected arrays, and the numbers of the windows, into a batch."""
         arrays = collected.arrays
-        facts = sampled_facts(windows)
+        facts = sampled_facts(windows, self._facts.window_ids)
         dataset_counts = None
         if not self._facts.empty:
             facts.update(self._facts(step, windows.source, len(windows)))

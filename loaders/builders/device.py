@@ -22,7 +22,7 @@ from gear_data.loaders.builders.goals import Relabelling, goal_sources, samplers
 from gear_data.loaders.builders.grouping import are_alike, concatenated
 from gear_data.loaders.builders.postprocess import Postprocessor
 from gear_data.loaders.builders.window_facts import SourceFacts, WindowFacts, sampled_facts
-from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.component import WINDOW_IDS, LoaderComponent
 from gear_data.loaders.frameworks.torch_tensors import to_device, to_tensors
 from gear_data.loaders.window_source import WindowSource
 from gear_data.residency import DeviceColumns, ShardReader
@@ -164,7 +164,11 @@ class DeviceBatchBuilder:
         collected = self.collectors[number].draw_and_collect(
             deferred.sampler, (deferred.step, deferred.position, deferred.first, deferred.last), facts
         )
-        kinds = {name: "f" if name == "probability" else "i" for name in collected.facts}
+        kinds = {
+            name: "f" if name == "probability" else "i"
+            for name in collected.facts
+            if self._facts.window_ids or name not in WINDOW_IDS
+        }
         built = self._tensors(number, collected, rows, kinds)[0]
         built.dataset_counts = self._facts.counts(facts)
         return built
@@ -175,7 +179,8 @@ class DeviceBatchBuilder:
         if len(steps) > 1 and not are_alike(windows):
             return [built for step in steps for built in self._collect([step])]
         facts = [self._facts(step, each.source, len(each)) for step, each in zip(steps, windows, strict=True)]
-        numbers = [{**sampled_facts(each), **own} for each, own in zip(windows, facts, strict=True)]
+        ids = self._facts.window_ids
+        numbers = [{**sampled_facts(each, ids), **own} for each, own in zip(windows, facts, strict=True)]
         together: WindowFacts = {name: np.concatenate([each[name] for each in numbers]) for name in numbers[0]}
         source = windows[0].source
         number = source if isinstance(source, int) else 0

@@ -1,6 +1,7 @@
 """Window facts: the numbers that a batch has for each of its windows.
 
-The keys are `valid_count`, `probability`, `importance_weights`, `weights_version` and `source`, each if it applies.
+The keys are `valid_count`, `episode_id`, `start`, `probability`, `importance_weights`, `weights_version` and `source`,
+each if it applies.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class SourceFacts:
 
     Attributes:
         empty: whether batches have neither number: one dataset, whose sampler has no weights.
+        window_ids: whether batches have `episode_id` and `start`.
     """
 
     def __init__(self, components: Sequence[LoaderComponent], source: WindowSource) -> None:
@@ -39,6 +41,7 @@ class SourceFacts:
             if isinstance(component.selector, WeightedSelector)
         }
         self.empty = self._datasets == 1 and not self._weighted
+        self.window_ids = components[0].window_ids
 
     def __call__(self, step: int, source: int | Int64Array, rows: int) -> WindowFacts:
         """Returns `weights_version` and `source` of a batch, each if it applies.
@@ -79,11 +82,17 @@ class SourceFacts:
         return versions
 
 
-def sampled_facts(windows: Windows) -> WindowFacts:
-    """Returns `valid_count`, and for weighted windows `probability` and `importance_weights`."""
-    if windows.probability is None:
-        return {"valid_count": windows.length}
-    facts: WindowFacts = {"valid_count": windows.length, "probability": windows.probability}
+def sampled_facts(windows: Windows, window_ids: bool) -> WindowFacts:
+    """Returns the numbers that come with sampled windows.
+
+    These are `valid_count`, with `window_ids` also `episode_id` and `start`, and for weighted windows `probability` and
+    `importance_weights`.
+    """
+    facts: WindowFacts = {"valid_count": windows.length}
+    if window_ids:
+        facts["episode_id"], facts["start"] = windows.episode_id, windows.start
+    if windows.probability is not None:
+        facts["probability"] = windows.probability
     if windows.importance is not None:
         facts["importance_weights"] = windows.importance
     return facts

@@ -27,7 +27,7 @@ from gear_data.selection.window_sampler import SamplingPlan
 from gear_data.selection.windows import Int64Array, Windows
 
 #: The most keys of the argument `facts` of `DeviceCollector.collect`.
-MAX_FACTS = 4
+MAX_FACTS = 7
 
 
 @dataclass(slots=True)  # not frozen: see Windows
@@ -148,7 +148,8 @@ class DeviceCollector:
     ) -> DeviceBatches:
         """Draws the windows of a batch on the device, and collects them.
 
-        The `facts` of the result has the keys of the argument, `valid_count`, and for weighted windows `probability`.
+        The `facts` of the result has the keys of the argument, `valid_count`, `episode_id`, `start`, and for weighted
+        windows `probability`.
 
         Args:
             sampler: this collector's sampler.
@@ -167,6 +168,8 @@ class DeviceCollector:
                 count=last - first,
             )  # fmt: skip
             offsets["valid_count"] = windows.length - buffer.memory.address
+            offsets["episode_id"] = windows.episode - buffer.memory.address
+            offsets["start"] = windows.start - buffer.memory.address
             if sampler.rows == 4:
                 offsets["probability"] = offsets["valid_count"] + 8 * sampler.count
             with self._filling(buffer):

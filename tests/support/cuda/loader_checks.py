@@ -145,6 +145,8 @@ CASES: dict[str, dict[str, Any]] = {
     "made when asked for": {"prefetch": 0},
     "deep": {"prefetch": 11},
     "large": {"batch_size": 300, "context": 40, "steps": 5},
+    "window ids": {"window_ids": True, "rank": 1, "world_size": 3, "sampler": Weighted("length")},
+    "window ids of all ranks": {"window_ids": True},
     "short last batch": {"sampler": "shuffle", "epochs": 1, "batch_size": 16},
     "goals": {"preset": "transitions", "context": 1, "goals": Goals(), "prefetch": 5},
     "goals of stacks": {
@@ -211,6 +213,16 @@ class LoaderChecks:
     @pytest.mark.parametrize("residency", ["device", "tiered"])
     def test_every_option(self, gpu: GpuUnderTest, folder: Path, case: str, residency: str) -> None:
         check(gpu, convert(11, folder / "one"), residency, **CASES[case])
+
+    @pytest.mark.parametrize("sampler", ["fifo", "shuffle"])
+    def test_later_passes(self, gpu: GpuUnderTest, folder: Path, sampler: str) -> None:
+        """The last batch of a pass is short, so later passes begin elsewhere than at whole batches."""
+        path = convert(11, folder / "one")
+        options = {"sampler": sampler, "epochs": 1, "batch_size": 16, "steps": None, "prefetch": 3}
+        on_cpu = SequenceLoader(gear_data.open(path), **{**OPTIONS, **options})
+        loader = on_gpu(gear_data.open(path, residency="device"), **options)
+        for _ in range(3):
+            same(from_device(gpu, loader, len(loader)), copies(on_cpu, len(on_cpu)))
 
     @pytest.mark.parametrize("parts", [(0, 0), (0, 1), (1, 0), (0.1, 0.5), (0.5, 0.1)])
     def test_every_budget(self, gpu: GpuUnderTest, folder: Path, parts: tuple[float, float]) -> None:

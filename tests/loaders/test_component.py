@@ -1,0 +1,64 @@
+"""Keys that a loader adds to batches: the place of each window."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gear_data import Mixture, SequenceLoader, Weighted
+from gear_data.errors import InvalidArgumentError
+from tests.support.feed import data as feed_data
+from tests.support.feed.batches import take
+
+OPTIONS = {"batch_size": 6, "context": 5, "seed": 12, "window_ids": True}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sampler": "shuffle", "epochs": 1, "rank": 1, "world_size": 3},
+        {"sampler": Weighted("length"), "anchor": "random", "prefetch": 0},
+        {"preset": "gato"},
+        {"preset": "lerobot"},
+    ],
+    ids=str,
+)
+def test_window_ids(dataset, episodes, options):
+    """Every row holds the rewards of its episode from its first step on."""
+    loader = SequenceLoader(dataset, **{**OPTIONS, **options})
+    rank, ranks = options.get("rank", 0), options.get("world_size", 1)
+    for step, batch in enumerate(itertools.islice(loader, 4)):
+        expected = loader.windows(step)
+        rows = slice(6 * rank // ranks, 6 * (rank + 1) // ranks)
+        for key in ("episode_id", "start"):
+            assert batch[key].dtype.itemsize == 8
+            assert np.array_equal(batch[key], expected[key][rows])
+        if "preset" in options:
+            continue
+        for episode, start, count, rewards in zip(
+            *(batch[key].numpy() for key in ("episode_id", "start", "valid_count", "rewards")), strict=True
+        ):
+            assert np.array_equal(rewards[:count].ravel(), episodes[episode]["rewards"][start : start + count].ravel())
+
+
+@pytest.mark.parametrize("join", [False, True])
+def test_window_ids_of_a_mixture(dataset, join):
+    mixture = Mixture([(dataset.filter("length > 6"), 1), (dataset, 2)], join=join)
+    loader = SequenceLoader(mixture, **OPTIONS)
+    for step, batch in enumerate(take(loader, 3)):
+        expected = loader.windows(step)
+        for key, other in (("episode_id", "episode_id"), ("start", "start"), ("source", "dataset")):
+            assert np.array_equal(batch[key], expected[other])
+
+
+def test_window_ids_beside_a_column_of_their_name(make_dataset):
+    episodes = [{**episode, "start": episode["rewards"]} for episode in feed_data.locomotion([4, 5], seed=1)]
+    dataset = make_dataset(episodes)
+    with pytest.raises(InvalidArgumentError, match="adds the key 'start'"):
+        SequenceLoader(dataset, **OPTIONS)
+    assert "start" in take(SequenceLoader(dataset, columns=["rewards"], **OPTIONS), 1)[0]
+    with pytest.raises(InvalidArgumentError, match="window_ids is True or False"):
+        SequenceLoader(dataset, **{**OPTIONS, "window_ids": 1})
