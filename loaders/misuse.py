@@ -9,6 +9,7 @@ Neither calls the loader in another way than a right DataLoader does. So the loa
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterable
 from types import FrameType
@@ -21,7 +22,7 @@ _FETCHER, _DISPATCHER = "torch.utils.data._utils.fetch", "accelerate.data_loader
 _LIGHTNING = ("lightning.pytorch.loops.fetchers", "pytorch_lightning.loops.fetchers")
 #: Modules here know that their framework fetches ahead.
 _INTEGRATIONS = "gear_data.integrations."
-_DEEPSPEED = "deepspeed.runtime.dataloader"
+_DEEPSPEED, _SAMPLER = "deepspeed.runtime.dataloader", "torch.utils.data.distributed"
 #: Options of a DataLoader that change batches.
 _CHANGE_BATCHES = ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_last", "collate_fn")
 
@@ -84,16 +85,34 @@ def check_fetcher() -> None:
 
 
 def check_sampler() -> None:
-    """Raises InvalidArgumentError if DeepSpeed asks for the length, to divide it."""
+    """Raises InvalidArgumentError if a sampler asks for the length, to divide it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__") == _DEEPSPEED:
+        module = frame.f_globals.get("__name__")
+        if module == _DEEPSPEED:
             raise InvalidArgumentError(
                 "DeepSpeed would divide and batch the loader's batches, which already are this rank's rows",
                 hint="leave training_data= out of deepspeed.initialize, and iterate the loader; "
                 "gear_data.integrations.deepspeed.batch_sizes gives the configuration's batch sizes",
             )
+        if module == _SAMPLER and frame.f_back is not None and frame.f_back.f_globals.get("__name__") != _DEEPSPEED:
+            raise InvalidArgumentError(
+                "a DistributedSampler would divide the loader's batches, which already are this rank's rows",
+                hint="leave sampler= out: DataLoader(loader, batch_size=None), or use loader.dataloader()",
+            )
         frame = frame.f_back
+
+
+def check_group() -> None:
+    """Raises InvalidArgumentError if torchrun started several ranks that form no group."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count != "1" and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise InvalidArgumentError(
+            f"torchrun started {count} processes, and torch.distributed is not initialised: each process would read "
+            "all rows of every batch",
+            hint="call torch.distributed.init_process_group() first, or give rank= and world_size= to the loader; "
+            "rank=0, world_size=1 reads all rows",
+        )
 
 
 def check_dataloader_options(framework: Framework, options: Iterable[str]) -> None:

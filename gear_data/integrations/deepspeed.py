@@ -43,7 +43,7 @@ def batch_sizes(loader: SequenceLoader, config: Mapping[str, Any] | None = None)
             hint=f"make the loader with a batch_size that is a multiple of {processes}",
         )
     accumulated = given.get(_ACCUMULATED) or max(1, given.get(_GLOBAL, rows) // rows)
-    sizes = {_GLOBAL: rows * accumulated, _MICRO: rows // processes, _ACCUMULATED: accumulated}
+    sizes = {_GLOBAL: rows * accumulated, _MICRO: loader.local_batch_size, _ACCUMULATED: accumulated}
     for key, size in sizes.items():
         if given.get(key, size) != size:
             raise InvalidArgumentError(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 from gear_data import SequenceLoader
 from gear_data.errors import InvalidArgumentError
@@ -23,6 +24,7 @@ _ACCELERATE = """
 import json, sys
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 import gear_data
 from gear_data.errors import InvalidArgumentError
 
@@ -83,6 +85,23 @@ def test_accelerate(tmp_path):
         for rank in ranks:
             assert "other ranks' rows are never read" in rank[lossy], lossy
     assert "other ranks' rows are never read" in ranks[0]["forked workers"]
+
+
+def test_a_distributed_sampler(dataset):
+    with pytest.raises(InvalidArgumentError, match=r"already are this rank's rows(.|\n)*leave sampler= out"):
+        DataLoader(loader := SequenceLoader(dataset, **OPTIONS), sampler=DistributedSampler(loader, 2, 0))
+
+
+def test_ranks_of_torchrun_without_a_group(dataset, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = SequenceLoader(dataset, **OPTIONS)
+    for read in (iter, lambda each: each.batch(0), lambda each: each.local_batch_size):
+        with pytest.raises(InvalidArgumentError, match=r"torchrun started 2 processes(.|\n)*init_process_group"):
+            read(loader)
+    assert SequenceLoader(dataset, **OPTIONS, rank=0, world_size=1).local_batch_size == 6
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert loader.local_batch_size == 6
 
 
 def test_more_ranks_than_rows(dataset):
