@@ -69,6 +69,11 @@ CONTENDERS = (
         ("--rows", "arrow"),
     ),
     Contender("ogbench", "OGBench's GCDataset in NumPy", "goals_numpy.py", "steps"),
+    Contender("numpy", "NumPy index loop", "numpy_transitions.py", "steps"),
+    Contender("ogbench-transitions", "OGBench Dataset.sample", "ogbench_transitions.py", "steps", "flashbax"),
+    Contender("torchrl-transitions", "TorchRL ReplayBuffer", "torchrl_transitions.py", "steps", "torchrl"),
+    Contender("d3rlpy-transitions", "d3rlpy, transitions", "d3rlpy_transitions.py", "steps", "d3rlpy"),
+    Contender("flashbax", "Flashbax item buffer", "flashbax_transitions.py", "steps", "flashbax"),
     Contender("memcpy", "memcpy, 1 thread", "memcpy_ceiling.py", "steps"),
     Contender(
         "memcpy-hot", "memcpy, 1 thread, into a hot batch", "memcpy_ceiling.py", "steps", arguments=("--into", "batch")

@@ -10,7 +10,8 @@ from typing import Literal
 #: decision_transformer: observations, actions, rewards, return-to-go, timesteps, mask.
 #: raw: observations, actions, timesteps, mask.
 #: goals: transitions (observations, actions, next observations) with value and actor goals.
-Contract = Literal["decision_transformer", "raw", "goals"]
+#: transitions: observations, actions, rewards, next observations, masks.
+Contract = Literal["decision_transformer", "raw", "goals", "transitions"]
 
 #: A large copy has at least this many times the bytes of the last-level cache.
 CACHE_MULTIPLE = 10
@@ -38,6 +39,7 @@ FAMILIES: Mapping[str, Family] = {
     "g1": Family("G1 robot", "raw", 36_000, (26,), 26),
     "frames": Family("frames", "raw", 60_000, (84, 84), 0),
     "goals": Family("transitions with goals, Hopper's shape", "goals", 200_000, (11,), 3),
+    "transitions": Family("Hopper, transitions", "transitions", 200_000, (11,), 3),
     "wide": Family("wide (Humanoid-like)", "decision_transformer", 250_000, (376,), 17),
 }
 
@@ -86,6 +88,14 @@ SCENARIOS = (
     Scenario("hopper-64x1000-large", "hopper", 64, 1000, _LARGE, large=True, targets={"memcpy": 0.65}),
     Scenario("g1-26+26", "g1", 256, 20, _RAW),
     Scenario("frames-32x16", "frames", 32, 16, _RAW, targets={"memcpy": 1.0}),
+    Scenario(
+        "transitions-256",
+        "transitions",
+        256,
+        1,
+        ("numpy", "ogbench-transitions", "torchrl-transitions", "d3rlpy-transitions", "flashbax"),
+        targets={"numpy": 1.2},
+    ),
     Scenario("wide-256x20", "wide", 256, 20, _ALL),
     Scenario("goals-256", "goals", 256, 1, ("ogbench", *_LIMITS)),
 )

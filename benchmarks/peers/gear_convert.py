@@ -50,9 +50,9 @@ def main() -> None:
     parser.add_argument("--steps", type=Path, required=True, help="the folder of arrays to make")
     parser.add_argument(
         "--contract",
-        choices=("decision_transformer", "raw", "goals"),
+        choices=("decision_transformer", "raw", "goals", "transitions"),
         required=True,
-        help="columns of a batch: decision_transformer, raw or goals",
+        help="columns of a batch: decision_transformer, raw, goals or transitions",
     )
     args = parser.parse_args()
     out = claim_stdout()

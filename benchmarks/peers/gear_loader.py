@@ -12,11 +12,13 @@ import gear_data
 
 def build(args: argparse.Namespace) -> Feed:
     batches = iter(open_loader(args, args.prefetch))
-    padding = {"decision_transformer": "left-padded", "raw": "right-padded", "goals": "one step"}[args.contract]
+    paddings = {
+        "decision_transformer": "left-padded", "raw": "right-padded", "goals": "one step", "transitions": "one step",
+    }  # fmt: skip
     return Feed(
         next_batch=lambda: next(batches),
         windows=args.batch_size,
-        notes=f"contract {args.contract}, {padding}, not normalised (the default); torch tensors; "
+        notes=f"contract {args.contract}, {paddings[args.contract]}, not normalised (the default); torch tensors; "
         f"prefetch={args.prefetch}",
         versions={"gear-data": gear_data.__version__, **versions_of("numba", "numpy", "torch")},
     )

@@ -69,12 +69,39 @@ def load_steps(folder: Path) -> Steps:
     )
 
 
+def transitions_of(steps: Steps) -> dict[str, npt.NDArray[Any]]:
+    """Returns the arrays of all transitions, as loops over D4RL's datasets keep them.
+
+    The last step of an episode that did not terminate has no next observation, and is left out.
+    """
+    last = steps.starts + steps.lengths - 1
+    masks = np.ones(len(steps), np.float32)
+    masks[last[steps.terminated]] = 0
+    keep = np.ones(len(steps), np.bool_)
+    keep[last[~steps.terminated]] = False
+    observations = steps.columns["observations"]
+    following = np.zeros_like(observations)
+    following[:-1] = observations[1:]
+    following[last] = 0
+    arrays = {
+        "observations": observations,
+        "actions": steps.columns["actions"],
+        "rewards": steps.columns["rewards"][:, 0],
+        "next_observations": following,
+        "masks": masks,
+    }
+    return {name: np.ascontiguousarray(array[keep]) for name, array in arrays.items()}
+
+
 def versions_of(*packages: str) -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in packages}
 
 
 def padded(feed: Feed, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arrays whose bytes count: one row per window, one element per step."""
+    """Returns the arrays whose bytes count: a row per window, of several elements.
+
+    A transition's rewards and masks, one number each, do not count: some contenders deliver more of them than others.
+    """
     if feed.windows is None:
         return dict(batch)
     return {name: array for name, array in batch.items() if getattr(array, "ndim", 0) >= 2}
@@ -155,7 +182,7 @@ def parse_arguments(
     parser.add_argument("--context", type=int, default=20, help="steps in a window (default 20)")
     parser.add_argument(
         "--contract",
-        choices=("decision_transformer", "raw", "goals"),
+        choices=("decision_transformer", "raw", "goals", "transitions"),
         default="decision_transformer",
         help="columns of a batch (default decision_transformer)",
     )

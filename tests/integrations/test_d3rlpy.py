@@ -44,9 +44,11 @@ def test_every_row_is_d3rlpys(dataset, theirs, n_step, frames):
     if frames > 1 and n_step:
         pytest.skip("d3rlpy has no stacks of several steps")
     options = {"offsets": {"observations": (1 - frames, 1)}, "preset_options": {"padding": "fill"}}
+    options = options if frames > 1 else {}
+    discount = 0.9 if n_step else 1.0
     loader = SequenceLoader(
-        dataset, 64, preset="transitions", sampler="shuffle", epochs=1, n_step=n_step, discount=0.9 if n_step else 1.0, columns=["next_actions"],
-        **(options if frames > 1 else {}),
+        dataset, 64, preset="transitions", sampler="shuffle", epochs=1, n_step=n_step, discount=discount,
+        columns=["next_actions"], **options,
     )  # fmt: skip
     ours, windows = to_mini_batch(next(iter(loader))), loader.windows(0)
     pick = d3rlpy.dataset.BasicTransitionPicker()

@@ -33,8 +33,8 @@ COMMANDS = {
     "scale": "scale.py",
     "scale by another run": "scale.py --flight {cluster} --read-ns 50 --wire 10 --local 5 --ranks 2 --windows 32 "
     "--context 5",
-    "feed": "feed.py --quick --all --shapes hopper-256x20,g1-26+26,goals-256 --python torchrl={python} "
-    "--python d3rlpy={python} --python hf={python} --json {json}",
+    "feed": "feed.py --quick --all --shapes hopper-256x20,g1-26+26,transitions-256,goals-256 --python torchrl={python} "
+    "--python d3rlpy={python} --python flashbax={python} --python hf={python} --json {json}",
     "other shapes": "feed.py --quick --shapes hopper-256x20-large,hopper-64x100,hopper-64x100-large,hopper-64x1000,"
     "hopper-64x1000-large,frames-32x16,wide-256x20 --peers gear --seed 1 --json {json}",
     "gear-data only": "feed.py --quick --source hopper={source} --shapes hopper-64x100 --wait --leak --profile "
