@@ -5,6 +5,8 @@ for batch in gear_data.SequenceLoader(dataset, preset="transitions"):
     iql.update(to_mini_batch(batch))
 """
 
+# mypy: disable-error-code="import-not-found, import-untyped"
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -4,6 +4,8 @@ for batch in gear_data.SequenceLoader(dataset, preset="transitions"):
     losses = iql_loss(to_tensordict(batch))
 """
 
+# mypy: disable-error-code="import-not-found, import-untyped"
+
 from __future__ import annotations
 
 from collections.abc import Mapping
