@@ -95,6 +95,11 @@ class LoaderComponent:
         """The windows of the dataset, with their goals."""
         return WindowSelection(self.selector, None if self.goals is None else self.goals.sampler)
 
+    @property
+    def all_outputs(self) -> tuple[Output, ...]:
+        """The arrays that collectors fill, with the array of goals."""
+        return self.outputs if self.goals is None else (*self.outputs, self.goals.output)
+
     def collect_source(self, outputs: Sequence[Output] | None = None) -> CollectSource:
         """Returns the source for a collector of these outputs; None: of the component's own."""
         filled, joined = part_outputs(self.outputs if outputs is None else outputs, self.parts)

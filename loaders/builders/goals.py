@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.collector import CollectedBatch, Collector
-from gear_data.collection.output import NextState
+from gear_data.collection.output import NextState, Output
 from gear_data.collection.plan import CollectSource
 from gear_data.dataset.internals import store_of
 from gear_data.loaders.component import LoaderComponent
@@ -131,11 +131,13 @@ def goal_sources(components: Sequence[LoaderComponent], *, final: bool = False) 
     sources = []
     for component in components:
         if component.goals is not None:
-            output = component.goals.output
+            outputs: tuple[Output, ...] = (component.goals.output,)
             if final:
-                state = NextState(1, TERMINATED, output.source)
-                output = dataclasses.replace(output, shift=1, next_state=state)
-            sources.append(component.collect_source((output,)))
+                state = NextState(1, TERMINATED, outputs[0].source)
+                # The next state depends on the flags. Another node sends them only if an output reads them.
+                flags = Output(TERMINATED, TERMINATED, "bool", (), 0, 1, squeeze_time=True)
+                outputs = dataclasses.replace(outputs[0], shift=1, next_state=state), flags
+            sources.append(component.collect_source(outputs))
     return sources
 
 

@@ -49,7 +49,7 @@ def check_joined(components: Sequence[LoaderComponent]) -> None:
     """Raises InvalidArgumentError if windows of these datasets cannot be in one batch."""
     first, *others = components
     for other in others:
-        check_alike(first.outputs, other.outputs)
+        check_alike(first.all_outputs, other.all_outputs)
         if _layout(other) != _layout(first):
             raise InvalidArgumentError(
                 "the datasets' batches differ in text and bytes: (key, dtype, first step only) are "

@@ -89,6 +89,27 @@ def test_goals_of_a_mixture_are_of_the_windows_own_dataset(datasets, join):
     assert {dataset for dataset, _, _ in seen} == {0, 1}
 
 
+def test_goals_of_joined_datasets_have_one_shape(datasets, tmp_path):
+    made = episodes(1)
+    for episode in made:
+        episode["achieved"] = np.concatenate([episode["achieved"]] * 2, axis=1)
+    other = feed_data.convert_episodes(made, tmp_path / "d")
+    options = {"goals": Goals(goal_column="achieved"), "columns": ["observations"]}
+    with pytest.raises(InvalidArgumentError, match="the datasets' batches differ in 'goals'"):
+        loader(Mixture([(datasets[0], 1), (other, 1)], join=True), **options)
+    alternating = loader(Mixture([(datasets[0], 1), (other, 1)]), **options)
+    assert {batch["value_goals"].shape for batch in islice(alternating, 2)} == {(32, 2), (32, 4)}
+
+
+def test_goals_of_numpy_batches(datasets):
+    for goals, offsets in ((Goals(), None), (Goals(subgoal_steps=3), {"observations": (-1, 1)})):
+        options = {"goals": goals, "offsets": offsets, "preset": "transitions", "steps": STEPS}
+        arrays, tensors = loader(datasets[0], framework="numpy", **options), loader(datasets[0], **options)
+        for one, other in zip(arrays, tensors, strict=True):
+            assert one.keys() == other.keys()
+            assert all(np.array_equal(one[key], other[key].numpy()) for key in one)
+
+
 def test_random_goals_are_steps_of_the_view(datasets):
     always = Goals(0, 0, 1, actor_trajectory=0, actor_random=1)
     view = datasets[0].filter(pl.col("length") > 20)

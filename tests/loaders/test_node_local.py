@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data import SequenceLoader, TopK, Weighted
+from gear_data import Goals, SequenceLoader, TopK, Weighted
 from gear_data.cluster.rendezvous import Membership
 from gear_data.errors import InvalidArgumentError, StateMismatchError, UnknownNameError
 from tests.support.feed import data as feed_data
@@ -67,6 +67,22 @@ def together(folder, nodes, steps, budget=None, **options):
 def test_one_node_draws_the_windows_of_centralized_selection(folder):
     alone = SequenceLoader(gear_data.open(folder), BATCH, context=5, seed=3)
     assert together(folder, 1, 20) == [drawn(alone, 20)]
+
+
+def test_goals_are_on_the_node(folder):
+    """Each node has goals of its own: no bytes go over the network, and nodes draw different numbers."""
+    goals = Goals(0.1, 0.4, 0.5, actor_random=0.5, actor_trajectory=0.5)
+    drawn_goals = []
+    for node in range(2):
+        dataset = as_node(folder, node, 2)
+        owned = dataset._store.membership.owner()[dataset.shards] == node
+        loader = SequenceLoader(dataset, BATCH, context=5, seed=3, selection="decentralized", goals=goals)
+        for step in range(20):
+            table = loader.windows(step)
+            for key in goals.keys:
+                assert owned[table[f"{key}_episode_id"]].all()
+            drawn_goals.append((node, step, tuple(table["value_goals_step"].tolist())))
+    assert len({steps for _, _, steps in drawn_goals}) == len(drawn_goals)
 
 
 @pytest.mark.parametrize("budget", [None, 1 << 20])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import gear_data
-from gear_data import Mixture, SequenceLoader
+from gear_data import Goals, Mixture, SequenceLoader
 from gear_data.cluster.client.reader import ClusterReader
 from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.flight import fetch as flight_fetch
@@ -143,6 +143,13 @@ def test_every_preset_gives_the_local_batches(local, remote, preset, options):
         return
     assert len(expected) == 6
     same(batches(remote, preset=preset, **OPTIONS[options]), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"offsets": {"observations": (-2, 1)}, "normalize": True, "prefetch": 3}])
+@pytest.mark.parametrize("goals", [Goals(subgoal_steps=3), Goals(0.2, 0.6, 0.2, geometric=False, future=True)])
+def test_goals_are_read_from_any_node(local, remote, goals, options):
+    options = {"preset": "transitions", "context": 1, "goals": goals, **options}
+    same(batches(remote, **options), batches(local, **options))
 
 
 def test_most_options_are_supported(local):
