@@ -142,7 +142,8 @@ def output_to_json(output: Output) -> dict[str, Any]:
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = dataclasses.asdict(value)
         if value is not item.default:
-            plain[item.name] = value
+            # A list, because a saved specification is compared with a new one, and JSON has no tuples.
+            plain[item.name] = list(value) if isinstance(value, tuple) else value
     return plain
 
 
@@ -162,6 +163,8 @@ def output_from_json(plain: Mapping[str, Any]) -> Output:
         if fields.get("next_state") is not None:
             fields["next_state"] = NextState(**fields["next_state"])
         fields["shape"] = tuple(int(size) for size in fields["shape"])
+        if fields.get("discounts") is not None:
+            fields["discounts"] = tuple(fields["discounts"])
         fields["padding"] = Padding(fields.get("padding", Padding.FILL))
         return Output(**fields)
     except (KeyError, TypeError, ValueError) as error:
