@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import SequenceLoader
+from gear_data import RandomShift, SequenceLoader
 from gear_data.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -106,6 +106,16 @@ def test_windows_are_drawn_on_the_device(gpu: StandInGpu, path: Path, sampler: s
     same(from_device(gpu, loader, 40), expected)
     assert set(gpu.cupy.launched) == {"gear_collect"} | DRAWING[sampler]
     assert loader.metrics()["pad_fraction"] == on_cpu.metrics()["pad_fraction"]
+
+
+def test_the_cpu_draws_by_weights_of_steps(gpu: StandInGpu, path: Path) -> None:
+    on_cpu = gear_data.open(path)
+    sampler = Weighted(np.linspace(1, 2, on_cpu.num_steps), beta=[(0, 0.4), (9, 1.0)])
+    expected = copies(SequenceLoader(on_cpu, **OPTIONS, sampler=sampler), 12)
+    loader = on_gpu(gear_data.open(path, residency="device"), sampler=sampler)
+    same(from_device(gpu, loader, 12), expected)
+    assert set(gpu.cupy.launched) == {"gear_collect"}
+    assert expected[0]["importance_weights"].dtype == torch.float64
 
 
 def test_the_cpu_draws_after_an_update_of_weights(gpu: StandInGpu, path: Path) -> None:
@@ -217,7 +227,11 @@ def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, f
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"preset": "gato"}, "makes tokens"), ({"transform": lambda batch, rng: batch}, "transform=")],
+    [
+        ({"preset": "gato"}, "makes tokens"),
+        ({"transform": lambda batch, rng: batch}, "transform="),
+        ({"augment": RandomShift(2)}, "images are augmented there"),
+    ],
 )
 def test_batches_that_the_cpu_makes_are_logged(
     gpu: StandInGpu, path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], reason: str

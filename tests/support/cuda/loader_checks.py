@@ -118,6 +118,7 @@ def check(gpu: GpuUnderTest, path: Path, residency: str, **options: Any) -> None
 
 
 CASES: dict[str, dict[str, Any]] = {
+    "importance weights": {"sampler": Weighted("length + 1", beta=0.5, divide_by_max=True), "normalize": "quantiles"},
     "bfloat16": {"dtype": "bfloat16", "normalize": True},
     "float16": {"dtype": torch.float16, "columns": ["observations", "infos.half", "infos.count"]},
     "float64": {"dtype": "float64", "normalize": "infos.count"},
