@@ -43,7 +43,10 @@ class Framework:
     multiple: int = 1
 
     def check_last_batch(self, rows: int) -> None:
-        """Raises InvalidArgumentError if the last global batch of a pass, of so many rows, cannot be divided."""
+        """Raises InvalidArgumentError if the last batch of a pass cannot be divided.
+
+        rows: of the last global batch.
+        """
         if rows % self.multiple:
             raise InvalidArgumentError(
                 f"the last batch has {rows} rows, and the sharding has {self.multiple} parts",

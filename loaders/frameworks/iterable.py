@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     TORCH_IS_INSTALLED: bool
 else:
     try:
-        # torch's DataLoader, and what is built on it, ask for an instance of this class.
+        # torch's DataLoader asks for an instance of this class.
         from torch.utils.data import IterableDataset
 
         LoaderBase, TORCH_IS_INSTALLED = IterableDataset[Batch], True

@@ -35,10 +35,10 @@ def jax_framework(sharding: Any, batch_size: int, *, transformed: bool) -> Frame
     Args:
         sharding: of the leading axis of every array; None: JAX's default device.
         batch_size: windows of a global batch.
-        transformed: whether a transform makes arrays of its own.
+        transformed: whether a transform may make arrays.
 
     Raises:
-        InvalidArgumentError: the sharding is none, or does not divide the batch among the processes.
+        InvalidArgumentError: not a sharding, or it does not divide the batch among the processes.
     """
     if sharding is None:
         rank, multiple = (jax.process_index(), jax.process_count()), 1
@@ -49,7 +49,7 @@ def jax_framework(sharding: Any, batch_size: int, *, transformed: bool) -> Frame
 
 
 def _rows_of_process(sharding: Any, batch_size: int) -> tuple[tuple[int, int], int]:
-    """Returns (this process's rank, number of ranks) among the batch's parts, and the number of shards.
+    """Returns (rank, number of ranks) of this process, and the number of shards.
 
     Processes whose devices have the same rows have one rank: their devices are the model's axis of the mesh.
     """

@@ -58,7 +58,7 @@ def check_pin_memory(pin_memory: bool | None, device: torch.device) -> bool:
 
 
 def to_tensors(batch: Batch) -> Batch:
-    """Returns a batch with tensors over the memory of its NumPy arrays. Other values stay."""
+    """Returns a batch with tensors over the memory of its NumPy arrays."""
     plain, view = np.ndarray, torch.from_numpy
     # In line for the usual arrays: a batch has about eight, and takes some 50 microseconds.
     return {

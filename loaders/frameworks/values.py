@@ -13,7 +13,7 @@ from gear_data.collection.output import BFLOAT16
 
 
 def as_numpy(value: Any) -> npt.NDArray[Any] | None:
-    """Returns an array of NumPy, torch or JAX as a NumPy array; None for anything else.
+    """Returns an array of any framework as a NumPy array; None for anything else.
 
     A tensor on another device is copied.
     """
@@ -34,7 +34,7 @@ def as_numpy(value: Any) -> npt.NDArray[Any] | None:
 
 
 def in_numpy(value: Any) -> Any:
-    """Returns a value of a batch with a NumPy array for every array of another framework."""
+    """Returns a value of a batch whose arrays are of NumPy."""
     if isinstance(value, list):
         return [in_numpy(each) for each in value]
     array = as_numpy(value)

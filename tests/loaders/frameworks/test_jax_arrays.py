@@ -1,4 +1,4 @@
-"""Batches of JAX: equal to NumPy's, over memory that nobody overwrites, sharded over devices and processes."""
+"""Batches of JAX: equal to NumPy's, never overwritten, sharded over devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 PartitionSpec = jax.sharding.PartitionSpec
 OPTIONS = {"batch_size": 12, "context": 6, "seed": 3}
-#: What a NumPy dtype becomes without 64-bit types.
+#: JAX's dtype of a NumPy dtype, without 64-bit types.
 NARROWER = {"int64": "int32", "float64": "float32"}
 
 
@@ -54,7 +54,7 @@ def test_jax_and_numpy_have_equal_batches(dataset, options):
 
 @pytest.mark.parametrize("framework", ["jax", "numpy"])
 def test_computations_never_see_memory_that_is_used_again(tmp_path, framework):
-    """Computations are dispatched, and their batches dropped; some batches are kept, some are donated."""
+    """Batches are dropped after the dispatch; some are kept, and some donated."""
     opened = feed_data.convert_episodes(feed_data.locomotion([50] * 20, 1, observations=16), tmp_path / "d")
     # Arrays of several sizes: large ones begin at multiples of 64 bytes, and JAX does not copy those.
     loader = SequenceLoader(opened, 64, context=20, framework=framework, steps=60, prefetch=3)
@@ -144,7 +144,7 @@ def test_arguments_that_do_not_go_with_jax_are_refused(dataset):
 
 
 def run(path, count):
-    """Runs the program of four devices in `count` processes; returns the last line of each."""
+    """Runs the program in `count` processes; returns the last line of each."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={4 // count}"
     with socket.socket() as listener:

@@ -1,6 +1,6 @@
-"""A program that compares sharded batches with whole ones: python -m ... DATASET ADDRESS PROCESSES PROCESS.
+"""Compares sharded batches with whole ones, on four devices of all processes.
 
-All processes together have four devices.
+python -m tests.support.running.jax_devices DATASET ADDRESS PROCESSES PROCESS
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def whole(ds: gear_data.Dataset, **options: object) -> gear_data.SequenceLoader:
 
 
 def check_meshes(ds: gear_data.Dataset, count: int) -> None:
-    """Every device has its rows of the global batch, also if a mesh has an axis for the model."""
+    """Every device has its rows of the global batch, with an axis for the model too."""
     for shape, axes, rows in (
         ({"data": 4}, "data", 8 // count),
         ({"data": 2, "model": 2}, "data", 8 // count),
@@ -59,7 +59,7 @@ def check_meshes(ds: gear_data.Dataset, count: int) -> None:
 
 
 def check_steps_of_training(ds: gear_data.Dataset) -> None:
-    """A jitted step over the mesh computes what one device computes; memory is used again meanwhile."""
+    """A jitted step over the mesh has the result of one device."""
     loader = gear_data.SequenceLoader(ds, framework="jax", sharding=named({"data": 4}, "data"), steps=20, **OPTIONS)
     mean = jax.jit(lambda states: states.mean())
     # One at a time: on few cores, many collectives at once may wait for one another.
@@ -69,7 +69,7 @@ def check_steps_of_training(ds: gear_data.Dataset) -> None:
 
 
 def check_ranks(ds: gear_data.Dataset, count: int, process: int) -> None:
-    """Without a sharding the ranks are JAX's processes; expressions and weights are the same on all."""
+    """Without a sharding the ranks are JAX's processes, with equal weights."""
     sampler = gear_data.Weighted("length")
     for framework in ("jax", "numpy"):
         loader = gear_data.SequenceLoader(ds, framework=framework, sampler=sampler, steps=3, **OPTIONS)

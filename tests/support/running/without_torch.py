@@ -1,4 +1,6 @@
-"""Everything that works without torch, as a program: python -m tests.support.running.without_torch FOLDER.
+"""Everything that works without torch, as a program.
+
+python -m tests.support.running.without_torch FOLDER
 
 It runs where torch is not installed, and where it is: `import torch` fails either way.
 """
