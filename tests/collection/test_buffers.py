@@ -75,6 +75,8 @@ def tensors(batch):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_writing_to_a_batch_changes_no_other_batch(dataset, fresh, preset, prefetch):
     options = {**OPTIONS, "preset": preset, "steps": 50}
+    if PRESETS[preset].transitions is not None:
+        options["context"] = 1
     expected = [[t.clone() for t in tensors(batch)] for batch in SequenceLoader(dataset, prefetch=0, **options)]
     for batch, clean in zip(SequenceLoader(dataset, prefetch=prefetch, **options), expected, strict=True):
         for tensor, wanted in zip(tensors(batch), clean, strict=True):
