@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.distributed import rank_and_world_size
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.store import check_discount
 from gear_data.errors import InvalidArgumentError
@@ -111,6 +112,17 @@ class LoaderConfig:
         if isinstance(self.dataset, Mixture):
             return self.dataset.components
         return (MixtureComponent(self.dataset, 1.0, {}),)
+
+    def process_rank(self, inherited: tuple[int, int]) -> tuple[int, int]:
+        """Returns the rank of this process, and the number of ranks.
+
+        inherited: the rank of the process that copied the loader.
+        """
+        if self.membership is not None:
+            return self.membership.local_rank, self.membership.local_size
+        if self.rank is not None and self.world_size is not None:
+            return self.rank, self.world_size
+        return rank_and_world_size(inherited) if self.framework.rank is None else self.framework.rank
 
     @property
     def dtype_name(self) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.common.distributed import is_distributed, rank_and_world_size
+from gear_data.common.distributed import is_distributed
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.dataset.dataset import Dataset
 from gear_data.evaluation.normalizer import Normalizer, shared_normalizer
@@ -212,7 +212,7 @@ class SequenceLoader(LoaderBase):
         if get_spawning_popen() is not None:
             check_consumer(self, self._progress.resumes)  # a spawned worker does not have the frames of this process
         own = {
-            "_inherited_rank": self._rank_and_world_size(),
+            "_inherited_rank": self._config.process_rank(self._inherited_rank),
             "_meter": Meter(len(self._components)),
             "_shared": copy.copy(self._progress.shared()),
             "_starting": None,
@@ -222,16 +222,6 @@ class SequenceLoader(LoaderBase):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _starting=fork_safe_lock())
         self._progress = self._progress.copy(self._shared)
-
-    def _rank_and_world_size(self) -> tuple[int, int]:
-        config = self._config
-        if config.membership is not None:
-            return config.membership.local_rank, config.membership.local_size
-        if config.rank is not None and config.world_size is not None:
-            return config.rank, config.world_size
-        if config.framework.rank is not None:
-            return config.framework.rank
-        return rank_and_world_size(self._inherited_rank)
 
     @property
     def local_batch_size(self) -> int:
@@ -243,7 +233,7 @@ class SequenceLoader(LoaderBase):
         return last - first
 
     def _rows(self) -> RankRows:
-        rank, world_size = self._rank_and_world_size()
+        rank, world_size = self._config.process_rank(self._inherited_rank)
         if world_size == 1 and self._config.rank is None and self._config.membership is None:
             check_group()
         return RankRows(self._layout, rank, world_size)
