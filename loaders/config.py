@@ -29,6 +29,7 @@ from gear_data.loaders.arguments import (
 from gear_data.loaders.decoding.augmentation import Augment, check_augment
 from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.frameworks.resolve import resolve_framework
+from gear_data.loaders.misuse import check_group
 from gear_data.loaders.mixture import Mixture, MixtureComponent
 from gear_data.loaders.node_local import check_selection
 from gear_data.loaders.presets.batch_format import BatchFormat
@@ -117,12 +118,18 @@ class LoaderConfig:
         """Returns the rank of this process, and the number of ranks.
 
         inherited: the rank of the process that copied the loader.
+
+        Raises:
+            InvalidArgumentError: torchrun started several processes, and they have no process group.
         """
         if self.membership is not None:
             return self.membership.local_rank, self.membership.local_size
         if self.rank is not None and self.world_size is not None:
             return self.rank, self.world_size
-        return rank_and_world_size(inherited) if self.framework.rank is None else self.framework.rank
+        rank, world_size = rank_and_world_size(inherited) if self.framework.rank is None else self.framework.rank
+        if world_size == 1:
+            check_group()
+        return rank, world_size
 
     @property
     def dtype_name(self) -> str | None:

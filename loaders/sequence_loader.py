@@ -28,7 +28,7 @@ from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.grain_source import GrainSource
 from gear_data.loaders.loader_spec import loader_identity, loader_spec
 from gear_data.loaders.metrics import Meter, weight_metrics
-from gear_data.loaders.misuse import check_consumer, check_dataloader_options, check_group, check_sampler
+from gear_data.loaders.misuse import check_consumer, check_dataloader_options, check_sampler
 from gear_data.loaders.mixture import Mixture
 from gear_data.loaders.passes.layout import pass_layout
 from gear_data.loaders.passes.progress import Progress
@@ -233,10 +233,7 @@ class SequenceLoader(LoaderBase):
         return last - first
 
     def _rows(self) -> RankRows:
-        rank, world_size = self._config.process_rank(self._inherited_rank)
-        if world_size == 1 and self._config.rank is None and self._config.membership is None:
-            check_group()
-        return RankRows(self._layout, rank, world_size)
+        return RankRows(self._layout, *self._config.process_rank(self._inherited_rank))
 
     def windows(self, step: int) -> dict[str, npt.NDArray[np.int64]]:
         """Returns the windows of a step's global batch.
