@@ -5,6 +5,8 @@
 # make gpu    run the GPU tests and the GPU benchmark
 PYTHON ?= python3
 VENV ?= .venv
+# One more than the cores: many tests wait for disks, timeouts and other processes.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN := $(VENV)/bin
 
 # Tests compare with OGBench's functions. The simulators that it depends on are heavy, and not needed for that.
@@ -18,7 +20,7 @@ demo: $(VENV)/installed-train
 
 test: $(VENV)/installed-test lint site
 	@if [ -n "$$GEAR_DATA_REQUIRE_VERBS" ]; then $(BIN)/python tests/support/rdma/image.py; fi
-	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
