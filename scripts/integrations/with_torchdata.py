@@ -1,4 +1,4 @@
-"""Clones behaviour with DDP and worker processes, and continues from the last checkpoint.
+"""Clones behaviour with DDP and workers, and continues from the last checkpoint.
 
 torchrun --nproc-per-node 4 scripts/integrations/with_torchdata.py hopper/ --out runs/bc --steps 1000
 """

@@ -1,4 +1,4 @@
-"""TorchTitan: rows of all ranks through a kill and a resume by its CheckpointManager."""
+"""TorchTitan: rows through a kill and a resume by its CheckpointManager."""
 
 from __future__ import annotations
 

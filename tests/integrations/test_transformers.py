@@ -14,7 +14,7 @@ IMPORTS = ["deepspeed", "gear_data.integrations.transformers", "transformers.mod
 def test_a_killed_run_resumes_on_another_number_of_processes(
     ranks: RankServer, trained_on: Path, tmp_path: Path
 ) -> None:
-    """Epochs have six batches, updates two. Checkpoints are saved after four and eight batches."""
+    """Epochs have six batches, and updates two. Checkpoints have four and eight."""
     expected = global_batches(trained_on, 12, "states", batch_size=64, context=20, preset="decision_transformer")
     check_resumed(
         ranks, SCRIPTS / "with_transformers.py", trained_on, tmp_path, expected, imports=IMPORTS,

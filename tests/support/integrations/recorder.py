@@ -1,4 +1,4 @@
-"""Recorder of training batches: inputs of a torch model's first layer, or rows that become a JAX array."""
+"""Recorder of training batches: inputs of a first layer, or rows of a JAX array."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Imports that the ranks of training scripts share, done once before they are forked."""
+"""Imports that ranks of training scripts share, done once before they are forked."""
