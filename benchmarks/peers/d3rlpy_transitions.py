@@ -1,4 +1,4 @@
-"""Contender d3rlpy: a ReplayBuffer and TransitionMiniBatch, on which its Q-learning algorithms train."""
+"""Contender d3rlpy: a ReplayBuffer and TransitionMiniBatch, for its Q-learning."""
 
 # mypy: disable-error-code="import-not-found, import-untyped"
 

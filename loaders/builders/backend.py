@@ -130,6 +130,8 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
             return "final observations as goals are collected there"
         if component.parts:
             return "stack= joins columns there"
+        if component.variable and component.batch_format.transitions and component.request.n_step:
+            return "next observations of text and bytes are read there"
         if component.postprocess is not None:
             return f"preset '{component.batch_format.name}' makes tokens there"
         if staging_reader(store_of(component.dataset).reader()) is None:

@@ -9,13 +9,16 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from gear_data.collection.output import check_alike
+from gear_data.collection.output import Padding, check_alike
 from gear_data.dataset.internals import store_of
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.decoding.frames import frames_of
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.pad_decoded import StepPositions, padded
+from gear_data.schema import Role
 from gear_data.selection.windows import Int64Array, Windows
 
 
@@ -88,12 +91,72 @@ class VariableColumns:
             InvalidArgumentError: a decoder returns values that cannot be padded, or a key that the batch already has.
         """
         for column, key in self._component(windows).variable.items():
-            for name, value in self._column(column, key, windows).items():
+            component = self._component(windows)
+            if (
+                component.batch_format.transitions is not None
+                and component.dataset.schema[column].role is Role.OBSERVATION
+            ):
+                added = self._transitions(column, key, windows, batch.get("intervals"))
+            else:
+                added = self._column(column, key, windows)
+            for name, value in added.items():
                 if name in batch:
                     raise InvalidArgumentError(
                         f"its decoder returns '{name}', a key that the batch has already", column=column
                     )
                 batch[name] = value
+
+    def _transitions(
+        self, column: str, key: str, windows: Windows, intervals: npt.NDArray[np.int64] | None
+    ) -> dict[str, Any]:
+        """Returns a column and its next values, with their masks as for other columns.
+
+        No final observation of such a column is stored.
+
+        Args:
+            column, key: the column, and its key in the batch.
+            windows: the batch's windows.
+            intervals: int64 [B], the steps to each row's next state; None: 1.
+        """
+        if not len(windows):
+            zero = np.zeros(1, np.int64)
+            source = windows.source if isinstance(windows.source, int) else 0
+            one_row = self._transitions(column, key, Windows(zero, zero, zero + 1, source=source), None)
+            return {name: value[:0] for name, value in one_row.items()}
+        component = self._component(windows)
+        stacked = column in component.request.offsets
+        frames = frames_of(
+            windows,
+            self._totals(windows),
+            np.ones(len(windows), np.int64) if intervals is None else intervals,
+            component.request.offsets.get(column, (0, 1)),
+            repeat=component.batch_format.column_padding is not Padding.FILL,
+        )
+        values = list(chain.from_iterable(self._values(column, frames.windows)))
+        result: dict[str, Any] = {}
+        if column in self._decoders:
+            steps = StepPositions((len(values),), np.arange(len(values)))
+            decoded = padded(column, key, self._decode(column, values, frames.windows), steps)
+            for name, of_steps in decoded.items():
+                own, following = frames.spread(of_steps)
+                result[name], result[f"next_{name}"] = (own, following) if stacked else (own[:, 0], following[:, 0])
+        else:
+            lists = frames.spread_list(values)
+            result[key], result[f"next_{key}"] = lists if stacked else [[row[0] for row in half] for half in lists]
+        transitions = component.batch_format.transitions
+        if stacked:
+            result[f"{column}_mask"], result[f"next_{column}_mask"] = frames.inside
+        elif transitions is not None and transitions.missing_next == "mark":
+            result[f"next_{column}_mask"] = frames.inside[1, :, 0]
+        return result
+
+    def _totals(self, windows: Windows) -> npt.NDArray[np.int64]:
+        """Returns int64 [B], the steps of each window's episode."""
+        lengths = [store_of(component.dataset).lengths for component in self._components]
+        if isinstance(windows.source, int):
+            return lengths[windows.source][windows.episode_id]
+        pairs = zip(windows.source.tolist(), windows.episode_id.tolist(), strict=True)
+        return np.array([lengths[source][episode] for source, episode in pairs], np.int64)
 
     def _component(self, windows: Windows) -> LoaderComponent:
         return self._components[windows.source if isinstance(windows.source, int) else 0]

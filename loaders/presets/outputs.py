@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gear_data.collection.output import MASK, TIMESTEPS, NextState, Output, Padding
 from gear_data.errors import InvalidArgumentError, MissingColumnError
 from gear_data.loaders.presets import gato_tokens as gato
 from gear_data.loaders.presets import transitions
 from gear_data.loaders.presets.batch_format import BatchFormat, Tokens
+from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest, affine
 from gear_data.loaders.presets.registry import PRESETS, resolve_preset
 from gear_data.schema import ColumnSpec, Role, Schema
 
@@ -32,59 +31,10 @@ __all__ = [
 
 #: Turns a collected batch, key -> tensor [B, ...], into the preset's batch.
 Postprocess = Callable[[dict[str, Any]], dict[str, Any]]
-Normalization = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
 
 #: `next_X` is column X of the next step.
 _NEXT = "next_"
 _N_STEP = "n_step_returns"
-
-
-@dataclass(frozen=True)
-class BatchRequest:
-    """A loader's arguments for its preset.
-
-    Attributes:
-        schema: schema of the dataset.
-        context: steps of a sequence.
-        columns: columns to add to the preset's own. For a preset of all columns: the columns of the batch. None: none
-            added, or all. `next_X`, if the dataset has no such column, is column X of the next step.
-        offsets: column -> (first, last) steps relative to the window's first step, last excluded.
-        normalize: column -> (mean, std), float64 [elements] or [1].
-        float_dtype: dtype of float columns; None: the preset's.
-        n_step: if not None, the batch has `n_step_returns`, discounted sums of this many rewards.
-        discount: discount of `n_step`.
-    """
-
-    schema: Schema
-    context: int
-    columns: tuple[str, ...] | None
-    offsets: Mapping[str, tuple[int, int]]
-    normalize: Normalization
-    float_dtype: str | None
-    n_step: int | None = None
-    discount: float = 1.0
-
-
-@dataclass(frozen=True)
-class _BatchColumn:
-    """One column of a batch.
-
-    Attributes:
-        spec: the column that is read.
-        name: the requested name: `spec.name`, or `next_` and `spec.name`.
-        key: key in the batch.
-        own: whether the batch format itself has the column, and a request did not add it.
-    """
-
-    spec: ColumnSpec
-    name: str
-    key: str
-    own: bool
-
-    @property
-    def next_step(self) -> bool:
-        """Whether each step has the value of the next step."""
-        return self.name != self.spec.name
 
 
 def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Output]:
@@ -120,11 +70,12 @@ def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Outp
     _check_keys(batch_format, outputs, [item for item in columns if item.spec.variable_length])
     used = {item.spec.name for item in numeric}
     for name in request.offsets:
-        if request.schema[name].variable_length:
+        is_frame = batch_format.transitions is not None and request.schema[name].role is Role.OBSERVATION
+        if request.schema[name].variable_length and not is_frame:
             raise InvalidArgumentError(
                 "a column of text or bytes cannot have offsets", column=name, hint="leave it out of offsets"
             )
-        if name not in used:
+        if name not in used and not request.schema[name].variable_length:
             raise InvalidArgumentError(
                 f"offsets name a column that preset '{batch_format.name}' does not put in the batch",
                 column=name,
@@ -169,7 +120,7 @@ def text_columns(preset: str | BatchFormat, request: BatchRequest) -> dict[str, 
         UnknownNameError, MissingColumnError: see `batch_outputs`.
     """
     columns = _batch_columns(resolve_preset(preset), request)
-    return {item.spec.name: item.key for item in columns if item.spec.variable_length}
+    return {item.spec.name: item.key for item in columns if item.spec.variable_length and not item.next_step}
 
 
 def preset_postprocess(preset: str | BatchFormat, request: BatchRequest) -> Postprocess | None:
@@ -210,7 +161,7 @@ def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str])
     return names
 
 
-def _batch_columns(batch_format: BatchFormat, request: BatchRequest) -> list[_BatchColumn]:
+def _batch_columns(batch_format: BatchFormat, request: BatchRequest) -> list[BatchColumn]:
     """Returns all columns of the batch, in order."""
     schema, requested = request.schema, request.columns
     missing = [name for name in batch_format.required_columns if name not in schema]
@@ -243,7 +194,7 @@ def _batch_columns(batch_format: BatchFormat, request: BatchRequest) -> list[_Ba
 
 def _batch_column(
     batch_format: BatchFormat, schema: Schema, name: str, *, own: bool, own_names: Sequence[str] = ()
-) -> _BatchColumn:
+) -> BatchColumn:
     """Returns the column of a requested name.
 
     `next_X` is treated like column X: it is the format's own if X is.
@@ -255,19 +206,19 @@ def _batch_column(
     base = name.removeprefix(_NEXT)
     if name not in schema and base != name and base in schema:
         spec = schema[base]
-        if spec.variable_length:
+        if spec.variable_length and not (batch_format.transitions and spec.role is Role.OBSERVATION):
             raise InvalidArgumentError(
                 f"'{name}' is the next step of a column of text or bytes, which is not supported",
                 column=base,
                 hint="leave it out of columns",
             )
-        return _BatchColumn(spec, name, name, own or base in own_names)
+        return BatchColumn(spec, name, name, own or base in own_names)
     spec = schema[name]
     key = spec.source if batch_format.source_names and spec.source is not None else name
-    return _BatchColumn(spec, name, batch_format.keys.get(name, key) if own else key, own)
+    return BatchColumn(spec, name, batch_format.keys.get(name, key) if own else key, own)
 
 
-def _column(batch_format: BatchFormat, request: BatchRequest, item: _BatchColumn) -> Output:
+def _column(batch_format: BatchFormat, request: BatchRequest, item: BatchColumn) -> Output:
     """Returns the output of a column.
 
     If the column is normalised, an element of standard deviation 0 becomes 0, unless `std_epsilon` is added to it.
@@ -277,7 +228,7 @@ def _column(batch_format: BatchFormat, request: BatchRequest, item: _BatchColumn
         raise InvalidArgumentError(
             f"preset '{batch_format.name}' needs vectors, and this column has shape {spec.shape}", column=spec.name
         )
-    mean, scale = _affine(request, spec.name, epsilon=batch_format.std_epsilon if item.own else 0.0)
+    mean, scale = affine(request, spec.name, epsilon=batch_format.std_epsilon if item.own else 0.0)
     factor = batch_format.return_scale if item.own and spec.role is Role.RETURN_TO_GO else 1.0
     if factor != 1.0:
         mean = np.zeros(1) if mean is None else mean
@@ -299,7 +250,7 @@ def _column(batch_format: BatchFormat, request: BatchRequest, item: _BatchColumn
     )
 
 
-def _shift(batch_format: BatchFormat, item: _BatchColumn) -> int:
+def _shift(batch_format: BatchFormat, item: BatchColumn) -> int:
     """Returns the `shift` of a column's output."""
     if item.next_step:
         return 1
@@ -316,7 +267,7 @@ def _positions(batch_format: BatchFormat, request: BatchRequest, spec: ColumnSpe
     return {"first": 0, "width": request.context, "pad_left": batch_format.pad_left}
 
 
-def _dtype(batch_format: BatchFormat, request: BatchRequest, item: _BatchColumn, *, normalised: bool) -> str:
+def _dtype(batch_format: BatchFormat, request: BatchRequest, item: BatchColumn, *, normalised: bool) -> str:
     kind, dtype = item.spec.numpy_dtype.kind, item.spec.dtype
     if item.own and batch_format.dtype is not None and (kind == "f" or batch_format.cast_integers):
         return request.float_dtype or batch_format.dtype
@@ -327,7 +278,7 @@ def _dtype(batch_format: BatchFormat, request: BatchRequest, item: _BatchColumn,
     return dtype
 
 
-def _shape(batch_format: BatchFormat, item: _BatchColumn) -> tuple[int, ...]:
+def _shape(batch_format: BatchFormat, item: BatchColumn) -> tuple[int, ...]:
     return (
         (1,) if item.own and not item.spec.shape and item.spec.name in batch_format.unsqueeze_last else item.spec.shape
     )
@@ -341,7 +292,7 @@ def _n_step_returns(batch_format: BatchFormat, request: BatchRequest) -> Output:
             hint=f"it has: {', '.join(request.schema.names)}",
         )
     spec = request.schema["rewards"]
-    item = _BatchColumn(spec, spec.name, _N_STEP, own=True)
+    item = BatchColumn(spec, spec.name, _N_STEP, own=True)
     return Output(
         _N_STEP,
         spec.name,
@@ -379,7 +330,7 @@ def _common(batch_format: BatchFormat, request: BatchRequest) -> list[Output]:
     return outputs
 
 
-def _column_masks(batch_format: BatchFormat, request: BatchRequest, columns: Sequence[_BatchColumn]) -> list[Output]:
+def _column_masks(batch_format: BatchFormat, request: BatchRequest, columns: Sequence[BatchColumn]) -> list[Output]:
     """Returns masks, bool, for columns whose valid steps differ from the window's."""
     masks = []
     valid = int(batch_format.mask_valid)
@@ -399,7 +350,7 @@ def _column_masks(batch_format: BatchFormat, request: BatchRequest, columns: Seq
     return masks
 
 
-def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequence[_BatchColumn]) -> None:
+def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequence[BatchColumn]) -> None:
     named = [(output.key, output.source if output.column else output.key) for output in outputs]
     named += [(item.key, item.spec.name) for item in text]
     keys = {"valid_count"} if batch_format.tokens is None else {"valid_count", gato.TOKENS, gato.TARGETS}
@@ -412,24 +363,6 @@ def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequ
                 "convert with --rename",
             )
         keys.add(key)
-
-
-def _affine(
-    request: BatchRequest, name: str, *, epsilon: float
-) -> tuple[npt.NDArray[np.float64] | None, npt.NDArray[np.float64] | None]:
-    """Returns (mean, 1 / (std + epsilon)); a std of 0 without epsilon counts as 1."""
-    if name not in request.normalize:
-        return None, None
-    mean, std = request.normalize[name]
-    size, shape = request.schema[name].size, request.schema[name].shape or (1,)
-    if np.size(mean) not in (1, size) or np.size(std) not in (1, size):
-        raise InvalidArgumentError(
-            f"normalize has {np.size(mean)} means and {np.size(std)} deviations for {size} elements", column=name
-        )
-    mean, std = (np.broadcast_to(np.ravel(a), size).astype(np.float64) for a in (mean, std))
-    std = std + epsilon
-    inverse = 1.0 / np.where(std == 0, 1.0, std)
-    return mean.reshape(shape), inverse.reshape(shape)
 
 
 def _tokens(batch_format: BatchFormat, tokens: Tokens, request: BatchRequest) -> Postprocess:

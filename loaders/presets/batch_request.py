@@ -1,0 +1,80 @@
+"""BatchRequest: the arguments of a loader for its preset, and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import InvalidArgumentError
+from gear_data.schema import ColumnSpec, Schema
+
+Normalization = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """A loader's arguments for its preset.
+
+    Attributes:
+        schema: schema of the dataset.
+        context: steps of a sequence.
+        columns: columns to add to the preset's own. For a preset of all columns: the columns of the batch. None: none
+            added, or all. `next_X`, if the dataset has no such column, is column X of the next step.
+        offsets: column -> (first, last) steps relative to the window's first step, last excluded.
+        normalize: column -> (mean, std), float64 [elements] or [1].
+        float_dtype: dtype of float columns; None: the preset's.
+        n_step: if not None, the batch has `n_step_returns`, discounted sums of this many rewards.
+        discount: discount of `n_step`.
+    """
+
+    schema: Schema
+    context: int
+    columns: tuple[str, ...] | None
+    offsets: Mapping[str, tuple[int, int]]
+    normalize: Normalization
+    float_dtype: str | None
+    n_step: int | None = None
+    discount: float = 1.0
+
+
+@dataclass(frozen=True)
+class BatchColumn:
+    """One column of a batch.
+
+    Attributes:
+        spec: the column that is read.
+        name: the requested name: `spec.name`, or `next_` and `spec.name`.
+        key: key in the batch.
+        own: whether the batch format itself has the column, and a request did not add it.
+    """
+
+    spec: ColumnSpec
+    name: str
+    key: str
+    own: bool
+
+    @property
+    def next_step(self) -> bool:
+        """Whether each step has the value of the next step."""
+        return self.name != self.spec.name
+
+
+def affine(
+    request: BatchRequest, name: str, *, epsilon: float
+) -> tuple[npt.NDArray[np.float64] | None, npt.NDArray[np.float64] | None]:
+    """Returns (mean, 1 / (std + epsilon)); a std of 0 without epsilon counts as 1."""
+    if name not in request.normalize:
+        return None, None
+    mean, std = request.normalize[name]
+    size, shape = request.schema[name].size, request.schema[name].shape or (1,)
+    if np.size(mean) not in (1, size) or np.size(std) not in (1, size):
+        raise InvalidArgumentError(
+            f"normalize has {np.size(mean)} means and {np.size(std)} deviations for {size} elements", column=name
+        )
+    mean, std = (np.broadcast_to(np.ravel(a), size).astype(np.float64) for a in (mean, std))
+    std = std + epsilon
+    inverse = 1.0 / np.where(std == 0, 1.0, std)
+    return mean.reshape(shape), inverse.reshape(shape)
