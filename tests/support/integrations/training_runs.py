@@ -98,9 +98,11 @@ def rank_server(folder: Path) -> Iterator[RankServer]:
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     with process:
-        yield RankServer(process, folder)
-        assert process.stdin is not None
-        process.stdin.close()
+        try:
+            yield RankServer(process, folder)
+        finally:
+            # DataLoader workers that other tests left may hold the other end of its input, so it would never end.
+            process.kill()
 
 
 def global_batches(
