@@ -198,7 +198,10 @@ def normalization_statistics(
 def _statistics_of(
     dataset: Dataset, parts: Mapping[str, Sequence[ColumnSpec]], name: str, mode: str
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Returns the (mean, std) of a mode; of a stacked column, those of its parts side by side."""
+    """Returns the (mean, std) of a mode.
+
+    A stacked column has its parts' values side by side.
+    """
     if name not in parts:
         return mode_statistics(dataset, name, mode)
     means, deviations = zip(*(mode_statistics(dataset, part.name, mode) for part in parts[name]), strict=True)

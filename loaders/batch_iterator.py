@@ -130,7 +130,10 @@ class BatchIterator(Iterator[Batch]):
 
     @property
     def remaining(self) -> int | None:
-        """Number of batches that are not taken yet; None: no end, or no batch was taken yet."""
+        """Number of batches that are not taken yet.
+
+        None: there is no end, or no batch was taken yet.
+        """
         return None if self._pass is None or self._steps.stop == NO_END else self._count - self._taken
 
     @property

@@ -101,7 +101,7 @@ class LoaderComponent:
         return self.outputs if self.goals is None else (*self.outputs, self.goals.output)
 
     def collect_source(self, outputs: Sequence[Output] | None = None) -> CollectSource:
-        """Returns the source for a collector of these outputs; None: of the component's own."""
+        """Returns the source for a collector of outputs; None: of the component's."""
         filled, joined = part_outputs(self.outputs if outputs is None else outputs, self.parts)
         return CollectSource(store_of(self.dataset).reader(), self.dataset.schema, filled, joined)
 

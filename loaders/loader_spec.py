@@ -31,7 +31,7 @@ def loader_identity(
 
 
 def _steps_left_out(components: Sequence[LoaderComponent]) -> dict[str, Any]:
-    """Returns what the preset says about steps that no window has, if it says something."""
+    """Returns how presets treat steps without a next state, if they do."""
     formats = [component.batch_format.transitions for component in components]
     return {"missing_next": [each and each.missing_next for each in formats]} if any(formats) else {}
 

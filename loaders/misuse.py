@@ -66,7 +66,7 @@ def check_consumer(loader: object, resumes: bool) -> None:
 
 
 def check_fetcher() -> None:
-    """Raises InvalidArgumentError if Lightning fetches batches before it trains on them.
+    """Raises InvalidArgumentError if Lightning fetches batches ahead.
 
     The first batch must call this, not `iter(loader)`: Lightning's clean-up hides errors of the latter.
     """
@@ -104,7 +104,7 @@ def check_sampler() -> None:
 
 
 def check_group() -> None:
-    """Raises InvalidArgumentError if torchrun started several ranks that form no group."""
+    """Raises InvalidArgumentError if torchrun's ranks form no group."""
     count = os.environ.get("WORLD_SIZE", "1")
     if count != "1" and "TORCHELASTIC_RUN_ID" in os.environ:
         raise InvalidArgumentError(
@@ -116,7 +116,7 @@ def check_group() -> None:
 
 
 def check_dataloader_options(framework: Framework, options: Iterable[str]) -> None:
-    """Raises InvalidArgumentError if a DataLoader with these options would change batches."""
+    """Raises InvalidArgumentError if these options would change batches."""
     if framework.name != "torch":
         raise InvalidArgumentError(
             f"torch's DataLoader turns arrays into tensors, and the batches are of {framework.name}",

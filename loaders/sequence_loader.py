@@ -270,7 +270,7 @@ class SequenceLoader(LoaderBase):
         return self._batches.batch(self._rows(), self._layout.check_step(step))
 
     def as_grain_source(self) -> GrainSource:
-        """Returns the batches by step as NumPy arrays, for Grain's DataLoader and MapDataset.
+        """Returns the batches by step as NumPy arrays, for Grain.
 
         Raises:
             InvalidArgumentError: the batches are not in the CPU's memory.
@@ -383,7 +383,7 @@ class SequenceLoader(LoaderBase):
 
     @property
     def normalizer(self) -> Normalizer:
-        """The maps of this loader's columns to batches and back, for a policy in an environment.
+        """The maps of columns to batches and back, for a policy.
 
         Raises:
             InvalidArgumentError: the datasets of a mixture have different maps.

@@ -38,7 +38,9 @@ class Padding(enum.StrEnum):
 
 @dataclass(frozen=True)
 class NextState:
-    """The n-th next state of a window's first step, for all outputs of a batch that have one.
+    """The n-th next state of a window's first step.
+
+    All outputs of a batch that have one share it.
 
     The hop is the number of steps to it: n, or fewer up to a terminal step or the last state of the episode; 0 if
     there is none. `gear_data.kernels.cpu.transitions` says which states an episode has.

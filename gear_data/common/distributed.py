@@ -1,4 +1,6 @@
-"""Values that the ranks of a run exchange: the ranks of torch.distributed, or the processes of JAX.
+"""Values that the ranks of a run exchange.
+
+A rank is a process of torch.distributed or of JAX.
 
 A process that has initialised either has imported it. So nothing is imported here.
 """

@@ -42,7 +42,7 @@ class Episode(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def id(self) -> int:
-        """Returns the id: the position in the whole dataset, also for an episode of a view."""
+        """The position in the whole dataset, also for an episode of a view."""
         return self._index
 
     @property

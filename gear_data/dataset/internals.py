@@ -37,7 +37,9 @@ def anchors_of(dataset: Dataset, rule: WindowRule, excluded: npt.NDArray[np.bool
 
 
 def ends_without_state(dataset: Dataset, *, finals: bool) -> npt.NDArray[np.bool_]:
-    """Returns the episodes that were cut off and have no state after the last step, bool [k].
+    """Returns the episodes that end without a next state, bool [k].
+
+    They were cut off, and no state after their last step is stored.
 
     Args:
         finals: whether a stored final observation is such a state.

@@ -176,7 +176,7 @@ def _train(
     elapsed = time.perf_counter() - started
     trainer.save(folder / "checkpoint.safetensors")
     save_model(trainer.model, folder / "model")
-    # What a policy in an environment needs beside the weights; see `Rollout.from_spec` and `Normalizer.load`.
+    # A policy in an environment needs them; see `Rollout.from_spec` and `Normalizer.load`.
     trainer.loader.normalizer.save(folder / "model/normalizer.json")
     write_text(folder / "model/loader.json", json.dumps(trainer.spec()["feed"]) + "\n")
     write_loss_curve(trainer.losses, folder)

@@ -141,7 +141,7 @@ def _entry(batch: Batch, path: Path, step: int) -> dict[str, Any]:
 
 
 def _on_host(value: Any) -> Any:
-    """Returns a value of a batch with NumPy arrays, in C order, for arrays of any framework."""
+    """Returns a value of a batch with NumPy arrays in C order."""
     return map_arrays(in_numpy(value), np.ndarray, partial(np.require, requirements="C"))
 
 

@@ -73,7 +73,7 @@ def locate(output, episode, start, length, episode_steps, finals, spans):  # typ
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def _locate_next(output, episode, start, episode_steps, finals, hops, spans):  # type: ignore[no-untyped-def]
-    """Fills `spans`, SPAN [B], for an output whose steps are relative to the next state.
+    """Fills `spans`, SPAN [B], for steps relative to the next state.
 
     The whole window is padding if there is no next state.
 
@@ -201,7 +201,7 @@ def collect(  # type: ignore[no-untyped-def]
             else:
                 locate(output, episode, start, length, episode_steps, finals, spans)
         reads_column = kind in COLUMN_KINDS
-        # With hops, the spans are already those of the next states.
+        # With hops, the spans are already of the next states.
         shift = np.int64(0) if output.hops else output.shift
         # Windows are scattered: without prefetching, each begins with a wait for memory.
         lines = min((width * source_bytes + 63) // 64, _MAX_LINES) if reads_column else 0

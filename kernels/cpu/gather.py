@@ -27,7 +27,10 @@ def gather(sources, sizes, target):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def write_elements(part, whole, first):  # type: ignore[no-untyped-def]
-    """Copies `part`, [n, k], into the columns first to first + k - 1 of `whole`, [n, m] of the same dtype."""
+    """Copies `part`, [n, k], into columns of `whole`, [n, m] of the same dtype.
+
+    The columns are first to first + k - 1.
+    """
     for row in range(part.shape[0]):
         for i in range(part.shape[1]):
             whole[row, first + i] = part[row, i]

@@ -70,7 +70,10 @@ def find_hops(output, episode, start, episode_steps, finals, shard, row, address
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def is_single(output):  # type: ignore[no-untyped-def]
-    """Returns whether the output has only a short row of the window's first step, or of its next state."""
+    """Returns whether the output has one short row.
+
+    It is of the window's first step, or of its next state.
+    """
     if output.kind not in COLUMN_KINDS or output.width != 1 or output.first != 0:
         return False
     short = output.source_bytes <= _SHORT_BYTES or (output.hops != 0 and output.shift == 0)

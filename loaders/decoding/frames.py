@@ -17,7 +17,9 @@ from gear_data.selection.windows import Int64Array, Windows
 
 @dataclass(frozen=True)
 class Frames:
-    """The steps of a batch of B transitions, `width` for each row and as many for its next state.
+    """The steps of a batch of B transitions.
+
+    Each row has `width` steps, and as many for its next state.
 
     Attributes:
         windows: the distinct steps, as windows of one step.

@@ -29,7 +29,9 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Tokens:
-    """The vocabulary and form of Gato's tokens; see `gear_data.loaders.presets.gato_tokens`.
+    """The vocabulary and form of Gato's tokens.
+
+    See `gear_data.loaders.presets.gato_tokens`.
 
     Attributes:
         bins: number of uniform bins for continuous values. Discrete values are 0 to bins - 1.

@@ -85,7 +85,9 @@ def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Outp
 
 
 def next_state(preset: str | BatchFormat, request: BatchRequest) -> NextState | None:
-    """Returns the next state of a batch's transitions; None if its rows are not transitions.
+    """Returns the next state of a batch's transitions.
+
+    Returns None if its rows are not transitions.
 
     Raises:
         UnknownNameError, MissingColumnError, InvalidArgumentError: see `batch_outputs`.

@@ -82,7 +82,7 @@ def canonical_name(name: str) -> str:
 
 
 def is_nearly_actions(name: str) -> bool:
-    """Returns whether a name that is not `actions` looks like the name of actions, such as `act` or `Action_0`."""
+    """Returns whether a name looks like the name of actions, such as `act`."""
     last = name.replace("/", ".").rpartition(".")[2].lower()
     return bool(_NEARLY_ACTIONS.fullmatch(last) or difflib.get_close_matches(last, ["action", "actions"], cutoff=0.8))
 

@@ -78,7 +78,7 @@ def _count_digits(
     prefixes: npt.NDArray[np.uint64],
     counts: npt.NDArray[np.int64],
 ) -> None:
-    """Adds the counts of the digit at bit `shift`, for the keys that begin with a prefix.
+    """Counts the digit at bit `shift` of the keys that begin with a prefix.
 
     Args:
         keys: [steps, width, repeat].

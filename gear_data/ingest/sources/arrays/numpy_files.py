@@ -1,4 +1,4 @@
-"""Headers of `.npy`, `.npy.gz` and `.npz` files, read defensively, and arrays in memory.
+"""Headers of `.npy`, `.npy.gz` and `.npz` files, and arrays in memory.
 
 Sizes are checked before memory is allocated, and no pickle is loaded. Formats:
 https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html and, for the archive, ZIP.

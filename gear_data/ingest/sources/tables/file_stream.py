@@ -219,7 +219,10 @@ class FileTables:
 
 
 def _joined(runs: Iterable[FileRows]) -> tuple[FileRows, ...]:
-    """Joins rows that follow each other in a file, because each run is cut and assembled separately."""
+    """Joins rows that follow each other in a file.
+
+    Each run of rows is cut and assembled separately, which takes time.
+    """
     joined: list[FileRows] = []
     for run in runs:
         if joined and run.position == (joined[-1].position.file, joined[-1].position.row + joined[-1].count):

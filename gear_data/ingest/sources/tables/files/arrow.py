@@ -70,7 +70,10 @@ def _batch_places(file: SourceFile, start: int) -> tuple[_BatchPlace, ...] | Non
 
 
 def _grouped(batches: Sequence[_BatchPlace]) -> list[tuple[_BatchPlace, ...]]:
-    """Groups consecutive record batches, of which HuggingFace `datasets` writes one per 1,000 rows."""
+    """Groups consecutive record batches.
+
+    HuggingFace `datasets` writes a record batch per 1,000 rows.
+    """
     groups: list[tuple[_BatchPlace, ...]] = []
     size = _GROUP_BYTES
     for batch in batches:
@@ -83,7 +86,9 @@ def _grouped(batches: Sequence[_BatchPlace]) -> list[tuple[_BatchPlace, ...]]:
 
 
 class ArrowTable:
-    """An opened Arrow IPC stream or file. A row group is one record batch, or several small ones.
+    """An opened Arrow IPC stream or file.
+
+    A row group is one record batch, or several small ones.
 
     A local file is mapped: uncompressed columns are read where they are. A remote file is one row group, read from its
     beginning, and so is a file with dictionaries, because a batch needs the dictionaries before it.
@@ -131,7 +136,10 @@ class ArrowTable:
             return _batch_places(self._file, self._start)
 
     def _groups(self) -> list[tuple[_BatchPlace, ...]] | None:
-        """Returns the record batches of each row group; None if they cannot be read separately."""
+        """Returns the record batches of each row group.
+
+        Returns None if they cannot be read separately.
+        """
         batches = self._places()
         return None if batches is None else _grouped(batches)
 
