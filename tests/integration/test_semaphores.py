@@ -29,7 +29,7 @@ import torch
 import gear_data
 
 dataset = gear_data.open(sys.argv[1], residency="host")
-loader = gear_data.SequenceLoader(dataset, 4, context=4, prefetch=2)
+loader = gear_data.SequenceLoader(dataset, 4, context=4, prefetch=2, passes="repeat")
 batches = iter(loader)
 next(batches)
 loaded = iter(torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context="fork"))

