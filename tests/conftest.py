@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,8 @@ from typing import Any
 
 # Set before the hub client is imported: no test uses the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# TorchRL changes the default to spawn when it is imported. Later tests in the process would start workers so.
+multiprocessing.set_start_method("fork")
 # Processes that tests start must import this gear_data and tests.support.
 _ROOT = str(Path(__file__).resolve().parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
