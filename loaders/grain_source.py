@@ -7,13 +7,13 @@ import json
 import operator
 import sys
 from collections.abc import Mapping
-from types import FrameType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments import check_range
 from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.frameworks.values import in_numpy
+from gear_data.loaders.misuse import calling_frames
 
 if TYPE_CHECKING:
     from gear_data.loaders.sequence_loader import SequenceLoader
@@ -81,9 +81,7 @@ class GrainSource:
 
 def _check_reader() -> None:
     """Raises InvalidArgumentError if Grain would batch or divide batches again."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__")
+    for module, frame in calling_frames():
         if module == _BATCH:
             raise InvalidArgumentError(
                 "Grain's batch() would stack several batches of the loader into one",
@@ -95,7 +93,6 @@ def _check_reader() -> None:
                 "process's rows of the step",
                 hint="give shard_options=grain.sharding.NoSharding() to the DataLoader and to its sampler",
             )
-        frame = frame.f_back
 
 
 def _shards(steps: Any) -> int:

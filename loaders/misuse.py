@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FrameType
 
 from gear_data.errors import InvalidArgumentError
@@ -27,6 +27,14 @@ _DEEPSPEED, _SAMPLER = "deepspeed.runtime.dataloader", "torch.utils.data.distrib
 _CHANGE_BATCHES = ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_last", "collate_fn")
 
 
+def calling_frames() -> Iterator[tuple[str, FrameType]]:
+    """Yields (module, frame) of the caller, of its caller, and so on."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield str(frame.f_globals.get("__name__")), frame
+        frame = frame.f_back
+
+
 def check_consumer(loader: object, resumes: bool) -> None:
     """Raises InvalidArgumentError if the caller would change or lose batches.
 
@@ -37,9 +45,7 @@ def check_consumer(loader: object, resumes: bool) -> None:
     A forked DataLoader worker has the frames of the process that started it. A spawned worker has not: there, the
     process that starts the worker must call this.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__")
+    for module, frame in calling_frames():
         if module == _FETCHER and getattr(frame.f_locals.get("self"), "auto_collation", False):
             raise InvalidArgumentError(
                 "this DataLoader has a batch_size, so it would stack several batches of the loader into one",
@@ -62,7 +68,6 @@ def check_consumer(loader: object, resumes: bool) -> None:
                 "train_dataset=loader); with Accelerate, leave skip_first_batches out; or do not load the loader's "
                 "state",
             )
-        frame = frame.f_back
 
 
 def check_fetcher() -> None:
@@ -70,9 +75,7 @@ def check_fetcher() -> None:
 
     The first batch must call this, not `iter(loader)`: Lightning's clean-up hides errors of the latter.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__"))
+    for module, frame in calling_frames():
         if module.startswith(_INTEGRATIONS):
             return
         if module in _LIGHTNING and _fetches_ahead(frame):
@@ -81,14 +84,11 @@ def check_fetcher() -> None:
                 "that is one batch too far",
                 hint="use gear_data.integrations.lightning: trainer.fit(model, datamodule=LoaderDataModule(loader))",
             )
-        frame = frame.f_back
 
 
 def check_sampler() -> None:
     """Raises InvalidArgumentError if a sampler asks for the length, to divide it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__")
+    for module, frame in calling_frames():
         if module == _DEEPSPEED:
             raise InvalidArgumentError(
                 "DeepSpeed would divide and batch the loader's batches, which already are this rank's rows",
@@ -100,7 +100,6 @@ def check_sampler() -> None:
                 "a DistributedSampler would divide the loader's batches, which already are this rank's rows",
                 hint="leave sampler= out: DataLoader(loader, batch_size=None), or use loader.dataloader()",
             )
-        frame = frame.f_back
 
 
 def check_group() -> None:
