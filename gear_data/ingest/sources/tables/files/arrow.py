@@ -47,12 +47,14 @@ class _BatchPlace(NamedTuple):
 
 
 @lru_cache(maxsize=16)  # a file is opened for each part that is read
-def _batch_places(file: SourceFile, start: int) -> tuple[_BatchPlace, ...] | None:
+def _batch_groups(file: SourceFile, start: int) -> list[list[_BatchPlace]] | None:
     """Returns the record batches of a local file whose stream begins at `start`.
 
-    Returns None if the batches need dictionaries.
+    Consecutive small batches form a group, because HuggingFace `datasets` writes one per 1,000 rows. Returns None if
+    the batches need dictionaries.
     """
-    found: list[_BatchPlace] = []
+    groups: list[list[_BatchPlace]] = []
+    size = _GROUP_BYTES
     with pa.memory_map(file.path) as source:
         source.seek(start)
         for number, message in enumerate(pa.ipc.MessageReader.open_stream(source)):
@@ -64,24 +66,13 @@ def _batch_places(file: SourceFile, start: int) -> tuple[_BatchPlace, ...] | Non
                 rows = batch_rows(memoryview(message.metadata))
                 if not 0 <= rows < UNKNOWN_ROWS:
                     raise pa.ArrowInvalid(f"message {number} declares {rows} rows")
-                found.append(_BatchPlace(start, source.tell() - start, rows))
+                batch = _BatchPlace(start, source.tell() - start, rows)
+                if size + batch.size > _GROUP_BYTES:
+                    groups.append([])
+                    size = 0
+                groups[-1].append(batch)
+                size += batch.size
             start = source.tell()
-    return tuple(found)
-
-
-def _grouped(batches: Sequence[_BatchPlace]) -> list[tuple[_BatchPlace, ...]]:
-    """Groups consecutive record batches.
-
-    HuggingFace `datasets` writes a record batch per 1,000 rows.
-    """
-    groups: list[tuple[_BatchPlace, ...]] = []
-    size = _GROUP_BYTES
-    for batch in batches:
-        if size + batch.size > _GROUP_BYTES:
-            groups.append(())
-            size = 0
-        groups[-1] += (batch,)
-        size += batch.size
     return groups
 
 
@@ -128,20 +119,15 @@ class ArrowTable:
         source.seek(self._start)
         return source
 
-    def _places(self) -> tuple[_BatchPlace, ...] | None:
-        """Returns the record batches; None if they cannot be read separately."""
-        if self._data is None:
-            return None
-        with _typed_errors(self._file.name):
-            return _batch_places(self._file, self._start)
-
-    def _groups(self) -> list[tuple[_BatchPlace, ...]] | None:
+    def _groups(self) -> list[list[_BatchPlace]] | None:
         """Returns the record batches of each row group.
 
         Returns None if they cannot be read separately.
         """
-        batches = self._places()
-        return None if batches is None else _grouped(batches)
+        if self._data is None:
+            return None
+        with _typed_errors(self._file.name):
+            return _batch_groups(self._file, self._start)
 
     def row_groups(self) -> RowGroups:
         groups = self._groups()
