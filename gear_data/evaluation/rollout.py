@@ -211,12 +211,11 @@ def _mapped(output: Output, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Returns one step of a column as a batch has it."""
     if value is _UNKNOWN:
         return np.zeros(output.shape)
+    array = value.reshape(output.shape)
     if output.mean is None or output.scale is None:
-        return value.reshape(output.shape)
-    mapped: npt.NDArray[Any] = (value.reshape(output.mean.shape if output.mean.size > 1 else -1) - output.mean) * (
-        output.scale
-    )
-    return mapped.reshape(output.shape)
+        return array
+    mapped: npt.NDArray[Any] = (array - output.mean) * output.scale
+    return mapped.reshape(output.shape)  # a scalar's mean has one axis
 
 
 def _last_offset(output: Output) -> int:
