@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import MissingColumnError
+from gear_data.loaders.presets.transitions import check_transitions
 
 if TYPE_CHECKING:
     from d3rlpy.dataset import TransitionMiniBatch
-
-_NEEDED = ("actions", "rewards", "terminated")
 
 
 def to_mini_batch(batch: Mapping[str, Any]) -> TransitionMiniBatch:
@@ -40,13 +38,7 @@ def to_mini_batch(batch: Mapping[str, Any]) -> TransitionMiniBatch:
     """
     from d3rlpy.dataset import TransitionMiniBatch
 
-    for name in _NEEDED:
-        if name not in batch:
-            raise MissingColumnError(
-                f"a batch of transitions has {', '.join(_NEEDED)}; this one has {', '.join(batch)}",
-                column=name,
-                hint="give preset='transitions' to the loader",
-            )
+    check_transitions(batch)
     actions, rewards = _columns(batch["actions"]), _columns(batch["rewards"])
     one = np.ones_like(rewards)
     return TransitionMiniBatch(

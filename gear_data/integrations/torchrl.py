@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gear_data.errors import InvalidArgumentError, MissingColumnError
+from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.presets.transitions import check_transitions
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
 #: Keys of a batch that TorchRL computes again from others.
 _DERIVED = ("masks", "discounts", "valid_count")
-_NEEDED = ("actions", "rewards", "terminated")
 _NAMES = {"observations": "observation", "actions": "action"}
 
 
@@ -42,13 +42,7 @@ def to_tensordict(batch: Mapping[str, Any]) -> TensorDict:
     """
     from tensordict import TensorDict
 
-    for name in _NEEDED:
-        if name not in batch:
-            raise MissingColumnError(
-                f"a batch of transitions has {', '.join(_NEEDED)}; this one has {', '.join(batch)}",
-                column=name,
-                hint="give preset='transitions' to the loader",
-            )
+    check_transitions(batch)
     terminated = batch["terminated"].bool().unsqueeze(-1)
     truncated = batch.get("truncated")
     following: dict[str, Any] = {"reward": _column(batch["rewards"]), "terminated": terminated, "done": terminated}

@@ -5,18 +5,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.output import NextState, Output
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, MissingColumnError
 from gear_data.schema import ColumnSpec
 
 REWARDS, TERMINATED = "rewards", "terminated"
 MASKS, DISCOUNTS, INTERVALS = "masks", "discounts", "intervals"
+_NEEDED = ("actions", REWARDS, TERMINATED)
+
+
+def check_transitions(batch: Mapping[str, Any]) -> None:
+    """Raises MissingColumnError unless a batch is of transitions."""
+    for name in _NEEDED:
+        if name not in batch:
+            raise MissingColumnError(
+                f"a batch of transitions has {', '.join(_NEEDED)}; this one has {', '.join(batch)}",
+                column=name,
+                hint="give preset='transitions' to the loader",
+            )
 
 
 def next_state(observations: Sequence[ColumnSpec], n_step: int | None) -> NextState:
