@@ -153,7 +153,7 @@ class Gpu(CudaLauncher):
         with cuda_errors(name), self._device:
             module = self._cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
             kernels, own_blocks = self._kernels, self.blocks
-            self._kernels, self.blocks = {**kernels, name: module.get_function(name)}, blocks
+            self._kernels, self.blocks = {**kernels, name: module.get_function(name).kernel}, blocks
         try:
             yield
         finally:

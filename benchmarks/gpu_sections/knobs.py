@@ -88,12 +88,12 @@ def source_of(variant: Variant, source: str) -> str:
 @contextmanager
 def _launched_as(variant: Variant) -> Iterator[None]:
     """Makes the host count pieces and blocks of these sizes."""
-    own = launches.PIECE_BYTES, launches._BLOCK
-    launches.PIECE_BYTES, launches._BLOCK = variant.piece, variant.threads
+    own = launches.PIECE_BYTES, launches.BLOCK
+    launches.PIECE_BYTES, launches.BLOCK = variant.piece, variant.threads
     try:
         yield
     finally:
-        launches.PIECE_BYTES, launches._BLOCK = own
+        launches.PIECE_BYTES, launches.BLOCK = own
 
 
 def knobs(gpu: Gpu, quick: bool, left: Callable[[], float]) -> Section:

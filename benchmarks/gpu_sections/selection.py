@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gear_data.errors import DeviceMemoryError
 from gear_data.kernels.cuda import launch_arguments as launches
+from gear_data.kernels.cuda import priority_arguments as priorities
 from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_OFFSET, WITHIN_QUOTIENT
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.integer_weights import int_weight_prefix, int_weight_scale, scale_factors
@@ -124,12 +125,12 @@ def _rescan(gpu: Gpu, anchors: Anchors, weights: npt.NDArray[np.float64], empty:
     scale = int_weight_scale(weights, anchors.prefix, False)
     expected = int_weight_prefix(weights, anchors.prefix, False, scale)
     on_cpu = time.perf_counter() - begun
-    rows = launches.WeightRows(gpu.put(weights), gpu.put(anchors.prefix), False, count)
-    sums, out = gpu.device(8 * (launches.tiles(count) + 1)), gpu.device(8 * (count + 1))
+    rows = priorities.WeightRows(gpu.put(weights), gpu.put(anchors.prefix), False, count)
+    sums, out = gpu.device(8 * (priorities.tiles(count) + 1)), gpu.device(8 * (count + 1))
     factors = scale_factors(scale.exponent)
 
     def call() -> None:
-        launches.weighted_prefix(gpu, rows, factors, sums, out)
+        priorities.weighted_prefix(gpu, rows, factors, sums, out)
 
     call()
     _check(gpu, out, expected, f"running sums of {count:,} weights")

@@ -3,7 +3,7 @@
 Nothing here needs Numba.
 
 `collect.cu`, `select.cu` and `priorities.cu` hold the kernels; they include no headers. `launcher` compiles them with
-CuPy at their first use. `launch_arguments` has one function for each operation. It computes arguments and grid sizes,
-and works with any `Launcher`, so tests run the same sources on a CPU. `cudf` evaluates filters on a GPU, and `nvml`
-lists the GPUs of this machine.
+CuPy at their first use. `launch_arguments` and `priority_arguments` have one function for each operation. They compute
+arguments and grid sizes, and work with any `Launcher`, so tests run the same sources on a CPU. `cudf` evaluates filters
+on a GPU, and `nvml` lists the GPUs of this machine.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
 import sys
@@ -11,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gear_data.common.extras import import_extra
 from gear_data.errors import DeviceError, DeviceMemoryError, InvalidArgumentError
 
@@ -20,6 +19,9 @@ from gear_data.errors import DeviceError, DeviceMemoryError, InvalidArgumentErro
 _RESIDENT = 2
 _FOLDER = Path(__file__).resolve().parent
 _SOURCES = ("collect.cu", "select.cu", "priorities.cu")
+#: The words of cuLaunchKernel's list `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and
+#: CU_LAUNCH_PARAM_END.
+_BUFFER, _BUFFER_SIZE, _END = 1, 2, 0
 #: CUDA's error codes; the runtime and the driver share them.
 _OUT_OF_MEMORY = 2
 _NO_DRIVER = {3, 34, 35, 100, 101, 803, 804}
@@ -108,22 +110,40 @@ class CudaLauncher:
             whole = sm_budget == 1
             self.blocks = multiprocessors * _RESIDENT if whole else math.ceil(multiprocessors * sm_budget)
             self._kernels = _kernels(device)
+        self._current_stream, self._launch = cupy.cuda.get_current_stream, cupy.cuda.driver.launchKernel
 
     def launch(self, kernel: str, grid: int, block: int, *arguments: int) -> None:
         """Launches a kernel.
 
+        All arguments go to the driver as one buffer. Every argument has 64 bits, so the buffer has the layout of the
+        kernel's parameters. CuPy's own launch would make an object of each argument.
+
         Raises:
             DeviceError: the launch fails. An error inside the kernel is raised by the next call that waits for it.
         """
-        # Every argument is 64 bits: an address or a seed may be above 2^63.
-        numbers = tuple(np.uint64(int(argument) & 0xFFFFFFFFFFFFFFFF) for argument in arguments)
+        words = packed(arguments)
+        extra = ctypes.addressof(words) + 8 * (len(arguments) + 1)
         with cuda_errors(kernel), self._device:
-            self._kernels[kernel]((grid,), (block,), numbers)
+            stream = self._current_stream().ptr
+            self._launch(self._kernels[kernel].ptr, grid, 1, 1, block, 1, 1, 0, stream, 0, extra)
+
+
+def packed(arguments: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint64]:
+    """Packs the arguments of a launch, uint64 [len(arguments) + 6].
+
+    The words are the arguments (modulo 2^64), their size in bytes, and the five words of cuLaunchKernel's list `extra`,
+    which points to the arguments and to their size.
+    """
+    count = len(arguments)
+    words = (ctypes.c_uint64 * (count + 6))(*arguments, 8 * count, _BUFFER, 0, _BUFFER_SIZE, 0, _END)
+    address = ctypes.addressof(words)
+    words[count + 2], words[count + 4] = address, address + 8 * count
+    return words
 
 
 @cache
 def _kernels(device: int) -> dict[str, Any]:
-    """Compiles the kernels for a device. Returns name -> kernel."""
+    """Compiles the kernels for a device. Returns name -> CuPy's `Function`, which keeps its module loaded."""
     cupy = import_extra("cupy", "gpu")
     kernels: dict[str, Any] = {}
     with cupy.cuda.Device(device):
@@ -131,7 +151,7 @@ def _kernels(device: int) -> dict[str, Any]:
             source = (_FOLDER / name).read_text()
             module = cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
             for kernel in kernel_names(source):
-                kernels[kernel] = module.get_function(kernel)
+                kernels[kernel] = module.get_function(kernel).kernel
     return kernels
 
 

@@ -161,9 +161,9 @@ def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pyte
     monkeypatch.setattr(gpu_knobs, "VARIANTS", variants)
     monkeypatch.setattr(gpu_knobs, "CASES", (SMALL[0], SMALL[0]))
     monkeypatch.setattr(gpu_knobs, "CROSSOVER_BYTES", (1 << 12,) * 3)
-    before = launches.PIECE_BYTES, launches._BLOCK, gpu.blocks, dict(gpu._kernels)
+    before = launches.PIECE_BYTES, launches.BLOCK, gpu.blocks, dict(gpu._kernels)
     section = gpu_knobs.knobs(gpu, True, left)
-    assert (launches.PIECE_BYTES, launches._BLOCK, gpu.blocks, gpu._kernels) == before
+    assert (launches.PIECE_BYTES, launches.BLOCK, gpu.blocks, gpu._kernels) == before
     assert [row.ratio for row in section.rows[:2]] == [1.0, 1.0]
     assert [row.name.partition(",")[0] for row in section.rows[2:]] == ["CPU or GPU"] * 2
     # The stand-in has only the built-in sources. The report says so, and the section continues.

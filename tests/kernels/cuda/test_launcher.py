@@ -13,12 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gear_data.errors import DeviceError, DeviceMemoryError, GearError, InvalidArgumentError, MissingExtraError
 from gear_data.kernels.cuda import launcher as cuda
-from tests.support.cuda.cupy_stand_in import CudaError, CupyStandIn, Streams, make_cupy
+from tests.support.cuda.cupy_stand_in import CudaError, CupyStandIn, Streams, launch_buffer, make_cupy
 from tests.support.cuda.runner import KERNELS, parameter_counts
 
 
@@ -53,9 +52,12 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[CupyStandIn]:
 
         def get_function(self, name: str) -> Any:
             assert f"{name}(" in self._code
-            return lambda *launch: fake.launched.append((current[-1], name, *launch))
+            return SimpleNamespace(kernel=SimpleNamespace(ptr=name))
 
-    fake.cuda.Device, fake.RawModule = Device, RawModule
+    def launch(name: Any, gx: int, gy: int, gz: int, bx: int, *rest: int) -> None:
+        fake.launched.append((current[-1], name, gx, bx, rest[3], launch_buffer(rest[-1])))
+
+    fake.cuda.Device, fake.RawModule, fake.cuda.driver.launchKernel = Device, RawModule, launch
     monkeypatch.setitem(sys.modules, "cupy", fake)
     cuda._kernels.cache_clear()
     yield fake
@@ -71,13 +73,19 @@ def test_all_kernels_are_found_and_their_arguments_have_64_bits(cupy: CupyStandI
     for name in declared:
         launcher.launch(name, 3, 64, 2**64 - 1, -1, True)
     assert [one[1] for one in cupy.launched] == declared
-    _, _, grid, block, arguments = cupy.launched[0]
-    assert (grid, block, [int(number) for number in arguments]) == ((3,), (64,), [2**64 - 1, 2**64 - 1, 1])
-    assert {type(number) for number in arguments} == {np.uint64}
+    assert cupy.launched[0] == (0, declared[0], 3, 64, 0, [2**64 - 1, 2**64 - 1, 1])
+
+
+def test_a_launch_is_in_the_current_stream_and_without_arguments(cupy: CupyStandIn) -> None:
+    launcher, stream = cuda.CudaLauncher(), cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        launcher.launch("gear_collect", 1, 32)
+    assert cupy.launched == [(0, "gear_collect", 1, 32, stream.ptr, [])]
 
 
 def test_every_launched_kernel_exists_and_every_kernel_is_launched() -> None:
-    launched = set(re.findall(r'"(gear_\w+)"', (KERNELS / "launch_arguments.py").read_text()))
+    python = "".join(path.read_text() for path in KERNELS.glob("*.py"))
+    launched = set(re.findall(r'"(gear_\w+)"', python))
     declared = {name for path in KERNELS.glob("*.cu") for name in cuda.kernel_names(path.read_text())}
     # gear_philox exists only for the known answers of Philox.
     assert declared - launched == {"gear_philox"}

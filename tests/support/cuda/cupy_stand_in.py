@@ -31,7 +31,7 @@ import torch
 
 from gear_data.kernels.cuda import launcher as cuda
 from gear_data.residency.device.memory import TO_DEVICE
-from tests.support.cuda.runner import KERNELS, SHIM
+from tests.support.cuda.runner import KERNELS, SHIM, parameter_counts
 
 #: torch's current stream.
 CONSUMER = 7
@@ -41,6 +41,12 @@ ORDERS: dict[str, Callable[[int], bool]] = {
     "consumer first": lambda stream: stream == CONSUMER,
     "device first": lambda stream: stream != CONSUMER,
     "all late": lambda stream: False,
+}
+
+
+#: Name of a kernel -> number of its parameters.
+KERNEL_PARAMETERS = {
+    name: count for path in KERNELS.glob("*.cu") for name, count in parameter_counts(path.read_text()).items()
 }
 
 
@@ -134,6 +140,16 @@ class CupyStandIn(SimpleNamespace):
         return len(self.pinned_memory)
 
 
+def launch_buffer(extra: int) -> list[int]:
+    """Returns the arguments of a launch, given the address of cuLaunchKernel's list `extra`."""
+    pointer_kind, address, size_kind, size, end = (ctypes.c_uint64 * 5).from_address(extra)
+    # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
+    assert (pointer_kind, size_kind, end) == (1, 2, 0)
+    nbytes = ctypes.c_size_t.from_address(size).value
+    assert nbytes % 8 == 0
+    return list((ctypes.c_uint64 * (nbytes // 8)).from_address(address))
+
+
 def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes: int) -> CupyStandIn:
     """Makes a stand-in for CuPy.
 
@@ -142,6 +158,7 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
     fake = CupyStandIn(streams)
     handles = itertools.count(100)
     events: dict[int, Event] = {}
+    functions: dict[int, tuple[ctypes.PyDLL, str]] = {}
     local = threading.local()
 
     class Event:
@@ -279,15 +296,21 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             (self._library,) = (each for name, each in libraries.items() if (KERNELS / name).read_text() == code)
 
         def get_function(self, name: str) -> Any:
-            library = self._library
-            entry = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+            handle = next(handles)
+            functions[handle] = self._library, name
+            return SimpleNamespace(kernel=SimpleNamespace(ptr=handle))
 
-            def call(grid: tuple[int], block: tuple[int], arguments: tuple[np.uint64, ...]) -> None:
-                given = (ctypes.c_uint64 * 24)(*map(int, arguments))
-                fake.launched.append(name)
-                streams.add(current_stream(), lambda: library.shim_launch(entry, grid[0], block[0], given) and None)
-
-            return call
+    def launch(function: int, *numbers: int) -> None:
+        """Launches a kernel as cuLaunchKernel does. The arguments are copied before the call returns."""
+        gx, gy, gz, bx, by, bz, shared, stream, parameters, extra = numbers
+        assert (gy, gz, by, bz, shared, parameters) == (1, 1, 1, 1, 0, 0)
+        library, name = functions[function]
+        arguments = launch_buffer(extra)
+        assert len(arguments) == KERNEL_PARAMETERS[name], name
+        given = (ctypes.c_uint64 * 24)(*arguments)
+        entry = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+        fake.launched.append(name)
+        streams.add(stream, lambda: library.shim_launch(entry, gx, bx, given) and None)
 
     def register(address: int, size: int, flags: int) -> None:
         assert flags in (0, 1 | 2 | 8)
@@ -312,7 +335,7 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, memory=memory),
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
         compiler=SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),
-        driver=SimpleNamespace(CUDADriverError=type("CUDADriverError", (CudaError,), {})),
+        driver=SimpleNamespace(launchKernel=launch, CUDADriverError=type("CUDADriverError", (CudaError,), {})),
         nvrtc=SimpleNamespace(NVRTCError=type("NVRTCError", (CudaError,), {}), getVersion=lambda: (13, 0)),
         runtime=SimpleNamespace(
             CUDARuntimeError=CudaError,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gear_data.kernels.cuda import launch_arguments as launches
+from gear_data.kernels.cuda import priority_arguments as launches
 from gear_data.selection.integer_weights import fit_exponent, int_weight_prefix, int_weight_scale, scale_factors
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.samplers.topk import _largest
