@@ -2,8 +2,8 @@
 
 Nothing here needs Numba.
 
-`collect.cu`, `select.cu` and `priorities.cu` hold the kernels; they include no headers. `launcher` compiles them with
-CuPy at their first use. `launch_arguments` and `priority_arguments` have one function for each operation. They compute
-arguments and grid sizes, and work with any `Launcher`, so tests run the same sources on a CPU. `cudf` evaluates filters
-on a GPU, and `nvml` lists the GPUs of this machine.
+`collect.cu`, `select.cu` and `priorities.cu` hold the kernels; they include no headers. `copy.cu` has plain copies, to
+measure by. `launcher` compiles them with CuPy at their first use. `launch_arguments`, `priority_arguments` and `copies`
+have one function for each operation. They compute arguments and grid sizes, and work with any `Launcher`, so tests run
+the same sources on a CPU. `cudf` evaluates filters on a GPU, and `nvml` lists the GPUs of this machine.
 """

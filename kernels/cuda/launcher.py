@@ -18,7 +18,7 @@ from gear_data.errors import DeviceError, DeviceMemoryError, InvalidArgumentErro
 #: Blocks of 512 threads that run on one multiprocessor at the same time.
 _RESIDENT = 2
 _FOLDER = Path(__file__).resolve().parent
-_SOURCES = ("collect.cu", "select.cu", "priorities.cu")
+_SOURCES = ("collect.cu", "copy.cu", "select.cu", "priorities.cu")
 #: The words of cuLaunchKernel's list `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and
 #: CU_LAUNCH_PARAM_END.
 _BUFFER, _BUFFER_SIZE, _END = 1, 2, 0

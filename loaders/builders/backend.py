@@ -15,6 +15,7 @@ from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.window_source import WindowSource
 from gear_data.residency.device.columns import current_device
+from gear_data.residency.device.link import LinkRates, link_rates
 
 _log = logging.getLogger(__name__)
 
@@ -23,30 +24,26 @@ _log = logging.getLogger(__name__)
 class Rates:
     """The cost of collecting, for `choose_backend`.
 
-    These are estimates, from data sheets and from measurements of the CPU. Nobody has measured them on a GPU yet.
+    The rates of the link are measured on each machine. The others are estimates, from data sheets and from measurements
+    of the CPU. Nobody has measured them on a GPU yet.
 
     Attributes:
+        link: between this machine's memory and the device.
         cpu: bytes per second that one thread collects.
-        copy: bytes per second from this machine's memory to the device, over PCIe.
         device: bytes per second within the device's memory.
         cpu_call, copy_call, launch: seconds to start collecting on the CPU, to copy an array to the device, and to
             start collecting on the device.
-        line: the fewest bytes of one read.
     """
 
+    link: LinkRates
     cpu: float = 8e9
-    copy: float = 2.2e10
     device: float = 1e12
     cpu_call: float = 5e-6
     copy_call: float = 1e-5
     launch: float = 4e-5
-    line: int = 128
 
 
-RATES = Rates()
-
-
-def choose_backend(outputs: Sequence[tuple[int, int]], rows: int, residency: str, rates: Rates = RATES) -> str:
+def choose_backend(outputs: Sequence[tuple[int, int]], rows: int, residency: str, rates: Rates) -> str:
     """Returns the backend that is expected to be faster: `cpu` or `cuda`.
 
     A pure function.
@@ -62,11 +59,12 @@ def choose_backend(outputs: Sequence[tuple[int, int]], rows: int, residency: str
     if residency not in ("pinned", "device", "tiered"):
         return "cpu"
     total = rows * sum(width * step_bytes for width, step_bytes in outputs)
-    # A run of bytes begins and ends within a line.
-    touched = rows * sum(width * step_bytes + rates.line for width, step_bytes in outputs)
-    on_cpu = rates.cpu_call + total / rates.cpu + len(outputs) * rates.copy_call + total / rates.copy
-    read = rates.device if residency == "device" else rates.copy
-    on_device = rates.launch + max(touched / read, total / rates.device)
+    on_cpu = rates.cpu_call + total / rates.cpu + len(outputs) * rates.copy_call + total / rates.link.copy
+    on_device = rates.launch + total / rates.device
+    if residency != "device":
+        # Each window of each array is one request.
+        read = total / rates.link.reads + rows * len(outputs) * rates.link.request
+        on_device = rates.launch + max(read, total / rates.device)
     return "cuda" if on_device <= on_cpu else "cpu"
 
 
@@ -114,8 +112,9 @@ def resolve_backend(
             )
     if backend == "cuda":
         return "cuda"
+    rates = Rates(link_rates(device_number(device)))
     chosen = {
-        choose_backend([(o.width, o.step_bytes) for o in component.outputs], rows, component.dataset.residency)
+        choose_backend([(o.width, o.step_bytes) for o in component.outputs], rows, component.dataset.residency, rates)
         for component in components
     }
     return "cuda" if chosen == {"cuda"} else "cpu"

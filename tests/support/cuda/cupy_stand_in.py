@@ -10,7 +10,6 @@ with a pattern when it is allocated and when it is freed.
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import shutil
 import subprocess
@@ -30,6 +29,8 @@ import pytest
 import torch
 
 from gear_data.kernels.cuda import launcher as cuda
+from gear_data.loaders.builders import backend
+from gear_data.residency.device import link
 from gear_data.residency.device.memory import TO_DEVICE
 from tests.support.cuda.runner import KERNELS, SHIM, parameter_counts
 
@@ -341,7 +342,13 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             CUDARuntimeError=CudaError,
             runtimeGetVersion=lambda: 13000,
             driverGetVersion=lambda: 13000,
-            getDeviceProperties=lambda number: {"name": b"made up", "totalGlobalMem": device_bytes, "l2CacheSize": 1},
+            getDeviceProperties=lambda number: {
+                "name": b"made up",
+                "totalGlobalMem": device_bytes,
+                "l2CacheSize": 1,
+                "uuid": b"made up",
+            },
+            deviceGetPCIBusId=lambda number: f"0000:0{number}:00.0",
             getDevice=lambda: 0,
             deviceSynchronize=streams.finish_all,
             memcpy=copy_pageable,
@@ -360,22 +367,29 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
     return fake
 
 
-@functools.cache
+#: Name of a .cu file -> library. A process compiles the kernels once.
+_loaded: dict[str, ctypes.PyDLL] = {}
+
+
 def _libraries(folder: Path) -> dict[str, ctypes.PyDLL]:
-    """Compiles the kernels. Returns name of a .cu file -> library.
+    """Compiles the kernels, at the first call. Returns name of a .cu file -> library.
 
     The kernels run with the GIL held, because fibers cannot switch while it is released.
     """
-    found = {}
-    for name in cuda._SOURCES:
-        library = folder / f"{name}.so"
-        command = [
-            str(shutil.which("g++")), "-std=c++17", "-O1", "-shared", "-fPIC", f'-DKERNELS="{KERNELS / name}"',
-            str(SHIM / "library.cpp"), "-o", str(library),
-        ]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True)
-        found[name] = ctypes.PyDLL(str(library))
-        found[name].shim_launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
+    if not _loaded:
+        _loaded.update({name: _library(name, folder) for name in cuda._SOURCES})
+    return _loaded
+
+
+def _library(name: str, folder: Path) -> ctypes.PyDLL:
+    library = folder / f"{name}.so"
+    command = [
+        str(shutil.which("g++")), "-std=c++17", "-O1", "-shared", "-fPIC", f'-DKERNELS="{KERNELS / name}"',
+        str(SHIM / "library.cpp"), "-o", str(library),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    found = ctypes.PyDLL(str(library))
+    found.shim_launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
     return found
 
 
@@ -419,6 +433,9 @@ def stand_in(
         pytest.skip("there is no g++ to build the kernels for the CPU with")
     fake = make_cupy(Streams(ORDERS[order]), _libraries(folder), device_bytes)
     monkeypatch.setitem(sys.modules, "cupy", fake)
+    # `auto` is to choose as on a GPU, whose kernels are faster than this process.
+    monkeypatch.setattr(link, "link_rates", lambda device: link.LinkRates())
+    monkeypatch.setattr(backend, "link_rates", link.link_rates)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=CONSUMER))
