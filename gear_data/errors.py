@@ -313,6 +313,13 @@ class StateMismatchError(GearError, ValueError):
     """
 
 
+class LoaderConfigError(GearError, ValueError):
+    """Raised when a file of `gear-data tune` does not fit the loader.
+
+    It is malformed, of another version, or for a dataset with other columns. Run `gear-data tune` again.
+    """
+
+
 class MissingExtraError(GearError, ImportError):
     """Raised when a package of an optional extra is not installed.
 

@@ -67,7 +67,7 @@ class BatchSource:
         prefetch = self._config.prefetch
         batch_bytes = self.most_rows(rows) * max(component.row_bytes for component in self._components)
         remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)
-        group = group_size(batch_bytes, remote=remote) if prefetch else 1
+        group = (self._config.batches_at_once or group_size(batch_bytes, remote=remote)) if prefetch else 1
         # Enough buffers for the batches that are ready, in progress and with the consumer. With fewer, the builder
         # would allocate memory for every batch.
         builder = self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * group)

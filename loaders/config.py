@@ -22,6 +22,7 @@ from gear_data.loaders.arguments import (
     check_numbers,
     check_offsets,
     check_passes,
+    check_range,
     check_rank,
     check_rank_rows,
     check_sm_budget,
@@ -88,6 +89,7 @@ class LoaderConfig:
     backend: str
     sm_budget: float
     prefetch: int
+    batches_at_once: int | None
     steps: int | None
     epochs: int | None
     passes: str
@@ -168,6 +170,7 @@ def resolve_config(
     sm_budget: float,
     pin_memory: bool | None,
     prefetch: int,
+    batches_at_once: int | None,
     steps: int | None,
     epochs: int | None,
     passes: str,
@@ -185,6 +188,8 @@ def resolve_config(
     if context is None:
         context = resolve_preset(preset, preset_options).context
     check_numbers(batch_size, context, prefetch, seed, stride, steps, epochs, n_step)
+    if batches_at_once is not None:
+        check_range("batches_at_once", batches_at_once, 1)
     for name, value in (("short_windows", short_windows), ("window_ids", window_ids)):
         if not isinstance(value, bool):
             raise InvalidArgumentError(f"{name} is True or False, not {value!r}")
@@ -236,6 +241,7 @@ def resolve_config(
         backend=check_backend(backend),
         sm_budget=check_sm_budget(sm_budget),
         prefetch=prefetch,
+        batches_at_once=batches_at_once,
         steps=steps,
         epochs=epochs,
         passes=check_passes(passes),

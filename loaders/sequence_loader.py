@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from gear_data.loaders.passes.progress import Progress
 from gear_data.loaders.passes.shared_passes import SharedPasses
 from gear_data.loaders.passes.state import check_state, load_weights, make_state
 from gear_data.loaders.presets.batch_format import BatchFormat
+from gear_data.loaders.tuning.config_file import read_config
 from gear_data.loaders.weight_updates import apply_update, check_updatable
 from gear_data.loaders.window_source import make_window_source, window_table
 from gear_data.selection.goals import Goals
@@ -92,8 +94,9 @@ class SequenceLoader(LoaderBase):
             of other datasets, the CPU gathers the rows for them. The CPU makes tokens (`gato`), augmented images,
             batches for `transform`, and steps that other machines send by Arrow Flight.
         sm_budget: the share of a GPU's multiprocessors for this loader's kernels, above 0 and at most 1.
-        prefetch: number of batches that are kept ready, built in a thread; 0 builds each batch when it is taken. Small
-            batches are built in groups, and then a few more are kept.
+        prefetch: number of batches that are kept ready, built in a thread; 0 builds each batch when it is taken.
+        batches_at_once: number of batches that the thread builds in one call; then a few more are kept. None: up to 4
+            small batches, and up to 8 if other nodes send the steps.
         steps: number of batches of a pass; None: no end.
         epochs: a pass has as many batches as this many epochs, each over all windows. With `shuffle` and `fifo` the
             last batch may have fewer rows.
@@ -127,53 +130,28 @@ class SequenceLoader(LoaderBase):
     """
 
     def __init__(
-        self,
-        dataset: Dataset | Mixture,
-        batch_size: int = 256,
-        *,
-        context: int | None = None,
-        preset: str | BatchFormat = "raw",
-        sampler: str | Sampler = "uniform",
-        seed: int = 0,
-        columns: Sequence[str] | None = None,
-        offsets: Mapping[str, tuple[int, int]] | None = None,
-        normalize: Normalize = None,
-        dtype: npt.DTypeLike | torch.dtype | None = None,
-        augment: Augment = None,
-        transform: Transform | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        framework: str | None = None,
-        device: str | torch.device = "cpu",
-        sharding: Any = None,
-        backend: str = "auto",
-        sm_budget: float = 1.0,
-        prefetch: int = 2,
-        steps: int | None = None,
-        epochs: int | None = None,
-        passes: str = "continue",
-        preset_options: Mapping[str, Any] | None = None,
-        stride: int = 1,
-        anchor: str = "start",
-        short_windows: bool = True,
-        n_step: int | None = None,
-        discount: float = 1.0,
-        window_ids: bool = False,
-        decoders: Mapping[str, Decoder] | None = None,
-        goals: Goals | None = None,
-        pin_memory: bool | None = None,
-        selection: str = "centralized",
-        stack: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
+        self, dataset: Dataset | Mixture, batch_size: int = 256, *,
+        context: int | None = None, preset: str | BatchFormat = "raw", sampler: str | Sampler = "uniform",
+        seed: int = 0, columns: Sequence[str] | None = None, offsets: Mapping[str, tuple[int, int]] | None = None,
+        normalize: Normalize = None, dtype: npt.DTypeLike | torch.dtype | None = None, augment: Augment = None,
+        transform: Transform | None = None, rank: int | None = None, world_size: int | None = None,
+        framework: str | None = None, device: str | torch.device = "cpu", sharding: Any = None,
+        backend: str = "auto", sm_budget: float = 1.0, prefetch: int = 2, batches_at_once: int | None = None,
+        steps: int | None = None, epochs: int | None = None, passes: str = "continue",
+        preset_options: Mapping[str, Any] | None = None, stride: int = 1, anchor: str = "start",
+        short_windows: bool = True, n_step: int | None = None, discount: float = 1.0, window_ids: bool = False,
+        decoders: Mapping[str, Decoder] | None = None, goals: Goals | None = None, pin_memory: bool | None = None,
+        selection: str = "centralized", stack: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._config = config = resolve_config(
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, preset_options=preset_options,
             sampler=sampler, seed=seed, columns=columns, stack=stack, offsets=offsets, normalize=normalize, dtype=dtype,
             n_step=n_step, discount=discount, window_ids=window_ids, augment=augment, transform=transform,
             decoders=decoders, goals=goals, rank=rank, world_size=world_size, selection=selection,
-            framework=framework, device=device,
-            sharding=sharding, backend=backend, sm_budget=sm_budget, pin_memory=pin_memory, prefetch=prefetch,
-            steps=steps, epochs=epochs, passes=passes, stride=stride, anchor=anchor, short_windows=short_windows,
+            framework=framework, device=device, sharding=sharding, backend=backend, sm_budget=sm_budget,
+            pin_memory=pin_memory, prefetch=prefetch, batches_at_once=batches_at_once, steps=steps, epochs=epochs,
+            passes=passes, stride=stride, anchor=anchor, short_windows=short_windows,
         )  # fmt: skip
         self.dataset = config.dataset
         self.batch_size, self.context, self.seed = config.batch_size, config.context, config.seed
@@ -191,11 +169,37 @@ class SequenceLoader(LoaderBase):
         self._batches = BatchSource(config, self._components, self._source)
         self._shared = SharedPasses()
         self._progress = Progress(self._layout, self._shared)
+        self._num_workers = 0  # of `dataloader`, unless its caller says
         # In a copy, the rank of the process that copied the loader: a spawned worker has no process group.
         self._inherited_rank = (0, 1)
         self._meter = Meter(len(self._components))
         # Held while an iterator starts a batch, and while `update_weights` changes weights.
         self._starting = fork_safe_lock()
+
+    @classmethod
+    def from_config(
+        cls, dataset: Dataset | Mixture, path: str | os.PathLike[str], *, residency: str | None = None,
+        num_workers: int | None = None, **arguments: Any,
+    ) -> SequenceLoader:  # fmt: skip
+        """Makes a loader with the arguments in a file of `gear_data.tune`, such as loader.json.
+
+        The dataset is opened again, if the file has another residency or number of RDMA queue pairs.
+
+        Args:
+            dataset: a dataset with the columns of the tuned one.
+            path: the file.
+            residency: replaces the file's residency; `dataset.residency` keeps the dataset as it is.
+            num_workers: default of `dataloader`; None: as in the file.
+            **arguments: other arguments of `SequenceLoader`. They replace those of the file.
+
+        Raises:
+            LoaderConfigError: the file is malformed, of a newer gear-data, for a dataset with other columns, or was
+                tuned with an argument that a file cannot hold, and which is missing here.
+        """
+        saved = read_config(path, dataset, arguments)
+        loader = cls(saved.open(dataset, residency), **{**saved.arguments, **saved.setting.arguments, **arguments})
+        loader._num_workers = saved.setting.num_workers or 0 if num_workers is None else num_workers
+        return loader
 
     def __len__(self) -> int:
         """Returns the number of batches of a pass; raises TypeError if there is no end."""
@@ -238,9 +242,7 @@ class SequenceLoader(LoaderBase):
     def windows(self, step: int) -> dict[str, npt.NDArray[np.int64]]:
         """Returns the windows of a step's global batch.
 
-        Steps are numbered over all passes.
-
-        With `decentralized` selection, it returns the windows of this node.
+        Steps are numbered over all passes. With `decentralized` selection, it returns the windows of this node.
 
         Returns:
             int64 [B] each: `dataset` (0, or its number in a mixture), `episode_id`, `start` (first step in the episode)
@@ -277,11 +279,12 @@ class SequenceLoader(LoaderBase):
         """
         return GrainSource(self, self._config.framework, self.spec())
 
-    def dataloader(self, num_workers: int = 0, **options: Any) -> DataLoader[Batch]:
+    def dataloader(self, num_workers: int | None = None, **options: Any) -> DataLoader[Batch]:
         """Returns a torch DataLoader of this loader's batches.
 
         Args:
-            num_workers: number of worker processes that build batches. With 0, a thread prefetches.
+            num_workers: number of worker processes that build batches. With 0, a thread prefetches. None: as
+                `from_config` says, else 0.
             **options: other arguments of `torch.utils.data.DataLoader`.
 
         Raises:
@@ -290,17 +293,13 @@ class SequenceLoader(LoaderBase):
         check_dataloader_options(self._config.framework, options)
         from torch.utils.data import DataLoader
 
-        return DataLoader(self, batch_size=None, num_workers=num_workers, **options)
+        workers = self._num_workers if num_workers is None else num_workers
+        return DataLoader(self, batch_size=None, num_workers=workers, **options)
 
     def update_weights(
-        self,
-        episode_ids: Sequence[int] | npt.NDArray[np.int64],
-        values: Sequence[float] | npt.NDArray[np.float64],
-        *,
-        steps: Sequence[int] | npt.NDArray[np.int64] | None = None,
-        from_step: int | None = None,
-        dataset: int = 0,
-    ) -> int:
+        self, episode_ids: Sequence[int] | npt.NDArray[np.int64], values: Sequence[float] | npt.NDArray[np.float64], *,
+        steps: Sequence[int] | npt.NDArray[np.int64] | None = None, from_step: int | None = None, dataset: int = 0,
+    ) -> int:  # fmt: skip
         """Changes the weights of some episodes or steps, with `sampler=Weighted(...)`.
 
         The new weights hold from a step after every batch that is already built. So no existing batch changes.

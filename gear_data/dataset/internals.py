@@ -1,4 +1,4 @@
-"""Internals of a dataset that loaders need: store and window anchors."""
+"""Internals of a dataset that loaders need: store, view and window anchors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from gear_data.selection.windows import WindowRule
 
 if TYPE_CHECKING:
     from gear_data.dataset.dataset import Dataset
+    from gear_data.dataset.views import View
 
 
 def store_of(dataset: Dataset) -> DatasetStore:
     """Returns the store that a dataset and all its views share."""
     return dataset._store
+
+
+def view_of(dataset: Dataset) -> View:
+    """Returns the episodes and steps of the store that a dataset shows."""
+    return dataset._view
 
 
 def anchors_of(dataset: Dataset, rule: WindowRule, excluded: npt.NDArray[np.bool_] | None = None) -> Anchors:

@@ -12,7 +12,8 @@ from gear_data.cluster.transport_names import check_transport
 from gear_data.common.paths import plain_path
 from gear_data.dataset.bad_shards import find_bad_shards, sound_episodes
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.internals import store_of, view_of
+from gear_data.dataset.store import DatasetStore, restored
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.samplers import Sampler
@@ -166,3 +167,36 @@ def open_cluster(
     store = open_partitioned_store(files, path, residency or "host", assign_shards, cache_dir, cache_bytes, transport)
     store.device_columns()
     return Dataset(store, View())
+
+
+def reopen(dataset: Dataset, residency: str | None = None, queue_pairs: int | None = None) -> Dataset:
+    """Returns the same dataset or view, opened again in another way.
+
+    Args:
+        dataset: the dataset. It is returned itself if nothing changes.
+        residency: another residency; None: as it is.
+        queue_pairs: RDMA queue pairs over which one thread reads one node; None: as it is.
+
+    Raises:
+        InvalidArgumentError: other nodes decide the residency, a plan is missing, or no other node is read by RDMA.
+        GearError: see `open_dataset`.
+    """
+    store = store_of(dataset)
+    if queue_pairs is not None:
+        from gear_data.dataset.remote_store import RemoteDatasetFiles
+
+        if not isinstance(store.files, RemoteDatasetFiles):
+            raise InvalidArgumentError(
+                f"queue_pairs={queue_pairs} is for a dataset at a gear:// URL, and this is {dataset.path}",
+                hint="run gear-data tune for this dataset",
+            )
+        store = restored(type(store)(store.files.with_queue_pairs(queue_pairs), store.residency), None, store.discount)
+    if residency not in (None, store.residency):
+        if dataset.is_remote or residency == "tiered":
+            raise InvalidArgumentError(
+                f"the residency is {dataset.residency}, and cannot be changed to {residency} here",
+                hint="call Dataset.place with a plan" if residency == "tiered" else "pass residency=dataset.residency",
+            )
+        store = restored(DatasetStore(store.files, str(residency), store.bad_files), None, store.discount)
+        store.device_columns()
+    return dataset if store is store_of(dataset) else Dataset(store, view_of(dataset))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,16 +40,23 @@ class RemoteDatasetFiles:
         cache: cache for the tables.
         transport: see `ShardClient`.
         opened: see `FolderFiles`.
+        queue_pairs: see `ClientOptions`; None: the environment's.
 
     Attributes:
         mapped: see `DatasetFiles`.
     """
 
     def __init__(
-        self, addresses: tuple[Address, ...], cache: ShardCache, transport: str = AUTO, opened: str | None = None
+        self,
+        addresses: tuple[Address, ...],
+        cache: ShardCache,
+        transport: str = AUTO,
+        opened: str | None = None,
+        queue_pairs: int | None = None,
     ) -> None:
         self._addresses = addresses
         self._cache = cache
+        self._queue_pairs = queue_pairs
         self._transport = transport
         self._opened = OpenedDataset(opened)
         # The cache sets the times of its files.
@@ -56,11 +64,19 @@ class RemoteDatasetFiles:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Connections and tokens are not pickled: each process has its own.
-        return (RemoteDatasetFiles, (self._addresses, self._cache, self._transport, self._opened.identity))
+        state = (self._addresses, self._cache, self._transport, self._opened.identity, self._queue_pairs)
+        return (RemoteDatasetFiles, state)
+
+    def with_queue_pairs(self, queue_pairs: int) -> RemoteDatasetFiles:
+        """Returns the same files, read over another number of RDMA queue pairs."""
+        return RemoteDatasetFiles(self._addresses, self._cache, self._transport, self._opened.identity, queue_pairs)
 
     @cached_property
     def client(self) -> ShardClient:
-        return ShardClient(self._addresses, ClientOptions.from_environment(), transport=self._transport)
+        options = ClientOptions.from_environment()
+        if self._queue_pairs is not None:
+            options = replace(options, queue_pairs=self._queue_pairs)
+        return ShardClient(self._addresses, options, transport=self._transport)
 
     @property
     def location(self) -> str:

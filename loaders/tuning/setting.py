@@ -1,0 +1,69 @@
+"""Setting: arguments of a loader and of its dataset that leave the batches as they are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+#: Fields that are arguments of `SequenceLoader`.
+LOADER_FIELDS = ("backend", "sm_budget", "prefetch", "batches_at_once")
+#: Batches that a DataLoader keeps ready for each worker.
+_PER_WORKER = 2
+#: Residency -> rank by the memory that it takes: of this machine, then also of the GPU.
+_MEMORY = {"mmap": 0, "remote": 0, "host": 1, "pinned": 2, "device": 3, "tiered": 3}
+
+
+class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One choice of all tuned arguments. None: not tuned.
+
+    Attributes:
+        residency: see `gear_data.open`.
+        queue_pairs: RDMA queue pairs over which one thread reads one node.
+        backend, sm_budget, prefetch, batches_at_once: see `SequenceLoader`.
+        num_workers: worker processes of a DataLoader.
+    """
+
+    residency: str | None = None
+    queue_pairs: Annotated[int, Meta(ge=1, le=64)] | None = None
+    backend: str | None = None
+    sm_budget: float | None = None
+    num_workers: Annotated[int, Meta(ge=0)] | None = None
+    prefetch: Annotated[int, Meta(ge=0)] | None = None
+    batches_at_once: Annotated[int, Meta(ge=1)] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The tuned arguments of `SequenceLoader`."""
+        values = {name: getattr(self, name) for name in LOADER_FIELDS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def source(self) -> tuple[Any, ...]:
+        """The part of the setting that decides the cost of building a batch, and not when batches are built."""
+        return (self.residency, self.queue_pairs, self.backend, self.sm_budget)
+
+    @property
+    def batches_ahead(self) -> int:
+        """The most batches in memory that the consumer has not taken."""
+        ahead = (self.prefetch or 0) + (self.batches_at_once or 1) if self.prefetch else 0
+        workers = self.num_workers or 0
+        return ahead if not workers else workers * (_PER_WORKER + ahead)
+
+    @property
+    def simplicity(self) -> tuple[float, ...]:
+        """Sorts settings: fewer processes first, then threads, connections, memory, and multiprocessors."""
+        return (
+            self.num_workers or 0,
+            min(self.prefetch or 0, 1),
+            self.queue_pairs or 1,
+            _MEMORY.get(self.residency or "mmap", 0),
+            self.backend == "cuda",
+            self.batches_ahead,
+            self.sm_budget or 1.0,
+        )
+
+    def __str__(self) -> str:
+        fields = msgspec.to_builtins(self)
+        return ", ".join(f"{name}={value}" for name, value in fields.items()) or "as given"
