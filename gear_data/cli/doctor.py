@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gear_data.cli.gpu_sharing import describe_sharing
 from gear_data.common.progress import format_bytes
 from gear_data.kernels.cuda.nvml import driver, gpu_count
 
@@ -47,7 +48,7 @@ class MachineCheck:
 def examine() -> list[MachineCheck]:
     """Runs all checks. A failure is a result; nothing raises."""
     checks: list[Callable[[], MachineCheck]] = [
-        _cpu, _kernels, _torch, _gpu, _cupy, _cuda_kernels, _cudf, _rdma, _pyverbs, _rdma_to_gpu,
+        _cpu, _kernels, _torch, _gpu, _gpu_sharing, _cupy, _cuda_kernels, _cudf, _rdma, _pyverbs, _rdma_to_gpu,
         _locked_memory, _shared_memory, _open_files,
     ]  # fmt: skip
     return [check() for check in checks]
@@ -97,6 +98,14 @@ def _gpu() -> MachineCheck:
         return MachineCheck("gpu", False, f"{text}; all hidden", "unset CUDA_VISIBLE_DEVICES, which hides them")
     remedy = None if found.gpus else "check nvidia-smi; in a container, check that it was started with a GPU"
     return MachineCheck("gpu", bool(found.gpus), text, remedy)
+
+
+def _gpu_sharing() -> MachineCheck:
+    found = driver()
+    if found is None or not found.gpus:
+        return MachineCheck("gpu sharing", False, "no GPU", "see the gpu line")
+    text, remedy = describe_sharing(found)
+    return MachineCheck("gpu sharing", remedy is None, text, remedy)
 
 
 def _cupy() -> MachineCheck:

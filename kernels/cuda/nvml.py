@@ -22,11 +22,13 @@ class NvidiaDriver:
         version: the driver's version.
         cuda: the newest CUDA version that it supports, (major, minor).
         gpus: names of the GPUs.
+        mig: for each GPU, the UUIDs of its MIG instances; None: MIG is off, or the GPU does not have it.
     """
 
     version: str
     cuda: tuple[int, int]
     gpus: tuple[str, ...]
+    mig: tuple[tuple[str, ...] | None, ...] = ()
 
 
 @cache
@@ -55,14 +57,33 @@ def _query(library: ctypes.CDLL) -> NvidiaDriver | None:
         or library.nvmlDeviceGetCount_v2(ctypes.byref(count))
     ):
         return None
-    version, names = text.value.decode(), []
+    version, names, mig = text.value.decode(), [], []
     for index in range(count.value):
         # A GPU that has fallen off its bus is still counted, and fails here.
         if not library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) and not library.nvmlDeviceGetName(
             handle, text, _TEXT_BYTES
         ):
             names.append(text.value.decode())
-    return NvidiaDriver(version, (cuda.value // 1000, cuda.value % 1000 // 10), tuple(names))
+            mig.append(_mig_instances(library, handle))
+    return NvidiaDriver(version, (cuda.value // 1000, cuda.value % 1000 // 10), tuple(names), tuple(mig))
+
+
+def _mig_instances(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> tuple[str, ...] | None:
+    """Returns the UUIDs of a GPU's MIG instances, or None if MIG is off."""
+    if not hasattr(library, "nvmlDeviceGetMigMode"):  # a driver before R450
+        return None
+    current, pending, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
+    if library.nvmlDeviceGetMigMode(gpu, ctypes.byref(current), ctypes.byref(pending)) or not current.value:
+        return None
+    library.nvmlDeviceGetMaxMigDeviceCount(gpu, ctypes.byref(most))
+    text, instance, found = ctypes.create_string_buffer(_TEXT_BYTES), ctypes.c_void_p(), []
+    for index in range(most.value):
+        # Indices without an instance fail.
+        if not library.nvmlDeviceGetMigDeviceHandleByIndex(
+            gpu, index, ctypes.byref(instance)
+        ) and not library.nvmlDeviceGetUUID(instance, text, _TEXT_BYTES):
+            found.append(text.value.decode())
+    return tuple(found)
 
 
 def gpu_count() -> int:

@@ -256,11 +256,33 @@ int nvmlDeviceGetName(void *handle, char *text, unsigned size) { strncpy(text, h
 """
 
 
+# The first GPU has two MIG instances: at index 0 and 2. The last GPU does not have MIG.
+FAKE_MIG = """
+int nvmlDeviceGetMigMode(char *gpu, unsigned *current, unsigned *pending) {
+    *current = gpu[8] == '1' && gpu[9] == '0'; *pending = 1;
+    return *current ? 0 : 3;
+}
+int nvmlDeviceGetMaxMigDeviceCount(char *gpu, unsigned *count) { *count = 7; return 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(char *gpu, unsigned i, void **handle) {
+    *handle = i ? "MIG-two" : "MIG-one";
+    return i == 0 || i == 2 ? 0 : 6;
+}
+int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) { strncpy(text, handle, size); return 0; }
+"""
+
+
+def test_mig_instances(library: Any) -> None:
+    library(FAKE_NVML + FAKE_MIG)
+    found = nvml.driver()
+    assert found is not None
+    assert found.mig == (("MIG-one", "MIG-two"), None)
+
+
 def test_the_driver_is_queried_once_and_shut_down(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     library(FAKE_NVML)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     # The second of the three GPUs does not answer.
-    expected = nvml.NvidiaDriver("580.65.06", (12, 9), ("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
+    expected = nvml.NvidiaDriver("580.65.06", (12, 9), ("NVIDIA H100 80GB HBM3", "NVIDIA H200"), (None, None))
     assert nvml.driver() == expected
     nvml.driver.cache_clear()
     # A second start works only if the driver was shut down.
