@@ -178,11 +178,11 @@ class GpuCollection:
         for buffer in launches.plan_buffers(self.steps.plan):
             template = (np.ctypeslib.ctypes.c_uint8 * buffer.nbytes).from_address(buffer.address)
             plan[buffer.field][buffer.output] = gpu.put(np.frombuffer(template, np.uint8))
-        pieces = launches.piece_counts(plan)
+        pieces = launches.piece_counts(plan, gpu.tuning)
         self._plan = launches.PlanTables(gpu.put(plan), len(plan), gpu.put(pieces), int(pieces[-1]))
         self._tables = launches.EpisodeTables(
             gpu.put(self.steps.shards), gpu.put(self.steps.bases), gpu.put(self.steps.lengths), 0,
-            gpu.put(self.steps.places + base), len(schema.columns),
+            gpu.put(self.steps.places + base), len(schema.columns), base == raw.ctypes.data,
         )  # fmt: skip
         self.targets = [gpu.device(self._output_bytes(output)) for output in self.outputs]
         self._targets = gpu.put(np.array(self.targets, np.int64))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gear_data.errors import GearError
 from gear_data.kernels.cuda.launcher import CudaLauncher, cuda_errors
+from gear_data.kernels.cuda.tuning import Tuning
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -148,16 +149,14 @@ class Gpu(CudaLauncher):
         return max(float(self._cupy.cuda.get_elapsed_time(begin, end)) / 1e3, 5e-7) / count
 
     @contextmanager
-    def kernel_from(self, source: str, name: str, blocks: int) -> Iterator[None]:
-        """Replaces a kernel by the kernel of another source, and limits the blocks of a launch."""
-        with cuda_errors(name), self._device:
-            module = self._cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
-            kernels, own_blocks = self._kernels, self.blocks
-            self._kernels, self.blocks = {**kernels, name: module.get_function(name).kernel}, blocks
+    def tuned(self, tuning: Tuning) -> Iterator[None]:
+        """Replaces the collecting kernels by builds with other constants."""
+        other, own = CudaLauncher(tuning=tuning), (self.tuning, self._kernels, self._collect_blocks)
+        self.tuning, self._kernels, self._collect_blocks = tuning, other._kernels, other._collect_blocks
         try:
             yield
         finally:
-            self._kernels, self.blocks = kernels, own_blocks
+            self.tuning, self._kernels, self._collect_blocks = own
 
     def multiprocessors(self) -> int:
         return int(self._device.attributes["MultiProcessorCount"])

@@ -5,27 +5,21 @@ The section varies constants of collect.cu, and compares CPU and GPU by batch si
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-import gear_data
 from gear_data.errors import GearError
-from gear_data.kernels.cuda import launch_arguments as launches
+from gear_data.kernels.cuda.tuning import DEFAULT, Build, Tuning
 from gpu_sections import collection as gpu_collection
 from gpu_sections.collection import CollectCase, GpuCollection, fill_raw, rows_of
 from gpu_sections.device import Bytes, Gpu
 from gpu_sections.report import Row, Section
 
-SOURCE = Path(gear_data.__file__).resolve().parent / "kernels" / "cuda" / "collect.cu"
-KERNEL = "gear_collect"
 #: Cases for each variant: small rows, rows of a kilobyte, and long rows.
 CASES = (CollectCase(44, 100, 4096), CollectCase(1024, 100, 512), CollectCase(65536, 20, 64))
 #: For the crossover: bytes of a row, and bytes of batches, at context 20.
@@ -36,64 +30,43 @@ _REPEATS = 20
 
 @dataclass(frozen=True)
 class Variant:
-    """Constants of the collecting kernel.
+    """Constants of the collecting kernel, the same for pinned and for device memory.
 
-    The launch bounds (threads of a block, blocks of a multiprocessor), the bytes of a piece, and a lane's independent
-    loads.
+    The launch bounds (threads of a block, blocks of a multiprocessor), the bytes of a piece, a lane's independent
+    loads, and the most blocks that read pinned memory.
     """
 
-    threads: int = 512
-    resident: int = 2
-    piece: int = 8192
-    unroll: int = 4
+    threads: int = DEFAULT.device.threads
+    resident: int = DEFAULT.device.resident
+    piece: int = DEFAULT.piece
+    unroll: int = DEFAULT.device.unroll
+    pinned_blocks: int = DEFAULT.pinned_blocks
 
     @property
     def name(self) -> str:
-        return f"{self.resident} x {self.threads} threads, PIECE {self.piece}, UNROLL {self.unroll}"
+        size = f"{self.resident} x {self.threads} threads, PIECE {self.piece}, UNROLL {self.unroll}"
+        return f"{size}, {self.pinned_blocks} blocks from pinned"
+
+    @property
+    def tuning(self) -> Tuning:
+        build = Build(self.threads, self.resident, self.unroll)
+        return replace(DEFAULT, device=build, pinned=build, pinned_blocks=self.pinned_blocks, piece=self.piece)
 
 
 #: The first variant is the built-in one. With eight loads, the stages of 512 threads would exceed a block's 48 KiB.
 VARIANTS = (
     Variant(),
-    Variant(resident=1),
-    Variant(threads=256, resident=4),
+    Variant(pinned_blocks=16),
+    Variant(pinned_blocks=64),
+    Variant(resident=2),
+    Variant(threads=256, resident=2),
+    Variant(threads=128, resident=5),
+    Variant(threads=256, resident=3),
     Variant(piece=4096),
     Variant(piece=16384),
     Variant(unroll=2),
-    Variant(threads=256, resident=4, unroll=8),
     Variant(threads=256, resident=2, unroll=8),
 )
-
-
-def source_of(variant: Variant, source: str) -> str:
-    """Returns the source with these constants.
-
-    Raises ValueError if the source no longer has such a constant.
-    """
-    for pattern, text in (
-        (
-            r"__launch_bounds__\(\d+, \d+\)(?=\s*gear_collect)",
-            f"__launch_bounds__({variant.threads}, {variant.resident})",
-        ),
-        (r"const u32 MAX_WARPS = \d+;", f"const u32 MAX_WARPS = {variant.threads // 32};"),
-        (r"const i64 PIECE = \d+;", f"const i64 PIECE = {variant.piece};"),
-        (r"const u32 UNROLL = \d+;", f"const u32 UNROLL = {variant.unroll};"),
-    ):
-        source, count = re.subn(pattern, text, source)
-        if count != 1:
-            raise ValueError(f"{SOURCE.name} has no '{pattern}'")
-    return source
-
-
-@contextmanager
-def _launched_as(variant: Variant) -> Iterator[None]:
-    """Makes the host count pieces and blocks of these sizes."""
-    own = launches.PIECE_BYTES, launches.BLOCK
-    launches.PIECE_BYTES, launches.BLOCK = variant.piece, variant.threads
-    try:
-        yield
-    finally:
-        launches.PIECE_BYTES, launches.BLOCK = own
 
 
 def knobs(gpu: Gpu, quick: bool, left: Callable[[], float]) -> Section:
@@ -114,7 +87,7 @@ def knobs(gpu: Gpu, quick: bool, left: Callable[[], float]) -> Section:
                 continue
             try:
                 section.rows += _variant(gpu, raw, copied, variant, section.rows, quick)
-            except (GearError, RuntimeError, ValueError) as error:
+            except (GearError, RuntimeError) as error:
                 section.left_out.append(f"{variant.name} ({str(error).splitlines()[0]})")
         section.rows += _crossover(gpu, raw, quick, left, section)
     return section
@@ -123,9 +96,7 @@ def knobs(gpu: Gpu, quick: bool, left: Callable[[], float]) -> Section:
 def _variant(gpu: Gpu, raw: Bytes, copied: int, variant: Variant, before: list[Row], quick: bool) -> list[Row]:
     rows = []
     built_in = {row.name.partition(":")[0]: row.values["us"] for row in before if VARIANTS[0].name in row.name}
-    source = source_of(variant, SOURCE.read_text())
-    blocks = gpu.multiprocessors() * variant.resident
-    with gpu.kernel_from(source, KERNEL, blocks), _launched_as(variant):
+    with gpu.tuned(variant.tuning):
         for where, base in (("pinned", raw.ctypes.data), ("device", copied)):
             for case in CASES[1:2] if quick else CASES:
                 with gpu.scope():

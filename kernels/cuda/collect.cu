@@ -7,7 +7,13 @@
 // A warp processes one piece of one window of one output at a time. To use PCIe well, a warp must request whole lines
 // of 128 bytes, and many lines at once. So a warp reads 16-byte words, line by line. If source and target have the same
 // alignment, the words go through registers. Otherwise they go through shared memory, and are written as 16-byte words
-// of the target. The kernel reads no byte outside a window, because other memory may not be mapped.
+// of the target.
+//
+// The kernel reads the first and the last bytes of a range as whole aligned words, and masks them when it stores them. Such
+// a word may hold bytes outside of the window. It never crosses a page, so its memory is mapped. Memory of columns ends at
+// a multiple of 16 bytes. A round's loads are issued before its stores: each wait for PCIe takes more than a microsecond.
+//
+// gear_data.kernels.cuda.tuning sets the constants GEAR_..., and has the reasons.
 //
 // This file includes no headers. __dmul_rn and __dadd_rn keep the compiler from fusing a multiplication and an addition
 // into one rounding, whatever the compile options are.
@@ -24,12 +30,12 @@ namespace {
 const u32 LANES = 32;
 const i64 LINE = 128;
 // Loads that a lane issues before it uses the first.
-const u32 UNROLL = 4;
+const u32 UNROLL = GEAR_UNROLL;
 // Source bytes that a warp holds in shared memory.
 const u32 STAGE = UNROLL * LANES * sizeof(Word);
-const u32 MAX_WARPS = 16;
-// Bytes of an output's window that a warp processes at a time: PIECE_BYTES of gear_data.kernels.cuda.launch_arguments.
-const i64 PIECE = 8192;
+const u32 MAX_WARPS = GEAR_THREADS / LANES;
+// Bytes of an output's window that a warp processes at a time.
+const i64 PIECE = GEAR_PIECE;
 // Copies of up to this many bytes use one load for each lane, even if the loads are narrow.
 const i64 SHORT = 128;
 
@@ -98,6 +104,19 @@ __device__ Span locate_next(const OutputPlan &plan, i64 hop, i64 start, i64 tota
 
 // Bytes
 
+#ifdef __CUDACC_RTC__
+// Reads a word of a column, if it is wanted, past the first cache: no byte of a column is read twice.
+__device__ Word load_word(const Word *place, bool wanted) {
+    Word word = {0, 0};
+    asm volatile(
+        "{ .reg .pred wanted; setp.ne.u32 wanted, %3, 0; "
+        "@wanted ld.global.nc.L1::no_allocate.v2.u64 {%0, %1}, [%2]; }"
+        : "+l"(word.x), "+l"(word.y)
+        : "l"(place), "r"((u32)wanted));
+    return word;
+}
+#endif
+
 __device__ void zero(u32 lane, u8 *target, i64 count) {
     i64 head = min(count, (i64)(-(u64)target & 15)), words = (count - head) >> 4, done = head + (words << 4);
     if (lane < head) target[lane] = 0;
@@ -109,26 +128,49 @@ template <class Unit> __device__ void copy_units(u32 lane, u8 *target, const u8 
     for (i64 i = lane; i < count / (i64)sizeof(Unit); i += LANES) ((Unit *)target)[i] = ((const Unit *)source)[i];
 }
 
+// The words of a round: words first to last - 1 of a source, of which a lane holds every 32nd. `line` is the address of
+// word 0, a multiple of a memory line. All loads are issued before the first word is used.
+__device__ void load_round(u32 lane, Word (&held)[UNROLL], const u8 *line, u32 at, u32 first, u32 last) {
+#pragma unroll
+    for (u32 u = 0; u < UNROLL; u++) {
+        u32 i = at + u * LANES + lane;
+        held[u] = load_word((const Word *)line + i, i >= first && i < last);
+    }
+}
+
+// Stores the next bytes of a word if they are wanted and end at byte `last` or before.
+template <class Unit> __device__ void store_unit(u8 *target, Word word, u32 &first, u32 last, bool wanted) {
+    if (!wanted || first + sizeof(Unit) > last) return;
+    *(Unit *)(target + first) = (Unit)((first < 8 ? word.x : word.y) >> (first & 7) * 8);
+    first += sizeof(Unit);
+}
+
+// Stores the bytes first to last - 1 of a word, by the widest aligned stores. They are not all sixteen.
+__device__ void store_part(u8 *target, Word word, u32 first, u32 last) {
+    store_unit<u8>(target, word, first, last, first & 1);
+    store_unit<u16>(target, word, first, last, first & 2);
+    store_unit<u32>(target, word, first, last, first & 4);
+    store_unit<u64>(target, word, first, last, true);
+    store_unit<u32>(target, word, first, last, true);
+    store_unit<u16>(target, word, first, last, true);
+    store_unit<u8>(target, word, first, last, true);
+}
+
 // Copies bytes between addresses that are equal modulo 16.
-__device__ void copy_alike(u32 lane, u8 *target, const u8 *source, i64 count) {
-    i64 head = min(count, (i64)(-(u64)source & 15)), words = (count - head) >> 4;
-    i64 edge = lane < 16 ? lane : head + (words << 4) + lane - 16;
-    if (edge < (lane < 16 ? head : count)) target[edge] = source[edge];
-    const Word *from = (const Word *)(source + head);
-    Word *to = (Word *)(target + head);
-    // Starts at the line of the first word.
-    for (i64 at = (i64)lane - (i64)(((u64)from & (LINE - 1)) >> 4); at - (i64)lane < words; at += UNROLL * LANES) {
-        // Zeroed. Otherwise the compiler would keep the words of the previous round for lanes that load nothing.
-        Word held[UNROLL] = {};
+__device__ void copy_alike(u32 lane, u8 *target, const u8 *source, u32 count) {
+    u32 begin = (u32)((u64)source & (LINE - 1)), end = begin + count;
+    source -= begin, target -= begin;
+    for (u32 at = 0; at * sizeof(Word) < end; at += UNROLL * LANES) {
+        Word held[UNROLL];
+        load_round(lane, held, source, at, begin >> 4, (end + 15) >> 4);
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
-            i64 i = at + u * LANES;
-            if (i >= 0 && i < words) held[u] = from[i];
-        }
-#pragma unroll
-        for (u32 u = 0; u < UNROLL; u++) {
-            i64 i = at + u * LANES;
-            if (i >= 0 && i < words) to[i] = held[u];
+            u32 place = (at + u * LANES + lane) * sizeof(Word), stop = place + sizeof(Word);
+            if (place >= begin && stop <= end) {
+                *(Word *)(target + place) = held[u];
+            } else if (stop > begin && place < end) {
+                store_part(target + place, held[u], max(begin, place) - place, min(end, stop) - place);
+            }
         }
     }
 }
@@ -138,17 +180,9 @@ __device__ void copy_alike(u32 lane, u8 *target, const u8 *source, i64 count) {
 // The bytes keep their offset in a line. Returns the number of bytes; `begin` receives their offset in the stage.
 __device__ u32 fetch(u32 lane, u8 *stage, const u8 *source, i64 count, u32 &begin) {
     begin = (u32)((u64)source & (LINE - 1));
-    u32 end = (u32)min((i64)STAGE, begin + count), first = (begin + 15) >> 4, last = end >> 4;
-    const u8 *line = source - begin;
-    Word held[UNROLL] = {};
-#pragma unroll
-    for (u32 u = 0; u < UNROLL; u++) {
-        u32 i = u * LANES + lane;
-        if (i >= first && i < last) held[u] = ((const Word *)line)[i];
-    }
-    // The bytes of partial words at the beginning and the end of the range.
-    u32 edge = lane < 16 ? begin + lane : max(first, last) * 16 + lane - 16;
-    if (edge < (lane < 16 ? min(first * 16, end) : end)) stage[edge] = line[edge];
+    u32 end = (u32)min((i64)STAGE, begin + count), first = begin >> 4, last = (end + 15) >> 4;
+    Word held[UNROLL];
+    load_round(lane, held, source - begin, 0, first, last);
 #pragma unroll
     for (u32 u = 0; u < UNROLL; u++) {
         u32 i = u * LANES + lane;
@@ -189,7 +223,7 @@ __device__ void copy(u32 lane, u8 *stage, u8 *target, const u8 *source, i64 coun
     } else if (count <= LANES) {
         copy_units<u8>(lane, target, source, count);
     } else if ((((u64)target ^ (u64)source) & 15) == 0) {
-        copy_alike(lane, target, source, count);
+        copy_alike(lane, target, source, (u32)count);
     } else {
         copy_shifted(lane, stage, target, source, count);
     }
@@ -473,9 +507,9 @@ __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u
 //   count, columns, outputs_count: the numbers of windows, of columns of `addresses`, and of outputs.
 //   pieces: [outputs + 1], pieces of a window before each output; an output has ceil((width * out_bytes + 127) / 8192).
 //   valid: zeros, to which the bytes of valid rows are added; 0: not counted.
-// A block has at most 512 threads, a multiple of 32. Any number of blocks does the work; fewer blocks use fewer
+// A block has at most GEAR_THREADS threads, a multiple of 32. Any number of blocks does the work; fewer blocks use fewer
 // multiprocessors. Columns, templates and outputs begin at multiples of their elements' sizes.
-extern "C" __global__ void __launch_bounds__(512, 2)
+extern "C" __global__ void __launch_bounds__(GEAR_THREADS, GEAR_RESIDENT)
 gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 *row_of_window, i64 count,
              const i64 *shards, const i64 *bases, const i64 *lengths, const i64 *finals, const i64 *addresses,
              i64 columns, const OutputPlan *plans, i64 outputs_count, const i64 *outputs, const i64 *pieces, i64 windows_per_batch,

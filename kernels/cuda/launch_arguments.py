@@ -13,18 +13,26 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.kernels.cuda.tuning import DEFAULT, Tuning
 from gear_data.kernels.output_plan import KIND_HOP, OutputPlanArray
 
-#: Bytes of an output's window that a warp of `gear_collect` processes at a time, and bytes of a memory line.
-PIECE_BYTES = 8192
+#: Bytes of a memory line.
 LINE_BYTES = 128
+#: The builds of the collecting kernel for columns in device memory and in pinned memory.
+COLLECT, COLLECT_PINNED = "gear_collect", "gear_collect_pinned"
 _LANES = 32
-#: Threads of a block. Small blocks spread little work over more multiprocessors.
+#: Threads of a block, and of a small block.
 BLOCK, SMALL_BLOCK = 512, 128
 
 
 class Launcher(Protocol):
-    """Launches kernels of the `.cu` files by name, in order."""
+    """Launches kernels of the `.cu` files by name, in order.
+
+    Attributes:
+        tuning: constants of the collecting kernel.
+    """
+
+    tuning: Tuning
 
     @property
     def blocks(self) -> int:
@@ -32,6 +40,9 @@ class Launcher(Protocol):
 
         Fewer blocks leave multiprocessors to other work.
         """
+
+    def collect_blocks(self, pinned: bool) -> int:
+        """Returns the most blocks of a collection from pinned or from device memory."""
 
     def launch(self, kernel: str, grid: int, block: int, *arguments: int) -> None:
         """Launches a kernel; every argument has 64 bits."""
@@ -42,10 +53,23 @@ def launch_threads(launcher: Launcher, kernel: str, threads: int, *arguments: in
 
     Every kernel also works with fewer threads.
     """
-    if not threads:
-        return
-    block = SMALL_BLOCK if -(-threads // SMALL_BLOCK) <= launcher.blocks else BLOCK
-    launcher.launch(kernel, min(-(-threads // block), launcher.blocks), block, *arguments)
+    if threads:
+        launcher.launch(kernel, *grid(threads, BLOCK, launcher.blocks), *arguments)
+
+
+def grid(threads: int, block: int, blocks: int) -> tuple[int, int]:
+    """Returns (blocks of a launch, threads of a block) for the work of `threads` threads.
+
+    Small blocks spread little work over more multiprocessors.
+
+    Args:
+        threads: above 0.
+        block: the most threads of a block.
+        blocks: the most blocks.
+    """
+    if -(-threads // SMALL_BLOCK) <= blocks:
+        block = min(block, SMALL_BLOCK)
+    return min(-(-threads // block), blocks), block
 
 
 # Collection
@@ -84,15 +108,15 @@ def plan_buffers(plan: OutputPlanArray) -> Iterator[PlanBuffer]:
                 yield PlanBuffer(index, field, int(output[field]), int(nbytes))
 
 
-def piece_counts(plan: OutputPlanArray) -> npt.NDArray[np.int64]:
+def piece_counts(plan: OutputPlanArray, tuning: Tuning = DEFAULT) -> npt.NDArray[np.int64]:
     """Returns the pieces of a window before each output, int64 [outputs + 1].
 
-    This is the argument `pieces` of `gear_collect`.
+    This is the argument `pieces` of `gear_collect`. tuning: of the launcher.
     """
     # A piece begins at a memory line of the source, so a window may begin up to a line inside its first piece.
     sizes = plan["width"] * plan["out_bytes"] + LINE_BYTES - 1
     out = np.zeros(len(plan) + 1, np.int64)
-    np.cumsum(-(-sizes // PIECE_BYTES), out=out[1:])
+    np.cumsum(-(-sizes // tuning.piece), out=out[1:])
     return out
 
 
@@ -106,6 +130,7 @@ class EpisodeTables:
         shards, bases, lengths, finals: int64 [episodes]. finals is 0 if no output has final observations.
         addresses: int64 [shards, columns], the columns' addresses on the device.
         columns: number of columns.
+        pinned: whether the columns lie in pinned memory of the machine, so that kernels read them over PCIe.
     """
 
     shards: int
@@ -114,6 +139,7 @@ class EpisodeTables:
     finals: int
     addresses: int
     columns: int
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,8 +195,12 @@ def collect(
         windows_per_batch: windows of one batch.
         valid: uint64 [batches], zeros, to which the bytes of valid rows of each batch are added; 0: not counted.
     """
-    launch_threads(
-        launcher, "gear_collect", windows.count * plan.pieces_per_window * _LANES,
+    threads = windows.count * plan.pieces_per_window * _LANES
+    if not threads:
+        return
+    size = grid(threads, launcher.tuning.build(tables.pinned).threads, launcher.collect_blocks(tables.pinned))
+    launcher.launch(
+        COLLECT_PINNED if tables.pinned else COLLECT, *size,
         windows.episode, windows.start, windows.length, row_of_window, windows.count,
         tables.shards, tables.bases, tables.lengths, tables.finals, tables.addresses, tables.columns,
         plan.plan, plan.outputs, outputs, plan.pieces, windows_per_batch, valid,

@@ -14,11 +14,14 @@ from typing import Any
 
 from gear_data.common.extras import import_extra
 from gear_data.errors import DeviceError, DeviceMemoryError, InvalidArgumentError
+from gear_data.kernels.cuda.launch_arguments import COLLECT, COLLECT_PINNED
+from gear_data.kernels.cuda.tuning import DEFAULT, Tuning
 
-#: Blocks of 512 threads that run on one multiprocessor at the same time.
+#: Blocks of a launch for each multiprocessor.
 _RESIDENT = 2
 _FOLDER = Path(__file__).resolve().parent
-_SOURCES = ("collect.cu", "copy.cu", "select.cu", "priorities.cu")
+_COLLECT = "collect.cu"
+_SOURCES = (_COLLECT, "copy.cu", "select.cu", "priorities.cu")
 #: The words of cuLaunchKernel's list `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and
 #: CU_LAUNCH_PARAM_END.
 _BUFFER, _BUFFER_SIZE, _END = 1, 2, 0
@@ -91,7 +94,9 @@ class CudaLauncher:
 
     Args:
         device: the device's number.
-        sm_budget: the share of the multiprocessors that launches use, above 0 and at most 1.
+        sm_budget: the share of the multiprocessors that launches use, above 0 and at most 1. 1: all of them, but only
+            `Tuning.pinned_blocks` blocks read pinned memory.
+        tuning: constants of the collecting kernel.
 
     Raises:
         InvalidArgumentError: sm_budget is out of range.
@@ -99,18 +104,25 @@ class CudaLauncher:
         DeviceError: there is no such device, or the kernels do not compile for it.
     """
 
-    def __init__(self, device: int = 0, sm_budget: float = 1.0) -> None:
+    def __init__(self, device: int = 0, sm_budget: float = 1.0, tuning: Tuning = DEFAULT) -> None:
         if not 0 < sm_budget <= 1:
             raise InvalidArgumentError(f"sm_budget is {sm_budget}; it must be above 0 and at most 1")
         cupy = import_extra("cupy", "gpu")
         with cuda_errors(f"CUDA device {device}"):
             self._device = cupy.cuda.Device(device)
-            # Each multiprocessor gets one block first, so fewer blocks leave whole multiprocessors free.
             multiprocessors = int(self._device.attributes["MultiProcessorCount"])
-            whole = sm_budget == 1
-            self.blocks = multiprocessors * _RESIDENT if whole else math.ceil(multiprocessors * sm_budget)
-            self._kernels = _kernels(device)
+            # Each multiprocessor gets one block first, so fewer blocks leave whole multiprocessors free.
+            self.blocks = multiprocessors * _RESIDENT if sm_budget == 1 else math.ceil(multiprocessors * sm_budget)
+            self._collect_blocks = self.blocks, self.blocks
+            if sm_budget == 1:
+                self._collect_blocks = multiprocessors * tuning.device.resident, tuning.pinned_blocks
+            self.tuning = tuning
+            self._kernels = _kernels(device, tuning)
         self._current_stream, self._launch = cupy.cuda.get_current_stream, cupy.cuda.driver.launchKernel
+
+    def collect_blocks(self, pinned: bool) -> int:
+        """Returns the most blocks of a collection from pinned or from device memory."""
+        return self._collect_blocks[pinned]
 
     def launch(self, kernel: str, grid: int, block: int, *arguments: int) -> None:
         """Launches a kernel.
@@ -141,18 +153,23 @@ def packed(arguments: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint64]:
     return words
 
 
-@cache
-def _kernels(device: int) -> dict[str, Any]:
-    """Compiles the kernels for a device. Returns name -> CuPy's `Function`, which keeps its module loaded."""
-    cupy = import_extra("cupy", "gpu")
+def _kernels(device: int, tuning: Tuning) -> dict[str, Any]:
+    """Compiles the kernels for a device. Returns name -> CuPy's `Function`."""
     kernels: dict[str, Any] = {}
-    with cupy.cuda.Device(device):
-        for name in _SOURCES:
-            source = (_FOLDER / name).read_text()
-            module = cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
-            for kernel in kernel_names(source):
-                kernels[kernel] = module.get_function(kernel).kernel
+    for name in _SOURCES:
+        kernels |= _compiled(device, name, tuning.options(pinned=False) if name == _COLLECT else ())
+    kernels[COLLECT_PINNED] = _compiled(device, _COLLECT, tuning.options(pinned=True))[COLLECT]
     return kernels
+
+
+@cache
+def _compiled(device: int, name: str, constants: tuple[str, ...]) -> dict[str, Any]:
+    """Compiles a source for a device. Returns name -> CuPy's `Function`, which keeps its module loaded."""
+    cupy = import_extra("cupy", "gpu")
+    source = (_FOLDER / name).read_text()
+    with cupy.cuda.Device(device):
+        module = cupy.RawModule(code=source, options=("--std=c++17", *constants), backend="nvrtc")
+        return {kernel: module.get_function(kernel).kernel for kernel in kernel_names(source)}
 
 
 def kernel_names(source: str) -> list[str]:

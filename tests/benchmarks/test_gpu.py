@@ -28,7 +28,7 @@ from gpu_sections.report import Row, Section, from_json, table, verdict
 
 import gear_data
 from gear_data.errors import DeviceMemoryError
-from gear_data.kernels.cuda import launch_arguments as launches
+from gear_data.kernels.cuda.tuning import DEFAULT
 from tests.support.benchmarks.commands import BENCHMARKS, COMMANDS
 from tests.support.benchmarks.gpu import SMALL, left, small_training
 from tests.support.cuda.cupy_stand_in import CupyStandIn, stand_in
@@ -161,12 +161,12 @@ def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pyte
     monkeypatch.setattr(gpu_knobs, "VARIANTS", variants)
     monkeypatch.setattr(gpu_knobs, "CASES", (SMALL[0], SMALL[0]))
     monkeypatch.setattr(gpu_knobs, "CROSSOVER_BYTES", (1 << 12,) * 3)
-    before = launches.PIECE_BYTES, launches.BLOCK, gpu.blocks, dict(gpu._kernels)
+    before = gpu.tuning, gpu._collect_blocks, dict(gpu._kernels)
     section = gpu_knobs.knobs(gpu, True, left)
-    assert (launches.PIECE_BYTES, launches.BLOCK, gpu.blocks, gpu._kernels) == before
+    assert (gpu.tuning, gpu._collect_blocks, gpu._kernels) == before
     assert [row.ratio for row in section.rows[:2]] == [1.0, 1.0]
     assert [row.name.partition(",")[0] for row in section.rows[2:]] == ["CPU or GPU"] * 2
-    # The stand-in has only the built-in sources. The report says so, and the section continues.
+    # The stand-in has only the built-in constants. The report says so, and the section continues.
     assert [text.partition(" (")[0] for text in section.left_out] == [variants[1].name]
 
 
@@ -243,20 +243,10 @@ def test_targets_are_those_of_large_batches(where: str, case: CollectCase, expec
 
 
 @pytest.mark.parametrize("variant", gpu_knobs.VARIANTS, ids=lambda variant: variant.name)
-def test_constants_are_put_into_the_source(variant: gpu_knobs.Variant) -> None:
-    source = gpu_knobs.SOURCE.read_text()
-    changed = gpu_knobs.source_of(variant, source)
-    assert (changed == source) == (variant == gpu_knobs.VARIANTS[0])
-    assert f"__launch_bounds__({variant.threads}, {variant.resident})\ngear_collect(" in changed
-    assert f"const i64 PIECE = {variant.piece};" in changed
-    assert f"const u32 UNROLL = {variant.unroll};" in changed
+def test_constants_are_those_of_the_launcher(variant: gpu_knobs.Variant) -> None:
+    assert (variant.tuning == DEFAULT) == (variant == gpu_knobs.VARIANTS[0])
     # Stages of one block are at most 48 KiB.
     assert variant.threads // 32 * (variant.unroll * 32 * 16 + 16) <= 48 << 10
-
-
-def test_a_constant_that_is_gone_is_told() -> None:
-    with pytest.raises(ValueError, match="PIECE"):
-        gpu_knobs.source_of(gpu_knobs.Variant(), gpu_knobs.SOURCE.read_text().replace("PIECE =", "OTHER ="))
 
 
 SECTION = Section(

@@ -59,6 +59,8 @@ class DeviceReader:
     def __init__(self, reader: StagingReader, columns: DeviceColumns, plan: OutputPlanArray) -> None:
         columns.check_process()
         self._reader, self._columns, self._plan = reader, columns, plan
+        # Some columns of a placed dataset may be pinned, but blocks for all multiprocessors also read them.
+        self._pinned = columns.device is None
         extents = columns.shard, columns.first, columns.last
         self._extent = find_extents(extents, reader.shard, reader.start, reader.length)
         self._base = reader.start - columns.first[self._extent]
@@ -103,8 +105,9 @@ class DeviceReader:
         uploader.finish()
         at_plan, at_pieces, extent, base, length, columns, at_finals = addresses[:tables]
         self._tables = launches.EpisodeTables(
-            extent, base, length, at_finals if len(finals) else 0, columns, self._columns.addresses.shape[1]
-        )
+            extent, base, length, at_finals if len(finals) else 0, columns, self._columns.addresses.shape[1],
+            self._pinned,
+        )  # fmt: skip
         self._plan_tables = launches.PlanTables(at_plan, len(plan), at_pieces, int(pieces[-1]))
 
     def count_valid(self, windows: Windows, windows_per_batch: int, valid: Int64Array) -> None:
@@ -153,7 +156,7 @@ class DeviceReader:
                     episode, upload.put(np.zeros(count, np.int64)),
                     upload.put(self._reader.length[windows.episode_id]),
                     upload.put(finals[windows.episode_id]) if len(finals) else 0,
-                    upload.put(addresses), addresses.shape[1],
+                    upload.put(addresses), addresses.shape[1], self._pinned,
                 )  # fmt: skip
                 return LaunchArguments(tables, launches.WindowRows(episode, start, length, count), at_rows)
         return LaunchArguments(

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gear_data.kernels.cuda.tuning import DEFAULT, Build
 from tests.support.cuda.runner import KERNELS
 
 SOURCES = sorted(KERNELS.glob("*.cu"))
@@ -67,15 +70,32 @@ def compiler() -> Compiler:
     return Compiler(found[-1])
 
 
+def spilled(log: str) -> dict[str, int]:
+    """Returns the bytes that each kernel and function of a verbose log spills to memory, if it spills any."""
+    found = re.findall(r"Function properties for (\w+)\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    assert found
+    return {name: int(stores) + int(loads) for name, stores, loads in found if (stores, loads) != ("0", "0")}
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES, ids=[path.name for path in SOURCES])
-def test_compiles_without_a_warning(compiler: Compiler, source: Path, architecture: str) -> None:
+def test_compiles_without_a_warning_or_a_spill(compiler: Compiler, source: Path, architecture: str) -> None:
     # CuPy adds the last two options.
     options = [f"--gpu-architecture={architecture}", "--std=c++17", "--no-source-include", "--ftz=true",
                "--device-as-default-execution-space"]  # fmt: skip
-    cubin, log = compiler.compile(source, options)
-    assert cubin[:4] == b"\x7fELF"
-    assert not log
+    # Equal builds are compiled once.
+    for constants in {DEFAULT.options(pinned) for pinned in (False, True)}:
+        cubin, log = compiler.compile(source, [*options, *constants, "--ptxas-options=-v"])
+        assert cubin[:4] == b"\x7fELF"
+        assert not [line for line in log.splitlines() if not line.startswith("ptxas")]
+        assert not spilled(log)
+
+
+def test_spills_show_in_the_log(compiler: Compiler) -> None:
+    """A build with too few registers for each thread is seen to spill."""
+    tight = replace(DEFAULT, device=Build(512, 2))
+    options = ["--gpu-architecture=sm_90", "--std=c++17", *tight.options(pinned=False), "--ptxas-options=-v"]
+    assert "gear_collect" in spilled(compiler.compile(KERNELS / "collect.cu", options)[1])
 
 
 def test_the_kernels_include_no_headers() -> None:

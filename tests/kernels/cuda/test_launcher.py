@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from gear_data.errors import DeviceError, DeviceMemoryError, GearError, InvalidArgumentError, MissingExtraError
+from gear_data.kernels.cuda import launch_arguments
 from gear_data.kernels.cuda import launcher as cuda
+from gear_data.kernels.cuda.tuning import DEFAULT, Build, Tuning
 from tests.support.cuda.cupy_stand_in import CudaError, CupyStandIn, Streams, launch_buffer, make_cupy
 from tests.support.cuda.runner import KERNELS, parameter_counts
 
@@ -59,9 +61,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[CupyStandIn]:
 
     fake.cuda.Device, fake.RawModule, fake.cuda.driver.launchKernel = Device, RawModule, launch
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    cuda._kernels.cache_clear()
+    cuda._compiled.cache_clear()
     yield fake
-    cuda._kernels.cache_clear()
+    cuda._compiled.cache_clear()
 
 
 def test_all_kernels_are_found_and_their_arguments_have_64_bits(cupy: CupyStandIn) -> None:
@@ -85,7 +87,7 @@ def test_a_launch_is_in_the_current_stream_and_without_arguments(cupy: CupyStand
 
 def test_every_launched_kernel_exists_and_every_kernel_is_launched() -> None:
     python = "".join(path.read_text() for path in KERNELS.glob("*.py"))
-    launched = set(re.findall(r'"(gear_\w+)"', python))
+    launched = set(re.findall(r'"(gear_\w+)"', python)) - {launch_arguments.COLLECT_PINNED}
     declared = {name for path in KERNELS.glob("*.cu") for name in cuda.kernel_names(path.read_text())}
     # gear_philox exists only for the known answers of Philox.
     assert declared - launched == {"gear_philox"}
@@ -93,10 +95,43 @@ def test_every_launched_kernel_exists_and_every_kernel_is_launched() -> None:
 
 
 def test_a_budget_is_a_share_of_the_multiprocessors(cupy: CupyStandIn) -> None:
-    assert [cuda.CudaLauncher(sm_budget=share).blocks for share in (1.0, 0.5, 0.1, 0.001)] == [264, 66, 14, 1]
+    launchers = [cuda.CudaLauncher(sm_budget=share) for share in (1.0, 0.5, 0.1, 0.001)]
+    assert [one.blocks for one in launchers] == [264, 66, 14, 1]
+    # Without a budget, few blocks read pinned memory.
+    assert [one.collect_blocks(pinned=False) for one in launchers] == [132, 66, 14, 1]
+    assert [one.collect_blocks(pinned=True) for one in launchers] == [32, 66, 14, 1]
     for share in (0.0, -1.0, 1.5, float("nan")):
         with pytest.raises(InvalidArgumentError, match="sm_budget"):
             cuda.CudaLauncher(sm_budget=share)
+
+
+def test_a_tuning_sets_constants_blocks_and_threads(cupy: CupyStandIn) -> None:
+    compiled = []
+    cupy.RawModule = type("RawModule", (cupy.RawModule,), {
+        "__init__": lambda self, code, options, backend: compiled.append(options) or setattr(self, "_code", code)
+    })  # fmt: skip
+    tuning = Tuning(device=Build(128, 5, 2), pinned=Build(256, 2), pinned_blocks=9, piece=4096)
+    launcher = cuda.CudaLauncher(tuning=tuning)
+    assert launcher.collect_blocks(pinned=False) == 5 * 132
+    assert [options[1:] for options in compiled if options[1:]] == [tuning.options(False), tuning.options(True)]
+    plan = launch_arguments.PlanTables(0, 1, 0, 1000)
+    for pinned, expected in ((False, (660, 128)), (True, (9, 256))):
+        tables = launch_arguments.EpisodeTables(0, 0, 0, 0, 0, 1, pinned)
+        launch_arguments.collect(launcher, tables, plan, launch_arguments.WindowRows(0, 0, 0, 64), 0)
+        assert cupy.launched[-1][2:4] == expected
+    # A little work is spread over small blocks.
+    launch_arguments.collect(launcher, tables, plan, launch_arguments.WindowRows(0, 0, 0, 0), 0)
+    assert len(cupy.launched) == 2
+    few = launch_arguments.PlanTables(0, 1, 0, 1)
+    launch_arguments.collect(launcher, tables, few, launch_arguments.WindowRows(0, 0, 0, 30), 0)
+    assert cupy.launched[-1][2:4] == (8, 128)
+
+
+def test_equal_builds_are_compiled_once(cupy: CupyStandIn) -> None:
+    launcher = cuda.CudaLauncher()
+    assert DEFAULT.options(pinned=True) == DEFAULT.options(pinned=False)
+    names = launch_arguments.COLLECT, launch_arguments.COLLECT_PINNED
+    assert launcher._kernels[names[0]] is launcher._kernels[names[1]]
 
 
 def test_no_such_device(cupy: CupyStandIn) -> None:

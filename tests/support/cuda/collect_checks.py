@@ -372,6 +372,14 @@ class CollectChecks:
         ]
         check(columns, outputs, [(1, 1, context), (1, 3, context), (2, 0, context // 2), (0, 2, 3)])
 
+    def test_edges_are_read_and_stored_by_whole_words_of_the_window_only(self, runner: Runner) -> None:
+        """Windows begin and end at every byte of a word, at both ends of a column's memory."""
+        columns = Columns(runner, {"x": ("uint8", ())}, [4096], [0], Launch(align=16))
+        sizes = range(33, 75)
+        outputs = [Output(str(size), "x", "uint8", (), 0, size) for size in sizes]
+        outputs += [Output(f"{size} as float", "x", "float32", (), 0, size) for size in (1, 7, 33)]
+        check(columns, outputs, [(0, start, 75) for start in (*range(17), *range(4096 - 75 - 16, 4096 - 74))])
+
     @pytest.mark.parametrize("apart", range(16))
     def test_source_and_target_apart_by_any_number_of_bytes(self, runner: Runner, apart: int) -> None:
         lengths = [max(1, apart), 5000]

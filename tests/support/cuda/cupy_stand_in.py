@@ -32,7 +32,7 @@ from gear_data.kernels.cuda import launcher as cuda
 from gear_data.loaders.builders import backend
 from gear_data.residency.device import link
 from gear_data.residency.device.memory import TO_DEVICE
-from tests.support.cuda.runner import KERNELS, SHIM, parameter_counts
+from tests.support.cuda.runner import CONSTANTS, KERNELS, SHIM, parameter_counts
 
 #: torch's current stream.
 CONSUMER = 7
@@ -295,6 +295,8 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
     class RawModule:
         def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
             (self._library,) = (each for name, each in libraries.items() if (KERNELS / name).read_text() == code)
+            if options[1:] not in ((), CONSTANTS):
+                raise fake.cuda.compiler.CompileException("the stand-in has only the default constants")
 
         def get_function(self, name: str) -> Any:
             handle = next(handles)
@@ -384,8 +386,8 @@ def _libraries(folder: Path) -> dict[str, ctypes.PyDLL]:
 def _library(name: str, folder: Path) -> ctypes.PyDLL:
     library = folder / f"{name}.so"
     command = [
-        str(shutil.which("g++")), "-std=c++17", "-O1", "-shared", "-fPIC", f'-DKERNELS="{KERNELS / name}"',
-        str(SHIM / "library.cpp"), "-o", str(library),
+        str(shutil.which("g++")), "-std=c++17", "-O1", "-shared", "-fPIC", *CONSTANTS,
+        f'-DKERNELS="{KERNELS / name}"', str(SHIM / "library.cpp"), "-o", str(library),
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True)
     found = ctypes.PyDLL(str(library))
@@ -439,6 +441,6 @@ def stand_in(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=CONSUMER))
-    cuda._kernels.cache_clear()
+    cuda._compiled.cache_clear()
     yield StandInGpu(fake)
-    cuda._kernels.cache_clear()
+    cuda._compiled.cache_clear()

@@ -12,8 +12,8 @@ from gear_data.kernels.cuda.launcher import CudaLauncher
 class GpuRunner(CudaLauncher):
     """Memory and kernels of CUDA device 0.
 
-    Memory begins at an odd multiple of its alignment, as on the CPU. It ends at the end of a CUDA allocation, so that
-    compute-sanitizer detects accesses beyond it.
+    Memory begins at an odd multiple of its alignment, as on the CPU. Its last word of 16 bytes ends a CUDA allocation,
+    so that compute-sanitizer detects accesses beyond it.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,8 @@ class GpuRunner(CudaLauncher):
         return self._cupy.cuda.Memory(nbytes)
 
     def put(self, array: np.ndarray, *, align: int = 256) -> int:
-        memory = self.allocate(align + array.nbytes)
+        # Kernels load whole words of 16 bytes.
+        memory = self.allocate(align + -(-array.nbytes // 16) * 16)
         self._held.append(memory)
         # CUDA returns multiples of 256, in practice of 512.
         assert memory.ptr % align == 0
@@ -44,6 +45,9 @@ class GpuRunner(CudaLauncher):
         if array.nbytes:
             self._cupy.cuda.runtime.memcpy(array.ctypes.data, address, array.nbytes, 2)
         return array
+
+    def collect_blocks(self, pinned: bool) -> int:
+        return self.blocks
 
     def clear(self) -> None:
         self._cupy.cuda.runtime.deviceSynchronize()

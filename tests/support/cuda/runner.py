@@ -20,10 +20,14 @@ import numpy as np
 import pytest
 
 import gear_data
+from gear_data.kernels.cuda import launch_arguments
+from gear_data.kernels.cuda.tuning import DEFAULT, Tuning
 
 KERNELS = Path(gear_data.__file__).resolve().parent.parent / "kernels" / "cuda"
 SHIM = Path(__file__).resolve().parent / "shim"
 _FLAGS = ["-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-rdynamic"]
+#: Both builds of the collecting kernel have the same constants on a CPU, which knows no launch bounds.
+CONSTANTS = DEFAULT.options(pinned=True)
 _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
@@ -35,6 +39,9 @@ class Runner(Protocol):
     """
 
     blocks: int
+    tuning: Tuning
+
+    def collect_blocks(self, pinned: bool) -> int: ...
 
     def put(self, array: np.ndarray, *, align: int = 256) -> int:
         """Copies a contiguous array to memory of exactly its size.
@@ -65,6 +72,7 @@ class ShimRunner:
     """Kernels of one file, in a separate process."""
 
     blocks = 3
+    tuning = DEFAULT
 
     def __init__(self, source: Path, executable: Path, errors: Path) -> None:
         self._parameters = parameter_counts(source.read_text())
@@ -106,8 +114,12 @@ class ShimRunner:
         return np.frombuffer(data, dtype).reshape(array.shape)
 
     def launch(self, kernel: str, grid: int, block: int, *arguments: int) -> None:
+        kernel = launch_arguments.COLLECT if kernel == launch_arguments.COLLECT_PINNED else kernel
         assert len(arguments) == self._parameters[kernel], kernel
         self._ask(" ".join(["l", kernel, str(grid), str(block), *(str(number % (1 << 64)) for number in arguments)]))
+
+    def collect_blocks(self, pinned: bool) -> int:
+        return self.blocks
 
     def clear(self) -> None:
         for address in self._held:
@@ -129,7 +141,17 @@ def shim_runner(source: str) -> Iterator[ShimRunner]:
         executable = Path(folder) / "driver"
         defined = f'-DKERNELS="{KERNELS / source}"'
         for sanitizers in (_SANITIZERS, []):
-            command = [compiler, *_FLAGS, *sanitizers, defined, str(SHIM / "driver.cpp"), "-ldl", "-o", str(executable)]
+            command = [
+                compiler,
+                *_FLAGS,
+                *CONSTANTS,
+                *sanitizers,
+                defined,
+                str(SHIM / "driver.cpp"),
+                "-ldl",
+                "-o",
+                str(executable),
+            ]
             built = subprocess.run(command, capture_output=True, text=True)
             # A compiler may lack the sanitizers' libraries.
             if built.returncode == 0 or "asan" not in built.stderr:

@@ -139,6 +139,20 @@ inline unsigned __ballot_sync(unsigned, int flag) {
     return bits;
 }
 
+// Loads an aligned word. As on a GPU, bytes around an array may be read with its own if they are in the same word: an
+// aligned word never crosses a page. A word without any byte of an allocation is an error.
+extern "C" int __asan_address_is_poisoned(const volatile void *) __attribute__((weak));
+__attribute__((no_sanitize("address"))) inline ulonglong2 load_word(const ulonglong2 *place, bool wanted) {
+    if (!wanted) return {0, 0};
+    bool held = !__asan_address_is_poisoned || (std::uintptr_t)place % 16;
+    for (int i = 0; i < 16 && !held; i++) held = !__asan_address_is_poisoned((const char *)place + i);
+    if (!held || (std::uintptr_t)place % 16) {
+        std::fprintf(stderr, "the kernel loads a word at %p, outside of all memory\n", (const void *)place);
+        std::abort();
+    }
+    return *place;
+}
+
 template <class T> T atomicAdd(T *place, T value) { return *place += value, *place - value; }
 template <class T> T atomicMax(T *place, T value) {
     T old = *place;
