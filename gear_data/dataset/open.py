@@ -47,7 +47,7 @@ def open_dataset(
             `mmap`: in the page cache, read from disk on demand.
             `host`: in shared memory, one copy per machine and user. The first process loads the copy now. The memory
             is released when no process uses it any more. On Linux, this also holds if processes were killed.
-            `pinned`: the same copy, registered with CUDA, so that GPUs read it in place.
+            `pinned`: such a copy, registered with CUDA, so that GPUs read it in place.
             `device`: all columns of a fixed size in the memory of CUDA's current device. The CPU reads the columns
             from disk, so they need not fit this machine's memory. If they do not fit the device, use `Dataset.place`.
         on_bad_shard: `error`: a shard of the wrong size raises now; other damage raises when the shard is read.
@@ -72,8 +72,8 @@ def open_dataset(
         ClusterError: the nodes cannot be reached, refuse the request, or do not hold all shards.
         VersionError, ManifestError, CorruptShardError: the dataset cannot be used.
         HostMemoryError: with `host` or `pinned`, the columns are larger than the available memory.
-        MissingExtraError, DeviceError: CuPy or a GPU is missing (`pinned`, `device`), or pyverbs or an RDMA device is
-            missing (`verbs`).
+        MissingExtraError, DeviceError: CuPy or a GPU is missing (`pinned`, `device`), CUDA does not register the copy
+            (`pinned`), or pyverbs or an RDMA device is missing (`verbs`).
         DeviceMemoryError: with `device`, the columns are larger than the device's memory.
         EmptySourceError: with `skip`, all shards are bad.
         InvalidArgumentError, UnknownNameError: an argument is invalid, or two arguments exclude each other.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -87,13 +88,13 @@ class PartitionedDatasetStore(ClusterDatasetStore):
         local = open_shards(host_residency(self._requested_residency), self.files, self.schema, entries)
         return ClusterShards(self._client, member.shards, local) if self.is_remote else local
 
-    def _device_copy(self, schema: Schema, shards: Shards) -> DeviceCopy | PartialCopy:
+    def _device_copy(self, schema: Schema, shards: Shards, contents: Callable[[], str]) -> DeviceCopy | PartialCopy:
         if isinstance(shards, RemoteShards):
-            return DeviceCopy("mmap", schema, shards, self._shard_steps)
+            return DeviceCopy("mmap", schema, shards, self._shard_steps, contents)
         if isinstance(shards, ClusterShards):
-            here = DeviceCopy(self.residency, schema, shards.local, self._shard_steps[shards.here])
+            here = DeviceCopy(self.residency, schema, shards.local, self._shard_steps[shards.here], contents)
             return PartialCopy(here, shards.here, self._shard_steps)
-        return super()._device_copy(schema, shards)
+        return super()._device_copy(schema, shards, contents)
 
     def reader(self) -> ColumnReader:
         # A node that holds all shards uses the local reader: a GPU then never waits for a peer.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from gear_data.residency import (
     PartialCopy,
     ShardReader,
     Shards,
+    contents_key,
     host_residency,
     open_shards,
 )
@@ -92,7 +93,7 @@ class DatasetStore:
         self._plan: ResidencyPlan | None = None
         self._stored: Shards = self._open_shards()
         self.shards = self._stored
-        self._stored_copy = self._device_copy(self.schema, self._stored)
+        self._stored_copy = self._copy_of_stored()
         self._copy: DeviceCopy | PartialCopy | OverlayCopy = self._stored_copy
         #: Discount of `returns_to_go`; None for the column as stored, if there is one.
         self.discount: float | None = None
@@ -123,12 +124,18 @@ class DatasetStore:
         """int64 [shards]: number of steps of each shard."""
         return np.array([entry.steps for entry in self.manifest.shards], np.int64)
 
-    def _device_copy(self, schema: Schema, shards: Shards) -> DeviceCopy | PartialCopy:
+    def _copy_of_stored(self) -> DeviceCopy | PartialCopy:
+        """Returns the stored columns for a GPU: see `_device_copy`."""
+        stored = self.manifest.schema
+        key = partial(contents_key, self.files, stored, self.manifest.shards, self.bad_files)
+        return self._device_copy(stored, self._stored, key)
+
+    def _device_copy(self, schema: Schema, shards: Shards, contents: Callable[[], str]) -> DeviceCopy | PartialCopy:
         """Returns the columns of some shards for a GPU.
 
         Nothing is copied before the first use.
         """
-        return DeviceCopy(self.residency, schema, shards, self._shard_steps, self._plan)
+        return DeviceCopy(self.residency, schema, shards, self._shard_steps, contents, self._plan)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
         """Returns the shards of a sidecar, which have one column."""
@@ -176,7 +183,9 @@ class DatasetStore:
             store.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}
             discounted = self._open_sidecar(sidecar)
             store.shards = OverlayShards(self._stored, index, discounted)
-            store._copy = OverlayCopy(self._stored_copy, index, self._device_copy(Schema((COLUMN,)), discounted))
+            key = partial(contents_key, sidecar.files, Schema((COLUMN,)), sidecar.shards, frozenset[str]())
+            copied = self._device_copy(Schema((COLUMN,)), discounted, key)
+            store._copy = OverlayCopy(self._stored_copy, index, copied)
         return store
 
     def placed(self, plan: ResidencyPlan) -> DatasetStore:
@@ -185,7 +194,7 @@ class DatasetStore:
         store.residency, store._plan = "tiered", plan
         store.schema, store.statistics, store.shards = self.manifest.schema, self.manifest.statistics, self._stored
         store.discount = None
-        store._copy = store._stored_copy = store._device_copy(store.schema, store.shards)
+        store._copy = store._stored_copy = store._copy_of_stored()
         return store if self.discount is None else store.with_discount(self.discount)
 
     def device_columns(self) -> DeviceColumns:

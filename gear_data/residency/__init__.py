@@ -1,7 +1,7 @@
 """Residency: the memory that holds the bytes of the columns.
 
 `mmap`: the page cache; shards are mapped at first use. `host`: one copy in memory that all processes of this machine
-share. `pinned`: the same copy, registered so that a GPU reads it in place. `device`: a GPU's memory. `tiered`: each
+share. `pinned`: such a copy, registered so that a GPU reads it in place. `device`: a GPU's memory. `tiered`: each
 part of the columns where a `ResidencyPlan` puts it.
 """
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from gear_data.errors import unknown_name
 from gear_data.residency.column_overlay import OverlayShards
 from gear_data.residency.device.columns import DeviceColumns, DeviceCopy, OverlayCopy, PartialCopy
-from gear_data.residency.host import host_shards
+from gear_data.residency.host import contents_key, host_shards
 from gear_data.residency.reader import ShardReader
 from gear_data.residency.remote_mmap import CachedShards
 from gear_data.residency.shards import Shards
@@ -31,18 +31,19 @@ __all__ = [
     "PartialCopy",
     "ShardReader",
     "Shards",
+    "contents_key",
     "host_residency",
     "open_shards",
 ]
 
 #: Residency -> the residency by which the CPU reads the columns.
-_HOST_RESIDENCY = {"mmap": "mmap", "host": "host", "pinned": "host", "device": "mmap"}
+_HOST_RESIDENCY = {"mmap": "mmap", "host": "host", "pinned": "pinned", "device": "mmap"}
 #: The residencies that `gear_data.open` takes.
 RESIDENCIES = tuple(_HOST_RESIDENCY)
 
 
 def host_residency(residency: str) -> str:
-    """Returns `mmap` or `host`: the residency by which the CPU reads the columns.
+    """Returns `mmap`, `host` or `pinned`: the residency by which the CPU reads the columns.
 
     Raises:
         UnknownNameError: unknown residency.
@@ -62,7 +63,7 @@ def open_shards(
     """Opens the shards of a dataset in this machine's memory.
 
     Args:
-        residency: `mmap` or `host`.
+        residency: `mmap`, `host`, or `pinned`: as `host`, in memory that CUDA can register.
         files: the shards' files.
         schema: the columns.
         shards: the manifest's entries.
@@ -70,13 +71,13 @@ def open_shards(
 
     Raises:
         UnknownNameError: unknown residency.
-        HostMemoryError: `host`, and there is too little memory.
-        CorruptShardError: `host`, and a shard cannot be read.
+        HostMemoryError: `host` or `pinned`, and there is too little memory.
+        CorruptShardError: `host` or `pinned`, and a shard cannot be read.
     """
-    if residency not in ("mmap", "host"):
-        raise unknown_name("residency", residency, ("mmap", "host"))
-    if residency == "host":
-        return host_shards(files, schema, shards, bad)
+    if residency not in ("mmap", "host", "pinned"):
+        raise unknown_name("residency", residency, ("mmap", "host", "pinned"))
+    if residency != "mmap":
+        return host_shards(files, schema, shards, bad, registrable=residency == "pinned")
 
     def map_shard(shard: int) -> pa.Buffer:
         entry = shards[shard].entry

@@ -1,8 +1,7 @@
-"""Residency `host`: one copy of the columns on each machine, in shared memory."""
+"""Residencies `host` and `pinned`: one copy of the columns on each machine, in shared memory."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Sequence
@@ -12,9 +11,9 @@ from dataclasses import dataclass, replace
 import xxhash
 
 from gear_data.common.progress import progress_bar
-from gear_data.errors import CorruptShardError, HostMemoryError
-from gear_data.residency.shared_memory import HEADER_BYTES, create_segment, map_segment
-from gear_data.residency.shared_memory_registry import find_or_create
+from gear_data.errors import CorruptShardError
+from gear_data.residency.shared_memory import HEADER_BYTES, Segment, write
+from gear_data.residency.shared_memory_registry import shared_buffer
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import FileEntry, ShardEntry
@@ -43,7 +42,12 @@ class _CopyRange:
 
 
 def host_shards(
-    files: DatasetFiles, schema: Schema, shards: tuple[ShardEntry, ...], bad: frozenset[str] = frozenset()
+    files: DatasetFiles,
+    schema: Schema,
+    shards: tuple[ShardEntry, ...],
+    bad: frozenset[str] = frozenset(),
+    *,
+    registrable: bool = False,
 ) -> MappedShards:
     """Maps the shards of a dataset in one segment of shared memory.
 
@@ -55,6 +59,7 @@ def host_shards(
         schema: the columns.
         shards: the manifest's entries.
         bad: files that are not read; zeros stand for them.
+        registrable: whether CUDA can register the mapping, see `Segment`.
 
     Raises:
         HostMemoryError: there is too little memory for a copy.
@@ -62,9 +67,10 @@ def host_shards(
     """
     pieces, places, size = _layout(schema, shards)
     pieces = [piece for piece in pieces if piece.entry.file not in bad]
-    key = _key(files, schema, shards, bad)
-    descriptor = find_or_create(key, size, lambda: create_segment(key, size, lambda new: _fill(new, files, pieces)))
-    buffer = map_segment(descriptor)
+    key = contents_key(files, schema, shards, bad)
+    # Two kinds of segments have two keys: a process that wants the write seal must not find a segment without it.
+    segment = Segment(f"pinned.{key}" if registrable else key, size, registrable)
+    buffer = shared_buffer(segment, lambda descriptor: _fill(descriptor, files, pieces))
     mapped = MappedShards(schema, places, lambda shard: buffer, files.mapped)
     for shard in range(len(shards)):
         mapped.touch(shard)
@@ -103,8 +109,8 @@ def _layout(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[list[_CopyRan
     return pieces, tuple(placed), end
 
 
-def _key(files: DatasetFiles, schema: Schema, shards: Sequence[ShardEntry], bad: frozenset[str]) -> str:
-    """Returns the key of a copy, a hash.
+def contents_key(files: DatasetFiles, schema: Schema, shards: Sequence[ShardEntry], bad: frozenset[str]) -> str:
+    """Returns the key of a copy of some shards, a hash.
 
     A copy of another folder, of files with other checksums, of rewritten files, or of other columns has another key.
     """
@@ -149,16 +155,6 @@ def _copy(descriptor: int, files: DatasetFiles, piece: _CopyRange) -> int:
                     file=name,
                     hint="restore the file, or convert the dataset again",
                 )
-            try:
-                # `pwrite`, not a mapping: a write to a mapping without memory ends the process by a signal.
-                written = os.pwrite(descriptor, chunk[:count], piece.target + done)
-            except OSError as error:
-                if error.errno not in (errno.ENOMEM, errno.ENOSPC):
-                    raise
-                raise HostMemoryError(
-                    "memory ran out while the columns were loaded",
-                    file=name,
-                    hint="use residency='mmap', which makes no copy",
-                ) from error
-            done += written
+            write(descriptor, chunk[:count], piece.target + done, name)
+            done += count
     return piece.count

@@ -1,15 +1,23 @@
 """Segments of anonymous shared memory.
 
 A segment is sealed when it is complete. It vanishes with its last holder, even if that process is killed by SIGKILL.
+
+Two kinds differ in one seal. No process can write a sealed segment. A registrable one has no write seal, because CUDA
+registers only writable mappings on x86. Every process maps it read-only, and makes its mapping writable only while it
+registers the mapping.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -18,62 +26,111 @@ from gear_data.residency.available_memory import available_memory
 
 #: The header names the contents, which begin after it.
 HEADER_BYTES = 4096
-#: These seals fix size and contents. A segment without them is not complete.
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+#: These seals fix the size. A segment without them is not complete.
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_REMEDY = "use residency='mmap', which makes no copy, or ds.place(ds.residency_plan(...)) with a smaller host_bytes"
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def create_segment(key: str, size: int, fill: Callable[[int], None]) -> int:
+@dataclass(frozen=True)
+class Segment:
+    """The contents of a segment, and its seals.
+
+    Attributes:
+        key: a name for the contents; ASCII.
+        size: bytes, including the header.
+        registrable: whether CUDA can register a mapping: there is no write seal.
+    """
+
+    key: str
+    size: int
+    registrable: bool = False
+
+    @property
+    def header(self) -> bytes:
+        return f"gear-data segment 1\n{self.key}\n".encode("ascii")
+
+    @property
+    def seals(self) -> int:
+        return _SEALS if self.registrable else _SEALS | fcntl.F_SEAL_WRITE
+
+    def is_open_at(self, descriptor: int) -> bool:
+        """Returns whether an open file is this segment, and complete."""
+        try:
+            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & self.seals == self.seals
+        except OSError:  # not a memfd
+            return False
+        header = os.pread(descriptor, len(self.header), 0)
+        return sealed and os.fstat(descriptor).st_size == self.size and header == self.header
+
+
+def create_segment(segment: Segment, fill: Callable[[int], None]) -> int:
     """Creates and fills a segment. Returns its file descriptor.
 
     Args:
-        key: a name for the contents; ASCII.
-        size: bytes, including the header.
+        segment: its contents and seals.
         fill: writes the contents to a descriptor, from byte HEADER_BYTES on.
 
     Raises:
         HostMemoryError: there is too little memory; `fill` was not called.
     """
     available = available_memory()
-    if size > available:
+    if segment.size > available:
         raise HostMemoryError(
-            f"one copy of the columns takes {size:,} bytes of memory, {available:,} are available",
-            hint="use residency='mmap', which makes no copy",
+            f"one copy of the columns takes {segment.size:,} bytes of memory, {available:,} are available", hint=_REMEDY
         )
-    descriptor = os.memfd_create(f"gear-data-{key}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(f"gear-data-{segment.key}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(descriptor, size)
-        os.pwrite(descriptor, _header(key), 0)
+        # Any user may write a memfd that reaches him, unless its mode says otherwise.
+        os.fchmod(descriptor, 0o600)
+        os.ftruncate(descriptor, segment.size)
+        os.pwrite(descriptor, segment.header, 0)
         fill(descriptor)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, segment.seals)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def is_segment(descriptor: int, key: str, size: int) -> bool:
-    """Returns whether an open file is a complete segment with this key and size."""
-    try:
-        sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-    except OSError:  # not a memfd
-        return False
-    header = _header(key)
-    return sealed and os.fstat(descriptor).st_size == size and os.pread(descriptor, len(header), 0) == header
+def write(descriptor: int, data: memoryview, position: int, file: str | None = None) -> None:
+    """Writes bytes to a segment that is being filled.
+
+    Args:
+        descriptor: the segment's descriptor.
+        data: contiguous bytes.
+        position: where the first byte goes.
+        file: the file that the bytes come from, for the error.
+
+    Raises:
+        HostMemoryError: memory ran out.
+    """
+    while len(data):
+        try:
+            # `pwrite`, not a mapping: a write to a mapping without memory ends the process by a signal.
+            written = os.pwrite(descriptor, data, position)
+        except OSError as error:
+            if error.errno not in (errno.ENOMEM, errno.ENOSPC):
+                raise
+            raise HostMemoryError("memory ran out while the columns were loaded", file=file, hint=_REMEDY) from error
+        data, position = data[written:], position + written
 
 
-def map_segment(descriptor: int) -> pa.Buffer:
+def map_segment(descriptor: int, segment: Segment) -> pa.Buffer:
     """Maps a segment as a read-only buffer.
 
     The buffer owns the descriptor: the descriptor stays open as long as the buffer lives.
     """
+    # A mapping of a file that is open for writing can be made writable later: see `writable`.
+    access = os.O_RDWR if segment.registrable else os.O_RDONLY
     try:
         # Opened again: before Linux 6.7, a descriptor that was opened for writing cannot map a sealed file as shared,
         # not even for reading.
-        read_only = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        again = os.open(f"/proc/self/fd/{descriptor}", access | os.O_CLOEXEC)
         try:
-            mapping = mmap.mmap(read_only, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            mapping = mmap.mmap(again, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         finally:
-            os.close(read_only)
+            os.close(again)
     except BaseException:
         os.close(descriptor)
         raise
@@ -82,5 +139,23 @@ def map_segment(descriptor: int) -> pa.Buffer:
     return pa.py_buffer(mapping)
 
 
-def _header(key: str) -> bytes:
-    return f"gear-data segment 1\n{key}\n".encode("ascii")
+@contextmanager
+def writable(buffer: pa.Buffer) -> Iterator[None]:
+    """Makes the mapping of a registrable segment writable, and read-only at the end.
+
+    Other mappings of the segment, in this process and in others, stay as they are.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _protect(buffer, mmap.PROT_READ | mmap.PROT_WRITE)
+    try:
+        yield
+    finally:
+        _protect(buffer, mmap.PROT_READ)
+
+
+def _protect(buffer: pa.Buffer, protection: int) -> None:
+    if _LIBC.mprotect(ctypes.c_void_p(buffer.address), ctypes.c_size_t(buffer.size), protection):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

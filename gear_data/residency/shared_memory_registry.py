@@ -15,10 +15,12 @@ from contextlib import ExitStack
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from gear_data.common.file_lock import locked
 from gear_data.common.private_folder import user_folder
 from gear_data.errors import GearError
-from gear_data.residency.shared_memory import is_segment
+from gear_data.residency.shared_memory import Segment, create_segment, map_segment
 from gear_data.storage.atomic import write_text
 
 _log = logging.getLogger(__name__)
@@ -57,8 +59,22 @@ class Holder:
             return False
 
 
-def find_or_create(key: str, size: int, create: Callable[[], int]) -> int:
-    """Returns a file descriptor of the segment with this key and size.
+def shared_buffer(segment: Segment, fill: Callable[[int], None]) -> pa.Buffer:
+    """Maps a segment of this machine as a read-only buffer. The first process fills it.
+
+    Args:
+        segment: its contents and seals.
+        fill: see `create_segment`.
+
+    Raises:
+        HostMemoryError: there is too little memory for a new segment.
+        Exception: any error of `fill`.
+    """
+    return map_segment(find_or_create(segment, lambda: create_segment(segment, fill)), segment)
+
+
+def find_or_create(segment: Segment, create: Callable[[], int]) -> int:
+    """Returns a file descriptor of a segment.
 
     The segment is a live holder's, or a new one.
 
@@ -68,6 +84,7 @@ def find_or_create(key: str, size: int, create: Callable[[], int]) -> int:
     Raises:
         Exception: any error of `create`.
     """
+    key = segment.key
     with ExitStack() as stack:
         try:
             folder = _registry_folder()
@@ -77,7 +94,7 @@ def find_or_create(key: str, size: int, create: Callable[[], int]) -> int:
         except OSError as error:
             _log.warning("shared memory is not shared with other processes: %s", error)
             return create()
-        descriptor = _reach(holders, key, size)
+        descriptor = _reach(holders, segment)
         if descriptor is None:
             if holders or any(path != rows for path in folder.glob(f"{key}-*.json")):
                 _log.warning(
@@ -93,7 +110,7 @@ def find_or_create(key: str, size: int, create: Callable[[], int]) -> int:
         return descriptor
 
 
-def _reach(holders: list[Holder], key: str, size: int) -> int | None:
+def _reach(holders: list[Holder], segment: Segment) -> int | None:
     """Opens the segment for reading through one of its holders.
 
     Returns None if no holder allows it.
@@ -104,7 +121,7 @@ def _reach(holders: list[Holder], key: str, size: int) -> int | None:
         except OSError:
             continue
         # The row may be outdated: check that the open file is the segment before anything maps it.
-        if os.fstat(descriptor).st_ino == holder.inode and is_segment(descriptor, key, size):
+        if os.fstat(descriptor).st_ino == holder.inode and segment.is_open_at(descriptor):
             return descriptor
         os.close(descriptor)
     return None

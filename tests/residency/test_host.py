@@ -20,11 +20,13 @@ from gear_data.errors import CorruptShardError, HostMemoryError
 from gear_data.residency import available_memory as memory
 from gear_data.residency import host
 from gear_data.residency import shared_memory as segment
-from gear_data.residency.shared_memory import HEADER_BYTES, create_segment
+from gear_data.residency import shared_memory_registry as registries
+from gear_data.residency.shared_memory import HEADER_BYTES, Segment, create_segment
 from gear_data.residency.shared_memory_registry import find_or_create
 from gear_data.storage.dataset_files import FolderFiles
 
 SIZE = HEADER_BYTES + 100
+SEGMENT = Segment("key", SIZE)
 
 
 _of_earlier_tests: set[int] = set()
@@ -221,12 +223,12 @@ def test_a_folder_that_is_not_private_is_not_used(
 
 
 def make(key: str = "key", fill: bytes = b"") -> int:
-    return create_segment(key, SIZE, lambda descriptor: os.pwrite(descriptor, fill, HEADER_BYTES) and None)
+    return create_segment(Segment(key, SIZE), lambda descriptor: os.pwrite(descriptor, fill, HEADER_BYTES) and None)
 
 
 def note(runtime: Path, descriptor: int) -> list[list[int]]:
     """Registers this process as a holder of a segment, and returns the rows."""
-    os.close(find_or_create("key", SIZE, make))
+    os.close(find_or_create(SEGMENT, make))
     (path,) = registry(runtime).glob("key-*.json")
     (row,) = json.loads(path.read_text())
     row[2:] = [descriptor, os.fstat(descriptor).st_ino]
@@ -248,13 +250,13 @@ def a_file() -> int:
 
 
 def shorter() -> int:
-    return create_segment("key", SIZE - 1, lambda descriptor: None)
+    return create_segment(Segment("key", SIZE - 1), lambda descriptor: None)
 
 
 def test_a_holder_is_found(runtime: Path) -> None:
     held = make(fill=b"held")
     note(runtime, held)
-    found = find_or_create("key", SIZE, lambda: make(fill=b"made"))
+    found = find_or_create(SEGMENT, lambda: make(fill=b"made"))
     assert os.pread(found, 4, HEADER_BYTES) == b"held"
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.pwrite(found, b"x", HEADER_BYTES)
@@ -271,7 +273,7 @@ def test_the_open_file_must_be_the_segment(
 ) -> None:
     descriptor = other()
     note(runtime, descriptor)
-    made = find_or_create("key", SIZE, lambda: make(fill=b"made"))
+    made = find_or_create(SEGMENT, lambda: make(fill=b"made"))
     assert os.pread(made, 4, HEADER_BYTES) == b"made"
     assert any("this process cannot open it" in record.message for record in caplog.records)
     for number in (made, descriptor):
@@ -286,7 +288,7 @@ def test_a_row_must_fit_a_living_process(runtime: Path, place: int) -> None:
     row[place] += 1 << 20
     (path,) = registry(runtime).glob("key-*.json")
     path.write_text(json.dumps([row]))
-    made = find_or_create("key", SIZE, lambda: make(fill=b"made"))
+    made = find_or_create(SEGMENT, lambda: make(fill=b"made"))
     assert os.pread(made, 4, HEADER_BYTES) == b"made"
     # The stale row was removed.
     assert [row[2] for row in json.loads(path.read_text())] == [made]
@@ -296,10 +298,10 @@ def test_a_row_must_fit_a_living_process(runtime: Path, place: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[[1, 2]]", '[["a", "b", "c", "d"]]', "7", "\x00"])
 def test_damaged_rows_are_ignored(runtime: Path, text: str) -> None:
-    os.close(find_or_create("key", SIZE, make))
+    os.close(find_or_create(SEGMENT, make))
     (path,) = registry(runtime).glob("key-*.json")
     path.write_text(text)
-    made = find_or_create("key", SIZE, make)
+    made = find_or_create(SEGMENT, make)
     assert len(json.loads(path.read_text())) == 1
     os.close(made)
 
@@ -307,26 +309,26 @@ def test_damaged_rows_are_ignored(runtime: Path, text: str) -> None:
 def test_a_holder_in_another_pid_namespace(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = find_or_create("key", SIZE, lambda: make(fill=b"held"))
+    held = find_or_create(SEGMENT, lambda: make(fill=b"held"))
     with monkeypatch.context() as patch:
         patch.setattr("gear_data.residency.shared_memory_registry._pid_namespace", lambda: 1)
-        made = find_or_create("key", SIZE, lambda: make(fill=b"made"))
+        made = find_or_create(SEGMENT, lambda: make(fill=b"made"))
     assert os.pread(made, 4, HEADER_BYTES) == b"made"
     assert any("this process cannot open it" in record.message for record in caplog.records)
-    found = find_or_create("key", SIZE, lambda: make(fill=b"anew"))
+    found = find_or_create(SEGMENT, lambda: make(fill=b"anew"))
     assert os.pread(found, 4, HEADER_BYTES) == b"held"
     for number in (held, made, found):
         os.close(number)
 
 
 def test_without_a_writable_registry_copies_are_not_shared(runtime: Path, caplog: pytest.LogCaptureFixture) -> None:
-    os.close(find_or_create("key", SIZE, make))
+    os.close(find_or_create(SEGMENT, make))
     (path,) = registry(runtime).glob("key-*.json")
     path.unlink()
     path.mkdir()
     (path / "in the way").touch()
     with caplog.at_level(logging.WARNING):
-        made = find_or_create("key", SIZE, lambda: make(fill=b"made"))
+        made = find_or_create(SEGMENT, lambda: make(fill=b"made"))
     assert os.pread(made, 4, HEADER_BYTES) == b"made"
     assert "not shared" in caplog.text
     os.close(made)
@@ -359,13 +361,13 @@ def test_available_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_shard_cut_short_while_it_is_loaded(rollouts_path: Path, tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "dataset"
     shutil.copytree(rollouts_path, path)
-    create = host.create_segment
+    create = registries.create_segment
 
     def cut(*arguments: Any) -> int:
         os.truncate(path / "shards/000001.arrow", 100)
         return create(*arguments)
 
-    monkeypatch.setattr(host, "create_segment", cut)
+    monkeypatch.setattr(registries, "create_segment", cut)
     before = open_files()
     with pytest.raises(CorruptShardError, match=r"000001\.arrow: the file has 100 bytes"):
         gear_data.open(path, residency="host")

@@ -44,7 +44,7 @@ class ServerConfig:
     Attributes:
         dataset: Folder or URL of the dataset.
         cache_dir, cache_bytes: See `gear_data.open`.
-        residency: `host` or `mmap`.
+        residency: `mmap`, `host` or `pinned`, see `open_shards`.
         transport: See `open_rdma_server`.
         shards: The node's shards.
         host, port: Address to listen at; port 0 takes a free port.

@@ -65,7 +65,7 @@ class ShardServer:
     Args:
         files: Files of the dataset. Only the served shards must exist.
         shards: Positions of the served shards in the manifest; None: all.
-        residency: See `gear_data.open`.
+        residency: See `open_shards`.
 
     Attributes:
         files: See above.

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from gear_data.common.extras import import_extra
 from gear_data.common.fork_lock import fork_safe_lock
-from gear_data.errors import DeviceError, HostMemoryError, InvalidArgumentError
+from gear_data.errors import DeviceError, InvalidArgumentError
 from gear_data.kernels.cuda.launcher import cuda_errors
-from gear_data.residency.device.memory import PIECE_BYTES, DeviceBuffer, PinnedBuffer, RegisteredMemory, Uploader
+from gear_data.residency.device.memory import PIECE_BYTES, DeviceBuffer, PinnedBuffer, Uploader
+from gear_data.residency.device.registration import register
 from gear_data.residency.plan import TIERS, ResidencyPlan
 from gear_data.residency.shards import Shards
+from gear_data.residency.shared_memory import HEADER_BYTES, Segment, write
+from gear_data.residency.shared_memory_registry import shared_buffer
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.mapped_shards import MappedShards, prefetch_pages
 
-_log = logging.getLogger(__name__)
 #: Columns of an extent begin at multiples of this, the bytes that a thread loads at once.
 _ALIGNMENT = 16
 _ON_A_DEVICE = ("pinned", "device", "tiered")
+#: Rows that are copied: (column, shard, first row, last row + 1, offset in the memory).
+_Span = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,22 +85,30 @@ class DeviceCopy:
         schema: all columns of the shards.
         shards: the shards, in this machine's memory; for `pinned`, all in one mapping.
         steps: int64 [shards], steps of each shard.
+        contents: returns a key of the shards' contents, see `contents_key`.
         plan: the tier of each extent's columns, for `tiered`.
     """
 
     def __init__(
-        self, residency: str, schema: Schema, shards: Shards, steps: Int64Array, plan: ResidencyPlan | None = None
+        self,
+        residency: str,
+        schema: Schema,
+        shards: Shards,
+        steps: Int64Array,
+        contents: Callable[[], str],
+        plan: ResidencyPlan | None = None,
     ) -> None:
         self._residency, self._schema, self._shards, self._steps, self._plan = residency, schema, shards, steps, plan
+        self._contents = contents
         self._columns: DeviceColumns | None = None
         self._lock = fork_safe_lock()
 
     def columns(self) -> DeviceColumns:
-        """Returns the columns. The first call copies them.
+        """Returns the columns. The first call copies or registers them.
 
         Raises:
             MissingExtraError: CuPy is not installed.
-            DeviceError: there is no GPU.
+            DeviceError: there is no GPU, or CUDA does not register the memory.
             DeviceMemoryError: the GPU has too little memory.
             HostMemoryError: this machine has too little memory.
         """
@@ -113,17 +125,12 @@ class DeviceCopy:
             return self._placed(self._plan.shard, self._plan.first, self._plan.last, self._tier(self._plan))
         count = len(self._steps)
         whole = np.arange(count), np.zeros(count, np.int64), self._steps
-        tier = np.full((count, len(self._schema)), TIERS.index("disk"), np.uint8)
         if self._residency == "pinned" and isinstance(self._shards, MappedShards):
-            try:
-                memory = RegisteredMemory(self._shards.touch(0))
-            except (DeviceError, HostMemoryError) as error:
-                # HostMemoryError, too: drivers report too little memory also if pages cannot be pinned for other
-                # reasons.
-                _log.warning("%s; this process makes its own pinned copy", error.message)
-            else:
+            memory = register(self._shards.touch(0))
+            if memory is not None:
                 addresses = np.where(self._shards.addresses, self._shards.addresses + memory.shift, 0)
                 return DeviceColumns(*whole, addresses, None, (memory,), os.getpid())
+        tier = np.full((count, len(self._schema)), TIERS.index("disk"), np.uint8)
         if self._residency in _ON_A_DEVICE:
             fixed = [not column.variable_length for column in self._schema]
             tier[:, fixed] = TIERS.index(self._residency)
@@ -156,36 +163,62 @@ class DeviceCopy:
             padded = np.where(here, -(-sizes // _ALIGNMENT) * _ALIGNMENT, 0)
             # Column by column, so that the extents of a column are contiguous.
             offsets = (np.cumsum(padded.T).reshape(padded.T.shape) - padded.T).T
+            parts = zip(*(values.tolist() for values in np.nonzero(here.T)), strict=True)
+            rows = list(zip(shard.tolist(), first.tolist(), last.tolist(), strict=True))
+            spans = [(column, *rows[extent], int(offsets[extent, column])) for column, extent in parts]
             total = int(padded.sum())
             if name == "device":
                 device = current_device()
-                memory: DeviceBuffer | PinnedBuffer = DeviceBuffer(total)
+                memory, address = self._on_device(total, spans)
+            elif self._plan is None:
+                memory, address = self._pinned(total, spans)
             else:
-                memory = PinnedBuffer(total)
-            addresses[here] = memory.address + offsets[here]
+                memory, address = self._shared(total, spans)
+            addresses[here] = address + offsets[here]
             held.append(memory)
-            parts = zip(*(values.tolist() for values in np.nonzero(here.T)), strict=True)
-            rows = list(zip(shard.tolist(), first.tolist(), last.tolist(), strict=True))
-            spans = ((column, *rows[extent], int(addresses[extent, column])) for column, extent in parts)
-            self._fill(memory, spans)
         return DeviceColumns(shard, first, last, addresses, device, tuple(held), os.getpid())
 
-    def _fill(self, memory: DeviceBuffer | PinnedBuffer, spans: Iterator[tuple[int, int, int, int, int]]) -> None:
-        """Copies spans of (column, shard, first row, last row, address) to memory."""
-        pieces = (
-            (piece, address + first)
-            for column, shard, begin, end, address in spans
-            for first, piece in _pieces(self._shards.column(shard, column, begin, end))
-        )
-        if isinstance(memory, PinnedBuffer):
-            target = memory.array()
-            for piece, address in pieces:
-                target[address - memory.address :][: len(piece)] = piece
-            return
-        uploader = Uploader()
-        for piece, address in pieces:
-            uploader.send(piece, address)
+    def _on_device(self, total: int, spans: list[_Span]) -> tuple[object, int]:
+        """Copies spans to the device. Returns (the memory, its address)."""
+        memory, uploader = DeviceBuffer(total), Uploader()
+        for offset, piece in self._pieces(spans):
+            uploader.send(piece, memory.address + offset)
         uploader.finish()
+        return memory, memory.address
+
+    def _pinned(self, total: int, spans: list[_Span]) -> tuple[object, int]:
+        """Copies spans to pinned memory of this process. Returns (the memory, its address)."""
+        memory = PinnedBuffer(total)
+        target = memory.array()
+        for offset, piece in self._pieces(spans):
+            target[offset:][: len(piece)] = piece
+        return memory, memory.address
+
+    def _shared(self, total: int, spans: list[_Span]) -> tuple[object, int]:
+        """Copies spans to pinned memory that processes with equal plans share.
+
+        Returns (the memory, its address on the device).
+        """
+
+        def fill(descriptor: int) -> None:
+            for offset, piece in self._pieces(spans):
+                write(descriptor, piece.data, HEADER_BYTES + offset)
+
+        digest = xxhash.xxh3_128(self._contents().encode())
+        digest.update(np.array(spans, np.int64).tobytes())
+        key = f"tiered.{digest.hexdigest()}"
+        buffer = shared_buffer(Segment(key, HEADER_BYTES + total, registrable=True), fill)
+        memory = register(buffer)
+        if memory is None:
+            del buffer
+            return self._pinned(total, spans)
+        return memory, buffer.address + memory.shift + HEADER_BYTES
+
+    def _pieces(self, spans: list[_Span]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+        """Yields (offset, bytes) of the pieces of spans."""
+        for column, shard, begin, end, offset in spans:
+            for first, piece in _pieces(self._shards.column(shard, column, begin, end)):
+                yield offset + first, piece
 
 
 def _pieces(values: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:

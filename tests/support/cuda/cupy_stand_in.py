@@ -37,6 +37,10 @@ from tests.support.cuda.runner import CONSTANTS, KERNELS, SHIM, parameter_counts
 #: torch's current stream.
 CONSUMER = 7
 _ALIGNMENT = 256
+#: CUDA's error codes.
+INVALID_VALUE, ALREADY_REGISTERED, NOT_REGISTERED, NOT_SUPPORTED = 1, 712, 713, 801
+#: cudaDevAttrHostRegisterReadOnlySupported.
+READ_ONLY_SUPPORTED = 113
 #: Streams that run ahead: their operations run as early as possible, and the operations of others as late as possible.
 ORDERS: dict[str, Callable[[int], bool]] = {
     "consumer first": lambda stream: stream == CONSUMER,
@@ -119,6 +123,7 @@ class CupyStandIn(SimpleNamespace):
     Attributes:
         allocations: allocations of device memory so far.
         registered: address -> bytes of registered host memory.
+        attributes: the device's attributes by number. The default is x86's: no read-only registration (113).
         launched: names of the launched kernels.
     """
 
@@ -129,6 +134,7 @@ class CupyStandIn(SimpleNamespace):
         self.allocations = 0
         self.launched: list[str] = []
         self.registered: dict[int, int] = {}
+        self.attributes = {READ_ONLY_SUPPORTED: 0}
 
     @property
     def taken(self) -> int:
@@ -316,9 +322,24 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         streams.add(stream, lambda: library.shim_launch(entry, gx, bx, given) and None)
 
     def register(address: int, size: int, flags: int) -> None:
-        assert flags in (0, 1 | 2 | 8)
-        assert address not in fake.registered
+        """Registers host memory, or refuses as CUDA does on x86 with a discrete GPU."""
+        read_only = bool(flags & 8)
+        if read_only and not fake.attributes[READ_ONLY_SUPPORTED]:
+            raise CudaError(NOT_SUPPORTED)
+        # The driver pins pages for writing, unless the device reads only.
+        if flags & ~(1 | 2 | 8) or not _is_mapped(address, size, "r" if read_only else "rw"):
+            raise CudaError(INVALID_VALUE)
+        if any(address < first + many and first < address + size for first, many in fake.registered.items()):
+            raise CudaError(ALREADY_REGISTERED)
         fake.registered[address] = size
+
+    def unregister(address: int) -> None:
+        if fake.registered.pop(address, None) is None:
+            raise CudaError(NOT_REGISTERED)
+
+    def device_pointer(address: int) -> int:
+        ranges = [(first, first + size) for first, size in fake.registered.items()]
+        return address if any(first <= address < last for first, last in (*ranges, *pinned.items())) else 0
 
     fake.__version__, fake.RawModule, fake.ndarray = "0", RawModule, Array
     fake.get_default_memory_pool = fake.get_default_pinned_memory_pool = lambda: SimpleNamespace(
@@ -362,8 +383,9 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             eventRecord=record_event,
             streamWaitEvent=wait_event,
             hostRegister=register,
-            hostUnregister=lambda address: fake.registered.pop(address),
-            pointerGetAttributes=lambda address: SimpleNamespace(devicePointer=address),
+            hostUnregister=unregister,
+            pointerGetAttributes=lambda address: SimpleNamespace(devicePointer=device_pointer(address)),
+            deviceGetAttribute=lambda attribute, device: fake.attributes[attribute],
         ),
     )
     return fake
@@ -371,6 +393,17 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
 
 #: Name of a .cu file -> library. A process compiles the kernels once.
 _loaded: dict[str, ctypes.PyDLL] = {}
+
+
+def _is_mapped(address: int, size: int, access: str) -> bool:
+    """Returns whether this process has these bytes mapped with these permissions, such as `rw`."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split()
+        first, last = (int(end, 16) for end in fields[0].split("-"))
+        if first <= address < last and fields[1].startswith(access):
+            size -= last - address
+            address = last
+    return size <= 0
 
 
 def _libraries(folder: Path) -> dict[str, ctypes.PyDLL]:
