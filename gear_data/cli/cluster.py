@@ -69,7 +69,11 @@ def _add_serve(commands: Any) -> None:
     )
     help = "address to listen on; port 0 chooses a free port"
     parser.add_argument("--listen", type=Address.parse, required=True, metavar="HOST:PORT", help=help)
-    parser.add_argument("--residency", default="mmap", help="mmap (default), or host to load all shards into memory")
+    parser.add_argument(
+        "--residency",
+        default="mmap",
+        help="mmap (default); host: load all shards into memory; pinned: share them with processes that use GPUs",
+    )
     help = "verbs: clients may read memory by RDMA; flight: TCP only; auto (default): verbs if there is an RDMA device"
     parser.add_argument("--transport", choices=TRANSPORTS, default=AUTO, help=help)
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="TLS certificate, PEM")

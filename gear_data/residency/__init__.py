@@ -43,7 +43,7 @@ RESIDENCIES = tuple(_HOST_RESIDENCY)
 
 
 def host_residency(residency: str) -> str:
-    """Returns `mmap`, `host` or `pinned`: the residency by which the CPU reads the columns.
+    """Returns the residency by which the CPU reads: `mmap`, `host` or `pinned`.
 
     Raises:
         UnknownNameError: unknown residency.

@@ -1,4 +1,4 @@
-"""Residencies `host` and `pinned`: one copy of the columns on each machine, in shared memory."""
+"""Residencies `host` and `pinned`: one copy on each machine, in shared memory."""
 
 from __future__ import annotations
 

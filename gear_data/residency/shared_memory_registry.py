@@ -60,7 +60,9 @@ class Holder:
 
 
 def shared_buffer(segment: Segment, fill: Callable[[int], None]) -> pa.Buffer:
-    """Maps a segment of this machine as a read-only buffer. The first process fills it.
+    """Maps a segment of this machine as a read-only buffer.
+
+    The first process creates and fills it.
 
     Args:
         segment: its contents and seals.

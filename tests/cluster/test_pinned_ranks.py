@@ -5,8 +5,10 @@ Kernels read the node's own shards in place, and rows of other nodes from a stag
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight import grpc_fork
 from gear_data.cluster.flight.server import FlightServer
-from gear_data.cluster.rendezvous import Membership
+from gear_data.cluster.rendezvous import JoinRequest, Membership, _start_server
 from gear_data.cluster.run_credentials import create_run_credentials
 from gear_data.cluster.server.node_server import ServerInfo
 from gear_data.cluster.server.shard_server import ShardServer
@@ -156,6 +158,34 @@ def test_kernels_read_the_nodes_own_shards(gpu: StandInGpu, path: Path, join: Jo
     del dataset, found
     gc.collect()
     assert not gpu.cupy.registered
+
+
+def holders(inode: str) -> dict[int, list[str]]:
+    """Returns process -> permissions of each mapping of a segment."""
+    found: dict[int, list[str]] = {}
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # the process ended
+            for line in maps.read_text().splitlines():
+                if "/memfd:gear-data-pinned." in line and line.split()[4] == inode:
+                    found.setdefault(int(maps.parent.name), []).append(line.split()[1])
+    return found
+
+
+def test_ranks_and_the_node_s_server_share_one_copy(gpu: StandInGpu, path: Path, join: Join) -> None:
+    """The server is another process, which needs no GPU."""
+    datasets = [join(2), join(2)]
+    membership = datasets[0]._store.membership
+    assert membership is not None
+    request = JoinRequest(str(path), None, None, "pinned", "flight", lambda: None, lambda nodes: None)  # type: ignore
+    report, lease = _start_server(request, membership.placement, 0, create_run_credentials(tls=False))
+    assert report.server is not None
+    assert lease is not None
+    address = datasets[0]._store.shards.local.touch(0).address  # type: ignore[union-attr]
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    (inode,) = [line[4] for line in lines if line[0].startswith(f"{address:x}-")]
+    found = holders(inode)
+    assert found.pop(os.getpid()) == ["r--s", "r--s"]
+    assert list(found.values()) == [["r--s"]]
 
 
 def test_a_node_without_shards(gpu: StandInGpu, path: Path, join: Join) -> None:

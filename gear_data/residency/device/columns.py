@@ -187,7 +187,10 @@ class DeviceCopy:
         return memory, memory.address
 
     def _pinned(self, total: int, spans: list[_Span]) -> tuple[object, int]:
-        """Copies spans to pinned memory of this process. Returns (the memory, its address)."""
+        """Copies spans to this process's pinned memory.
+
+        Returns (the memory, its address).
+        """
         memory = PinnedBuffer(total)
         target = memory.array()
         for offset, piece in self._pieces(spans):

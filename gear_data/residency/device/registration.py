@@ -1,4 +1,4 @@
-"""RegisteredMemory: shared memory of this machine that CUDA has registered, so that kernels read it in place."""
+"""RegisteredMemory: shared memory that CUDA has registered for kernels to read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gear_data.kernels.cuda.launcher import cuda_errors
 from gear_data.residency.shared_memory import writable
 
 _log = logging.getLogger(__name__)
-#: What to do if CUDA registers no shared memory: `error` (default) or `copy`.
+#: If CUDA does not register shared memory: `error` (default), or `copy`.
 FALLBACK_VARIABLE = "GEAR_DATA_PINNED_FALLBACK"
 #: cudaHostRegisterPortable, cudaHostRegisterMapped and cudaHostRegisterReadOnly; CuPy has no names for them.
 _PORTABLE, _MAPPED, _READ_ONLY = 1, 2, 8

@@ -11,9 +11,7 @@ import logging
 import os
 import pickle
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,12 +23,10 @@ from gear_data import RandomShift, SequenceLoader
 from gear_data.errors import (
     DeviceError,
     DeviceMemoryError,
-    HostMemoryError,
     InvalidArgumentError,
     MissingExtraError,
     UnknownNameError,
 )
-from gear_data.residency.device import memory as cuda_memory
 from gear_data.residency.device.memory import DeviceBuffer, Uploader
 from gear_data.selection.samplers import Weighted
 from tests.support.cuda.cupy_stand_in import ORDERS, StandInGpu, stand_in
@@ -41,30 +37,12 @@ from tests.support.cuda.loader_checks import (
     STEPS,
     LoaderChecks,
     check,
-    convert,
     copies,
     from_device,
     on_gpu,
     same,
 )
 from tests.support.running.eventually import eventually
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("device")
-
-
-@pytest.fixture
-def path(folder: Path) -> Path:
-    return convert(11, folder / "one")
-
-
-@pytest.fixture(params=["all late"])
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandInGpu]:
-    with stand_in(monkeypatch, folder, order=request.param) as found:
-        yield found
-
 
 every_order = pytest.mark.parametrize("gpu", ORDERS, indirect=True)
 
@@ -167,40 +145,6 @@ class TestPinned:
         check(gpu, path, "pinned", discount=0.9, preset="corl")
         # The prefetch thread ends by itself.
         assert eventually(lambda: not gpu.cupy.registered)
-
-    def test_unregistered_before_the_process_ends(self, gpu: StandInGpu, path: Path) -> None:
-        ds = gear_data.open(path, residency="pinned")
-        cuda_memory._unregister_all()
-        assert not gpu.cupy.registered
-        # Logged once: later batches do not use the driver.
-        del ds
-
-    @pytest.mark.parametrize("status", [801, 2, None])
-    def test_without_registration_a_copy_is_made(
-        self, status: int | None, gpu: StandInGpu, path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """The driver refuses, reports too little memory, or gives no device address."""
-        runtime = gpu.cupy.cuda.runtime
-
-        def refuse(*_: Any) -> None:
-            raise runtime.CUDARuntimeError(status)
-
-        if status is None:
-            runtime.pointerGetAttributes = lambda address: SimpleNamespace(devicePointer=0)
-        else:
-            runtime.hostRegister = refuse
-        check(gpu, path, "pinned")
-        assert caplog.text.count("this process makes its own pinned copy") == 1
-        assert not gpu.cupy.registered
-
-
-def test_too_little_host_memory(gpu: StandInGpu, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ds = gear_data.open(path)
-    plan = ds.residency_plan(0, 20_000)
-    monkeypatch.setattr(cuda_memory, "available_memory", lambda: 10_000)
-    with pytest.raises(HostMemoryError, match="bytes of pinned memory are needed, 10,000 are available") as error:
-        ds.place(plan)
-    assert "residency_plan" in str(error.value.hint)
 
 
 @every_order

@@ -422,10 +422,16 @@ def _library(name: str, folder: Path) -> ctypes.PyDLL:
         str(shutil.which("g++")), "-std=c++17", "-O1", "-shared", "-fPIC", *CONSTANTS,
         f'-DKERNELS="{KERNELS / name}"', str(SHIM / "library.cpp"), "-o", str(library),
     ]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
+    if not library.exists():
+        subprocess.run(command, check=True, capture_output=True)
     found = ctypes.PyDLL(str(library))
     found.shim_launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
     return found
+
+
+def library_folder() -> Path:
+    """Returns the folder of the compiled kernels, from which other processes can load them."""
+    return Path(next(iter(_loaded.values()))._name).parent
 
 
 @dataclass(frozen=True)

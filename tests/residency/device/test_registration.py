@@ -1,0 +1,260 @@
+"""Pinned memory: one registered copy for all processes.
+
+The stand-in for a GPU refuses what x86 refuses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gear_data
+from gear_data import Dataset, SequenceLoader
+from gear_data.errors import DeviceError, HostMemoryError, InvalidArgumentError
+from gear_data.residency import shared_memory
+from gear_data.residency.device import registration
+from gear_data.residency.device.registration import FALLBACK_VARIABLE, RegisteredMemory
+from tests.support.cuda.cupy_stand_in import READ_ONLY_SUPPORTED, StandInGpu, library_folder
+from tests.support.cuda.loader_checks import OPTIONS, RESIDENCIES, copies, from_device, on_gpu, same, tiered
+from tests.support.running.eventually import eventually
+
+PORTABLE, MAPPED, READ_ONLY = 1, 2, 8
+SHARED = ("pinned", "tiered")
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives each test a separate registry.
+
+    What earlier tests still have mapped does not count.
+    """
+    gc.collect()
+    _of_earlier_tests.clear()
+    _of_earlier_tests.update(inode for kind in SHARED for _, inode in mappings(kind))
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+
+
+@pytest.fixture
+def flags(gpu: StandInGpu) -> list[int]:
+    """Collects the flags of the registrations."""
+    found, accepted = list[int](), gpu.cupy.cuda.runtime.hostRegister
+
+    def register(address: int, size: int, flags: int) -> None:
+        found.append(flags)
+        accepted(address, size, flags)
+
+    gpu.cupy.cuda.runtime.hostRegister = register
+    return found
+
+
+_of_earlier_tests: set[int] = set()
+
+
+def mappings(kind: str) -> list[tuple[str, int]]:
+    """Returns (permissions, inode) of this process's mappings of a kind, in order."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = [(line[1], int(line[4])) for line in lines if f"/memfd:gear-data-{kind}." in " ".join(line)]
+    return sorted(each for each in mapped if each[1] not in _of_earlier_tests)
+
+
+def seals(inode: int) -> int:
+    """Returns the seals of a segment that this process has open."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.stat().st_ino == inode and "memfd" in os.readlink(entry):
+                return fcntl.fcntl(int(entry.name), fcntl.F_GET_SEALS)
+    raise AssertionError(inode)
+
+
+@pytest.mark.parametrize("residency", SHARED)
+def test_registered_as_x86_allows_it(gpu: StandInGpu, path: Path, flags: list[int], residency: str) -> None:
+    """Nothing in this process can write the memory afterwards."""
+    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS))
+    ds = RESIDENCIES[residency](path)
+    assert flags == [PORTABLE | MAPPED]
+    assert len(gpu.cupy.registered) == 1
+    ((permissions, inode),) = mappings(residency)
+    assert permissions == "r--s"
+    assert seals(inode) & 15 == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    same(from_device(gpu, on_gpu(ds)), expected)
+    # The CPU reads the same memory, which it cannot write.
+    assert not ds.episode(0)["observations"].flags.writeable
+    # Nothing is copied to memory of this process only.
+    assert eventually(lambda: gpu.cupy.pinned == 0)
+    del ds
+    assert eventually(lambda: not gpu.cupy.registered and not mappings(residency))
+
+
+def test_devices_that_can_register_for_reading_only(gpu: StandInGpu, path: Path, flags: list[int]) -> None:
+    gpu.cupy.attributes[READ_ONLY_SUPPORTED] = 1
+    ds = gear_data.open(path, residency="pinned")
+    assert flags == [PORTABLE | MAPPED | READ_ONLY]
+    assert len(gpu.cupy.registered) == 1
+    del ds
+
+
+def test_host_and_pinned_have_a_copy_each(gpu: StandInGpu, path: Path) -> None:
+    """`host` keeps its write seal, which `pinned` cannot have."""
+    host = gear_data.open(path, residency="host")
+    pinned = gear_data.open(path, residency="pinned")
+    again = gear_data.open(path, residency="pinned")
+    assert len({inode for _, inode in mappings("pinned")}) == 1
+    with pytest.raises(DeviceError, match="Permission denied") as error:
+        RegisteredMemory(host._store.shards.touch(0))  # type: ignore[attr-defined]
+    assert FALLBACK_VARIABLE in str(error.value.hint)
+    del pinned, again
+
+
+def refuse(gpu: StandInGpu, status: int | None) -> None:
+    """Makes CUDA refuse with an error, or register without an address on the device."""
+    runtime = gpu.cupy.cuda.runtime
+
+    def fail(*_: Any) -> None:
+        raise runtime.CUDARuntimeError(status)
+
+    if status is None:
+        runtime.pointerGetAttributes = lambda address: SimpleNamespace(devicePointer=0)
+    else:
+        runtime.hostRegister = fail
+
+
+REFUSALS = {1: DeviceError, 801: DeviceError, 2: HostMemoryError, None: DeviceError}
+
+
+@pytest.mark.parametrize("residency", SHARED)
+@pytest.mark.parametrize("status", REFUSALS)
+def test_a_refusal_is_an_error(gpu: StandInGpu, path: Path, status: int | None, residency: str) -> None:
+    refuse(gpu, status)
+    with pytest.raises(REFUSALS[status], match=r"registering [\d,]+ bytes of shared memory") as error:
+        RESIDENCIES[residency](path)
+    hint = str(error.value.hint)
+    assert f"{FALLBACK_VARIABLE}=copy" in hint
+    # CUDA does not count pinned memory against the limit of locked memory.
+    assert "ulimit" not in hint
+    assert gpu.cupy.pinned == 0
+    assert not gpu.cupy.registered
+    assert {permissions for permissions, _ in mappings(residency)} <= {"r--s"}
+
+
+@pytest.mark.parametrize("residency", SHARED)
+@pytest.mark.parametrize("status", REFUSALS)
+def test_a_copy_for_each_process_if_allowed(
+    gpu: StandInGpu,
+    path: Path,
+    status: int | None,
+    residency: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(FALLBACK_VARIABLE, "copy")
+    refuse(gpu, status)
+    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS))
+    same(from_device(gpu, on_gpu(RESIDENCIES[residency](path))), expected)
+    assert caplog.text.count("this process makes its own pinned copy") == 1
+    assert not gpu.cupy.registered
+
+
+def test_an_unknown_fallback(gpu: StandInGpu, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FALLBACK_VARIABLE, "yes")
+    with pytest.raises(InvalidArgumentError, match="GEAR_DATA_PINNED_FALLBACK is 'yes'; set it to error or copy"):
+        gear_data.open(path, residency="pinned")
+
+
+def test_too_little_memory_for_a_plan(gpu: StandInGpu, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = gear_data.open(path)
+    plan = ds.residency_plan(0, 20_000)
+    monkeypatch.setattr(shared_memory, "available_memory", lambda: 10_000)
+    with pytest.raises(HostMemoryError, match=r"takes [\d,]+ bytes of memory, 10,000 are available") as error:
+        ds.place(plan)
+    assert "host_bytes" in str(error.value.hint)
+
+
+def test_equal_plans_share_one_copy(gpu: StandInGpu, path: Path) -> None:
+    ds = gear_data.open(path)
+    placed = [ds.place(ds.residency_plan(5_000, 10_000)) for _ in range(2)]
+    assert len({inode for _, inode in mappings("tiered")}) == 1
+    placed.append(ds.place(ds.residency_plan(5_000, 5_000)))
+    assert len({inode for _, inode in mappings("tiered")}) == 2
+    del placed
+
+
+def test_unregistered_before_the_process_ends(gpu: StandInGpu, path: Path) -> None:
+    ds = gear_data.open(path, residency="pinned")
+    registration._unregister_all()
+    assert not gpu.cupy.registered
+    del ds
+
+
+# Opens a dataset in every way that pins memory, collects batches on the device, and holds everything until its input
+# ends. Prints the inodes of its pinned memory, their permissions, and the sum of each batch's bytes.
+PROCESS = """
+import sys, json
+from pathlib import Path
+import pytest
+import gear_data
+from tests.residency.device.test_registration import mappings, sums
+from tests.support.cuda.cupy_stand_in import stand_in
+from tests.support.cuda.loader_checks import RESIDENCIES
+
+folder, path = map(Path, sys.argv[1:])
+with pytest.MonkeyPatch.context() as patch, stand_in(patch, folder, order="all late") as gpu:
+    opened = {name: RESIDENCIES[name](path) for name in ("pinned", "tiered")}
+    opened["discount"] = opened["pinned"].with_discount(0.9)
+    found = {name: sums(gpu, ds) for name, ds in opened.items()}
+    print(json.dumps([mappings("pinned"), mappings("tiered"), len(gpu.cupy.registered), found]), flush=True)
+    sys.stdin.read()
+"""
+
+
+def sums(gpu: StandInGpu, ds: Dataset) -> list[list[float]]:
+    batches = from_device(gpu, on_gpu(ds, preset="decision_transformer"), 5)
+    return [[float(value.double().nansum()) for value in batch.values()] for batch in batches]
+
+
+@pytest.fixture
+def start(gpu: StandInGpu, path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def run() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PROCESS, str(library_folder()), str(path)]
+        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_processes_share_one_pinned_copy(
+    gpu: StandInGpu, path: Path, start: Callable[[], subprocess.Popen[str]]
+) -> None:
+    """Several training processes of a machine, on one GPU or on several."""
+    here = {
+        "pinned": gear_data.open(path, residency="device"),
+        "tiered": tiered(path),
+        "discount": gear_data.open(path, residency="device").with_discount(0.9),
+    }
+    expected = {name: sums(gpu, ds) for name, ds in here.items()}
+    own = mappings("tiered")
+    answers = [json.loads(process.stdout.readline()) for process in [start(), start()]]  # type: ignore[union-attr]
+    assert answers[0] == answers[1]
+    pinned, planned, registered, found = answers[0]
+    # The columns, and the returns of the discount; the plan's part is this process's, too.
+    assert len({inode for _, inode in pinned}) == len(pinned) == 2
+    assert [tuple(each) for each in planned] == own
+    assert {permissions for permissions, _ in (*pinned, *planned)} == {"r--s"}
+    assert registered == 3
+    assert found == expected
