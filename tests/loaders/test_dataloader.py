@@ -264,10 +264,42 @@ def test_stateful_dataloader_resumes_in_the_middle(dataset, workers, done):
     resumed = loader()
     resumed.load_state_dict(state)
     end = 23 if done < 23 else 46
-    if done == 23 and workers:  # no worker knows that the others are at the end of the pass, too
-        assert list(resumed) == []
+    if done == 23 and workers:
+        assert list(resumed) == []  # the rest of the pass, as torchdata resumes any dataset
     same(list(resumed), expected[done:end])
     same(list(resumed), expected[end : end + 23])
+
+
+def states_at_the_end(stateful):
+    """Returns the states after the last of five batches, and after the `for`."""
+    batches = iter(stateful)
+    for _ in range(5):
+        next(batches)
+    inside = stateful.state_dict()
+    assert next(batches, None) is None
+    return inside, stateful.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_dataloader_resumes_at_the_end_of_a_pass(dataset, workers):
+    """torchdata resumes a range in the pass of the state, also at its end."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def through_torchdata(batches):
+        return StatefulDataLoader(batches, batch_size=None, num_workers=workers)
+
+    def pass_after(batches, state):
+        resumed = through_torchdata(batches)
+        resumed.load_state_dict(state)
+        return list(resumed)
+
+    inside, after = states_at_the_end(through_torchdata(range(5)))
+    assert pass_after(range(5), inside) == []
+    assert pass_after(range(5), after) == [0, 1, 2, 3, 4]
+    inside, after = states_at_the_end(through_torchdata(SequenceLoader(dataset, steps=5, **OPTIONS)))
+    second = inline(dataset, 10)[5:]
+    same(pass_after(SequenceLoader(dataset, steps=5, **OPTIONS), inside), [] if workers else second)
+    same(pass_after(SequenceLoader(dataset, steps=5, **OPTIONS), after), second)
 
 
 def test_a_worker_refuses_the_state_of_another_worker(dataset, monkeypatch):

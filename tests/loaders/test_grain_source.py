@@ -120,16 +120,45 @@ def test_arrays_share_the_memory_of_the_batch(dataset):
         assert torch.equal(torch.from_numpy(array.astype(np.float32)), loader.batch(step)["observations"].float())
 
 
+def refused(make, match):
+    with pytest.raises(InvalidArgumentError, match=match):
+        make()
+
+
 def test_misuse(dataset):
-    source = SequenceLoader(dataset, **OPTIONS).as_grain_source()
-    with pytest.raises(InvalidArgumentError, match="stack several batches"):
-        grain.MapDataset.source(source).batch(4)[0]
+    loader = SequenceLoader(dataset, **OPTIONS)
+    assert loader.as_grain_source()[0].keys() == loader.batch(0).keys()
     shards = grain.sharding.ShardOptions(1, 2)
-    with pytest.raises(InvalidArgumentError, match=r"each of 2 processes other steps(.|\n)*NoSharding"):
-        next(iter(data_loader(SequenceLoader(dataset, **OPTIONS), shards)))
+    refused(lambda: next(iter(data_loader(loader, shards))), r"each of 2 processes other steps(.|\n)*NoSharding")
+    source = loader.as_grain_source()
     sampler = grain.samplers.IndexSampler(100, shards, num_epochs=1)
     divided = grain.DataLoader(
         data_source=source, sampler=sampler, shard_options=grain.sharding.NoSharding(), read_options=FEW
     )
-    with pytest.raises(InvalidArgumentError, match="each of 2 processes other steps"):
-        next(iter(divided))
+    refused(lambda: next(iter(divided)), "each of 2 processes other steps")
+
+
+def test_batches_are_not_stacked(dataset):
+    """Reads an item first: Grain reads items in threads, which do not know the pipeline."""
+    source = SequenceLoader(dataset, steps=20, **OPTIONS).as_grain_source()
+    assert len(source[0]["observations"]) == 7
+    steps = grain.MapDataset.source(source)
+    for ahead in (steps, steps.seed(1).shuffle(), steps.map(lambda batch: batch)):
+        refused(lambda ahead=ahead: ahead.batch(4), "stack several batches")
+        refused(lambda ahead=ahead: iter(ahead.to_iter_dataset(FEW).batch(4)), "stack several batches")
+    elastic = grain.experimental.ElasticIterator(steps, 4, grain.sharding.NoSharding())
+    refused(lambda: next(elastic), "stack several batches")
+    same(steps.to_iter_dataset(FEW), [source[step] for step in range(20)])
+
+
+def test_a_slice_by_process(dataset):
+    """Slices that choose steps stay."""
+    source = SequenceLoader(dataset, **OPTIONS, rank=1, world_size=2).as_grain_source()
+    steps = grain.MapDataset.source(source)
+    refused(lambda: steps[1::2], r"each of 2 processes other steps(.|\n)*\[rank::2\]")
+    refused(lambda: steps.slice(slice(0, None, 2)), "each of 2 processes other steps")
+    same(steps[10:30:3].to_iter_dataset(FEW), [source[step] for step in range(10, 30, 3)])
+    whole = SequenceLoader(dataset, **OPTIONS, rank=0, world_size=1).as_grain_source()
+    same(itertools.islice(grain.MapDataset.source(whole)[1::2].to_iter_dataset(FEW), 2), [whole[1], whole[3]])
+    threads = grain.experimental.multithread_prefetch(steps[:8].to_iter_dataset(FEW), num_threads=2, buffer_size=2)
+    same(threads, [source[step] for step in range(8)])

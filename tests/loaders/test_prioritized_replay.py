@@ -121,6 +121,20 @@ def test_a_joined_mixture_has_importance_weights_of_one_where_there_are_none(dat
     torch.testing.assert_close(batch["importance_weights"], torch.where(batch["source"] == 0, expected, 1.0))
 
 
+@pytest.mark.parametrize("join", [False, True])
+def test_beta_counts_the_batches_of_its_dataset_in_a_mixture(dataset, join):
+    """With `join`, every batch is of each dataset."""
+    weighted = {"sampler": Weighted(np.arange(STEPS) + 1.0, beta=BETA)}
+    mixture = Mixture([(dataset, 0.25, weighted), (dataset, 0.75, weighted)], join=join)
+    earlier = [0, 0]
+    for step, batch in enumerate(take(SequenceLoader(mixture, **OPTIONS), 30)):
+        source = int(batch["source"][0])
+        beta = 0.4 + 0.6 * min(step if join else earlier[source], 20) / 20
+        torch.testing.assert_close(batch["importance_weights"], (STEPS * batch["probability"]) ** -beta)
+        earlier[source] += 1
+    assert join or 0 < earlier[0] < 20 < earlier[1]
+
+
 def test_steps_are_given_where_steps_have_weights(dataset):
     loader = prioritized(dataset)
     batches = iter(loader)

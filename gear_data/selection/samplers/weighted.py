@@ -46,7 +46,8 @@ class Weighted:
             episodes one after another, in proportion to the weights of the episodes that are left.
         beta: adds `importance_weights` to the batch: (N p)^-beta, for N anchors and the probability p of a window's
             anchor. A number of at least 0, breakpoints [(step, beta), ...] with straight lines between them, or a
-            function of the step. None: the batch has no such key.
+            function of the step. None: the batch has no such key. In a mixture without `join`, the step is the number
+            of earlier batches of the sampler's dataset.
         divide_by_max: whether importance weights are divided by the largest of the global batch, as by Schaul et al.
             ("Prioritized Experience Replay", 2016).
 
