@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +25,11 @@ from gear_data.errors import DeviceError, HostMemoryError, InvalidArgumentError
 from gear_data.residency import shared_memory
 from gear_data.residency.device import registration
 from gear_data.residency.device.registration import FALLBACK_VARIABLE, RegisteredMemory
-from tests.support.cuda.cupy_stand_in import READ_ONLY_SUPPORTED, StandInGpu, library_folder
+from tests.support.cuda.cupy_stand_in import StandInGpu, library_folder
+from tests.support.cuda.host_registration import MAPPED, PORTABLE, READ_ONLY, READ_ONLY_SUPPORTED
 from tests.support.cuda.loader_checks import OPTIONS, RESIDENCIES, copies, from_device, on_gpu, same, tiered
 from tests.support.running.eventually import eventually
 
-PORTABLE, MAPPED, READ_ONLY = 1, 2, 8
 SHARED = ("pinned", "tiered")
 
 
@@ -98,7 +98,7 @@ def test_registered_as_x86_allows_it(gpu: StandInGpu, path: Path, flags: list[in
 
 
 def test_devices_that_can_register_for_reading_only(gpu: StandInGpu, path: Path, flags: list[int]) -> None:
-    gpu.cupy.attributes[READ_ONLY_SUPPORTED] = 1
+    gpu.cupy.host_registration.attributes[READ_ONLY_SUPPORTED] = 1
     ds = gear_data.open(path, residency="pinned")
     assert flags == [PORTABLE | MAPPED | READ_ONLY]
     assert len(gpu.cupy.registered) == 1
@@ -203,58 +203,54 @@ PROCESS = """
 import sys, json
 from pathlib import Path
 import pytest
-import gear_data
-from tests.residency.device.test_registration import mappings, sums
+from tests.residency.device.test_registration import answer
 from tests.support.cuda.cupy_stand_in import stand_in
-from tests.support.cuda.loader_checks import RESIDENCIES
 
 folder, path = map(Path, sys.argv[1:])
 with pytest.MonkeyPatch.context() as patch, stand_in(patch, folder, order="all late") as gpu:
-    opened = {name: RESIDENCIES[name](path) for name in ("pinned", "tiered")}
-    opened["discount"] = opened["pinned"].with_discount(0.9)
-    found = {name: sums(gpu, ds) for name, ds in opened.items()}
-    print(json.dumps([mappings("pinned"), mappings("tiered"), len(gpu.cupy.registered), found]), flush=True)
+    found, opened = answer(gpu, path)
+    print(json.dumps(found), flush=True)
     sys.stdin.read()
 """
 
 
-def sums(gpu: StandInGpu, ds: Dataset) -> list[list[float]]:
-    batches = from_device(gpu, on_gpu(ds, preset="decision_transformer"), 5)
+def answer(gpu: StandInGpu, path: Path) -> tuple[dict[str, Any], list[Dataset]]:
+    """Returns (the pinned memory of this process and the sums of its batches, the datasets)."""
+    pinned = gear_data.open(path, residency="pinned")
+    opened = [pinned, pinned.with_discount(0.9), tiered(path)]
+    batches = [from_device(gpu, on_gpu(ds, preset="decision_transformer"), 5) for ds in opened]
+    found = {
+        "memory": [[*each] for kind in SHARED for each in mappings(kind)],
+        "registered": len(gpu.cupy.registered),
+        "sums": [sums(each) for each in batches],
+    }
+    return found, opened
+
+
+def sums(batches: list[dict[str, Any]]) -> list[list[float]]:
     return [[float(value.double().nansum()) for value in batch.values()] for batch in batches]
 
 
 @pytest.fixture
-def start(gpu: StandInGpu, path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    processes: list[subprocess.Popen[str]] = []
-
-    def run() -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", PROCESS, str(library_folder()), str(path)]
-        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        return processes[-1]
-
-    yield run
-    for process in processes:
-        process.kill()
-        process.communicate()
+def process(gpu: StandInGpu, path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Starts another training process on the same GPU."""
+    command = [sys.executable, "-c", PROCESS, str(library_folder()), str(path)]
+    started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield started
+    started.kill()
+    started.communicate()
 
 
-def test_processes_share_one_pinned_copy(
-    gpu: StandInGpu, path: Path, start: Callable[[], subprocess.Popen[str]]
-) -> None:
-    """Several training processes of a machine, on one GPU or on several."""
-    here = {
-        "pinned": gear_data.open(path, residency="device"),
-        "tiered": tiered(path),
-        "discount": gear_data.open(path, residency="device").with_discount(0.9),
-    }
-    expected = {name: sums(gpu, ds) for name, ds in here.items()}
-    own = mappings("tiered")
-    answers = [json.loads(process.stdout.readline()) for process in [start(), start()]]  # type: ignore[union-attr]
-    assert answers[0] == answers[1]
-    pinned, planned, registered, found = answers[0]
-    # The columns, and the returns of the discount; the plan's part is this process's, too.
-    assert len({inode for _, inode in pinned}) == len(pinned) == 2
-    assert [tuple(each) for each in planned] == own
-    assert {permissions for permissions, _ in (*pinned, *planned)} == {"r--s"}
-    assert registered == 3
-    assert found == expected
+def test_processes_share_one_pinned_copy(gpu: StandInGpu, path: Path, process: subprocess.Popen[str]) -> None:
+    """Several training processes read it, on one GPU or on several."""
+    assert process.stdout is not None
+    theirs = json.loads(process.stdout.readline())
+    ours, opened = answer(gpu, path)
+    assert theirs == ours
+    # The columns, the returns of the discount, and the pinned part of the plan.
+    assert len({inode for _, inode in ours["memory"]}) == len(ours["memory"]) == ours["registered"] == 3
+    assert {permissions for permissions, _ in ours["memory"]} == {"r--s"}
+    single = gear_data.open(path)
+    for ds, found in zip([single, single.with_discount(0.9), single], ours["sums"], strict=True):
+        assert found == sums(copies(SequenceLoader(ds, **OPTIONS, preset="decision_transformer"), 5))
+    del opened

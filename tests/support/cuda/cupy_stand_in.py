@@ -32,15 +32,12 @@ from gear_data.kernels.cuda import launcher as cuda
 from gear_data.loaders.builders import backend
 from gear_data.residency.device import link
 from gear_data.residency.device.memory import TO_DEVICE
+from tests.support.cuda.host_registration import HostRegistration
 from tests.support.cuda.runner import CONSTANTS, KERNELS, SHIM, parameter_counts
 
 #: torch's current stream.
 CONSUMER = 7
 _ALIGNMENT = 256
-#: CUDA's error codes.
-INVALID_VALUE, ALREADY_REGISTERED, NOT_REGISTERED, NOT_SUPPORTED = 1, 712, 713, 801
-#: cudaDevAttrHostRegisterReadOnlySupported.
-READ_ONLY_SUPPORTED = 113
 #: Streams that run ahead: their operations run as early as possible, and the operations of others as late as possible.
 ORDERS: dict[str, Callable[[int], bool]] = {
     "consumer first": lambda stream: stream == CONSUMER,
@@ -122,8 +119,7 @@ class CupyStandIn(SimpleNamespace):
 
     Attributes:
         allocations: allocations of device memory so far.
-        registered: address -> bytes of registered host memory.
-        attributes: the device's attributes by number. The default is x86's: no read-only registration (113).
+        host_registration: registered host memory.
         launched: names of the launched kernels.
     """
 
@@ -133,8 +129,12 @@ class CupyStandIn(SimpleNamespace):
         self.pinned_memory: dict[int, int] = {}
         self.allocations = 0
         self.launched: list[str] = []
-        self.registered: dict[int, int] = {}
-        self.attributes = {READ_ONLY_SUPPORTED: 0}
+        self.host_registration = HostRegistration(CudaError)
+
+    @property
+    def registered(self) -> dict[int, int]:
+        """Returns address -> bytes of registered host memory."""
+        return self.host_registration.registered
 
     @property
     def taken(self) -> int:
@@ -321,25 +321,9 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         fake.launched.append(name)
         streams.add(stream, lambda: library.shim_launch(entry, gx, bx, given) and None)
 
-    def register(address: int, size: int, flags: int) -> None:
-        """Registers host memory, or refuses as CUDA does on x86 with a discrete GPU."""
-        read_only = bool(flags & 8)
-        if read_only and not fake.attributes[READ_ONLY_SUPPORTED]:
-            raise CudaError(NOT_SUPPORTED)
-        # The driver pins pages for writing, unless the device reads only.
-        if flags & ~(1 | 2 | 8) or not _is_mapped(address, size, "r" if read_only else "rw"):
-            raise CudaError(INVALID_VALUE)
-        if any(address < first + many and first < address + size for first, many in fake.registered.items()):
-            raise CudaError(ALREADY_REGISTERED)
-        fake.registered[address] = size
-
-    def unregister(address: int) -> None:
-        if fake.registered.pop(address, None) is None:
-            raise CudaError(NOT_REGISTERED)
-
     def device_pointer(address: int) -> int:
-        ranges = [(first, first + size) for first, size in fake.registered.items()]
-        return address if any(first <= address < last for first, last in (*ranges, *pinned.items())) else 0
+        allocated = any(first <= address < last for first, last in pinned.items())
+        return address if allocated or address in fake.host_registration else 0
 
     fake.__version__, fake.RawModule, fake.ndarray = "0", RawModule, Array
     fake.get_default_memory_pool = fake.get_default_pinned_memory_pool = lambda: SimpleNamespace(
@@ -382,10 +366,10 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             ),
             eventRecord=record_event,
             streamWaitEvent=wait_event,
-            hostRegister=register,
-            hostUnregister=unregister,
+            hostRegister=fake.host_registration.register,
+            hostUnregister=fake.host_registration.unregister,
             pointerGetAttributes=lambda address: SimpleNamespace(devicePointer=device_pointer(address)),
-            deviceGetAttribute=lambda attribute, device: fake.attributes[attribute],
+            deviceGetAttribute=lambda attribute, device: fake.host_registration.attributes[attribute],
         ),
     )
     return fake
@@ -393,17 +377,6 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
 
 #: Name of a .cu file -> library. A process compiles the kernels once.
 _loaded: dict[str, ctypes.PyDLL] = {}
-
-
-def _is_mapped(address: int, size: int, access: str) -> bool:
-    """Returns whether this process has these bytes mapped with these permissions, such as `rw`."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        fields = line.split()
-        first, last = (int(end, 16) for end in fields[0].split("-"))
-        if first <= address < last and fields[1].startswith(access):
-            size -= last - address
-            address = last
-    return size <= 0
 
 
 def _libraries(folder: Path) -> dict[str, ctypes.PyDLL]:
