@@ -503,6 +503,7 @@ __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u
 // Fills every output of one or more batches.
 //
 // The arguments are the arrays of gear_data.kernels.cpu.collect.collect, on the device, with these differences:
+//   order: the windows in the order in which they are read; 0: as they are.
 //   row_of_window: 0: window b fills row b. finals: 0: no output has final observations.
 //   count, columns, outputs_count: the numbers of windows, of columns of `addresses`, and of outputs.
 //   pieces: [outputs + 1], pieces of a window before each output; an output has ceil((width * out_bytes + 127) / 8192).
@@ -510,7 +511,7 @@ __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u
 // A block has at most GEAR_THREADS threads, a multiple of 32. Any number of blocks does the work; fewer blocks use fewer
 // multiprocessors. Columns, templates and outputs begin at multiples of their elements' sizes.
 extern "C" __global__ void __launch_bounds__(GEAR_THREADS, GEAR_RESIDENT)
-gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 *row_of_window, i64 count,
+gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 *order, const i64 *row_of_window, i64 count,
              const i64 *shards, const i64 *bases, const i64 *lengths, const i64 *finals, const i64 *addresses,
              i64 columns, const OutputPlan *plans, i64 outputs_count, const i64 *outputs, const i64 *pieces, i64 windows_per_batch,
              u64 *valid) {
@@ -518,7 +519,8 @@ gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 
     u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
     i64 a_window = pieces[outputs_count], items = count * a_window;
     for (i64 item = (i64)blockIdx.x * warps + warp; item < items; item += (i64)gridDim.x * warps) {
-        i64 b = item / a_window, number = item - b * a_window, k = 0, last = outputs_count - 1;
+        i64 turn = item / a_window, number = item - turn * a_window, k = 0, last = outputs_count - 1;
+        i64 b = order ? order[turn] : turn;
         while (k < last) {
             i64 middle = (k + last + 1) >> 1;
             if (pieces[middle] <= number) {

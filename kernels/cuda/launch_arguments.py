@@ -7,7 +7,7 @@ the kernels of `priorities.cu`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -161,12 +161,19 @@ class PlanTables:
 
 @dataclass(frozen=True)
 class WindowRows:
-    """Addresses of windows, int64 [count] each."""
+    """Addresses of windows, int64 [count] each.
+
+    Attributes:
+        episode, start, length: the windows.
+        count: number of windows.
+        order: the windows in the order in which a kernel reads them, see `order_windows`; 0: as they are.
+    """
 
     episode: int
     start: int
     length: int
     count: int
+    order: int = 0
 
     @classmethod
     def drawn(cls, out: int, count: int) -> WindowRows:
@@ -201,10 +208,33 @@ def collect(
     size = grid(threads, launcher.tuning.build(tables.pinned).threads, launcher.collect_blocks(tables.pinned))
     launcher.launch(
         COLLECT_PINNED if tables.pinned else COLLECT, *size,
-        windows.episode, windows.start, windows.length, row_of_window, windows.count,
+        windows.episode, windows.start, windows.length, windows.order, row_of_window, windows.count,
         tables.shards, tables.bases, tables.lengths, tables.finals, tables.addresses, tables.columns,
         plan.plan, plan.outputs, outputs, plan.pieces, windows_per_batch, valid,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EpisodePlaces:
+    """Where episodes lie in memory.
+
+    Attributes:
+        places: int64 [episodes], the steps before each episode, in the order of addresses.
+        total: all steps.
+    """
+
+    places: int
+    total: int
+
+
+def order_windows(launcher: Launcher, windows: WindowRows, places: EpisodePlaces, order: int) -> WindowRows:
+    """Orders windows by the addresses of their rows. Only the order of reads changes.
+
+    order: int64 [count], working memory.
+    """
+    arguments = windows.episode, windows.start, windows.count, places.places, places.total, order
+    launcher.launch("gear_order_windows", 1, BLOCK, *arguments)
+    return replace(windows, order=order)
 
 
 # Selection. plan: a WINDOW_PLAN, see `gear_data.kernels.window_plan`. out: int64 [rows, count].

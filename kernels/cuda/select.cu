@@ -16,6 +16,8 @@ namespace {
 
 const u32 LANES = 32, WHOLE = 0xFFFFFFFF;
 const u64 NO_SLOT = ~0ULL;
+// Ranges of places that gear_order_windows tells apart.
+const i64 PLACES = 1024;
 
 // Random domains, see gear_data.kernels.cpu.random.
 enum { DOMAIN_FEISTEL = 3, DOMAIN_ANCHOR = 5, DOMAIN_PLACE = 6 };
@@ -276,6 +278,9 @@ __device__ i64 next_step(const int *list, const int *next_in_list, i64 number, i
     return least;
 }
 
+// Returns the range, of PLACES ranges of all places, that a place lies in.
+__device__ i64 range_of(i64 place, i64 total) { return place * PLACES / total; }
+
 }  // namespace
 
 // out = four words of Philox4x32-10 for each of `count` counters and keys, uint32 [count, 6].
@@ -345,6 +350,36 @@ extern "C" __global__ void gear_windows_of_points(const WindowPlan *plan, i64 st
         find(*plan, out[count + slot], episode, rest);
         finish(*plan, step, slot, episode, rest, out, count, 3);
     }
+}
+
+// order = the windows in the order of their places, so that windows that run at the same time read the same pages. Windows
+// whose places are close may have any order. One block. places: [episodes], the steps of the dataset before each episode,
+// in the order of addresses. total: all steps.
+extern "C" __global__ void gear_order_windows(const i64 *episode, const i64 *start, i64 count, const i64 *places,
+                                              i64 total, i64 *order) {
+    __shared__ u32 next[PLACES];
+    for (u32 i = threadIdx.x; i < PLACES; i += blockDim.x) next[i] = 0;
+    __syncthreads();
+    for (i64 i = threadIdx.x; i < count; i += blockDim.x) atomicAdd(next + range_of(places[episode[i]] + start[i], total), 1U);
+    __syncthreads();
+    // Each lane of one warp turns the counts of its buckets into first turns.
+    if (threadIdx.x < LANES) {
+        u32 *own = next + threadIdx.x * (PLACES / LANES), sum = 0;
+        for (u32 i = 0; i < PLACES / LANES; i++) sum += own[i];
+        u32 before = sum;
+        for (u32 apart = 1; apart < LANES; apart *= 2) {
+            u32 below_it = __shfl_up_sync(WHOLE, before, apart);
+            if (threadIdx.x >= apart) before += below_it;
+        }
+        before -= sum;
+        for (u32 i = 0; i < PLACES / LANES; i++) {
+            u32 here = own[i];
+            own[i] = before;
+            before += here;
+        }
+    }
+    __syncthreads();
+    for (i64 i = threadIdx.x; i < count; i += blockDim.x) order[atomicAdd(next + range_of(places[episode[i]] + start[i], total), 1U)] = i;
 }
 
 // out[i] = first + i: an epoch in the order of the dataset.

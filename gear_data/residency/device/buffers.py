@@ -94,6 +94,11 @@ class UploadBuffer:
         self._words[first : self._used] = values.reshape(-1).view(np.int64)
         return self._address + 8 * first
 
+    def reserve(self, count: int) -> int:
+        """Returns the address of memory on the device for `count` numbers, whose values are undefined."""
+        first, self._used = self._used, self._used + count
+        return self._address + 8 * first
+
     def send(self, runtime: Any, stream: Any) -> None:
         """Starts the copy. runtime, stream: of CuPy."""
         runtime.memcpyAsync(self._address, self._memory.address, 8 * self._used, TO_DEVICE, stream.ptr)

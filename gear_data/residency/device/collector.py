@@ -176,7 +176,9 @@ class DeviceCollector:
                 self._runtime.memsetAsync(buffer.valid, 0, 8, self._stream.ptr)
                 sampler.draw(self._launcher, step, position, buffer.drawn)
                 reader = self._readers[0]
-                reader.launch(self._launcher, reader.prepare_drawn(windows), buffer.outputs, buffer.valid)
+                reader.launch(
+                    self._launcher, reader.prepare_drawn(windows, buffer.upload), buffer.outputs, buffer.valid
+                )
                 self._runtime.memcpyAsync(buffer.upload.answer.ctypes.data, buffer.valid, 8, TO_HOST, self._stream.ptr)
             buffer.valid_count = DeferredCount(buffer.upload.answer, buffer.collected)
             return DeviceBatches(self._array(lease), offsets, [buffer.valid_count], buffer.collected)

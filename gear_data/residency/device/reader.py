@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gear_data.collection.buffers import ALIGNMENT
 from gear_data.kernels import cpu
 from gear_data.kernels.cuda import launch_arguments as launches
+from gear_data.kernels.cuda.tuning import DEFAULT
 from gear_data.kernels.output_plan import OutputPlanArray
 from gear_data.residency.device.buffers import UploadBuffer
 from gear_data.residency.device.columns import DeviceColumns, find_extents
@@ -29,11 +30,13 @@ class LaunchArguments:
         tables: the episode table's columns.
         windows: the windows.
         row_of_window: int64 [B], the row that each window fills; 0: window b fills row b.
+        order: memory for the order of the windows; 0: they are read as they are.
     """
 
     tables: launches.EpisodeTables
     windows: launches.WindowRows
     row_of_window: int
+    order: int = 0
 
 
 class DeviceReader:
@@ -48,6 +51,7 @@ class DeviceReader:
         reader: reads the same columns on the CPU.
         columns: the columns that kernels read.
         plan: OUTPUT_PLAN [outputs] of a `BatchPlan`, which must live as long as this.
+        ordered_bytes: see `Tuning`.
 
     Attributes:
         reads_in_place: whether kernels read all columns in place.
@@ -56,7 +60,13 @@ class DeviceReader:
         words: the most numbers of an `UploadBuffer` that one window needs.
     """
 
-    def __init__(self, reader: StagingReader, columns: DeviceColumns, plan: OutputPlanArray) -> None:
+    def __init__(
+        self,
+        reader: StagingReader,
+        columns: DeviceColumns,
+        plan: OutputPlanArray,
+        ordered_bytes: int = DEFAULT.ordered_bytes,
+    ) -> None:
         columns.check_process()
         self._reader, self._columns, self._plan = reader, columns, plan
         # Some columns of a placed dataset may be pinned, but blocks for all multiprocessors also read them.
@@ -74,7 +84,8 @@ class DeviceReader:
             min(reads.max_rows, longest) * self._row_bytes[column] for reads in staged for column in reads.columns
         )
         self.staged_parts = len(self._read_columns)
-        self.words = 7 + columns.addresses.shape[1]
+        self.words = 8 + columns.addresses.shape[1]
+        self._ordered = int(reader.length.sum()) * sum(self._row_bytes.values()) > ordered_bytes
         self._upload_tables()
 
     def _upload_tables(self) -> None:
@@ -86,6 +97,7 @@ class DeviceReader:
         finals = self._reader.final_rows
         arrays: list[npt.NDArray[Any]] = [
             plan, pieces, self._extent, self._base, self._reader.length, self._columns.addresses, finals,
+            self._steps_before(),
         ]  # fmt: skip
         tables = len(arrays)
         # Arrays to which the plan points: (output, field, array).
@@ -103,12 +115,22 @@ class DeviceReader:
         for array, address in zip(arrays, addresses, strict=True):
             uploader.send(array, address)
         uploader.finish()
-        at_plan, at_pieces, extent, base, length, columns, at_finals = addresses[:tables]
+        at_plan, at_pieces, extent, base, length, columns, at_finals, places = addresses[:tables]
+        self._places = launches.EpisodePlaces(places, int(self._reader.length.sum()))
         self._tables = launches.EpisodeTables(
             extent, base, length, at_finals if len(finals) else 0, columns, self._columns.addresses.shape[1],
             self._pinned,
         )  # fmt: skip
         self._plan_tables = launches.PlanTables(at_plan, len(plan), at_pieces, int(pieces[-1]))
+
+    def _steps_before(self) -> Int64Array:
+        """Returns the steps before each episode in the order of addresses; empty if windows are not ordered."""
+        if not self._ordered:
+            return np.empty(0, np.int64)
+        order = np.lexsort((self._base, self._extent))
+        length, steps = self._reader.length[order], np.empty(len(order), np.int64)
+        steps[order] = np.cumsum(length) - length
+        return steps
 
     def count_valid(self, windows: Windows, windows_per_batch: int, valid: Int64Array) -> None:
         """Counts the bytes of valid rows.
@@ -159,16 +181,18 @@ class DeviceReader:
                     upload.put(addresses), addresses.shape[1], self._pinned,
                 )  # fmt: skip
                 return LaunchArguments(tables, launches.WindowRows(episode, start, length, count), at_rows)
-        return LaunchArguments(
-            self._tables, launches.WindowRows(upload.put(windows.episode_id), start, length, count), at_rows
-        )
+        rows = launches.WindowRows(upload.put(windows.episode_id), start, length, count)
+        return LaunchArguments(self._tables, rows, at_rows, self._order(count, upload))
 
-    def prepare_drawn(self, windows: launches.WindowRows) -> LaunchArguments:
+    def prepare_drawn(self, windows: launches.WindowRows, upload: UploadBuffer) -> LaunchArguments:
         """Prepares a launch for windows that are on the device.
 
         Kernels must read all columns in place.
         """
-        return LaunchArguments(self._tables, windows, 0)
+        return LaunchArguments(self._tables, windows, 0, self._order(windows.count, upload))
+
+    def _order(self, count: int, upload: UploadBuffer) -> int:
+        return upload.reserve(count) if self._ordered else 0
 
     def _stage_rows(self, windows: Windows, addresses: Int64Array, staging: StagingBuffer) -> None:
         """Stages rows, and sets the addresses of the windows' episodes.
@@ -208,9 +232,12 @@ class DeviceReader:
             outputs: address of the addresses of a batch's arrays.
             valid: address of a number, 0, to which the bytes of valid rows are added; 0: not counted.
         """
+        windows = arguments.windows
+        if arguments.order:
+            windows = launches.order_windows(launcher, windows, self._places, arguments.order)
         launches.collect(
-            launcher, arguments.tables, self._plan_tables, arguments.windows, outputs,
-            row_of_window=arguments.row_of_window, windows_per_batch=max(1, arguments.windows.count), valid=valid,
+            launcher, arguments.tables, self._plan_tables, windows, outputs,
+            row_of_window=arguments.row_of_window, windows_per_batch=max(1, windows.count), valid=valid,
         )  # fmt: skip
 
 

@@ -47,6 +47,8 @@ class Launch:
     offset: int = 0
     align: int = 256
     row_of_window: tuple[int, ...] | None = None
+    #: Whether the kernel reads the windows in another order.
+    ordered: bool = False
 
 
 @dataclass
@@ -138,7 +140,11 @@ class Columns:
                 addresses.shape[1],
             ),
             PlanTables(self._put(plan), len(plan), self._put(pieces), int(pieces[-1])),
-            WindowRows(*map(self._put, (windows.episode_id, windows.start, windows.length)), len(windows)),
+            WindowRows(
+                *map(self._put, (windows.episode_id, windows.start, windows.length)),
+                len(windows),
+                self._put(np.random.default_rng(0).permutation(len(windows))) if self.launch.ordered else 0,
+            ),
             self._put(np.array(targets, np.int64)),
             row_of_window=row_of_window,
             windows_per_batch=buffers.windows_per_batch,
@@ -263,7 +269,12 @@ def batches(draw: Any) -> tuple[dict[str, Any], list[Output], list[tuple[int, in
         "shard_of": [draw(st.integers(0, 2)) for _ in lengths],
         "seed": draw(st.integers(0, 999)),
         "finals_of": tuple(e for e in range(len(lengths)) if draw(st.booleans())),
-        "launch": Launch(draw(st.integers(1, 9)), draw(st.sampled_from([0, 8])), draw(st.sampled_from([16, 256]))),
+        "launch": Launch(
+            draw(st.integers(1, 9)),
+            draw(st.sampled_from([0, 8])),
+            draw(st.sampled_from([16, 256])),
+            ordered=draw(st.booleans()),
+        ),
     }
     return columns, outputs, [(e, s, min(context, lengths[e] - s)) for e, s in drawn]
 

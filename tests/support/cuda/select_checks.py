@@ -230,6 +230,27 @@ class SelectChecks:
             np.testing.assert_array_equal(runner.get(out, size, np.int64), expected)
         runner.clear()
 
+    @pytest.mark.parametrize("count", [1, 33, 3000])
+    def test_windows_are_ordered_by_their_places(self, runner: Runner, count: int) -> None:
+        rng = np.random.default_rng(count)
+        lengths = rng.integers(1, 900, 500)
+        # The episodes lie in memory in another order.
+        in_memory = rng.permutation(500)
+        places = np.empty(500, np.int64)
+        places[in_memory] = np.cumsum(lengths[in_memory]) - lengths[in_memory]
+        episode = rng.integers(0, 500, count)
+        start = rng.integers(0, lengths[episode])
+        rows = launches.WindowRows(runner.put(episode), runner.put(start), 0, count)
+        at_places, order = runner.put(places), runner.put(np.full(count, -7, np.int64))
+        found = launches.order_windows(runner, rows, launches.EpisodePlaces(at_places, int(lengths.sum())), order)
+        got = runner.get(found.order, count, np.int64)
+        runner.clear()
+        assert sorted(got.tolist()) == list(range(count))
+        ordered = (places[episode] + start)[got]
+        # Only places in the same of 1,024 ranges may change places.
+        assert (np.diff(ordered) > -lengths.sum() / 1024).all()
+        assert count < 100 or (np.diff(places[episode] + start) < -lengths.sum() / 1024).any()
+
     def test_the_order_of_the_dataset(self, runner: Runner) -> None:
         out = runner.put(np.zeros(100, np.int64))
         launches.in_order(runner, 2**40, out, 100)
