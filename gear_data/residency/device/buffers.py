@@ -117,6 +117,7 @@ class BatchBuffer:
     Attributes:
         memory: device memory: the arrays, then the uploaded numbers (at address `outputs`, the arrays' addresses
             first), the bytes of valid rows (`valid`), and the drawn windows (`drawn`).
+        addresses: int64 [arrays], the arrays' addresses.
         upload: pinned memory of this machine.
         staging: memory for rows that no kernel reads in place.
         valid_count: the number that the device returns for the last batch; None: the device returns none.
@@ -138,7 +139,7 @@ class BatchBuffer:
         self.valid = self.outputs + 8 * uploaded
         self.drawn = self.valid + 8
         self.staging = make_staging()
-        self._addresses = plan.offsets + self.memory.address
+        self.addresses = plan.offsets + self.memory.address
 
     def __del__(self, wait: Callable[[Any, int], None] = wait_before_free) -> None:
         wait(self.collected.synchronize if self.valid_count is None else self.valid_count.wait, self._process)
@@ -153,7 +154,7 @@ class BatchBuffer:
             self.valid_count.wait()
         self.staging.clear()
         self.upload.clear()
-        self.upload.put(self._addresses)
+        self.upload.put(self.addresses)
 
 
 class DevicePool:

@@ -65,7 +65,8 @@ class DeviceCollector:
         slots: windows of a batch that the device draws.
 
     Attributes:
-        sampler: draws windows on the device; None: the CPU draws them, or some column cannot be read in place.
+        sampler: draws windows on the device; None: the CPU draws them, some column cannot be read in place, or a copy
+            engine copies rows of windows.
 
     Raises:
         InvalidArgumentError, MissingExtraError: see `CudaLauncher`.
@@ -94,10 +95,12 @@ class DeviceCollector:
         with cuda_errors(f"CUDA device {device}"), self._device():
             self._stream = self._cupy.cuda.Stream(non_blocking=True)
             self._readers = [
-                DeviceReader(reader, columns, each) for (reader, columns), each in zip(sources, plan.plans, strict=True)
+                DeviceReader(reader, columns, each, self._launcher)
+                for (reader, columns), each in zip(sources, plan.plans, strict=True)
             ]
             self.sampler = None
-            if sampling_plan is not None and self._readers[0].reads_in_place:
+            first = self._readers[0]
+            if sampling_plan is not None and first.reads_in_place and not first.copies_windows:
                 self.sampler = DeviceWindowSampler(sampling_plan, slots)
         drawn_words = 0 if self.sampler is None else self.sampler.words
         words = rows * (max(reader.words for reader in self._readers) + MAX_FACTS)
@@ -137,7 +140,9 @@ class DeviceCollector:
                 counted = np.empty(batches, np.int64)
                 reader.count_valid(of_dataset, max(1, len(windows) // batches), counted)
                 valid += counted
-                prepared.append((reader, reader.prepare(of_dataset, rows, buffer.upload, buffer.staging)))
+                prepared.append(
+                    (reader, reader.prepare(of_dataset, rows, buffer.upload, buffer.staging, buffer.addresses))
+                )
             with self._filling(buffer):
                 for reader, arguments in prepared:
                     reader.launch(self._launcher, arguments, buffer.outputs)

@@ -12,12 +12,14 @@ import numpy.typing as npt
 from gear_data.collection.buffers import ALIGNMENT
 from gear_data.kernels import cpu
 from gear_data.kernels.cuda import launch_arguments as launches
-from gear_data.kernels.cuda.tuning import DEFAULT
+from gear_data.kernels.cuda.batch_copy import Copies
+from gear_data.kernels.cuda.launcher import CudaLauncher
 from gear_data.kernels.output_plan import OutputPlanArray
 from gear_data.residency.device.buffers import UploadBuffer
 from gear_data.residency.device.columns import DeviceColumns, find_extents
 from gear_data.residency.device.memory import PIECE_BYTES, DeviceBuffer, Uploader
 from gear_data.residency.device.staging import StagedRows, StagingBuffer, StagingReader
+from gear_data.residency.device.window_copies import WindowCopies
 from gear_data.residency.row_ranges import column_reads, row_sizes
 from gear_data.selection.windows import Int64Array, Windows
 
@@ -31,12 +33,14 @@ class LaunchArguments:
         windows: the windows.
         row_of_window: int64 [B], the row that each window fills; 0: window b fills row b.
         order: memory for the order of the windows; 0: they are read as they are.
+        copies: what a copy engine copies.
     """
 
     tables: launches.EpisodeTables
     windows: launches.WindowRows
     row_of_window: int
     order: int = 0
+    copies: Copies | None = None
 
 
 class DeviceReader:
@@ -51,9 +55,10 @@ class DeviceReader:
         reader: reads the same columns on the CPU.
         columns: the columns that kernels read.
         plan: OUTPUT_PLAN [outputs] of a `BatchPlan`, which must live as long as this.
-        ordered_bytes: see `Tuning`.
+        launcher: launches kernels on the device.
 
     Attributes:
+        copies_windows: whether a copy engine copies rows of windows, which this machine must then know.
         reads_in_place: whether kernels read all columns in place.
         staged_bytes: the most bytes of a `StagingBuffer` that one window needs; 0: kernels read everything in place.
         staged_parts: the most parts of a `StagingBuffer` that a batch needs.
@@ -65,7 +70,7 @@ class DeviceReader:
         reader: StagingReader,
         columns: DeviceColumns,
         plan: OutputPlanArray,
-        ordered_bytes: int = DEFAULT.ordered_bytes,
+        launcher: CudaLauncher,
     ) -> None:
         columns.check_process()
         self._reader, self._columns, self._plan = reader, columns, plan
@@ -85,7 +90,11 @@ class DeviceReader:
         )
         self.staged_parts = len(self._read_columns)
         self.words = 8 + columns.addresses.shape[1]
-        self._ordered = int(reader.length.sum()) * sum(self._row_bytes.values()) > ordered_bytes
+        self._ordered = int(reader.length.sum()) * sum(self._row_bytes.values()) > launcher.tuning.ordered_bytes
+        self._copies = WindowCopies(plan, launcher.tuning.copied_bytes)
+        self.copies_windows = bool(
+            len(self._copies.outputs) and self._pinned and self.reads_in_place and launcher.copies_batches
+        )
         self._upload_tables()
 
     def _upload_tables(self) -> None:
@@ -94,6 +103,8 @@ class DeviceReader:
         This is the plan, the memory that it points to, and the episode table.
         """
         plan, pieces = self._plan.copy(), launches.piece_counts(self._plan)
+        if self.copies_windows:
+            plan["kind"][self._copies.outputs] = launches.KIND_COPIED
         finals = self._reader.final_rows
         arrays: list[npt.NDArray[Any]] = [
             plan, pieces, self._extent, self._base, self._reader.length, self._columns.addresses, finals,
@@ -153,7 +164,12 @@ class DeviceReader:
         )
 
     def prepare(
-        self, windows: Windows, row_of_window: Int64Array | None, upload: UploadBuffer, staging: StagingBuffer
+        self,
+        windows: Windows,
+        row_of_window: Int64Array | None,
+        upload: UploadBuffer,
+        staging: StagingBuffer,
+        arrays: Int64Array,
     ) -> LaunchArguments:
         """Prepares a launch for windows.
 
@@ -163,6 +179,7 @@ class DeviceReader:
             windows: of this dataset.
             row_of_window: int64 [B], the row that each window fills; None: window b fills row b.
             upload, staging: the buffers of the batch.
+            arrays: int64 [outputs], addresses of the batch's arrays.
         """
         at_rows = 0 if row_of_window is None else upload.put(row_of_window)
         start, length = upload.put(windows.start), upload.put(windows.length)
@@ -182,7 +199,16 @@ class DeviceReader:
                 )  # fmt: skip
                 return LaunchArguments(tables, launches.WindowRows(episode, start, length, count), at_rows)
         rows = launches.WindowRows(upload.put(windows.episode_id), start, length, count)
-        return LaunchArguments(self._tables, rows, at_rows, self._order(count, upload))
+        copies = self._find_copies(windows, row_of_window, arrays) if self.copies_windows else None
+        return LaunchArguments(self._tables, rows, at_rows, self._order(count, upload), copies)
+
+    def _find_copies(self, windows: Windows, row_of_window: Int64Array | None, arrays: Int64Array) -> Copies:
+        episode = windows.episode_id
+        return self._copies.find(
+            windows, self._reader.length[episode], self._base[episode],
+            self._columns.addresses[self._extent[episode]],
+            np.arange(len(windows)) if row_of_window is None else row_of_window, arrays,
+        )  # fmt: skip
 
     def prepare_drawn(self, windows: launches.WindowRows, upload: UploadBuffer) -> LaunchArguments:
         """Prepares a launch for windows that are on the device.
@@ -223,7 +249,7 @@ class DeviceReader:
         if rows:
             self._reader.stage(rows, staging)
 
-    def launch(self, launcher: launches.Launcher, arguments: LaunchArguments, outputs: int, valid: int = 0) -> None:
+    def launch(self, launcher: CudaLauncher, arguments: LaunchArguments, outputs: int, valid: int = 0) -> None:
         """Launches the collecting kernel.
 
         Args:
@@ -233,6 +259,8 @@ class DeviceReader:
             valid: address of a number, 0, to which the bytes of valid rows are added; 0: not counted.
         """
         windows = arguments.windows
+        if arguments.copies is not None:
+            launcher.copy_batch(arguments.copies)
         if arguments.order:
             windows = launches.order_windows(launcher, windows, self._places, arguments.order)
         launches.collect(

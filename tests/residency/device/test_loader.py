@@ -11,7 +11,6 @@ import logging
 import os
 import pickle
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from gear_data.errors import (
     MissingExtraError,
     UnknownNameError,
 )
-from gear_data.residency.device import collector
 from gear_data.residency.device.memory import DeviceBuffer, Uploader
 from gear_data.selection.samplers import Weighted
 from tests.support.cuda.cupy_stand_in import ORDERS, StandInGpu, stand_in
@@ -123,15 +121,6 @@ def test_memory_is_reused_and_freed(gpu: StandInGpu, path: Path, residency: str)
     assert (gpu.cupy.taken, gpu.cupy.pinned) == (held, pinned)
     del ds
     assert (gpu.cupy.taken, gpu.cupy.pinned) == (0, 0)
-
-
-@pytest.mark.parametrize("residency", ["device", "pinned"])
-def test_windows_of_large_columns_are_read_in_the_order_of_addresses(
-    gpu: StandInGpu, path: Path, residency: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collector, "DeviceReader", partial(collector.DeviceReader, ordered_bytes=0))
-    check(gpu, path, residency)
-    assert "gear_order_windows" in gpu.cupy.launched
 
 
 def test_a_budget_of_multiprocessors(gpu: StandInGpu, path: Path) -> None:

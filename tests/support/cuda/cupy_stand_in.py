@@ -28,10 +28,12 @@ import numpy as np
 import pytest
 import torch
 
+from gear_data.kernels.cuda import batch_copy
 from gear_data.kernels.cuda import launcher as cuda
 from gear_data.loaders.builders import backend
 from gear_data.residency.device import link
 from gear_data.residency.device.memory import TO_DEVICE
+from tests.support.cuda.copy_driver import CopyDriver
 from tests.support.cuda.host_registration import HostRegistration
 from tests.support.cuda.runner import CONSTANTS, KERNELS, SHIM, parameter_counts
 
@@ -121,6 +123,7 @@ class CupyStandIn(SimpleNamespace):
         allocations: allocations of device memory so far.
         host_registration: registered host memory.
         launched: names of the launched kernels.
+        copy_driver: the driver's call for many copies.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -130,6 +133,14 @@ class CupyStandIn(SimpleNamespace):
         self.allocations = 0
         self.launched: list[str] = []
         self.host_registration = HostRegistration(CudaError)
+        self.copy_driver = CopyDriver(streams.add, self._host_ranges, self._device_ranges)
+
+    def _host_ranges(self) -> list[tuple[int, int]]:
+        registered = [(first, first + size) for first, size in self.registered.copy().items()]
+        return [*registered, *self.pinned_memory.copy().items()]
+
+    def _device_ranges(self) -> list[tuple[int, int]]:
+        return [(first, first + size) for first, size in self.device_memory.copy().items()]
 
     @property
     def registered(self) -> dict[int, int]:
@@ -224,6 +235,10 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         here = {1: source, 2: target, 4: None}[kind]
         assert here is None or any(first <= here and here + size <= last for first, last in pinned.copy().items())
         streams.add(stream, lambda: ctypes.memmove(target, source, size) and None)
+
+    def check_status(status: int) -> None:
+        if status:
+            raise fake.cuda.driver.CUDADriverError(status)
 
     def copy_pageable(target: int, source: int, size: int, kind: int) -> None:
         """Copies pageable memory.
@@ -343,7 +358,9 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, memory=memory),
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemory),
         compiler=SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),
-        driver=SimpleNamespace(launchKernel=launch, CUDADriverError=type("CUDADriverError", (CudaError,), {})),
+        driver=SimpleNamespace(
+            launchKernel=launch, check_status=check_status, CUDADriverError=type("CUDADriverError", (CudaError,), {})
+        ),
         nvrtc=SimpleNamespace(NVRTCError=type("NVRTCError", (CudaError,), {}), getVersion=lambda: (13, 0)),
         runtime=SimpleNamespace(
             CUDARuntimeError=CudaError,
@@ -450,6 +467,7 @@ def stand_in(
     # `auto` is to choose as on a GPU, whose kernels are faster than this process.
     monkeypatch.setattr(link, "link_rates", lambda device: link.LinkRates())
     monkeypatch.setattr(backend, "link_rates", link.link_rates)
+    monkeypatch.setattr(batch_copy, "open_driver", lambda: fake.copy_driver)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=CONSUMER))
