@@ -28,6 +28,7 @@ from gear_data.residency.device.registration import FALLBACK_VARIABLE, Registere
 from tests.support.cuda.cupy_stand_in import StandInGpu, library_folder
 from tests.support.cuda.host_registration import MAPPED, PORTABLE, READ_ONLY, READ_ONLY_SUPPORTED
 from tests.support.cuda.loader_checks import OPTIONS, RESIDENCIES, copies, from_device, on_gpu, same, tiered
+from tests.support.cuda.segments import mapped_segments
 from tests.support.running.eventually import eventually
 
 SHARED = ("pinned", "tiered")
@@ -41,7 +42,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     gc.collect()
     _of_earlier_tests.clear()
-    _of_earlier_tests.update(inode for kind in SHARED for _, inode in mappings(kind))
+    _of_earlier_tests.update(inode for kind in SHARED for _, inode in mapped_segments(kind))
     (tmp_path / "run").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
 
@@ -63,10 +64,7 @@ _of_earlier_tests: set[int] = set()
 
 
 def mappings(kind: str) -> list[tuple[str, int]]:
-    """Returns (permissions, inode) of this process's mappings of a kind, in order."""
-    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    mapped = [(line[1], int(line[4])) for line in lines if f"/memfd:gear-data-{kind}." in " ".join(line)]
-    return sorted(each for each in mapped if each[1] not in _of_earlier_tests)
+    return [each for each in mapped_segments(kind) if each[1] not in _of_earlier_tests]
 
 
 def seals(inode: int) -> int:
@@ -215,7 +213,7 @@ with pytest.MonkeyPatch.context() as patch, stand_in(patch, folder, order="all l
 
 
 def answer(gpu: StandInGpu, path: Path) -> tuple[dict[str, Any], list[Dataset]]:
-    """Returns (the pinned memory of this process and the sums of its batches, the datasets)."""
+    """Returns (this process's pinned memory and its batches' sums, the datasets)."""
     pinned = gear_data.open(path, residency="pinned")
     opened = [pinned, pinned.with_discount(0.9), tiered(path)]
     batches = [from_device(gpu, on_gpu(ds, preset="decision_transformer"), 5) for ds in opened]

@@ -49,7 +49,7 @@ class HostRegistration:
 
 
 def _is_mapped(address: int, size: int, access: str) -> bool:
-    """Returns whether this process has these bytes mapped with these permissions, such as `rw`."""
+    """Returns whether bytes are mapped with permissions such as `rw`."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split()
         first, last = (int(end, 16) for end in fields[0].split("-"))
