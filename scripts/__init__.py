@@ -1,0 +1,1 @@
+"""Examples, and checks of a machine."""

@@ -1,0 +1,97 @@
+"""The steps: their commands, their limits, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.gpu import __main__ as command
+from scripts.gpu import steps
+from scripts.gpu.errors import ROOT, GpuCheckError
+from scripts.gpu.installation import Interpreter
+
+HERE = Interpreter(sys.executable, (ROOT,))
+
+
+def record(results: Path) -> Any:
+    return json.loads((results / "steps.json").read_text())
+
+
+def test_steps_run_in_order_and_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = {
+        "tests": "import os, gear_data; print('from', os.getcwd())",
+        "doctor": "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)",
+        # It starts another process, which keeps the output open.
+        "benchmark:b": "import subprocess, sys, time; print('begun', flush=True);"
+        "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])",
+    }
+    monkeypatch.setattr(steps, "command_of", lambda step, python, results: [python, "-c", codes[step]])
+    begun = time.monotonic()
+    assert steps.run_steps(["doctor", "tests"], HERE, tmp_path) == ["doctor"]
+    assert steps.run_steps(["benchmark:b"], HERE, tmp_path, seconds=2.0) == ["benchmark:b"]
+    assert time.monotonic() - begun < 40
+    found = record(tmp_path)
+    assert {step: each["status"] for step, each in found.items()} == {
+        "doctor": "failed", "tests": "passed", "benchmark:b": "timed out"
+    }  # fmt: skip
+    assert (found["doctor"]["reason"], found["benchmark:b"]["reason"]) == ("status 3", "took more than 2 s")
+    assert (tmp_path / "doctor.txt").read_text() == "out\nerr\n"
+    assert (tmp_path / "tests.txt").read_text() == f"from {ROOT}\n"
+    assert (tmp_path / "benchmark-b.txt").read_text() == "begun\n"
+
+
+def test_sanitizers_run_the_tests_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "bin" / "compute-sanitizer"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    assert steps.run_steps([*steps.SANITIZERS], HERE, tmp_path) == []
+    for name in ("memcheck", "racecheck", "synccheck"):
+        words = (tmp_path / f"{name}.txt").read_text().split()
+        assert words[:2] == ["--tool", name]
+        assert ("--report-api-errors=no" in words) == (name == "memcheck")
+        assert words[words.index("--error-exitcode") + 1] == "9"
+        assert "tests/gpu/test_kernels.py" in words
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert steps.run_steps(["memcheck"], HERE, tmp_path) == []
+    assert record(tmp_path)["memcheck"]["status"] == "skipped"
+    assert "CUDA toolkit" in record(tmp_path)["memcheck"]["reason"]
+
+
+@pytest.mark.parametrize("text", ["bogus", "tests:a", "benchmark:", "memcheck:b"])
+def test_an_unknown_step_is_told(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(GpuCheckError, match="known: probe, doctor, tests, benchmark, memcheck, racecheck, synccheck"):
+        steps.parse_step(text)
+    assert command.main([text, "--results", str(tmp_path)]) == 2
+    assert f"unknown step {text!r}" in capsys.readouterr().err
+
+
+def test_steps_have_the_commands_that_the_documentation_names(tmp_path: Path) -> None:
+    assert steps.SECONDS <= 540
+    found = steps.command_of("benchmark:b,c", "python3", tmp_path) or []
+    assert found == ["python3", "benchmarks/gpu.py", "--only", "b,c", "--json", str(tmp_path / "benchmark-bc.json")]
+    assert ROOT.joinpath(found[1]).is_file()
+    assert (ROOT / (steps.command_of("tests", "python3", tmp_path) or [])[-1]).is_dir()
+    page = (ROOT / "docs/how-to/gpu-without-network.md").read_text()
+    for step in steps.STEPS:
+        assert f"`{step}`" in page
+
+
+def test_without_a_gpu_the_probe_fails_and_leaves_its_record(tmp_path: Path) -> None:
+    """The script runs from any folder."""
+    script = [str(ROOT / "scripts/gpu_check.sh"), "probe", "--results", "found"]
+    environment = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "failed: probe\n")
+    found = json.loads((tmp_path / "found" / "probe.json").read_text())
+    assert "GPU" in found["error"]
+    assert found["machine"]["packages"]["numpy"]
+    assert record(tmp_path / "found")["probe"]["status"] == "failed"

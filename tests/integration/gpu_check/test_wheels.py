@@ -1,0 +1,94 @@
+"""The wheels of a bundle: everything that the checks need besides PyTorch and CuPy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from scripts.gpu.errors import GpuCheckError
+from scripts.gpu.wheels import PROVIDED, Fetch, collect, normalised, pins, requirements
+from tests.support.wheels import make_wheel
+
+
+def fetch_from(folder: Path, index: Mapping[str, list[str]], fetched: list[list[str]]) -> Fetch:
+    """Returns a `Fetch` that makes wheels. index: normalised name -> requirements."""
+
+    def fetch(texts: list[str]) -> list[Path]:
+        fetched.append(texts)
+        wheels = []
+        for text in texts:
+            name, _, version = text.partition("==")
+            name = normalised(name)
+            if name in index:
+                wheels.append(make_wheel(folder, name, version or "9", index[name]))
+        return wheels
+
+    return fetch
+
+
+def names(wheels: list[Path]) -> list[str]:
+    return sorted("-".join(wheel.name.split("-")[:2]) for wheel in wheels)
+
+
+INDEX = {
+    "pip": [],
+    "base": ["Middle_One>=1", "torch>=2", 'old; python_version < "3.12"', 'extra-only; extra == "more"'],
+    "middle-one": ["base", "leaf<3"],
+    "leaf": ['windows; sys_platform == "win32"'],
+    "extra-only": [],
+}
+
+
+def test_requirements_are_followed_as_the_bundles_python_reads_them(tmp_path: Path) -> None:
+    fetched: list[list[str]] = []
+    wheels = collect(["base"], {"leaf": "2.5", "base": "1.0"}, {}, fetch_from(tmp_path, INDEX, fetched))
+    assert names(wheels) == ["base-1.0", "leaf-2.5", "middle_one-9", "pip-9"]
+    assert fetched == [["base==1.0", "pip>=25"], ["middle-one>=1"], ["leaf==2.5"]]
+
+
+def test_an_extra_adds_its_requirements_also_to_a_known_wheel(tmp_path: Path) -> None:
+    wheels = collect(["base", "base[more]"], {}, {}, fetch_from(tmp_path, INDEX, []))
+    assert "extra_only-9" in names(wheels)
+
+
+@pytest.mark.parametrize(("leaf", "missing"), [("2.9", False), ("3.0", True)])
+def test_what_the_machine_has_is_left_out_if_it_fits(leaf: str, missing: bool, tmp_path: Path) -> None:
+    wheels = collect(["base"], {}, {"leaf": leaf, "pip": "26.1"}, fetch_from(tmp_path, INDEX, []))
+    assert names(wheels) == ["base-9", *(["leaf-9"] if missing else []), "middle_one-9"]
+
+
+def test_a_wheel_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(GpuCheckError, match="no wheels of nowhere were fetched"):
+        collect(["base", "nowhere"], {}, {}, fetch_from(tmp_path, INDEX, []))
+
+
+def test_the_bundle_is_complete_and_pinned(tmp_path: Path) -> None:
+    """The metadata is that of the packages here; the bundle's Python reads it."""
+    index: dict[str, list[str]] = {"pip": []}
+    for found in importlib.metadata.distributions():
+        index[normalised(found.metadata["Name"])] = found.requires or []
+    fetched: list[list[str]] = []
+    wheels = {
+        wheel.name.split("-")[0] for wheel in collect(requirements(), pins(), {}, fetch_from(tmp_path, index, fetched))
+    }
+    assert wheels >= {
+        "datasets",
+        "h5py",
+        "hypothesis",
+        "llvmlite",
+        "numba",
+        "numpy",
+        "polars_runtime_32",
+        "pyarrow",
+        "pytest",
+    }
+    assert wheels >= {"pip", "tensordict", "torchrl", "transformers"}
+    assert not [
+        name for name in wheels if normalised(name) in PROVIDED or name.startswith(("nvidia", "triton", "sympy"))
+    ]
+    assert not {"matplotlib", "gymnasium", "ray", "jax"} & wheels
+    unpinned = [text for texts in fetched for text in texts if "==" not in text]
+    assert unpinned == ["pip>=25"], "add their pins to constraints.txt"
