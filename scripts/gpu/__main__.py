@@ -3,15 +3,17 @@
 examples:
   scripts/gpu_check.sh                          all steps
   scripts/gpu_check.sh probe                    one step; the probe needs CuPy only
-  scripts/gpu_check.sh benchmark:b              section (b) of benchmarks/gpu.py
+  scripts/gpu_check.sh benchmark:b              section (b) of benchmarks/gpu.py; `benchmark` runs all sections
   scripts/gpu_check.sh --bundle DIR             with a package index: write the parts of a bundle to DIR
   scripts/gpu_check.sh --unpack DIR             on the machine with the GPU: unpack the parts in DIR
+  scripts/gpu_check.sh --write-results DIR      write benchmarks/RESULTS.md from the results in DIR
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from pathlib import Path
 
 from scripts.gpu.errors import ROOT, GpuCheckError
 from scripts.gpu.installation import FOLDER, Interpreter, interpreter, unpack
-from scripts.gpu.steps import STEPS, parse_step, run_steps
+from scripts.gpu.steps import STEPS, parse_steps, run_steps
 
 
 def bundle(folder: Path, probe: Path | None) -> None:
@@ -47,6 +49,16 @@ def bundle(folder: Path, probe: Path | None) -> None:
         print(f"{path}: {size / 2**20:.1f} MiB, {(size + tree) / 2**20:.1f} with the checkout")
 
 
+def write_results(folder: Path) -> int:
+    """Runs the benchmark's writer on the records of a folder. Returns its exit status."""
+    records = sorted(folder.resolve().rglob("benchmark-*.json"))
+    if not records:
+        raise GpuCheckError(f"{folder} has no benchmark-*.json: run the step `benchmark` with --results {folder}")
+    python = interpreter()
+    command = [python.path, "benchmarks/gpu.py", "--write-results", *map(str, records)]
+    return subprocess.run(command, cwd=ROOT, env=python.environment(), check=False).returncode
+
+
 def _packages(probe: Path) -> dict[str, str]:
     try:
         record = json.loads(probe.read_text())
@@ -69,6 +81,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--installed", type=Path, metavar="PROBE.json", help="with --bundle: leave out what the probed machine has"
     )
     parser.add_argument("--unpack", type=Path, nargs="+", metavar="PART", help="parts of a bundle, or folders of them")
+    parser.add_argument(
+        "--write-results", type=Path, metavar="DIR", help="write benchmarks/RESULTS.md from the results in this folder"
+    )
     return parser
 
 
@@ -82,9 +97,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             missing = unpack(args.unpack)
             print(f"missing, in other parts: {', '.join(missing)}" if missing else f"installed in {FOLDER}/site")
             return 0
-        steps = [parse_step(step) for step in args.steps or STEPS]
-        only_probe = set(steps) == {"probe"}
-        python = Interpreter(sys.executable, (ROOT,)) if only_probe else interpreter()
+        if args.write_results is not None:
+            return write_results(args.write_results)
+        steps = parse_steps(args.steps or STEPS)
+        # The probe comes first, before a bundle is made for what it finds.
+        python = Interpreter(sys.executable, (ROOT,)) if set(steps) == {"probe"} else interpreter()
         failed = run_steps(steps, python, args.results.resolve())
     except GpuCheckError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -23,7 +23,9 @@ SECONDS = 540.0
 SANITIZERS = {"memcheck": ("--report-api-errors=no",), "racecheck": (), "synccheck": ()}
 #: The sanitizers are slow, so tests with many generated examples are left out.
 _SANITIZED = ("tests/gpu/test_kernels.py", "-k", "device and not test_any")
-STEPS = ("probe", "doctor", "tests", "benchmark", *SANITIZERS)
+#: Sections of benchmarks/gpu.py that one command has time for.
+BENCHMARKS = ("benchmark:abc", "benchmark:e", "benchmark:dfg")
+STEPS = ("probe", "doctor", "tests", *BENCHMARKS, *SANITIZERS)
 _RECORD = "steps.json"
 
 
@@ -48,16 +50,19 @@ class StepResult:
         return self.status in ("passed", "skipped")
 
 
-def parse_step(text: str) -> str:
-    """Returns the name of a step, such as `probe` or `benchmark:bc`.
+def parse_steps(texts: Sequence[str]) -> list[str]:
+    """Returns the names of steps. `benchmark` stands for all its sections.
 
     Raises:
         GpuCheckError: there is no such step.
     """
-    name, colon, sections = text.partition(":")
-    if name not in STEPS or (colon and not (name == "benchmark" and sections)):
-        raise GpuCheckError(f"unknown step {text!r}; known: {', '.join(STEPS)}, and benchmark:SECTIONS")
-    return text
+    found: list[str] = []
+    for text in texts:
+        name, _, sections = text.partition(":")
+        if text not in (*STEPS, "benchmark") and not (name == "benchmark" and sections):
+            raise GpuCheckError(f"unknown step {text!r}; known: {', '.join(STEPS)}, and benchmark:SECTIONS")
+        found += BENCHMARKS if text == "benchmark" else [text]
+    return found
 
 
 def command_of(step: str, python: str, results: Path) -> list[str] | None:
@@ -71,7 +76,7 @@ def command_of(step: str, python: str, results: Path) -> list[str] | None:
     if name == "tests":
         return [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
     if name == "benchmark":
-        return [python, "benchmarks/gpu.py", *(["--only", sections] if sections else []), "--json", str(record)]
+        return [python, "benchmarks/gpu.py", "--only", sections, "--json", str(record)]
     if shutil.which("compute-sanitizer") is None:
         return None
     return ["compute-sanitizer", "--tool", name, *SANITIZERS[name], "--error-exitcode", "9", python, "-m", "pytest",

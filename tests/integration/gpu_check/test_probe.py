@@ -3,41 +3,82 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import json
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scripts.gpu.probe import __main__ as probe
 from scripts.gpu.probe import device, measurements
 from scripts.gpu.probe.mappings import KINDS
-from tests.support.cuda import cupy_stand_in
+from tests.support.cuda.cupy_stand_in import (
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    ORDERS,
+    READ_ONLY_SUPPORTED,
+    CudaError,
+    Streams,
+    make_cupy,
+)
+from tests.support.cuda.runner import SHIM
 
 #: Kinds that this process maps for writing.
 WRITABLE = {"anonymous", "anonymous, shared", "memfd, shared, read-write", "file, read-write"}
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
+    """The probe's kernel, for the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ to build the kernel for the CPU with")
+    folder = tmp_path_factory.mktemp("kernel")
+    (folder / "read_words.cu").write_text(device.SOURCE)
+    command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", f'-DKERNELS="{folder / "read_words.cu"}"',
+               str(SHIM / "library.cpp"), "-o", str(folder / "kernel.so")]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    found = ctypes.PyDLL(str(folder / "kernel.so"))
+    found.shim_launch.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p]
+    return found
+
+
 @pytest.fixture
-def cupy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The stand-in, with the probe's kernel instead of gear-data's, and small sizes."""
-    source = tmp_path / "read_words.cu"
-    source.write_text(device.SOURCE)
-    monkeypatch.setattr(cupy_stand_in.cuda, "_SOURCES", (str(source),))
-    monkeypatch.setattr(cupy_stand_in, "_libraries", cupy_stand_in._libraries.__wrapped__)
+def cupy(library: ctypes.PyDLL, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The stand-in with the probe's kernel, and small sizes."""
+    streams = Streams(ORDERS["all late"])
+
+    class RawModule:
+        def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
+            assert code == device.SOURCE
+
+        def get_function(self, name: str) -> Any:
+            entry = ctypes.cast(getattr(library, name), ctypes.c_void_p)
+
+            def call(grid: tuple[int], block: tuple[int], arguments: tuple[np.uint64, ...]) -> None:
+                given = (ctypes.c_uint64 * 24)(*map(int, arguments))
+                streams.add(0, lambda: library.shim_launch(entry, grid[0], block[0], given) and None)
+
+            return call
+
+    fake = make_cupy(streams, {}, 1 << 24)
+    fake.RawModule = RawModule
+    fake.attributes.update({number: 100 + number for number in measurements.ATTRIBUTES.values()})
+    fake.attributes[READ_ONLY_SUPPORTED] = 0
+    fake.cuda.is_available = lambda: True
+    monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(device, "THREADS", 32)
     monkeypatch.setattr(device, "_WARM_SECONDS", 0.0)
     monkeypatch.setattr(device, "_GROUP_SECONDS", 0.0)
     monkeypatch.setattr(measurements, "REGISTERED_BYTES", 1 << 16)
     monkeypatch.setattr(measurements, "CEILING_BYTES", 1 << 16)
-    with cupy_stand_in.stand_in(monkeypatch, tmp_path, order="all late") as gpu:
-        gpu.cupy.attributes.update({number: 100 + number for number in measurements.ATTRIBUTES.values()})
-        gpu.cupy.attributes[113] = 0
-        gpu.cupy.cuda.is_available = lambda: True
-        yield gpu.cupy
+    return fake
 
 
 @pytest.fixture
@@ -74,7 +115,7 @@ def test_the_record(cupy: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str
             assert result["registered"] == (kind in WRITABLE and not flags & 8), (kind, name)
             if not result["registered"]:
                 # NotSupported for the flag; InvalidValue for pages that cannot be written.
-                assert f"cudaError {801 if flags & 8 else 1}:" in result["error"]
+                assert f"cudaError {NOT_SUPPORTED if flags & 8 else INVALID_VALUE}:" in result["error"]
             else:
                 assert set(result.values()) == {True}
                 assert len(result) == 6
@@ -89,7 +130,7 @@ def test_the_record(cupy: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.usefixtures("in_this_process")
 def test_read_only_registration_where_it_is_supported(cupy: Any) -> None:
-    cupy.attributes[113] = 1
+    cupy.attributes[READ_ONLY_SUPPORTED] = 1
     for kind in ("memfd, write-sealed", "file, read-only"):
         found = probe.run_part(f"registration: {kind}")
         assert {name for name, result in found.items() if result["registered"]} == {
@@ -112,7 +153,7 @@ def test_after_an_error_another_process_continues(
 ) -> None:
     def read(self: Any, address: int, size: int) -> int:
         if len(in_this_process) == 1:
-            raise cupy_stand_in.CudaError(700)
+            raise CudaError(700)
         return read_before(self, address, size)
 
     read_before = device.ProbedDevice.sum_by_kernel

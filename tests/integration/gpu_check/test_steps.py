@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gpu
 import pytest
 
 from scripts.gpu import __main__ as command
@@ -68,8 +69,10 @@ def test_sanitizers_run_the_tests_of_kernels(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("text", ["bogus", "tests:a", "benchmark:", "memcheck:b"])
 def test_an_unknown_step_is_told(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(GpuCheckError, match="known: probe, doctor, tests, benchmark, memcheck, racecheck, synccheck"):
-        steps.parse_step(text)
+    with pytest.raises(
+        GpuCheckError, match="known: probe, doctor, tests, benchmark:.*, memcheck, racecheck, synccheck"
+    ):
+        steps.parse_steps(["probe", text])
     assert command.main([text, "--results", str(tmp_path)]) == 2
     assert f"unknown step {text!r}" in capsys.readouterr().err
 
@@ -83,6 +86,16 @@ def test_steps_have_the_commands_that_the_documentation_names(tmp_path: Path) ->
     page = (ROOT / "docs/how-to/gpu-without-network.md").read_text()
     for step in steps.STEPS:
         assert f"`{step}`" in page
+
+
+def test_the_benchmarks_steps_are_all_its_sections() -> None:
+    assert steps.parse_steps(["benchmark", "probe"]) == [*steps.BENCHMARKS, "probe"]
+    sections = [letter for step in steps.BENCHMARKS for letter in step.partition(":")[2]]
+    assert sorted(sections) == sorted(gpu.TITLES)
+    # A section and what it is compared with run within the time of a command.
+    for step in steps.BENCHMARKS:
+        assert sum(gpu.SECONDS[letter] for letter in {*step.partition(":")[2], "a"}) < steps.SECONDS
+    assert gpu.TOTAL_SECONDS < steps.SECONDS
 
 
 def test_without_a_gpu_the_probe_fails_and_leaves_its_record(tmp_path: Path) -> None:
