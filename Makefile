@@ -2,7 +2,7 @@
 # make test   install, then run all checks and tests
 # make docs   build the documentation and check it
 # make chaos  kill, damage and interrupt for MINUTES=10, with SEED=1 as in that run
-# make gpu    run the GPU tests and the GPU benchmark
+# make gpu    check the GPU: probe, tests, benchmark, sanitizers
 PYTHON ?= python3
 VENV ?= .venv
 # One more than the cores: many tests wait for disks, timeouts and other processes.
@@ -56,4 +56,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
 
 clean:
-	rm -rf $(VENV) .venv-gpu gpu-results demo-output site build *.egg-info
+	rm -rf $(VENV) .venv-gpu .gpu-bundle gpu-results demo-output site build *.egg-info

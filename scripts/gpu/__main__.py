@@ -78,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--results", type=Path, default=ROOT / "gpu-results", metavar="DIR", help="default gpu-results")
     parser.add_argument("--bundle", type=Path, metavar="DIR", help="write the parts of a bundle to this folder")
     parser.add_argument(
-        "--installed", type=Path, metavar="PROBE.json", help="with --bundle: leave out what the probed machine has"
+        "--installed", type=Path, metavar="PROBE.json", help="with --bundle: leave out packages of the probed machine"
     )
     parser.add_argument("--unpack", type=Path, nargs="+", metavar="PART", help="parts of a bundle, or folders of them")
     parser.add_argument(
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.write_results is not None:
             return write_results(args.write_results)
         steps = parse_steps(args.steps or STEPS)
-        # The probe comes first, before a bundle is made for what it finds.
+        # The probe needs no bundle: a bundle can be made from its record.
         python = Interpreter(sys.executable, (ROOT,)) if set(steps) == {"probe"} else interpreter()
         failed = run_steps(steps, python, args.results.resolve())
     except GpuCheckError as error:

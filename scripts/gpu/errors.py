@@ -8,4 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class GpuCheckError(Exception):
-    """A bundle cannot be made or unpacked, or a step cannot run. The message says what to do."""
+    """Raised if a bundle cannot be made or unpacked, or a step cannot run.
+
+    The message says what to do.
+    """

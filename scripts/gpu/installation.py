@@ -45,7 +45,9 @@ class Interpreter:
 
 
 def unpack(paths: Iterable[Path], folder: Path = FOLDER) -> list[str]:
-    """Unpacks parts of a bundle. When all its wheels are there, installs those that this machine lacks.
+    """Unpacks parts of a bundle.
+
+    When all wheels are there, installs the packages that this machine lacks.
 
     Returns:
         The wheels that are still missing, in other parts.
@@ -81,7 +83,10 @@ def _other(folder: Path, manifest: Manifest) -> bool:
 
 
 def _install(manifest: Manifest, wheels: Path, site: Path) -> None:
-    """Installs the packages that this Python lacks, or has in a version that does not fit, into `site`."""
+    """Installs packages into `site`.
+
+    They are packages that this Python lacks, or has in a version that does not fit.
+    """
     report = wheels.parent / "report.json"
     arguments = ["--dry-run", f"--report={report}", f"--find-links={wheels}", *manifest.requirements]
     _pip(wheels, arguments, "the bundle does not fit this Python's packages; PyTorch and CuPy must be installed")
@@ -98,7 +103,7 @@ def _install(manifest: Manifest, wheels: Path, site: Path) -> None:
 
 
 def _pip(wheels: Path, arguments: list[str], failure: str) -> None:
-    """Runs `pip install` of the bundle's pip, or of this Python's, without a package index."""
+    """Runs `pip install` without a package index, by the bundle's pip if it has one."""
     bundled = next((str(path / "pip") for path in wheels.glob("pip-*.whl")), None)
     command = [sys.executable, *([bundled] if bundled else ["-m", "pip"]), "install", "--isolated", "--quiet",
                "--disable-pip-version-check", "--no-index", *arguments]  # fmt: skip
@@ -107,7 +112,9 @@ def _pip(wheels: Path, arguments: list[str], failure: str) -> None:
 
 
 def interpreter() -> Interpreter:
-    """Returns a Python with the packages: with those of a bundle, this one as it is, or one of .venv-gpu.
+    """Returns a Python that has the packages.
+
+    It is this one with the packages of a bundle, this one as it is, or .venv-gpu's.
 
     .venv-gpu is made if it is missing, which needs a package index.
 

@@ -1,4 +1,4 @@
-"""The parts of a bundle: one archive each, small enough to upload with the checkout.
+"""The parts of a bundle. Each is an archive, small enough to upload.
 
 Every part has the same manifest, so the parts can be unpacked in any order, and one at a time.
 """
@@ -30,18 +30,18 @@ _LARGE = 32 << 20
 #: Shared libraries that are stripped in large wheels.
 _STRIPPED = ("llvmlite/binding/libllvmlite.so",)
 _BLOCK = 512
-#: Bytes of an archive besides its wheels: the manifest and the end.
+#: Bytes of an archive without its wheels: the manifest and the end.
 _OVERHEAD = 128 << 10
 _MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a bundle holds.
+    """The contents of a bundle.
 
     Attributes:
         python: version of Python, such as 3.12.
-        requirements: what is installed.
+        requirements: the requirements that are installed.
         parts: the number of parts.
         wheels: name of a wheel -> SHA-256 of it, unpacked.
     """
@@ -72,7 +72,7 @@ def checkout_bytes(root: Path = ROOT) -> int:
 
 
 def divide(sizes: Sequence[int], limit: int) -> list[int]:
-    """Assigns sizes to as few parts as a simple rule finds: the largest first, each to the first part with room.
+    """Assigns sizes to parts: the largest first, each to the first part with room.
 
     Returns the number of each one's part, from 0.
 
@@ -152,7 +152,7 @@ def _packed(wheel: Path) -> _Packed:
 
 
 def _stored(wheel: Path) -> bytes:
-    """Returns the same wheel with its files uncompressed, and its large libraries stripped."""
+    """Returns the same wheel with uncompressed files and stripped libraries."""
     out = io.BytesIO()
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as target:
         changed: dict[str, bytes] = {}

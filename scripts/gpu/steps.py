@@ -1,4 +1,4 @@
-"""The steps of a check. Each one runs for at most nine minutes, and leaves its output in one folder."""
+"""The steps of a check. Each runs for at most nine minutes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def file_name(step: str) -> str:
 
 
 def run_steps(steps: Sequence[str], python: Interpreter, results: Path, seconds: float = SECONDS) -> list[str]:
-    """Runs steps in order; if one fails, the others still run. Returns the steps that did not pass."""
+    """Runs steps in order, also after one that fails. Returns the failed ones."""
     results.mkdir(parents=True, exist_ok=True)
     failed = []
     for step in steps:
@@ -109,7 +109,7 @@ def run_step(step: str, python: Interpreter, results: Path, seconds: float) -> S
     if command is None:
         return StepResult("skipped", 0.0, [], "compute-sanitizer is not installed; it comes with the CUDA toolkit")
     begun = time.monotonic()
-    # In a session of its own, so that the processes that it starts end with it.
+    # A new session, so that the processes that the step starts end with it.
     process = subprocess.Popen(
         command, cwd=ROOT, env=python.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", start_new_session=True,
@@ -136,7 +136,7 @@ def run_step(step: str, python: Interpreter, results: Path, seconds: float) -> S
 
 
 def _record(results: Path, step: str, result: StepResult) -> None:
-    """Adds a result to the record of the folder, which steps of earlier calls are in, too."""
+    """Adds a result to the record of the folder, which earlier calls began."""
     file = results / _RECORD
     record = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps({**record, step: asdict(result)}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The wheels of a bundle: everything that the checks need besides PyTorch and CuPy."""
+"""The wheels of a bundle: all packages of the checks except PyTorch and CuPy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Fetch = Callable[[list[str]], list[Path]]
 
 
 def requirements(project: Path = ROOT / "pyproject.toml") -> list[str]:
-    """Returns what the checks need: the package's dependencies and those of the extra `gpu-test`."""
+    """Returns the requirements of the package and of the extra `gpu-test`."""
     table = tomllib.loads(project.read_text())["project"]
     wanted = [*table["dependencies"], *table["optional-dependencies"]["gpu-test"]]
     return [text for text in wanted if normalised(text) not in (*PROVIDED, "gear-data")]
@@ -49,7 +49,7 @@ def normalised(requirement: str) -> str:
 
 
 def pins(constraints: Path = ROOT / "constraints.txt") -> dict[str, str]:
-    """Returns normalised name -> version, as the bundle's Python reads the constraints."""
+    """Returns normalised name -> version, for the bundle's Python."""
     found = {}
     for line in constraints.read_text().splitlines():
         if line and not line.startswith("#"):
@@ -79,7 +79,7 @@ def collect(roots: Iterable[str], pinned: Mapping[str, str], installed: Mapping[
     Args:
         roots: requirements.
         pinned: normalised name -> version to fetch; other packages are fetched in their newest version.
-        installed: normalised name -> version that the machine has. What satisfies a requirement is left out.
+        installed: normalised name -> version that the machine has. Packages that satisfy a requirement are left out.
         fetch: downloads wheels.
     """
     todo = [Requirement(text) for text in (*roots, _INSTALLER)]
@@ -110,7 +110,7 @@ def collect(roots: Iterable[str], pinned: Mapping[str, str], installed: Mapping[
 
 
 def _requires(wheel: Path, extra: str) -> list[Requirement]:
-    """Returns what a wheel requires with this extra ("" for none) on the bundle's Python."""
+    """Returns the requirements of a wheel with an extra ("" for none)."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
         metadata = email.message_from_bytes(archive.read(name))

@@ -10,7 +10,9 @@ from pathlib import Path
 def make_wheel(
     folder: Path, name: str, version: str, requires: Sequence[str] = (), files: Mapping[str, bytes] | None = None
 ) -> Path:
-    """Writes a wheel for any Python. Without files it has a module of the package's name.
+    """Writes a wheel for any Python.
+
+    Without files it has a module of the package's name.
 
     Args:
         name: normalised, with hyphens.

@@ -1,4 +1,4 @@
-"""The probe: what the driver and the GPU do with host memory. It needs CuPy and NumPy only.
+"""The probe of the driver and the GPU. It needs CuPy and NumPy only.
 
     python -m scripts.gpu.probe [--json FILE]
 

@@ -1,4 +1,7 @@
-"""Runs the probe. Each part runs in a separate process, because an error of a kernel ends the use of CUDA there."""
+"""Runs the probe.
+
+Each part runs in a separate process, because a process cannot use CUDA after an error of a kernel.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def run_part(part: str) -> dict[str, Any]:
 
 
 def _result(line: str) -> tuple[str, Any] | None:
-    """Reads a line that `measure` printed; None for other lines, and for one that was cut off."""
+    """Reads a line that `measure` printed. Returns None for any other line."""
     try:
         name, result = json.loads(line)
     except (ValueError, TypeError):

@@ -105,7 +105,7 @@ class ProbedDevice:
         self.runtime.memcpyAsync(target, source, size, _COPY, self._cupy.cuda.get_current_stream().ptr)
 
     def seconds(self, call: Callable[[], None]) -> float:
-        """Returns the seconds of one call on the device: the median of groups, after warm-up."""
+        """Measures the seconds of one call on the device: the median of groups."""
         until, count = time.perf_counter() + _WARM_SECONDS, 0
         while count == 0 or time.perf_counter() < until:
             call()

@@ -46,7 +46,7 @@ Measure = Callable[[ProbedDevice], Any]
 
 
 def facts() -> dict[str, Measure]:
-    """Returns facts of the device. A fact that cannot be read is recorded as its error."""
+    """Returns facts of the device."""
     return {
         "name": lambda device: _properties(device)["name"].decode(),
         "memory_bytes": lambda device: int(_properties(device)["totalGlobalMem"]),
@@ -124,7 +124,7 @@ def allocated(device: ProbedDevice) -> Any:
 
 @contextlib.contextmanager
 def registered(device: ProbedDevice) -> Any:
-    """Yields (address, device's address) of shared memory, registered and then protected."""
+    """Yields (address, device's address) of registered shared memory."""
     contents = np.empty(CEILING_BYTES, np.uint8)
     _fill(contents)
     pages = KINDS["memfd, shared, read-write"](contents)

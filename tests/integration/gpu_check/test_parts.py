@@ -1,4 +1,4 @@
-"""A bundle is packed, divided into parts, unpacked one part at a time, and installed without a network."""
+"""A bundle is packed, divided into parts, unpacked and installed, without a network."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_sanitizers_run_the_tests_of_kernels(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("text", ["bogus", "tests:a", "benchmark:", "memcheck:b"])
 def test_an_unknown_step_is_told(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
-        GpuCheckError, match="known: probe, doctor, tests, benchmark:.*, memcheck, racecheck, synccheck"
+        GpuCheckError, match=r"known: probe, doctor, tests, benchmark:.*, memcheck, racecheck, synccheck"
     ):
         steps.parse_steps(["probe", text])
     assert command.main([text, "--results", str(tmp_path)]) == 2

@@ -1,4 +1,4 @@
-"""The wheels of a bundle: everything that the checks need besides PyTorch and CuPy."""
+"""The wheels of a bundle: all packages of the checks except PyTorch and CuPy."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_wheel_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_bundle_is_complete_and_pinned(tmp_path: Path) -> None:
-    """The metadata is that of the packages here; the bundle's Python reads it."""
+    """The bundle's Python reads the metadata of the packages that are installed here."""
     index: dict[str, list[str]] = {"pip": []}
     for found in importlib.metadata.distributions():
         index[normalised(found.metadata["Name"])] = found.requires or []
