@@ -123,7 +123,8 @@ def interpreter() -> Interpreter:
     """
     site = FOLDER / "site"
     if site.is_dir():
-        return Interpreter(sys.executable, (site, ROOT))
+        # The checkout comes first: wheels may hold a folder `scripts` or `benchmarks`, as TorchRL's does.
+        return Interpreter(sys.executable, (ROOT, site))
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if not missing:
         return Interpreter(sys.executable, (ROOT,))
