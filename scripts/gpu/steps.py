@@ -111,8 +111,8 @@ def run_step(step: str, python: Interpreter, results: Path, seconds: float) -> S
     begun = time.monotonic()
     # A new session, so that the processes that the step starts end with it.
     process = subprocess.Popen(
-        command, cwd=ROOT, env=python.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", start_new_session=True,
+        command, cwd=ROOT, env={**python.environment(), "GEAR_DATA_REQUIRE_GPU": "1"}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
     )  # fmt: skip
     late = threading.Event()
 

@@ -67,6 +67,16 @@ def test_sanitizers_run_the_tests_of_kernels(tmp_path: Path, monkeypatch: pytest
     assert "CUDA toolkit" in record(tmp_path)["memcheck"]["reason"]
 
 
+def test_tests_fail_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check must not pass because all its tests were skipped."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    one = "tests/gpu/test_loader.py::test_tensors_are_on_the_device"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", one]
+    monkeypatch.setattr(steps, "command_of", lambda step, python, results: command)
+    assert steps.run_steps(["tests"], HERE, tmp_path) == ["tests"]
+    assert "there is no GPU" in (tmp_path / "tests.txt").read_text()
+
+
 @pytest.mark.parametrize("text", ["bogus", "tests:a", "benchmark:", "memcheck:b"])
 def test_an_unknown_step_is_told(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gear_data.kernels.cuda.tuning import DEFAULT, Build
+from scripts.gpu.probe.device import SOURCE as PROBE_KERNEL
 from tests.support.cuda.runner import KERNELS
 
 SOURCES = sorted(KERNELS.glob("*.cu"))
@@ -89,6 +90,15 @@ def test_compiles_without_a_warning_or_a_spill(compiler: Compiler, source: Path,
         assert cubin[:4] == b"\x7fELF"
         assert not [line for line in log.splitlines() if not line.startswith("ptxas")]
         assert not spilled(log)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_probes_kernel_compiles(compiler: Compiler, architecture: str, tmp_path: Path) -> None:
+    source = tmp_path / "read_words.cu"
+    source.write_text(PROBE_KERNEL)
+    cubin, log = compiler.compile(source, [f"--gpu-architecture={architecture}", "--std=c++17", "--ptxas-options=-v"])
+    assert cubin[:4] == b"\x7fELF"
+    assert not spilled(log)
 
 
 def test_spills_show_in_the_log(compiler: Compiler) -> None:
