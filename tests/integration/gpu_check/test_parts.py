@@ -18,7 +18,7 @@ import pytest
 
 from scripts.gpu import installation, parts
 from scripts.gpu.errors import GpuCheckError
-from tests.support.wheels import make_wheel
+from tests.support.makers.wheels import make_wheel
 
 HERE = ".".join(map(str, sys.version_info[:2]))
 #: A wheel's bytes in a bundle, in MiB, as of November 2026: llvmlite and others, packed.

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.gpu.errors import GpuCheckError
 from scripts.gpu.wheels import PROVIDED, Fetch, collect, normalised, pins, requirements
-from tests.support.wheels import make_wheel
+from tests.support.makers.wheels import make_wheel
 
 
 def fetch_from(folder: Path, index: Mapping[str, list[str]], fetched: list[list[str]]) -> Fetch:
