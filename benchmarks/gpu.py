@@ -1,19 +1,25 @@
-"""Measures the GPU path on this machine's GPU, in less than 8 minutes.
+"""Measures the GPU path on this machine's GPU. A command takes less than 8 minutes.
 
-The results stand next to the machine's own limits.
+The results stand next to the machine's own limits. Three commands run all sections:
 
-    python benchmarks/gpu.py --json gpu.json
+    python benchmarks/gpu.py --only a,b,c,h --json gpu-kernels.json
+    python benchmarks/gpu.py --only i,e --json gpu-loaders.json
+    python benchmarks/gpu.py --only d,f,g --json gpu-rest.json
+    python benchmarks/gpu.py --write-results gpu-kernels.json gpu-loaders.json gpu-rest.json
 
-(a) ceilings: copies to the device from pinned memory, and within the device; an empty launch;
+(a) ceilings: what the copy engine and kernels read from pinned memory, copies within the device, an empty launch;
 (b) collection from pinned memory; (c) collection from device memory; (d) selection;
-(e) Decision Transformer training steps per second, by loader; (f) constants of the collector to try first, and the
-batches from which the GPU is faster than the CPU; (g) filters by cuDF, if cudf-polars is installed.
+(e) Decision Transformer training steps per second, by loader, also as a CUDA graph; (f) constants of the collector to
+try first, and the batches from which the GPU is faster than the CPU; (g) filters by cuDF, if cudf-polars is installed;
+(h) collection from tables of 2, 16 and 64 GiB, as they fit; (i) batches of SequenceLoader beside those of peers.
 
 Every section runs in a separate process. If a section fails, the report says so, and the other sections run. Batches
-and draws are compared with the CPU's before they are timed. Kernels are timed between CUDA events: medians of groups of
-launches, over several sets of windows. Section (e), and the comparison of CPU and GPU, are timed by the clock. The
-benchmark needs CuPy; (e) also needs torch and transformers, and (g) needs Polars and cuDF. Without a GPU, it exits with
-status 1.
+and draws are compared with the CPU's before they are timed. The GPU's clocks are warmed for 0.3 s before each case.
+Kernels are timed between CUDA events: medians of groups of launches, over sets of windows and outputs of four times the
+L2. Small batches are also timed in a CUDA graph. Sections (e) and (i), and the comparison of CPU and GPU, are timed by
+the clock. Pinned memory is the segment of residency `pinned`; a section fails if CUDA does not register it. The
+benchmark needs CuPy; (e) also needs torch and transformers, (i) torch, and (g) Polars and cuDF. Without a GPU, it exits
+with status 1.
 """
 
 from __future__ import annotations
@@ -35,38 +41,46 @@ from common import ROOT, command_line, describe_machine, machine_facts, progress
 sys.path.insert(0, str(ROOT))
 
 from gpu_sections import collection as gpu_collection
-from gpu_sections.device import Gpu, no_gpu
+from gpu_sections.ceilings import DEVICE_COPY, SM_READS, ceilings
+from gpu_sections.device import Gpu, gpu_facts, no_gpu
 from gpu_sections.filters import filters
+from gpu_sections.footprints import footprints
 from gpu_sections.knobs import knobs
 from gpu_sections.report import Section, from_json, table, verdict
+from gpu_sections.results import PAGE, ResultsError, write_results
 from gpu_sections.selection import selection
 
 from gear_data.collection.collector import Collector
 from gear_data.collection.plan import CollectSource
 
+#: In the order in which they run. What a command has no time for is left out at the end.
 TITLES = {
     "a": "ceilings of the machine",
-    "b": "collection from pinned memory, against the copy from pinned memory to the device",
+    "b": "collection from pinned memory, against kernels that only read pinned memory",
     "c": "collection from device memory, against the copy within the device",
-    "d": "selection",
-    "e": "training steps a second, against a loader that costs nothing",
+    "i": "batches of SequenceLoader and of peers",
+    "e": "training steps a second, against the same batch each time",
+    "h": "collection from large tables, against the ceilings",
     "f": "constants of the collector, against those built in; time by the CPU to time by the GPU",
+    "d": "selection",
     "g": "filters, time by the CPU to time by cuDF",
 }
-#: Seconds of all sections together, and of each section.
+#: Seconds of a command, and of each section.
 TOTAL_SECONDS = 460.0
-SECONDS = {"a": 40.0, "b": 90.0, "c": 70.0, "d": 90.0, "e": 120.0, "f": 80.0, "g": 40.0}
+SECONDS = {"a": 40.0, "b": 100.0, "c": 80.0, "d": 80.0, "e": 140.0, "f": 90.0, "g": 40.0, "h": 120.0, "i": 140.0}
+#: Sections that are compared with the ceilings of (a).
+_COMPARED = "bcdhi"
 #: Seconds in which a section may start and end, in addition to its own.
 _GRACE_SECONDS = 40.0
 #: Characters of a failed process's output that the record keeps.
 _ERROR_BYTES = 8000
 
 
-def run_section(name: str, ceilings: dict[str, Any], folder: Path, quick: bool, end: float) -> Section:
+def run_section(name: str, found: dict[str, Any], folder: Path, quick: bool, end: float) -> Section:
     """Runs one section in this process.
 
     Args:
-        ceilings: the facts of (a), for (b), (c) and (d).
+        found: the facts of (a), for the sections in `_COMPARED`.
         folder: a folder for data.
         end: the time (of `time.monotonic`) after which no further case starts.
     """
@@ -79,20 +93,24 @@ def run_section(name: str, ceilings: dict[str, Any], folder: Path, quick: bool, 
         from gpu_sections.training import training
 
         return training(folder, quick, left)
+    if name == "i":
+        from gpu_sections.feeds import feeds
+
+        return feeds(folder, found["bytes_per_second"], quick, left)
     if name == "g":
         return filters(quick, left)
     gpu = Gpu()
     if name == "a":
-        section = gpu_collection.ceilings(gpu, quick)
-        section.facts["machine"] = gpu.facts()
-        return section
+        return ceilings(gpu, quick)
     if name == "f":
         return knobs(gpu, quick, left)
-    empty = ceilings["empty_launch_seconds"]
+    if name == "h":
+        return footprints(gpu, found["bytes_per_second"], quick, left)
+    empty = found["empty_launch_seconds"]
     if name == "d":
         return selection(gpu, empty, quick, left)
-    where, ceiling = ("pinned", "pinned to device, allocated") if name == "b" else ("device", "device to device")
-    return gpu_collection.collection(gpu, where, ceilings["bytes_per_second"][ceiling], empty, quick, left)
+    where, ceiling = ("pinned", SM_READS) if name == "b" else ("device", DEVICE_COPY)
+    return gpu_collection.collection(gpu, where, found["bytes_per_second"][ceiling], empty, quick, left)
 
 
 def run_apart(name: str, ceilings: dict[str, Any], quick: bool, seconds: float) -> dict[str, Any]:
@@ -137,27 +155,35 @@ def reason_of(status: int, errors: str) -> str:
     return f"ended with status {status}: " + " | ".join(lines[-3:])
 
 
-def run_all(names: str, quick: bool, end: float, run: Callable[..., dict[str, Any]] = run_apart) -> dict[str, Any]:
+def run_all(
+    names: str,
+    quick: bool,
+    end: float,
+    run: Callable[..., dict[str, Any]] = run_apart,
+    save: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> dict[str, Any]:
     """Runs the sections with these letters, in order, and prints each at its end.
 
     Section (a) also runs if another section needs it.
 
     Args:
         end: the time (of `time.monotonic`) by which all sections must end.
+        save: gets the record after each section, so that a command that is stopped leaves one.
     """
-    wanted = sorted({*names, *("a" if {*names} & {*"bcd"} else "")})
+    wanted = [name for name in TITLES if name in names or (name == "a" and {*names} & {*_COMPARED})]
     record: dict[str, Any] = {}
     ceilings: dict[str, Any] = {}
     for name in wanted:
         seconds = min(SECONDS[name], end - time.monotonic() - _GRACE_SECONDS)
         if seconds < 10:
-            record[name] = {"status": "left out", "reason": f"{TOTAL_SECONDS:.0f} s are over"}
-        elif name in "bcd" and not ceilings:
+            record[name] = {"status": "left out", "reason": f"{TOTAL_SECONDS:.0f} s are over: run --only {name}"}
+        elif name in _COMPARED and not ceilings:
             record[name] = {"status": "left out", "reason": "(a), which it is compared with, failed"}
         else:
             record[name] = run(name, ceilings, quick, seconds)
         if name == "a" and record[name]["status"] == "ok":
             ceilings = record[name]["section"]["facts"]
+        save(record)
         print(f"\n({name}) {TITLES[name]}\n")
         if record[name]["status"] == "ok":
             print(table(from_json(record[name]["section"])))
@@ -174,6 +200,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="a few small cases of each")
     parser.add_argument("--json", type=Path, help="write the full record here")
+    parser.add_argument(
+        "--write-results", type=Path, nargs="+", metavar="FILE",
+        help="measure nothing; write these records of --json into RESULTS.md",
+    )  # fmt: skip
     parser.add_argument("--worker", choices=TITLES, help=argparse.SUPPRESS)
     parser.add_argument("--ceilings", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
@@ -190,6 +220,13 @@ def _letters(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     end = time.monotonic() + TOTAL_SECONDS
     args = make_parser().parse_args(arguments)
+    if args.write_results is not None:
+        try:
+            write_results(args.write_results, PAGE, TITLES)
+        except ResultsError as error:
+            print(f"nothing written: {error}", file=sys.stderr)
+            return 1
+        return 0
     reason = no_gpu()
     if reason is not None:
         print(f"not run: {reason}", file=sys.stderr)
@@ -202,13 +239,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     facts = machine_facts()
     facts["versions"] |= versions(("cupy-cuda13x", "cupy-cuda12x", "torchrl", "transformers"))
-    print(describe_machine(facts))
+    facts["gpu"] = gpu_facts()
+    print(describe_machine(facts), facts["gpu"]["gpu"], sep=", ")
     compile_cpu_kernels()
-    record = run_all(args.only, args.quick, end)
+
+    def save(record: dict[str, Any]) -> None:
+        if args.json is not None:
+            whole = {"benchmark": "gpu", "command": command_line(), "quick": args.quick, "machine": facts}
+            write_json(args.json, {**whole, "sections": record})
+
+    record = run_all(args.only, args.quick, end, save=save)
     sections = {name: from_json(item["section"]) for name, item in record.items() if item["status"] == "ok"}
     print(f"\n{verdict(sections)}")
-    if args.json is not None:
-        write_json(args.json, {"benchmark": "gpu", "command": command_line(), "machine": facts, "sections": record})
     return 0 if all(item["status"] == "ok" for item in record.values()) else 1
 
 

@@ -6,27 +6,49 @@ All copies and launches are in one stream.
 from __future__ import annotations
 
 import math
-import mmap
+import os
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import GearError
 from gear_data.kernels.cuda.launcher import CudaLauncher, cuda_errors
 from gear_data.kernels.cuda.tuning import Tuning
+from gear_data.residency.device.link import WARM_SECONDS
+from gear_data.residency.device.registration import RegisteredMemory
+from gear_data.residency.shared_memory import HEADER_BYTES, Segment, create_segment, map_segment, write
 
 Bytes = npt.NDArray[np.uint8]
 
 #: Launches are timed in groups of about this many seconds, so that the host stays ahead of the GPU.
 _GROUP_SECONDS = 2e-3
 _GROUP_MOST = 64
+_REPEATS = 7
 _ALIGNMENT = 256
+#: Threads that fill host memory.
+_THREADS = 8
 #: cudaMemcpyDefault: CUDA derives the direction from the addresses.
 _COPY = 4
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Host memory that the GPU reads.
+
+    Attributes:
+        data: uint8 [n], read-only.
+        address: its address for the GPU.
+    """
+
+    data: Bytes
+    address: int
 
 
 class Gpu(CudaLauncher):
@@ -42,7 +64,7 @@ class Gpu(CudaLauncher):
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
         self._held: list[Any] = []
-        self._registered: list[tuple[int, mmap.mmap]] = []
+        self._registered: list[RegisteredMemory] = []
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -52,8 +74,8 @@ class Gpu(CudaLauncher):
             yield
         finally:
             self.wait()
-            for address, _ in self._registered[registered:]:
-                self._runtime.hostUnregister(address)
+            for memory in self._registered[registered:]:
+                memory.close()
             del self._held[held:]
             del self._registered[registered:]
             self._cupy.get_default_memory_pool().free_all_blocks()
@@ -73,27 +95,18 @@ class Gpu(CudaLauncher):
         self._held.append(memory)
         return np.frombuffer(memory, np.uint8, nbytes)
 
-    def registered(self, nbytes: int) -> Bytes:
-        """Returns uint8 [nbytes] of shared host memory, registered with CUDA.
+    def host(self, nbytes: int) -> HostMemory:
+        """Returns memory of residency `pinned`, filled with numbers: a segment of shared memory, registered with CUDA.
 
-        Residency `pinned` reads such memory.
+        Raises:
+            DeviceError, HostMemoryError: CUDA does not register the segment. There is no other memory to fall back to.
         """
-        pages = mmap.mmap(-1, nbytes)
-        array = np.frombuffer(pages, np.uint8)
-        with cuda_errors(f"registering {nbytes:,} bytes"):
-            self._runtime.hostRegister(array.ctypes.data, nbytes, 0)
-        self._registered.append((array.ctypes.data, pages))
-        return array
-
-    def host(self, nbytes: int) -> tuple[Bytes, str]:
-        """Returns (host memory, its kind).
-
-        The memory is `registered`, or `pinned` if CUDA refuses to register, as on some virtual machines.
-        """
-        try:
-            return self.registered(nbytes), "registered"
-        except GearError:
-            return self.pinned(nbytes), "allocated"
+        segment = Segment(f"benchmark-{os.getpid()}-{len(self._registered)}", HEADER_BYTES + nbytes, registrable=True)
+        buffer = map_segment(create_segment(segment, partial(_fill_segment, nbytes=nbytes)), segment)
+        memory = RegisteredMemory(buffer)
+        self._registered.append(memory)
+        data = np.frombuffer(buffer, np.uint8)[HEADER_BYTES:]
+        return HostMemory(data, data.ctypes.data + memory.shift)
 
     def put(self, array: npt.NDArray[Any]) -> int:
         """Copies an array to GPU memory, and returns the address."""
@@ -126,16 +139,39 @@ class Gpu(CudaLauncher):
         with cuda_errors("waiting for the GPU"):
             self._runtime.deviceSynchronize()
 
-    def seconds(self, calls: Sequence[Callable[[], None]], repeats: int = 7) -> float:
+    def seconds(self, calls: Sequence[Callable[[], None]]) -> float:
         """Measures the seconds of one call on the GPU.
 
-        Returns the median over `repeats` groups of calls. Each group lies between two events, and goes through the
-        calls in turn.
+        Returns the median over some groups of calls. Each group lies between two events, and goes through all calls in
+        turn. The calls also warm up the GPU.
         """
-        for call in calls:
-            call()
-        group = min(_GROUP_MOST, max(len(calls), math.ceil(_GROUP_SECONDS / self._timed(calls, len(calls)))))
-        return statistics.median(self._timed(calls, group) for _ in range(repeats))
+        each = self.warm(calls)
+        group = max(len(calls), min(_GROUP_MOST, math.ceil(_GROUP_SECONDS / each)))
+        return statistics.median(self._timed(calls, group) for _ in range(_REPEATS))
+
+    def graph_seconds(self, calls: Sequence[Callable[[], None]]) -> float:
+        """Measures the seconds of one call in a CUDA graph of all calls.
+
+        The host takes no part in the calls: small launches follow each other as fast as the GPU takes them.
+        """
+        stream = self._cupy.cuda.Stream(non_blocking=True)
+        with cuda_errors("capturing a CUDA graph"), stream:
+            stream.begin_capture()
+            for call in calls:
+                call()
+            graph = stream.end_capture()
+        return self.seconds([graph.launch]) / len(calls)
+
+    def warm(self, calls: Sequence[Callable[[], None]]) -> float:
+        """Goes through the calls until the GPU has reached its clocks.
+
+        Returns the seconds of a call.
+        """
+        until = time.perf_counter() + WARM_SECONDS
+        while True:
+            each = self._timed(calls, len(calls))
+            if time.perf_counter() >= until:
+                return each
 
     def _timed(self, calls: Sequence[Callable[[], None]], count: int) -> float:
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
@@ -158,23 +194,59 @@ class Gpu(CudaLauncher):
         finally:
             self.tuning, self._kernels, self._collect_blocks = own
 
+    @property
+    def l2_bytes(self) -> int:
+        """The bytes of the cache of device memory."""
+        return int(self._runtime.getDeviceProperties(0)["l2CacheSize"])
+
+    def free_bytes(self) -> int:
+        """Returns the bytes of GPU memory that nobody uses."""
+        return int(self._runtime.memGetInfo()[0])
+
     def multiprocessors(self) -> int:
         return int(self._device.attributes["MultiProcessorCount"])
 
-    def facts(self) -> dict[str, Any]:
-        """Returns the facts that the results depend on."""
-        properties = self._runtime.getDeviceProperties(0)
-        name = properties["name"]
-        return {
-            "gpu": name.decode() if isinstance(name, bytes) else str(name),
-            "multiprocessors": self.multiprocessors(),
-            "memory_bytes": int(properties["totalGlobalMem"]),
-            "l2_bytes": int(properties["l2CacheSize"]),
-            "cuda_runtime": int(self._runtime.runtimeGetVersion()),
-            "cuda_driver": int(self._runtime.driverGetVersion()),
-            "nvrtc": ".".join(map(str, self._cupy.cuda.nvrtc.getVersion())),
-            "cupy": str(self._cupy.__version__),
-        }
+
+def gpu_facts() -> dict[str, Any]:
+    """Returns the facts that the results depend on."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    properties = runtime.getDeviceProperties(0)
+    name = properties["name"]
+    return {
+        "gpu": name.decode() if isinstance(name, bytes) else str(name),
+        "multiprocessors": int(properties["multiProcessorCount"]),
+        "memory_bytes": int(properties["totalGlobalMem"]),
+        "l2_bytes": int(properties["l2CacheSize"]),
+        "cuda_runtime": int(runtime.runtimeGetVersion()),
+        "cuda_driver": int(runtime.driverGetVersion()),
+        "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+        "cupy": str(cupy.__version__),
+        # Only the tests' stand-in for CuPy has the attribute. Its times are no results.
+        "stand_in": hasattr(cupy, "stand_in"),
+    }
+
+
+def numbers() -> Bytes:
+    """Returns the bytes of normal float32 numbers: a tile, whose size differs from the rows of every case."""
+    return np.random.default_rng(0).standard_normal((1 << 22) + 9, np.float32).view(np.uint8)
+
+
+def fill_raw(raw: Bytes) -> None:
+    """Fills a buffer with `numbers`, again and again."""
+    tile = numbers()
+    for first in range(0, len(raw), len(tile)):
+        part = raw[first : first + len(tile)]
+        part[:] = tile[: len(part)]
+
+
+def _fill_segment(descriptor: int, nbytes: int) -> None:
+    """Fills a segment like `fill_raw`, in several threads."""
+    tile = memoryview(numbers())
+    with ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        places = range(0, nbytes, len(tile))
+        list(pool.map(lambda first: write(descriptor, tile[: nbytes - first], HEADER_BYTES + first), places))
 
 
 def no_gpu() -> str | None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gear_data.errors import GearError
 from gear_data.kernels.cuda.tuning import DEFAULT, Build, Tuning
+from gear_data.loaders.builders.backend import Rates, choose_backend
+from gear_data.residency.device.link import measure_link
 from gpu_sections import collection as gpu_collection
-from gpu_sections.collection import CollectCase, GpuCollection, fill_raw, rows_of
-from gpu_sections.device import Bytes, Gpu
+from gpu_sections.collection import CollectCase, GpuCollection, rows_of
+from gpu_sections.device import Gpu, HostMemory
 from gpu_sections.report import Row, Section
 
 #: Cases for each variant: small rows, rows of a kilobyte, and long rows.
@@ -77,30 +79,28 @@ def knobs(gpu: Gpu, quick: bool, left: Callable[[], float]) -> Section:
     size = gpu_collection.QUICK_SOURCE_BYTES if quick else gpu_collection.SOURCE_BYTES
     section = Section([])
     with gpu.scope():
-        raw, section.facts["host_memory"] = gpu.host(size)
-        fill_raw(raw)
-        copied = gpu.device(size)
-        gpu.copy(copied, raw.ctypes.data, size)
+        host, copied = gpu.host(size), gpu.device(size)
+        gpu.copy(copied, host.address, size)
         for variant in VARIANTS[:2] if quick else VARIANTS:
             if left() < 15:
                 section.left_out.append(variant.name)
                 continue
             try:
-                section.rows += _variant(gpu, raw, copied, variant, section.rows, quick)
+                section.rows += _variant(gpu, host, copied, variant, section.rows, quick)
             except (GearError, RuntimeError) as error:
                 section.left_out.append(f"{variant.name} ({str(error).splitlines()[0]})")
-        section.rows += _crossover(gpu, raw, quick, left, section)
+        section.rows += _crossover(gpu, host, quick, left, section)
     return section
 
 
-def _variant(gpu: Gpu, raw: Bytes, copied: int, variant: Variant, before: list[Row], quick: bool) -> list[Row]:
+def _variant(gpu: Gpu, host: HostMemory, copied: int, variant: Variant, before: list[Row], quick: bool) -> list[Row]:
     rows = []
     built_in = {row.name.partition(":")[0]: row.values["us"] for row in before if VARIANTS[0].name in row.name}
     with gpu.tuned(variant.tuning):
-        for where, base in (("pinned", raw.ctypes.data), ("device", copied)):
+        for where, base in (("pinned", host.address), ("device", copied)):
             for case in CASES[1:2] if quick else CASES:
                 with gpu.scope():
-                    made = GpuCollection(gpu, raw, base, case)
+                    made = GpuCollection(gpu, host.data, base, case)
                     made.check()
                     seconds = gpu.seconds(made.calls())
                 label = f"{where} {case.name}"
@@ -110,13 +110,14 @@ def _variant(gpu: Gpu, raw: Bytes, copied: int, variant: Variant, before: list[R
     return rows
 
 
-def _crossover(gpu: Gpu, raw: Bytes, quick: bool, left: Callable[[], float], section: Section) -> list[Row]:
+def _crossover(gpu: Gpu, host: HostMemory, quick: bool, left: Callable[[], float], section: Section) -> list[Row]:
     """Measures the time from windows in host memory to a batch in GPU memory.
 
     The CPU (one thread) collects into pinned memory, and the batch is copied; or the GPU collects from pinned memory.
-    Times are by the clock. The ratio is CPU time to GPU time.
+    Times are by the clock. The ratio is CPU time to GPU time: above 1, `auto` should have chosen `cuda`.
     """
-    rows = []
+    rows, rates = [], Rates(measure_link(0))
+    section.facts["link"] = asdict(rates.link)
     for row_bytes in CROSSOVER_ROWS[:2] if quick else CROSSOVER_ROWS:
         for nbytes in CROSSOVER_BYTES[2:4] if quick else CROSSOVER_BYTES:
             case = CollectCase(row_bytes, 20, max(1, nbytes // (20 * row_bytes)))
@@ -124,22 +125,23 @@ def _crossover(gpu: Gpu, raw: Bytes, quick: bool, left: Callable[[], float], sec
                 section.left_out.append(f"CPU or GPU, {case.name}")
                 continue
             with gpu.scope():
-                on_cpu, on_gpu = both_ways(gpu, raw, case)
-            values = {"CPU us": on_cpu * 1e6, "us": on_gpu * 1e6, "KiB": case.nbytes / 1024}
+                on_cpu, on_gpu = both_ways(gpu, host, case)
+            chosen = choose_backend([(case.context, row_bytes)], case.batch, "pinned", rates)
+            values = {"CPU us": on_cpu * 1e6, "us": on_gpu * 1e6, "KiB": case.nbytes / 1024, "auto": chosen}
             rows.append(Row(f"CPU or GPU, {case.name}", values, on_cpu / on_gpu))
     return rows
 
 
-def both_ways(gpu: Gpu, raw: Bytes, case: CollectCase) -> tuple[float, float]:
+def both_ways(gpu: Gpu, host: HostMemory, case: CollectCase) -> tuple[float, float]:
     """Returns the median seconds by the CPU and by the GPU."""
-    made = GpuCollection(gpu, raw, raw.ctypes.data, case)
+    made = GpuCollection(gpu, host.data, host.address, case)
     staging, windows = gpu.pinned(case.nbytes), gpu.pinned(24 * case.batch)
     outputs = np.array([staging.ctypes.data], np.int64)
     windows.view(np.int64)[:] = rows_of(made.sets[0]).reshape(-1)
 
     def by_cpu(number: int) -> None:
         made.steps.collect(made.sets[number], outputs)
-        gpu.copy(made.targets[0], staging.ctypes.data, case.nbytes)
+        gpu.copy(int(made.targets[number, 0]), staging.ctypes.data, case.nbytes)
 
     def by_gpu(number: int) -> None:
         gpu.copy(made.windows[0], windows.ctypes.data, 24 * case.batch)

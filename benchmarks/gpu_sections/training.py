@@ -1,4 +1,8 @@
-"""Section (e): Decision Transformer training steps per second, by loader."""
+"""Section (e): Decision Transformer training steps per second, by loader.
+
+Steps run one operation after another, and as replays of a CUDA graph. The steps of a graph are shorter, so a slow
+loader shows sooner.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,8 @@ CONTEXT = 20
 BATCHES = (64, 512)
 DEVICE = "cuda"
 TARGET = 0.98
+#: Steps before a capture, as torch.cuda.graph asks for.
+_WARM_STEPS = 3
 COSTLESS = "the same batch each time"
 OURS = "gear-data, pinned, auto"
 #: Title -> residency and backend of the loader that feeds the steps.
@@ -41,7 +47,9 @@ class Training:
 
     def __init__(self, loader: gear_data.SequenceLoader) -> None:
         self.model = build_model(loader, Hyperparameters()).to(DEVICE).train()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, weight_decay=1e-4, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-4, weight_decay=1e-4, fused=True, capturable=DEVICE == "cuda"
+        )
 
     def step(self, batch: Batch) -> None:
         inputs = {key: batch[key] for key in MODEL_KEYS}
@@ -52,14 +60,44 @@ class Training:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.25)
         self.optimizer.step()
 
-    def steps_per_second(self, batches: Iterator[Batch], steps: int) -> float:
-        self.step(next(batches))
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        for batch in itertools.islice(batches, steps):
-            self.step(batch)
-        torch.cuda.synchronize()
-        return steps / (time.perf_counter() - begun)
+
+class GraphTraining:
+    """The same training steps as replays of a CUDA graph.
+
+    A graph reads fixed addresses, so each batch is copied to them first.
+
+    Args:
+        training: the model. Its steps before the capture warm it up.
+        batch: a first batch.
+    """
+
+    def __init__(self, training: Training, batch: Batch) -> None:
+        self._inputs = {key: batch[key].clone() for key in MODEL_KEYS}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_STEPS):
+                training.step(self._inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        # Loaders' threads continue meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            training.step(self._inputs)
+
+    def step(self, batch: Batch) -> None:
+        for key, tensor in self._inputs.items():
+            tensor.copy_(batch[key], non_blocking=True)
+        self._graph.replay()
+
+
+def steps_per_second(step: Callable[[Batch], None], batches: Iterator[Batch], steps: int) -> float:
+    step(next(batches))
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for batch in itertools.islice(batches, steps):
+        step(batch)
+    torch.cuda.synchronize()
+    return steps / (time.perf_counter() - begun)
 
 
 def training(folder: Path, quick: bool, left: Callable[[], float]) -> Section:
@@ -96,25 +134,31 @@ def _measure(
             section.notes.append(f"{title}, batch {batch_size}: not run: {type(error).__name__}: {reason}")
         else:
             feeds[title] = feed
-    rates: dict[str, list[float]] = {title: [] for title in feeds}
-    for number, title in itertools.product(range(rounds + 1), feeds):
+    ways = {"": model.step}
+    try:
+        ways[", as a graph"] = GraphTraining(model, first).step
+    except Exception as error:  # not every version of transformers can be captured; the other steps are measured anyway
+        reason = (str(error).strip() or "no reason").splitlines()[0]
+        section.notes.append(f"batch {batch_size}, as a graph: not run: {type(error).__name__}: {reason}")
+    rates: dict[tuple[str, str], list[float]] = {key: [] for key in itertools.product(ways, feeds)}
+    for number, (way, title) in itertools.product(range(rounds + 1), rates):
         if left() < 10:
-            section.left_out.append(f"batch {batch_size}, round {number}, {title}")
+            section.left_out.append(f"batch {batch_size}{way}, round {number}, {title}")
             continue
-        rate = model.steps_per_second(feeds[title], steps)
+        rate = steps_per_second(ways[way], feeds[title], steps)
         if number:  # the first round warms up
-            rates[title].append(rate)
+            rates[way, title].append(rate)
     for feed in feeds.values():
         close = getattr(feed, "close", None)
         if close is not None:
             close()
-    costless = statistics.median(rates[COSTLESS] or [float("nan")])
-    for title, seen in rates.items():
-        if seen:
+    for (way, title), seen in rates.items():
+        if seen and rates[way, COSTLESS]:
             rate = statistics.median(seen)
             values: dict[str, float | str | None] = {"steps/s": rate, "lowest": min(seen), "highest": max(seen)}
             goal = TARGET if title == OURS else None
-            section.rows.append(Row(f"batch {batch_size}: {title}", values, rate / costless, goal))
+            ratio = rate / statistics.median(rates[way, COSTLESS])
+            section.rows.append(Row(f"batch {batch_size}{way}: {title}", values, ratio, goal))
 
 
 def our_batches(dataset: Path, batch_size: int, residency: str, backend: str) -> Iterator[Batch]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import subprocess
 import sys
 import time
@@ -18,19 +19,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import gpu as benchmark
+import numpy as np
 import pytest
+from gpu_sections import ceilings as gpu_ceilings
 from gpu_sections import collection as gpu_collection
 from gpu_sections import device as gpu_device
+from gpu_sections import footprints as gpu_footprints
 from gpu_sections import knobs as gpu_knobs
+from gpu_sections import results as gpu_results
 from gpu_sections import selection as gpu_selection
 from gpu_sections.collection import CollectCase
 from gpu_sections.report import Row, Section, from_json, table, verdict
 
 import gear_data
-from gear_data.errors import DeviceMemoryError
+from gear_data.errors import DeviceError, DeviceMemoryError
 from gear_data.kernels.cuda.tuning import DEFAULT
 from tests.support.benchmarks.commands import BENCHMARKS, COMMANDS
-from tests.support.benchmarks.gpu import SMALL, left, small_training
+from tests.support.benchmarks.gpu import SMALL, left, small_sections, small_training
 from tests.support.cuda.cupy_stand_in import CupyStandIn, stand_in
 
 
@@ -49,26 +54,44 @@ def cupy(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CupyStand
 @pytest.fixture
 def gpu(cupy: CupyStandIn, monkeypatch: pytest.MonkeyPatch) -> gpu_device.Gpu:
     """Measures each call once, because the stand-in is slow."""
-    monkeypatch.setattr(gpu_collection, "QUICK_SOURCE_BYTES", 4 << 20)
-    made = gpu_device.Gpu()
-    monkeypatch.setattr(made, "seconds", lambda calls, repeats=7: made._timed(calls, len(calls)))
-    return made
+    small_sections(monkeypatch)
+    return gpu_device.Gpu()
 
 
 # On the stand-in
 
 
-def test_calls_are_timed_in_groups_that_take_turns(cupy: CupyStandIn) -> None:
+def test_calls_are_timed_in_groups_that_take_turns(cupy: CupyStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_device, "WARM_SECONDS", 0.01)
     gpu, called = gpu_device.Gpu(), []
     calls = [
         lambda: cupy.streams.add(0, lambda: called.append(0)),
         lambda: cupy.streams.add(0, lambda: (called.append(1), time.sleep(1e-4))[0]),
     ]
-    seconds = gpu.seconds(calls, repeats=3)
-    # Both once to warm up, both once to measure their time, and then as often as fits a group of about 2 ms.
+    begun = time.perf_counter()
+    seconds = gpu.seconds(calls)
+    # All in turn until the clocks are warm, and then as often as fits a group of about 2 ms.
+    assert time.perf_counter() - begun > 0.01
     assert 2e-5 < seconds < 5e-3
     assert len(called) > 4
-    assert abs(called.count(0) - called.count(1)) <= 3
+    assert abs(called.count(0) - called.count(1)) <= gpu_device._REPEATS
+
+
+def test_a_graph_holds_all_calls(gpu: gpu_device.Gpu, cupy: CupyStandIn) -> None:
+    called: list[int] = []
+
+    def call(number: int) -> None:
+        cupy.streams.add(cupy.cuda.get_current_stream().ptr, lambda: called.append(number))
+
+    assert gpu.graph_seconds([lambda: call(0), lambda: call(1)]) > 0
+    assert called[:4] == [0, 1, 0, 1]
+
+    def waits() -> None:
+        cupy.cuda.runtime.streamSynchronize(cupy.cuda.get_current_stream().ptr)
+
+    # As on a GPU, nothing may wait while a graph is captured.
+    with pytest.raises(DeviceError, match="capturing a CUDA graph"):
+        gpu.graph_seconds([waits])
 
 
 def test_what_is_taken_in_a_scope_is_given_back(cupy: CupyStandIn) -> None:
@@ -76,7 +99,7 @@ def test_what_is_taken_in_a_scope_is_given_back(cupy: CupyStandIn) -> None:
     with gpu.scope():
         outer = gpu.device(100)
         with pytest.raises(ZeroDivisionError), gpu.scope():
-            gpu.registered(4096)[:] = 1
+            gpu.host(4096)
             gpu.pinned(100)
             assert len(cupy.registered) == 1
             raise ZeroDivisionError
@@ -86,18 +109,26 @@ def test_what_is_taken_in_a_scope_is_given_back(cupy: CupyStandIn) -> None:
     assert not gpu._held
 
 
-def test_pages_that_cannot_be_registered_are_allocated(cupy: CupyStandIn) -> None:
+def test_host_memory_is_the_segment_of_pinned(cupy: CupyStandIn) -> None:
     gpu = gpu_device.Gpu()
+    size = len(gpu_device.numbers()) + 100
     with gpu.scope():
-        assert gpu.host(4096)[1] == "registered"
+        host = gpu.host(size)
+        expected = np.empty(size, np.uint8)
+        gpu_device.fill_raw(expected)
+        assert np.array_equal(host.data, expected)
+        assert not host.data.flags.writeable
+        (registered,) = cupy.registered.items()
+        assert registered[0] <= host.address < host.address + size <= sum(registered)
+    assert not cupy.registered
 
     def refuse(*_: Any) -> None:
         raise cupy.cuda.runtime.CUDARuntimeError(801)
 
+    # There is no other memory to fall back to.
     cupy.cuda.runtime.hostRegister = refuse
-    with gpu.scope():
-        host, kind = gpu.host(4096)
-        assert (len(host), kind, gpu._registered) == (4096, "allocated", [])
+    with gpu.scope(), pytest.raises(DeviceError, match="registering"):
+        gpu.host(4096)
 
 
 def test_memory_that_runs_out_is_an_error_that_says_so(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +154,8 @@ def test_collection_is_compared_with_the_cpus(where: str, gpu: gpu_device.Gpu, m
 
 
 def test_a_kernel_that_is_wrong_is_not_measured(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = gpu.registered(4 << 20)
-    gpu_collection.fill_raw(raw)
+    raw = gpu.pinned(4 << 20)
+    gpu_device.fill_raw(raw)
     made = gpu_collection.GpuCollection(gpu, raw, raw.ctypes.data, CollectCase(44, 20, 70))
     made.check()
     raw[:] = raw[::-1].copy()
@@ -133,10 +164,14 @@ def test_a_kernel_that_is_wrong_is_not_measured(gpu: gpu_device.Gpu, monkeypatch
 
 
 def test_ceilings_and_selection(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = gpu_collection.ceilings(gpu, True)
-    assert section.facts["bytes_per_second"].keys() == {
-        "pinned to device, allocated", "pinned to device, registered", "device to device"
+    section = gpu_ceilings.ceilings(gpu, True)
+    rates = section.facts["bytes_per_second"]
+    assert rates.keys() == {
+        gpu_ceilings.SM_READS, f"{gpu_ceilings.SM_READS}, allocated",
+        gpu_ceilings.COPY_ENGINE, f"{gpu_ceilings.COPY_ENGINE}, allocated", gpu_ceilings.DEVICE_COPY,
     }  # fmt: skip
+    by_blocks = [row for row in section.rows if re.fullmatch(rf"{gpu_ceilings.SM_READS}, \d+ blocks", row.name)]
+    assert max(row.values["GB/s"] for row in by_blocks) == pytest.approx(rates[gpu_ceilings.SM_READS] / 1e9)
     monkeypatch.setattr(gpu_selection, "EPISODES", (300, 5000))
     monkeypatch.setattr(gpu_selection, "DRAWS", (50, 500))
     monkeypatch.setattr(gpu_selection, "TARGET", (500, 5000, 1e-3))
@@ -159,8 +194,6 @@ def test_draws_that_are_wrong_are_not_measured(gpu: gpu_device.Gpu, monkeypatch:
 def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     variants = (gpu_knobs.Variant(), gpu_knobs.Variant(unroll=2))
     monkeypatch.setattr(gpu_knobs, "VARIANTS", variants)
-    monkeypatch.setattr(gpu_knobs, "CASES", (SMALL[0], SMALL[0]))
-    monkeypatch.setattr(gpu_knobs, "CROSSOVER_BYTES", (1 << 12,) * 3)
     before = gpu.tuning, gpu._collect_blocks, dict(gpu._kernels)
     section = gpu_knobs.knobs(gpu, True, left)
     assert (gpu.tuning, gpu._collect_blocks, gpu._kernels) == before
@@ -228,14 +261,14 @@ def test_cases_span_what_is_asked_for() -> None:
     [
         ("pinned", CollectCase(1024, 100, 256), 0.9),  # 25 MiB
         ("pinned", CollectCase(65536, 20, 256), 0.9),
-        ("pinned", CollectCase(44, 100, 4096), 0.7),
+        ("pinned", CollectCase(44, 100, 4096), 0.8),
         ("pinned", CollectCase(44, 20, 32), None),  # below 16 MiB the launch dominates
         ("pinned", CollectCase(44, 1000, 4096), None),
         ("pinned", CollectCase(256, 1000, 4096), None),
         ("pinned", CollectCase(0, 1000, 4096), None),
         ("device", CollectCase(1024, 100, 256), None),  # below 64 MiB
-        ("device", CollectCase(1024, 100, 1024), 0.7),
-        ("device", CollectCase(44, 1000, 4096), 0.7),
+        ("device", CollectCase(1024, 100, 1024), 0.75),
+        ("device", CollectCase(44, 1000, 4096), None),
     ],
 )
 def test_targets_are_those_of_large_batches(where: str, case: CollectCase, expected: float | None) -> None:
@@ -294,9 +327,9 @@ class Runs:
 @pytest.mark.parametrize(
     ("names", "fails", "run", "left_out"),
     [
-        ("abcdefg", "", "abcdefg", ""),
-        ("abcdefg", "ce", "abcdefg", ""),
-        ("abcdefg", "a", "aefg", "bcd"),
+        ("abcdefghi", "", "abciehfdg", ""),
+        ("abcdefghi", "ce", "abciehfdg", ""),
+        ("abcdefghi", "a", "aefg", "bcdhi"),
         ("d", "", "ad", ""),
         ("fe", "", "ef", ""),
     ],
@@ -305,11 +338,15 @@ def test_sections_that_fail_leave_the_others(
     names: str, fails: str, run: str, left_out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = Runs(fails)
-    record = benchmark.run_all(names, False, time.monotonic() + benchmark.TOTAL_SECONDS, runs)
+    saved: list[set[str]] = []
+    end = time.monotonic() + 10 * benchmark.TOTAL_SECONDS
+    record = benchmark.run_all(names, False, end, runs, lambda record: saved.append(set(record)))
+    # Every section is saved at its end.
+    assert saved == [set([*record][: number + 1]) for number in range(len(record))]
     assert runs.names == run
     assert {name for name, item in record.items() if item["status"] == "left out"} == set(left_out)
     assert {name for name, item in record.items() if item["status"] == "failed"} == set(fails)
-    for name in set(run) & set("bcd"):
+    for name in set(run) & set(benchmark._COMPARED):
         assert runs.ceilings[name] == {"from": "a"}
     shown = capsys.readouterr().out
     for name in set(run) - set(fails):
@@ -319,9 +356,77 @@ def test_sections_that_fail_leave_the_others(
 def test_all_of_it_takes_less_than_eight_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(step=100.0)
     monkeypatch.setattr(benchmark.time, "monotonic", lambda: next(now))
-    record = benchmark.run_all("abcdefg", False, benchmark.TOTAL_SECONDS, Runs())
+    record = benchmark.run_all("abcdefghi", False, benchmark.TOTAL_SECONDS, Runs())
     assert [item["status"] for item in record.values()].count("left out") >= 1
     assert benchmark.TOTAL_SECONDS < 8 * 60
+
+
+def test_the_commands_of_the_page_run_all_sections_in_time() -> None:
+    """A command that has no time left leaves sections out."""
+    commands = re.findall(r"--only (\S+) --json", gpu_results.PAGE.read_text().partition("## On a GPU")[2])
+    names = [set(command.split(",")) for command in commands]
+    assert set().union(*names) == benchmark.TITLES.keys()
+    for sections in names:
+        needed = sections | ({"a"} if sections & {*benchmark._COMPARED} else set())
+        # Starting and ending a section takes a part of its grace.
+        assert sum(benchmark.SECONDS[name] + 10 for name in needed) < benchmark.TOTAL_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"benchmark": "feed"}, "no record of benchmarks/gpu.py"),
+        ({"quick": True}, "--quick"),
+        ({"machine": {"gpu": {"stand_in": True}}}, "stand-in"),
+        ({"machine": {"processor": "P", "cores": 2, "gpu": {"gpu": "H", "stand_in": False}}}, "different machines"),
+    ],
+)
+def test_what_is_no_result_is_not_written(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    machine = {"processor": "P", "cores": 1, "gpu": {"gpu": "H", "stand_in": False}}
+    record = {"benchmark": "gpu", "quick": False, "machine": machine, "sections": {}}
+    (tmp_path / "one.json").write_text(json.dumps(record))
+    (tmp_path / "two.json").write_text(json.dumps(record | changes))
+    page = tmp_path / "page.md"
+    page.write_text(f"{gpu_results.BEGIN}\n{gpu_results.END}\n")
+    with pytest.raises(gpu_results.ResultsError, match=message):
+        gpu_results.write_results([tmp_path / "one.json", tmp_path / "two.json"], page, {})
+    assert page.read_text() == f"{gpu_results.BEGIN}\n{gpu_results.END}\n"
+
+
+def test_tables_that_do_not_fit_are_left_out(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {gpu_ceilings.SM_READS: 1e9, gpu_ceilings.DEVICE_COPY: 1e9}
+    monkeypatch.setattr(gpu_footprints, "QUICK_FOOTPRINTS", (1 << 20, 1 << 50))
+    section = gpu_footprints.footprints(gpu, rates, True, lambda: 1e9)
+    assert ["available" in text for text in section.left_out] == [True]
+    case = gpu_footprints.CASES[0].name
+    places = [f"{where} 0.000977 GiB: {case}{order}" for where in ("pinned", "device") for order in ("", ", in order")]
+    assert [row.name for row in section.rows] == places
+    # Little time: the larger one would take half a second to fill.
+    monkeypatch.setattr(gpu_footprints, "QUICK_FOOTPRINTS", (1 << 20, 1 << 30))
+    times = itertools.chain([0.5, 0.5], itertools.repeat(4.0))
+    section = gpu_footprints.footprints(gpu, rates, True, lambda: next(times))
+    assert "s to fill it" in section.left_out[0]
+    # The GPU's memory is smaller.
+    gpu.free_bytes = lambda: 100  # type: ignore[method-assign]
+    monkeypatch.setattr(gpu_footprints, "QUICK_FOOTPRINTS", (1 << 20,))
+    section = gpu_footprints.footprints(gpu, rates, True, left)
+    assert [row.name for row in section.rows] == places[:2]
+    assert "of the GPU's memory are free" in section.left_out[0]
+
+
+def test_sets_of_windows_exceed_the_cache(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CollectCase(44, 20, 70)
+    monkeypatch.setattr(gpu_device.Gpu, "l2_bytes", 10 * case.nbytes)
+    raw = gpu.pinned(4 << 20)
+    gpu_device.fill_raw(raw)
+    made = gpu_collection.GpuCollection(gpu, raw, raw.ctypes.data, case, in_order=True)
+    assert len(made.sets) == 40
+    made.check()
+    # Every set has its own outputs.
+    targets = made.targets[:, 0]
+    assert (np.diff(targets) >= case.nbytes).all()
+    for windows in made.sets:
+        assert (np.diff(windows.episode_id * gpu_collection.STEPS_AN_EPISODE + windows.start) >= 0).all()
 
 
 def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

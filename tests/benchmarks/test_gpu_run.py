@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import gpu as benchmark
 import pytest
 from gpu_sections import collection as gpu_collection
-from gpu_sections import device as gpu_device
-from gpu_sections import knobs as gpu_knobs
-from gpu_sections import selection as gpu_selection
+from gpu_sections import feeds as gpu_feeds
+from gpu_sections import peers as gpu_peers
+from gpu_sections import results as gpu_results
 
 from tests.support.benchmarks.commands import COMMANDS
-from tests.support.benchmarks.gpu import SMALL, small_training
+from tests.support.benchmarks.gpu import SMALL, small_feeds, small_sections, small_training
 from tests.support.benchmarks.results import read_record, rows_of
 from tests.support.cuda.cupy_stand_in import stand_in
 
@@ -38,22 +39,17 @@ def test_all_sections_are_run_printed_and_recorded(
 
     monkeypatch.setattr(benchmark, "subprocess", SimpleNamespace(run=worker, TimeoutExpired=TimeoutError))
     monkeypatch.setattr(benchmark, "no_gpu", lambda: None)
-    monkeypatch.setattr(gpu_device.Gpu, "seconds", lambda gpu, calls, repeats=7: gpu._timed(calls, len(calls)))
-    monkeypatch.setattr(gpu_collection, "QUICK_SOURCE_BYTES", 4 << 20)
+    small_sections(monkeypatch)
     monkeypatch.setattr(gpu_collection, "all_cases", lambda most, quick: SMALL[:2])
-    monkeypatch.setattr(gpu_selection, "EPISODES", (300, 500))
-    monkeypatch.setattr(gpu_selection, "DRAWS", (50, 100))
-    monkeypatch.setattr(gpu_knobs, "VARIANTS", (gpu_knobs.Variant(),))
-    monkeypatch.setattr(gpu_knobs, "CASES", (SMALL[0], SMALL[0]))
-    monkeypatch.setattr(gpu_knobs, "CROSSOVER_BYTES", (1 << 12,) * 4)
     monkeypatch.setattr(small_training(monkeypatch), "BATCHES", (2,))
     script, *arguments = COMMANDS["GPU"].format(json=tmp_path / "gpu.json").split()
     assert script == "gpu.py"
-    with stand_in(monkeypatch, tmp_path, order="all late"):
+    with stand_in(monkeypatch, tmp_path, order="all late") as found:
+        small_feeds(monkeypatch, found.cupy.streams)
         status = benchmark.main(arguments)
     printed, record = capsys.readouterr().out, read_record(tmp_path / "gpu.json")
     sections = record["sections"]
-    assert "".join(sections) == "abcdefg" == "".join(benchmark.TITLES)
+    assert [*sections] == [*benchmark.TITLES]
     assert {name: item["status"] for name, item in sections.items()} == dict.fromkeys(sections, "ok"), sections
     assert status == 0
     for name, title in benchmark.TITLES.items():
@@ -64,6 +60,46 @@ def test_all_sections_are_run_printed_and_recorded(
         for row in rows:
             assert row["name"] in printed
     assert "not run: cudf_polars not installed" in printed
-    assert {"gpu", "l2_bytes", "cupy"} < sections["a"]["section"]["facts"]["machine"].keys()
+    assert record["machine"]["gpu"]["gpu"] == "made up"
     assert [row[0] for row in rows_of(printed, "empty launches")] == [case.name for case in SMALL[:2]]
     assert "\ntargets met: " in printed
+    feeds = {row["name"]: row for row in sections["i"]["section"]["rows"]}
+    assert feeds.keys() == {
+        f"{workload.name}: {title}" for workload in gpu_feeds.WORKLOADS for title in (*gpu_peers.PEERS, *gpu_feeds.LOADERS)
+    }  # fmt: skip
+    assert not [note for note in sections["i"]["section"]["notes"] if "not run" in note]
+    graph = [row for row in sections["e"]["section"]["rows"] if "as a graph" in row["name"]]
+    assert [row["target"] for row in graph] == [None, 0.98]
+    check_results(tmp_path, monkeypatch, capsys)
+
+
+def check_results(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Times of the stand-in are never written as results. The same record of a GPU would be."""
+    page = folder / "RESULTS.md"
+    before = gpu_results.PAGE.read_text()
+    page.write_text(before)
+    monkeypatch.setattr(benchmark, "PAGE", page)
+    _, *arguments = COMMANDS["GPU results"].format(json=folder / "gpu.json").split()
+    assert benchmark.main(arguments) == 1
+    assert "made by the tests' stand-in" in capsys.readouterr().err
+    assert page.read_text() == before
+    record = read_record(folder / "gpu.json")
+    record["machine"]["gpu"] |= {"stand_in": False, "gpu": "a GPU"}
+    (folder / "gpu.json").write_text(json.dumps(record))
+    assert benchmark.main(arguments) == 1
+    assert "--quick" in capsys.readouterr().err
+    record["quick"] = False
+    (folder / "gpu.json").write_text(json.dumps(record))
+    assert benchmark.main(arguments) == 0
+    written = page.read_text()
+    assert "Measured on a GPU" in written
+    first, last = (written.index(line) for line in (gpu_results.BEGIN, gpu_results.END))
+    assert (written[:first], written[last:]) == (
+        before[: before.index(gpu_results.BEGIN)],
+        before[before.index(gpu_results.END) :],
+    )
+    for name, title in benchmark.TITLES.items():
+        assert f"**({name}) {title}**" in written
+    # A second writing replaces the first.
+    assert benchmark.main(arguments) == 0
+    assert page.read_text() == written

@@ -10,7 +10,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _LINE = 128
 #: Bytes that are copied: four times the cache, so that a second reading comes over the link again.
 _CACHES, _LEAST_BYTES, _MOST_BYTES = 4, 64 << 20, 512 << 20
-#: Blocks of the reading kernels. A few saturate PCIe; the faster of both counts.
+#: Blocks of the reading kernels. A few saturate PCIe. All of them are tried, too, and the faster ones count.
 _FEW_BLOCKS = 32
 #: An idle device needs about this long to reach its clocks.
 WARM_SECONDS = 0.3
@@ -125,9 +125,8 @@ def measure_link(device: int) -> LinkRates:
         size = 1 << (min(max(_CACHES * cached, _LEAST_BYTES), _MOST_BYTES) - 1).bit_length()
         source, target = PinnedBuffer(size + copies.RUN_BYTES), DeviceBuffer(size, copies.WORD_BYTES)
         fill(source.array())
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with stream:
-            rates = _rates(link_copies(launcher, target.address, source.address, size, stream.ptr), size)
+        with cupy.cuda.Stream(non_blocking=True):
+            rates = _rates(link_copies(launcher, target.address, source.address, size), size)
     _log.info("CUDA device %d reads this machine's memory at %s", device, rates)
     return rates
 
@@ -149,23 +148,25 @@ class LinkCopies:
     runs: dict[int, Callable[[], None]]
 
 
-def link_copies(launcher: CudaLauncher, target: int, source: int, size: int, stream: int) -> LinkCopies:
+def link_copies(
+    launcher: CudaLauncher, target: int, source: int, size: int, blocks: Iterable[int] = (_FEW_BLOCKS,)
+) -> LinkCopies:
     """Returns the copies that the rates are measured by.
 
     Args:
         target: address of device memory.
         source: address of pinned memory with `copies.RUN_BYTES` more bytes.
         size: a power of two.
-        stream: CuPy's current stream, of which the kernels are, too.
+        blocks: numbers of blocks to try, besides all of the launcher's.
     """
-    runtime = import_extra("cupy", "gpu").cuda.runtime
-    blocks = sorted({min(_FEW_BLOCKS, launcher.blocks), launcher.blocks})
+    cuda = import_extra("cupy", "gpu").cuda
+    counts = sorted({min(count, launcher.blocks) for count in (*blocks, launcher.blocks)})
     return LinkCopies(
-        partial(runtime.memcpyAsync, target, source, size, TO_DEVICE, stream),
-        {count: partial(copies.copy_words, launcher, target, source, size, count) for count in blocks},
+        lambda: cuda.runtime.memcpyAsync(target, source, size, TO_DEVICE, cuda.get_current_stream().ptr),
+        {count: partial(copies.copy_words, launcher, target, source, size, count) for count in counts},
         {
             count: partial(copies.copy_runs, launcher, target, source, size, size // copies.RUN_BYTES, count)
-            for count in blocks
+            for count in counts
         },
     )
 

@@ -45,7 +45,8 @@ COMMANDS = {
     "--venvs {scratch}/venvs --json {json}",
     "no GPU": "gpu.py --quick --json {json}",
     # By a stand-in for CuPy.
-    "GPU": "gpu.py --only a,b,c,d,e,f,g --quick --json {json}",
+    "GPU": "gpu.py --only a,b,c,d,e,f,g,h,i --quick --json {json}",
+    "GPU results": "gpu.py --write-results {json}",
 }
 
 #: Scripts without options, and the command that runs each.

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from gpu_sections import ceilings, collection, device, footprints, knobs, selection
 from gpu_sections.collection import CollectCase
+
+from gear_data.residency.device import link
+from tests.support.cuda.cupy_stand_in import Streams
 
 SMALL = [
     CollectCase(44, 20, 70),
@@ -38,6 +45,26 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
             assert {"states", *others} == {*training.MODEL_KEYS, "return_dict"}
             return SimpleNamespace(action_preds=super().forward(states))
 
+    class Graph:
+        """A stand-in for a CUDA graph. torch.cuda.graph runs the step once, and does not record it."""
+
+        captured = False
+
+        def replay(self) -> None:
+            assert self.captured
+
+    @contextmanager
+    def capture(graph: Graph, *, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        yield
+        graph.captured = True
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(training, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(training, "LOADERS", {training.OURS: ("host", "cpu"), "on no GPU": ("mmap", "cuda")})
@@ -46,3 +73,42 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(training, "build_model", lambda loader, hyperparameters: Model(11, 3))
     monkeypatch.setattr(training, "CONTEXT", 3)
     return training
+
+
+def small_feeds(monkeypatch: pytest.MonkeyPatch, streams: Streams) -> ModuleType:
+    """Returns the module of section (i), at sizes for a stand-in of CuPy, with peers on the CPU.
+
+    streams: of the stand-in, which torch waits for.
+    """
+    import torch
+    from gpu_sections import feeds, peers
+
+    small = [replace(workload, batch=3, context=5, steps=16 * 600) for workload in feeds.WORKLOADS[:2]]
+    monkeypatch.setattr(feeds, "WORKLOADS", small)
+    monkeypatch.setattr(feeds, "EPISODE", 50)
+    monkeypatch.setattr(feeds, "ROUND_SECONDS", 1e-3)
+    monkeypatch.setattr(feeds, "ROUNDS", 2)
+    monkeypatch.setattr(peers, "DEVICE", "cpu")
+    monkeypatch.setattr(peers, "WORKERS", 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", streams.finish_all)
+    return feeds
+
+
+def small_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives the sections that launch kernels sizes for a stand-in of CuPy."""
+    monkeypatch.setattr(device, "WARM_SECONDS", 0.0)
+    monkeypatch.setattr(device, "_GROUP_MOST", 1)
+    monkeypatch.setattr(device, "_REPEATS", 1)
+    monkeypatch.setattr(link, "WARM_SECONDS", 0.0)
+    monkeypatch.setattr(link, "_LEAST_BYTES", 1 << 12)
+    monkeypatch.setattr(ceilings, "_QUICK_BYTES", 1 << 12)
+    monkeypatch.setattr(collection, "QUICK_SOURCE_BYTES", 4 << 20)
+    monkeypatch.setattr(footprints, "QUICK_FOOTPRINTS", (1 << 20, 2 << 20))
+    monkeypatch.setattr(footprints, "CASES", SMALL[:1])
+    monkeypatch.setattr(footprints, "_SETS", 2)
+    monkeypatch.setattr(selection, "EPISODES", (300, 500))
+    monkeypatch.setattr(selection, "DRAWS", (50, 100))
+    monkeypatch.setattr(knobs, "VARIANTS", knobs.VARIANTS[:1])
+    monkeypatch.setattr(knobs, "CASES", (SMALL[0], SMALL[0]))
+    monkeypatch.setattr(knobs, "CROSSOVER_BYTES", (1 << 12,) * 4)
+    monkeypatch.setattr(knobs, "_REPEATS", 1)

@@ -40,6 +40,8 @@ from tests.support.cuda.runner import CONSTANTS, KERNELS, SHIM, parameter_counts
 #: torch's current stream.
 CONSUMER = 7
 _ALIGNMENT = 256
+#: CUDA's error code of waiting for a stream that is captured.
+STREAM_CAPTURE_UNSUPPORTED = 900
 #: Streams that run ahead: their operations run as early as possible, and the operations of others as late as possible.
 ORDERS: dict[str, Callable[[int], bool]] = {
     "consumer first": lambda stream: stream == CONSUMER,
@@ -70,15 +72,28 @@ class Streams:
         self._eager = eager
         self._queues: dict[int, deque[Callable[[], None]]] = {}
         self._lock = threading.RLock()
+        self._captured: dict[int, list[Callable[[], None]]] = {}
+
+    def capture(self, stream: int) -> None:
+        """Collects the stream's operations from here on; they do not run."""
+        self._captured[stream] = []
+
+    def end_capture(self, stream: int) -> list[Callable[[], None]]:
+        return self._captured.pop(stream)
 
     def add(self, stream: int, operation: Callable[[], None]) -> None:
         with self._lock:
+            if stream in self._captured:
+                self._captured[stream].append(operation)
+                return
             self._queues.setdefault(stream, deque()).append(operation)
             if self._eager(stream):
                 self.finish(stream)
 
     def finish(self, stream: int, until: Callable[[], bool] = lambda: False) -> None:
         with self._lock:
+            if stream in self._captured:
+                raise CudaError(STREAM_CAPTURE_UNSUPPORTED)
             queue = self._queues.get(stream, ())
             while queue and not until():
                 queue.popleft()()
@@ -179,6 +194,14 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
     functions: dict[int, tuple[ctypes.PyDLL, str]] = {}
     local = threading.local()
 
+    class Graph:
+        def __init__(self, operations: list[Callable[[], None]]) -> None:
+            self._operations = operations
+
+        def launch(self) -> None:
+            for operation in self._operations:
+                streams.add(current_stream(), operation)
+
     class Event:
         def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
             self.timed = not disable_timing
@@ -202,6 +225,12 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
 
         def synchronize(self) -> None:
             streams.finish(self.ptr)
+
+        def begin_capture(self) -> None:
+            streams.capture(self.ptr)
+
+        def end_capture(self) -> Graph:
+            return Graph(streams.end_capture(self.ptr))
 
         def __enter__(self) -> None:
             local.stream = self.ptr
@@ -233,7 +262,8 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
     def copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
         # Kind 4 (cudaMemcpyDefault): CUDA derives the direction from the addresses.
         here = {1: source, 2: target, 4: None}[kind]
-        assert here is None or any(first <= here and here + size <= last for first, last in pinned.copy().items())
+        allocated = any(first <= here and here + size <= last for first, last in pinned.copy().items()) if here else True
+        assert allocated or here in fake.host_registration
         streams.add(stream, lambda: ctypes.memmove(target, source, size) and None)
 
     def check_status(status: int) -> None:
@@ -340,6 +370,7 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         allocated = any(first <= address < last for first, last in pinned.items())
         return address if allocated or address in fake.host_registration else 0
 
+    fake.stand_in = True
     fake.__version__, fake.RawModule, fake.ndarray = "0", RawModule, Array
     fake.get_default_memory_pool = fake.get_default_pinned_memory_pool = lambda: SimpleNamespace(
         free_all_blocks=lambda: None
@@ -370,8 +401,10 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
                 "name": b"made up",
                 "totalGlobalMem": device_bytes,
                 "l2CacheSize": 1,
+                "multiProcessorCount": 2,
                 "uuid": b"made up",
             },
+            memGetInfo=lambda: (device_bytes - fake.taken, device_bytes),
             deviceGetPCIBusId=lambda number: f"0000:0{number}:00.0",
             getDevice=lambda: 0,
             deviceSynchronize=streams.finish_all,
