@@ -1,17 +1,18 @@
-"""Measures the GPU path on this machine's GPU. A command takes less than 8 minutes.
+"""Measures the GPU path on this machine's GPU.
 
-The results stand next to the machine's own limits. Three commands run all sections:
+The results stand next to the machine's own limits. A command takes less than 8 minutes. Three commands run all
+sections, and a fourth one writes the results:
 
     python benchmarks/gpu.py --only a,b,c,h --json gpu-kernels.json
     python benchmarks/gpu.py --only i,e --json gpu-loaders.json
     python benchmarks/gpu.py --only d,f,g --json gpu-rest.json
     python benchmarks/gpu.py --write-results gpu-kernels.json gpu-loaders.json gpu-rest.json
 
-(a) ceilings: what the copy engine and kernels read from pinned memory, copies within the device, an empty launch;
+(a) ceilings: pinned memory read by the copy engine and by kernels, copies within the device, an empty launch;
 (b) collection from pinned memory; (c) collection from device memory; (d) selection;
 (e) Decision Transformer training steps per second, by loader, also as a CUDA graph; (f) constants of the collector to
 try first, and the batches from which the GPU is faster than the CPU; (g) filters by cuDF, if cudf-polars is installed;
-(h) collection from tables of 2, 16 and 64 GiB, as they fit; (i) batches of SequenceLoader beside those of peers.
+(h) collection from tables of 2, 16 and 64 GiB, as they fit; (i) batches of SequenceLoader and of peers.
 
 Every section runs in a separate process. If a section fails, the report says so, and the other sections run. Batches
 and draws are compared with the CPU's before they are timed. The GPU's clocks are warmed for 0.3 s before each case.
@@ -53,7 +54,7 @@ from gpu_sections.selection import selection
 from gear_data.collection.collector import Collector
 from gear_data.collection.plan import CollectSource
 
-#: In the order in which they run. What a command has no time for is left out at the end.
+#: In the order in which they run. A command leaves out the last ones if its time is over.
 TITLES = {
     "a": "ceilings of the machine",
     "b": "collection from pinned memory, against kernels that only read pinned memory",

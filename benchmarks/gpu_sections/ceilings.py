@@ -1,4 +1,7 @@
-"""Section (a): the ceilings of the machine, which the other sections are compared with."""
+"""Section (a): the ceilings of the machine.
+
+The other sections are compared with them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from gpu_sections.report import Row, Section
 
 #: Bytes of a copy, if that is four times the L2.
 _BYTES, _QUICK_BYTES = 512 << 20, 32 << 20
-#: Blocks of the kernels that read pinned memory. As few as saturate the link are best beside training.
+#: Blocks of the kernels that read pinned memory. Few blocks leave multiprocessors to training.
 _BLOCKS = (8, 16, 32, 64)
 #: Names of the ceilings.
 SM_READS, COPY_ENGINE, DEVICE_COPY = "pinned to device, by kernels", "pinned to device, copy engine", "device to device"

@@ -165,12 +165,21 @@ class GpuCollection:
     Args:
         raw: host memory.
         base: address of the same bytes for the GPU: of `raw`, or of a copy in GPU memory.
+        pinned: whether `base` is in pinned memory.
         least_sets: the fewest sets of windows.
         in_order: whether the windows of a set are in the order of their addresses.
     """
 
     def __init__(
-        self, gpu: Gpu, raw: Bytes, base: int, case: CollectCase, least_sets: int = LEAST_SETS, in_order: bool = False
+        self,
+        gpu: Gpu,
+        raw: Bytes,
+        base: int,
+        case: CollectCase,
+        *,
+        pinned: bool,
+        least_sets: int = LEAST_SETS,
+        in_order: bool = False,
     ) -> None:
         self.gpu, self.case, self.outputs = gpu, case, case.outputs()
         schema = case.schema()
@@ -192,7 +201,7 @@ class GpuCollection:
         self._plan = launches.PlanTables(gpu.put(plan), len(plan), gpu.put(pieces), int(pieces[-1]))
         self._tables = launches.EpisodeTables(
             gpu.put(self.steps.shards), gpu.put(self.steps.bases), gpu.put(self.steps.lengths), 0,
-            gpu.put(self.steps.places + base), len(schema.columns), base == raw.ctypes.data,
+            gpu.put(self.steps.places + base), len(schema.columns), pinned,
         )  # fmt: skip
         sizes = [-(-self._output_bytes(output) // ALIGNMENT) * ALIGNMENT for output in self.outputs]
         first, stride = np.cumsum([0, *sizes[:-1]]), sum(sizes)
@@ -258,7 +267,7 @@ def collection(gpu: Gpu, where: str, ceiling: float, empty: float, quick: bool, 
 def measure(gpu: Gpu, raw: Bytes, base: int, case: CollectCase, where: str, ceiling: float, empty: float) -> Row:
     large = case.nbytes >= LARGE[where]
     with gpu.scope():
-        made = GpuCollection(gpu, raw, base, case)
+        made = GpuCollection(gpu, raw, base, case, pinned=where == "pinned")
         made.check()
         seconds = gpu.seconds(made.calls())
         in_graph = None if large else gpu.graph_seconds(made.calls())

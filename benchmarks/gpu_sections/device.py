@@ -96,7 +96,9 @@ class Gpu(CudaLauncher):
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def host(self, nbytes: int) -> HostMemory:
-        """Returns memory of residency `pinned`, filled with numbers: a segment of shared memory, registered with CUDA.
+        """Returns a filled segment of shared memory, registered with CUDA.
+
+        Residency `pinned` has the same memory.
 
         Raises:
             DeviceError, HostMemoryError: CUDA does not register the segment. There is no other memory to fall back to.
@@ -229,7 +231,10 @@ def gpu_facts() -> dict[str, Any]:
 
 
 def numbers() -> Bytes:
-    """Returns the bytes of normal float32 numbers: a tile, whose size differs from the rows of every case."""
+    """Returns the bytes of normal float32 numbers.
+
+    Their number is a multiple of no case's row.
+    """
     return np.random.default_rng(0).standard_normal((1 << 22) + 9, np.float32).view(np.uint8)
 
 

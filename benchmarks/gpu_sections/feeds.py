@@ -1,4 +1,4 @@
-"""Section (i): batches through SequenceLoader, beside the ceilings and the peers."""
+"""Section (i): batches of SequenceLoader, of peers, and the ceilings."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _report(
 
 
 def _seconds_a_batch(feed: Iterator[Batch]) -> float:
-    """Returns the seconds of a batch by the clock, from requests to the end of the GPU's work."""
+    """Measures a batch by the clock, until the GPU has done its work."""
     count = 0
     torch.cuda.synchronize()
     begun = time.perf_counter()

@@ -26,9 +26,10 @@ _SPARE_BYTES = 8 << 30
 
 
 def footprints(gpu: Gpu, rates: dict[str, float], quick: bool, left: Callable[[], float]) -> Section:
-    """Measures windows of the same table's first gigabytes, in pinned memory and in the GPU's memory.
+    """Measures windows of a table's first gigabytes.
 
-    Windows come as drawn, and in the order of their addresses.
+    The table is in pinned memory, and then in the GPU's memory. Windows come as drawn, and in the order of their
+    addresses.
 
     Args:
         rates: bytes per second of the ceilings.
@@ -80,7 +81,9 @@ def _measure(
                 section.left_out.append(name)
                 continue
             with gpu.scope():
-                made = GpuCollection(gpu, host.data[:size], base, case, _SETS, in_order)
+                made = GpuCollection(
+                    gpu, host.data[:size], base, case, pinned=where == "pinned", least_sets=_SETS, in_order=in_order
+                )
                 made.check()
                 seconds = gpu.seconds(made.calls())
             rate = case.nbytes / seconds

@@ -100,7 +100,7 @@ def _variant(gpu: Gpu, host: HostMemory, copied: int, variant: Variant, before: 
         for where, base in (("pinned", host.address), ("device", copied)):
             for case in CASES[1:2] if quick else CASES:
                 with gpu.scope():
-                    made = GpuCollection(gpu, host.data, base, case)
+                    made = GpuCollection(gpu, host.data, base, case, pinned=where == "pinned")
                     made.check()
                     seconds = gpu.seconds(made.calls())
                 label = f"{where} {case.name}"
@@ -134,7 +134,7 @@ def _crossover(gpu: Gpu, host: HostMemory, quick: bool, left: Callable[[], float
 
 def both_ways(gpu: Gpu, host: HostMemory, case: CollectCase) -> tuple[float, float]:
     """Returns the median seconds by the CPU and by the GPU."""
-    made = GpuCollection(gpu, host.data, host.address, case)
+    made = GpuCollection(gpu, host.data, host.address, case, pinned=True)
     staging, windows = gpu.pinned(case.nbytes), gpu.pinned(24 * case.batch)
     outputs = np.array([staging.ctypes.data], np.int64)
     windows.view(np.int64)[:] = rows_of(made.sets[0]).reshape(-1)

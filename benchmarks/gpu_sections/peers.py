@@ -1,4 +1,4 @@
-"""Other ways to make batches on a GPU, from the same steps: the peers of section (i).
+"""The peers of section (i): other ways to make batches on a GPU.
 
 Each function returns an endless iterator of batches. Peers do less than a loader: windows may cross the end of an
 episode, where the mask is false, and padding is not filled.
@@ -123,11 +123,11 @@ def data_loader(steps: Steps) -> Iterator[Batch]:
         yield {name: value.to(DEVICE, non_blocking=True) for name, value in batch.items()}
 
 
-INDEXING = "torch indexing, device"
+INDEXING, TORCHRL = "torch indexing, device", "TorchRL SliceSampler, LazyTensorStorage on the device"
 #: The DataLoader comes first: its workers are forked before this process uses the GPU and has threads.
 PEERS: dict[str, Callable[[Steps], Iterator[Batch]]] = {
     "DataLoader, workers, pin_memory, non_blocking": data_loader,
     INDEXING: on_device,
     "torch indexing, view of pinned memory": pinned_view,
-    "TorchRL SliceSampler, LazyTensorStorage on the device": torchrl,
+    TORCHRL: torchrl,
 }

@@ -1,4 +1,7 @@
-"""The GPU's part of RESULTS.md, written from the records of `benchmarks/gpu.py --json`."""
+"""The GPU's part of RESULTS.md.
+
+The records of `benchmarks/gpu.py --json` become text and tables.
+"""
 
 from __future__ import annotations
 

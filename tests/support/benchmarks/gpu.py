@@ -14,7 +14,7 @@ from gpu_sections import ceilings, collection, device, footprints, knobs, select
 from gpu_sections.collection import CollectCase
 
 from gear_data.residency.device import link
-from tests.support.cuda.cupy_stand_in import Streams
+from tests.support.cuda.cupy_stand_in import CONSUMER, Streams
 
 SMALL = [
     CollectCase(44, 20, 70),
@@ -46,7 +46,10 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
             return SimpleNamespace(action_preds=super().forward(states))
 
     class Graph:
-        """A stand-in for a CUDA graph. torch.cuda.graph runs the step once, and does not record it."""
+        """A stand-in for a CUDA graph.
+
+        torch.cuda.graph runs the step once, and does not record it.
+        """
 
         captured = False
 
@@ -59,7 +62,7 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         yield
         graph.captured = True
 
-    stream = SimpleNamespace(wait_stream=lambda other: None)
+    stream = SimpleNamespace(cuda_stream=CONSUMER, wait_stream=lambda other: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
@@ -76,7 +79,9 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def small_feeds(monkeypatch: pytest.MonkeyPatch, streams: Streams) -> ModuleType:
-    """Returns the module of section (i), at sizes for a stand-in of CuPy, with peers on the CPU.
+    """Returns the module of section (i), at sizes for a stand-in of CuPy.
+
+    Peers run on the CPU.
 
     streams: of the stand-in, which torch waits for.
     """
@@ -110,5 +115,5 @@ def small_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "DRAWS", (50, 100))
     monkeypatch.setattr(knobs, "VARIANTS", knobs.VARIANTS[:1])
     monkeypatch.setattr(knobs, "CASES", (SMALL[0], SMALL[0]))
-    monkeypatch.setattr(knobs, "CROSSOVER_BYTES", (1 << 12,) * 4)
+    monkeypatch.setattr(knobs, "CROSSOVER_BYTES", (1 << 12,) * 3)
     monkeypatch.setattr(knobs, "_REPEATS", 1)

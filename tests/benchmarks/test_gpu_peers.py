@@ -1,0 +1,40 @@
+"""The peers of section (i) deliver windows of the steps. They run on the CPU."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gpu_sections import peers
+from gpu_sections.peers import Steps
+
+from tests.support.cuda.cupy_stand_in import stand_in
+
+EPISODE, CONTEXT, BATCH = 10, 4, 50
+
+
+@pytest.mark.parametrize("title", peers.PEERS)
+def test_a_peer_delivers_windows(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if title == peers.TORCHRL:
+        pytest.importorskip("torchrl")
+    monkeypatch.setattr(peers, "DEVICE", "cpu")
+    monkeypatch.setattr(peers, "WORKERS", 0)
+    count = 30 * EPISODE
+    columns = {"observations": np.arange(3 * count, dtype=np.float32).reshape(count, 3), "rewards": np.arange(count)}
+    with stand_in(monkeypatch, tmp_path, order="all late"):
+        feed = peers.PEERS[title](Steps(columns, EPISODE, BATCH, CONTEXT))
+        first, second = islice(feed, 2)
+        feed.close()  # type: ignore[attr-defined]
+    rows = first["rewards"]
+    assert rows.shape == (BATCH, CONTEXT)
+    assert (rows == rows[:, :1] + np.arange(CONTEXT)).all()
+    assert (first["observations"].numpy() == columns["observations"][rows.numpy()]).all()
+    if title == peers.TORCHRL:
+        # Its slices are whole.
+        assert (rows // EPISODE == rows[:, :1] // EPISODE).all()
+    else:
+        assert (first["mask"] == (rows // EPISODE == rows[:, :1] // EPISODE)).all()
+        assert not first["mask"].all()
+    assert not np.array_equal(second["rewards"], rows)
