@@ -23,7 +23,7 @@ COMMANDS_OF: dict[str, list[list[str]]] = {}
 for _command in COMMANDS.values():
     _script, *_arguments = _command.split()
     COMMANDS_OF.setdefault(_script, []).append(_arguments)
-SOURCES = [file.read_text() for file in Path(__file__).parent.glob("test_*.py")]
+SOURCES = [file.read_text() for file in Path(__file__).parent.rglob("test_*.py")]
 #: Scripts of peers/ that feed.py runs for its options, without a contender.
 OF_OPTIONS = {
     "gear_convert.py": "--shapes",

@@ -2,7 +2,7 @@
 
 The commands are in `tests/support/benchmarks/commands.py`. Their processes start quickly, because they are forks of one
 server that has imported torch. The tests check that a benchmark prints and records all that it promises, never how
-fast something is. `test_gpu.py` has benchmarks/gpu.py.
+fast something is. The folder `gpu` has benchmarks/gpu.py.
 """
 
 from __future__ import annotations
