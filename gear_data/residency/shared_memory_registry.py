@@ -89,7 +89,7 @@ def find_or_create(segment: Segment, create: Callable[[], int]) -> int:
     key = segment.key
     with ExitStack() as stack:
         try:
-            folder = _registry_folder()
+            folder = registry_folder()
             stack.enter_context(locked(folder / f"{key}.lock"))
             rows = folder / f"{key}-{_pid_namespace()}.json"
             holders = [holder for holder in _read(rows) if holder.is_alive()]
@@ -136,7 +136,7 @@ def _read(path: Path) -> list[Holder]:
         return []
 
 
-def _registry_folder() -> Path:
+def registry_folder() -> Path:
     """Returns the folder in which this user's processes register segments.
 
     Raises:

@@ -15,8 +15,9 @@ from gear_data.common.extras import import_extra
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.errors import DeviceError, InvalidArgumentError
 from gear_data.kernels.cuda.launcher import cuda_errors
-from gear_data.residency.device.memory import PIECE_BYTES, DeviceBuffer, PinnedBuffer, Uploader
+from gear_data.residency.device.memory import PIECE_BYTES, PinnedBuffer, Uploader
 from gear_data.residency.device.registration import register
+from gear_data.residency.device.shared_device_memory import shared_device_memory
 from gear_data.residency.plan import TIERS, ResidencyPlan
 from gear_data.residency.shards import Shards
 from gear_data.residency.shared_memory import HEADER_BYTES, Segment, write
@@ -179,11 +180,18 @@ class DeviceCopy:
         return DeviceColumns(shard, first, last, addresses, device, tuple(held), os.getpid())
 
     def _on_device(self, total: int, spans: list[_Span]) -> tuple[object, int]:
-        """Copies spans to the device. Returns (the memory, its address)."""
-        memory, uploader = DeviceBuffer(total), Uploader()
-        for offset, piece in self._pieces(spans):
-            uploader.send(piece, memory.address + offset)
-        uploader.finish()
+        """Copies spans to memory of the device that processes with equal columns share.
+
+        Returns (the memory, its address).
+        """
+
+        def fill(address: int) -> None:
+            uploader = Uploader()
+            for offset, piece in self._pieces(spans):
+                uploader.send(piece, address + offset)
+            uploader.finish()
+
+        memory = shared_device_memory(self._key("device", spans), total, current_device(), fill)
         return memory, memory.address
 
     def _pinned(self, total: int, spans: list[_Span]) -> tuple[object, int]:
@@ -207,15 +215,19 @@ class DeviceCopy:
             for offset, piece in self._pieces(spans):
                 write(descriptor, piece.data, HEADER_BYTES + offset)
 
-        digest = xxhash.xxh3_128(self._contents().encode())
-        digest.update(np.array(spans, np.int64).tobytes())
-        key = f"tiered.{digest.hexdigest()}"
+        key = self._key("tiered", spans)
         buffer = shared_buffer(Segment(key, HEADER_BYTES + total, registrable=True), fill)
         memory = register(buffer)
         if memory is None:
             del buffer
             return self._pinned(total, spans)
         return memory, buffer.address + memory.shift + HEADER_BYTES
+
+    def _key(self, tier: str, spans: list[_Span]) -> str:
+        """Returns a key of the bytes of spans, and of their places."""
+        digest = xxhash.xxh3_128(self._contents().encode())
+        digest.update(np.array(spans, np.int64).tobytes())
+        return f"{tier}.{digest.hexdigest()}"
 
     def _pieces(self, spans: list[_Span]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
         """Yields (offset, bytes) of the pieces of spans."""

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import RandomShift, SequenceLoader
+from gear_data import Goals, RandomShift, SequenceLoader
 from gear_data.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -28,6 +28,7 @@ from gear_data.errors import (
     UnknownNameError,
 )
 from gear_data.residency.device.memory import DeviceBuffer, Uploader
+from gear_data.residency.device.reader import DeviceReader
 from gear_data.selection.samplers import Weighted
 from tests.support.cuda.cupy_stand_in import ORDERS, StandInGpu, stand_in
 from tests.support.cuda.loader_checks import (
@@ -37,6 +38,7 @@ from tests.support.cuda.loader_checks import (
     STEPS,
     LoaderChecks,
     check,
+    convert,
     copies,
     from_device,
     on_gpu,
@@ -123,8 +125,17 @@ def test_memory_is_reused_and_freed(gpu: StandInGpu, path: Path, residency: str)
     assert (gpu.cupy.taken, gpu.cupy.pinned) == (0, 0)
 
 
-def test_a_budget_of_multiprocessors(gpu: StandInGpu, path: Path) -> None:
-    check(gpu, path, "device", sm_budget=0.5)
+def test_a_budget_of_multiprocessors(gpu: StandInGpu, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, blocks = DeviceReader.launch, list[tuple[int, int, int]]()
+
+    def record(self: DeviceReader, launcher: Any, *arguments: Any) -> None:
+        blocks.append((launcher.blocks, launcher.collect_blocks(False), launcher.collect_blocks(True)))
+        launch(self, launcher, *arguments)
+
+    monkeypatch.setattr(DeviceReader, "launch", record)
+    # Of the stand-in's two multiprocessors, every launch of the loader takes one: also those that collect goals.
+    check(gpu, path, "device", sm_budget=0.5, preset="transitions", context=1, goals=Goals())
+    assert set(blocks) == {(1, 1, 1)}
     with pytest.raises(InvalidArgumentError, match="sm_budget is 0"):
         SequenceLoader(gear_data.open(path), sm_budget=0)
 
@@ -250,3 +261,30 @@ def test_an_iterator_that_is_not_finished_leaves_nothing(gpu: StandInGpu, path: 
     del batch
     # The prefetch thread ends by itself.
     assert eventually(lambda: gpu.cupy.taken == held)
+
+
+def test_datasets_share_columns_of_equal_contents(gpu: StandInGpu, path: Path, folder: Path) -> None:
+    first = gear_data.open(path, residency="device")
+    columns = first._store.device_columns()
+    ctypes.memset(int(columns.addresses[0, 0]), 77, 8)  # a mark that only this copy has
+    opened = {
+        "again": gear_data.open(path, residency="device"),
+        "pickled": pickle.loads(pickle.dumps(first)),
+        "other data": gear_data.open(convert(12, folder / "two"), residency="device"),
+        "other layout": first.place(first.residency_plan(1 << 13, 0)),
+    }
+    marked = [name for name, ds in opened.items() if _first_bytes(ds) == b"\x4d" * 8]
+    assert marked == ["again", "pickled"]
+    # Another discount changes one column, which is shared too.
+    discounted = [ds.with_discount(0.5) for ds in (first, opened["again"])]
+    one, other = (ds._store.device_columns().addresses for ds in discounted)
+    index = discounted[0].schema.index("returns_to_go")
+    assert (np.delete(one, index, 1) == np.delete(columns.addresses, index, 1)).all()
+    ctypes.memset(int(one[0, index]), 77, 4)
+    assert one[0, index] != other[0, index] and ctypes.string_at(int(other[0, index]), 4) == b"\x4d" * 4
+
+
+def _first_bytes(ds: gear_data.Dataset) -> bytes:
+    """Returns the first bytes on the device of the first column there."""
+    addresses = ds._store.device_columns().addresses
+    return ctypes.string_at(int(addresses[:, 0][addresses[:, 0] > 0][0]), 8) if addresses[:, 0].any() else b""

@@ -34,6 +34,7 @@ from gear_data.loaders.builders import backend
 from gear_data.residency.device import link
 from gear_data.residency.device.memory import TO_DEVICE
 from tests.support.cuda.copy_driver import CopyDriver
+from tests.support.cuda.driver_stand_in import install_driver
 from tests.support.cuda.host_registration import HostRegistration
 from tests.support.cuda.runner import CONSTANTS, KERNELS, SHIM, parameter_counts
 
@@ -149,6 +150,7 @@ class CupyStandIn(SimpleNamespace):
         self.launched: list[str] = []
         self.host_registration = HostRegistration(CudaError)
         self.copy_driver = CopyDriver(streams.add, self._host_ranges, self._device_ranges)
+        self.mapped_bytes: Callable[[], int] = lambda: 0
 
     def _host_ranges(self) -> list[tuple[int, int]]:
         registered = [(first, first + size) for first, size in self.registered.copy().items()]
@@ -165,7 +167,7 @@ class CupyStandIn(SimpleNamespace):
     @property
     def taken(self) -> int:
         """Returns the bytes of device memory that are held."""
-        return sum(self.device_memory.copy().values())
+        return sum(self.device_memory.copy().values()) + self.mapped_bytes()
 
     @property
     def pinned(self) -> int:
@@ -497,6 +499,9 @@ def stand_in(
         pytest.skip("there is no g++ to build the kernels for the CPU with")
     fake = make_cupy(Streams(ORDERS[order]), _libraries(folder), device_bytes)
     monkeypatch.setitem(sys.modules, "cupy", fake)
+    driver = install_driver(monkeypatch, folder, device_bytes)
+    driver.stand_in_context()
+    fake.mapped_bytes = driver.stand_in_mapped
     # `auto` is to choose as on a GPU, whose kernels are faster than this process.
     monkeypatch.setattr(link, "link_rates", lambda device: link.LinkRates())
     monkeypatch.setattr(backend, "link_rates", link.link_rates)
