@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from gear_data.loaders.mixture import Mixture
     from gear_data.loaders.presets.batch_format import BatchFormat
     from gear_data.loaders.sequence_loader import SequenceLoader
+    from gear_data.loaders.tuning.report import TuneReport
+    from gear_data.loaders.tuning.tune import tune
     from gear_data.residency.plan import ResidencyPlan
     from gear_data.schema import ColumnSpec, Schema
     from gear_data.selection.goals import Goals
@@ -66,6 +68,7 @@ _PUBLIC = {
     "SequenceLoader": ("gear_data.loaders.sequence_loader", "SequenceLoader"),
     "Shuffle": ("gear_data.selection.samplers", "Shuffle"),
     "TopK": ("gear_data.selection.samplers", "TopK"),
+    "TuneReport": ("gear_data.loaders.tuning.report", "TuneReport"),
     "Uniform": ("gear_data.selection.samplers", "Uniform"),
     "Weighted": ("gear_data.selection.samplers", "Weighted"),
     "convert": ("gear_data.ingest.convert", "convert"),
@@ -76,6 +79,7 @@ _PUBLIC = {
     "merge": ("gear_data.ingest.merge", "merge"),
     "open": ("gear_data.dataset.open", "open_dataset"),
     "repair": ("gear_data.ingest.repair", "repair"),
+    "tune": ("gear_data.loaders.tuning.tune", "tune"),
     "verify": ("gear_data.storage.verify", "verify"),
 }
 
@@ -103,6 +107,7 @@ __all__ = [
     "SequenceLoader",
     "Shuffle",
     "TopK",
+    "TuneReport",
     "Uniform",
     "Weighted",
     "convert",
@@ -114,6 +119,7 @@ __all__ = [
     "merge",
     "open",
     "repair",
+    "tune",
     "verify",
 ]
 

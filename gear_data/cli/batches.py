@@ -20,7 +20,8 @@ def add_commands(commands: Any) -> None:
     _add_export(commands)
 
 
-def _add_batch_options(parser: argparse.ArgumentParser) -> None:
+def add_batch_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of batches."""
     add_where(parser)
     help = "use only windows whose first step satisfies SQL over the step columns, such as 'rewards > 0'"
     parser.add_argument("--where-steps", metavar="SQL", help=help)
@@ -33,21 +34,19 @@ def _add_batch_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(**_BATCH_DEFAULTS)
 
 
-def _open_windows(options: argparse.Namespace) -> gear_data.Dataset:
+def open_windows(options: argparse.Namespace) -> gear_data.Dataset:
+    """Opens the dataset of the arguments DATASET, --where and --where-steps."""
     dataset = open_dataset(options)
     return dataset if options.where_steps is None else dataset.filter_steps(options.where_steps)
 
 
+def batch_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the arguments of `SequenceLoader` that the options of batches give."""
+    return {name: getattr(options, name) for name in _BATCH_DEFAULTS}
+
+
 def _loader(options: argparse.Namespace, dataset: gear_data.Dataset, **arguments: Any) -> Any:
-    return gear_data.SequenceLoader(
-        dataset,
-        batch_size=options.batch_size,
-        context=options.context,
-        preset=options.preset,
-        sampler=options.sampler,
-        seed=options.seed,
-        **arguments,
-    )
+    return gear_data.SequenceLoader(dataset, **batch_arguments(options), **arguments)
 
 
 def _add_feed(commands: Any) -> None:
@@ -55,7 +54,7 @@ def _add_feed(commands: Any) -> None:
     summary = "make training batches without training, and measure the rate"
     parser = add_command(commands, "feed", _feed, summary, example)
     add_dataset(parser)
-    _add_batch_options(parser)
+    add_batch_options(parser)
     parser.add_argument("--steps", type=int, default=1000, metavar="N", help="number of batches, default 1000")
     parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches to prefetch, default 2")
 
@@ -63,7 +62,7 @@ def _add_feed(commands: Any) -> None:
 def _feed(options: argparse.Namespace) -> int:
     if options.steps < 1:
         raise InvalidArgumentError(f"steps must be at least 1, not {options.steps}")
-    dataset = _open_windows(options)
+    dataset = open_windows(options)
     # A warm-up: the first batches compile kernels and load pages.
     for _ in _loader(options, dataset, prefetch=options.prefetch, steps=min(options.steps, 20)):
         pass
@@ -98,12 +97,12 @@ def _add_export(commands: Any) -> None:
     help = "steps per second, for lerobot; default from the dataset's source"
     parser.add_argument("--fps", type=float, metavar="F", help=help)
     parser.add_argument("--batches", type=int, metavar="N", help="export N batches instead of the dataset")
-    _add_batch_options(parser)
+    add_batch_options(parser)
 
 
 def _export(options: argparse.Namespace) -> int:
     report: Any
-    dataset = _open_windows(options)
+    dataset = open_windows(options)
     if options.batches is None:
         ignored = [name for name, default in _BATCH_DEFAULTS.items() if getattr(options, name) != default]
         if ignored:

@@ -1,4 +1,4 @@
-"""Tuning: the arguments with which a loader keeps up with a training step on this machine.
+"""Tuning: arguments with which a loader keeps up with training on this machine.
 
 `tune` measures settings. A `Setting` (`setting`) has only arguments that leave the batches as they are. `space` lists
 the settings of this machine, `trial` measures one, `training_step` is the step, `search` decides which settings are

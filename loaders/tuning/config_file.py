@@ -1,4 +1,4 @@
-"""loader.json: the setting that `gear_data.tune` chose, and the arguments that it was chosen for."""
+"""loader.json: the choice of `gear_data.tune`, and the loader's other arguments."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SavedConfig:
         residency: replaces the file's residency.
 
         Raises:
-            InvalidArgumentError: the dataset cannot be opened so. Further errors are those of `gear_data.open`.
+            InvalidArgumentError: the dataset cannot be opened so. `gear_data.open` lists further errors.
         """
         return reopen_with(dataset, residency or self.setting.residency, self.setting.queue_pairs)
 
@@ -83,7 +83,7 @@ def reopen_with(dataset: Dataset | Mixture, residency: str | None, queue_pairs: 
     None changes nothing. The datasets of a mixture stay as they are.
 
     Raises:
-        InvalidArgumentError: the dataset cannot be opened so. Further errors are those of `gear_data.open`.
+        InvalidArgumentError: the dataset cannot be opened so. `gear_data.open` lists further errors.
     """
     return dataset if isinstance(dataset, Mixture) else reopen(dataset, residency, queue_pairs)
 

@@ -1,4 +1,4 @@
-"""Setting: arguments of a loader and of its dataset that leave the batches as they are."""
+"""Setting: arguments of a loader and dataset that leave batches as they are."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     @property
     def source(self) -> tuple[Any, ...]:
-        """The part of the setting that decides the cost of building a batch, and not when batches are built."""
+        """The fields that decide the cost of a batch, and not when it is built."""
         return (self.residency, self.queue_pairs, self.backend, self.sm_budget)
 
     @property
@@ -53,7 +53,10 @@ class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     @property
     def simplicity(self) -> tuple[float, ...]:
-        """Sorts settings: fewer processes first, then threads, connections, memory, and multiprocessors."""
+        """Sorts settings, the simplest first.
+
+        Fewer processes count first, then threads, connections, memory, and multiprocessors.
+        """
         return (
             self.num_workers or 0,
             min(self.prefetch or 0, 1),

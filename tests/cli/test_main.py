@@ -15,7 +15,7 @@ from gear_data.cli import main
 from tests.support.command_line import run_json
 
 COMMANDS = (
-    "convert", "lint", "repair", "inspect", "verify", "feed", "export", "plan", "serve", "doctor", "demo",
+    "convert", "lint", "repair", "inspect", "verify", "feed", "export", "tune", "plan", "serve", "doctor", "demo",
 )  # fmt: skip
 
 

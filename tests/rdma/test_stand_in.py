@@ -10,6 +10,7 @@ import gc
 import itertools
 import logging
 import os
+import pickle
 import threading
 import time
 
@@ -28,6 +29,8 @@ from gear_data.cluster.rdma.server import RdmaServer
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import CorruptShardError, InvalidArgumentError, NodeRefusedError, NodeUnreachableError
 from gear_data.loaders.presets.outputs import PRESETS
+from gear_data.loaders.tuning.config_file import columns_of, write_config
+from gear_data.loaders.tuning.setting import Setting
 from gear_data.storage.dataset_files import open_files
 from tests.support.feed import data as feed_data
 from tests.support.feed import variable as variable_data
@@ -158,6 +161,21 @@ def test_reads_are_split_over_the_queue_pairs(folder, serve, world, three_pairs)
     # Three queue pairs at each end.
     assert len(world.read_by) == 3 and len(world.pairs) == 6
     assert min(world.read_by.values()) > 0.3 * world.read_by.total()
+
+
+def test_queue_pairs_are_tuned(folder, serve, world, tmp_path):
+    local, remote = gear_data.open(folder), gear_data.open(url(serve()), transport="verbs")
+    report = gear_data.tune(remote, step_ms=0, seconds=1, batch_size=700, num_workers=0, progress=False)
+    tried = {each.setting.queue_pairs for each in report.outcome.candidates}
+    assert tried == {1, 2, 4, 8} and {"residency"} < report.left_out.keys()
+    columns, path = columns_of(remote), tmp_path / "loader.json"
+    write_config(path, Setting(queue_pairs=4, prefetch=0), {"batch_size": 700}, columns, {})
+    world.read_by.clear()
+    loader = SequenceLoader.from_config(remote, path, seed=3)
+    same([copied(batch) for batch in itertools.islice(loader, 2)], batches(local, 2, batch_size=700, context=20))
+    assert len(world.read_by) == 4
+    # A process that opens the dataset again, such as a spawned worker, has as many.
+    assert pickle.loads(pickle.dumps(loader.dataset))._store.files._queue_pairs == 4
 
 
 def test_one_failed_queue_pair_closes_all(folder, serve, world, three_pairs, monkeypatch):
