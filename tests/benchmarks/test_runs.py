@@ -24,6 +24,7 @@ import pytest
 import rdma
 import scale
 import selection
+import tune
 from feeding.contenders import CONTENDERS, INLINE, THREADS
 from feeding.scenarios import SCENARIOS
 
@@ -340,6 +341,22 @@ def test_parts_without_contenders(run: Run, source: Path) -> None:
     check_wait(result, ["hopper-64x100"])
     check_memory(result, ["1000", "2000"])
     check_profile(result, ["hopper-64x100"])
+
+
+def test_tuning_is_compared_with_all_settings(run: Run) -> None:
+    result = run("tuning")
+    assert result.status == 0, result.errors
+    cases = {case["case"]: case for case in result.record["cases"]}
+    assert list(cases) == [case.name for case in tune.CASES]
+    for case in cases.values():
+        settings = {each["setting"] for each in case["exhaustive"]}
+        assert len(settings) == len(case["exhaustive"]) == len(case["tuning"]["settings"]) > 16
+        assert case["best"] in settings and case["ratio"] > 0
+    # The first table. Its rows are sorted, the best first.
+    rows = rows_of(result.printed, "to the best")
+    assert rows[0][4] == "1.00" and sum(row[-1] == "chosen" for row in rows) == 1
+    assert result.printed.count("| chosen |") == len(cases)
+    assert f"(target {tune.TARGET}: " in result.printed
 
 
 def test_another_checkout_is_measured_beside_this_one(run: Run, checkout: Path) -> None:

@@ -182,9 +182,15 @@ def test_what_is_left_out(rollouts_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "take too long to load" in space_of(ds).left_out["residency=host"]
 
 
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the compiled kernels."""
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInGpu]:
-    with stand_in(monkeypatch, tmp_path_factory.mktemp("kernels"), order="consumer first") as gpu:
+def gpu(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> Iterator[StandInGpu]:
+    with stand_in(monkeypatch, libraries, order="consumer first") as gpu:
         # torch itself has no stand-in: what the CPU collects stays there.
         monkeypatch.setattr(torch_tensors, "to_device", lambda batch, device, pin: batch)
         monkeypatch.setattr(torch.cuda, "synchronize", gpu.finish)
