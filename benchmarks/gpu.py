@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,7 @@ from gpu_sections.selection import selection
 
 from gear_data.collection.collector import Collector
 from gear_data.collection.plan import CollectSource
+from gear_data.residency.device.registration import FALLBACK_VARIABLE
 
 #: In the order in which they run. A command leaves out the last ones if its time is over.
 TITLES = {
@@ -228,6 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"nothing written: {error}", file=sys.stderr)
             return 1
         return 0
+    # A copy for each process would be another memory than the one that is measured.
+    os.environ.pop(FALLBACK_VARIABLE, None)
     reason = no_gpu()
     if reason is not None:
         print(f"not run: {reason}", file=sys.stderr)

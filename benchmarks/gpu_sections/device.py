@@ -81,6 +81,14 @@ class Gpu(CudaLauncher):
             self._cupy.get_default_memory_pool().free_all_blocks()
             self._cupy.get_default_pinned_memory_pool().free_all_blocks()
 
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Makes another stream than the default stream the current one."""
+        stream = self._cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            yield
+        self.wait()
+
     def device(self, nbytes: int) -> int:
         """Allocates GPU memory, and returns its address."""
         with cuda_errors(f"{nbytes:,} bytes of GPU memory"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from gpu_sections import feeds as gpu_feeds
 from gpu_sections import peers as gpu_peers
 from gpu_sections import results as gpu_results
 
+from gear_data.residency.device.registration import FALLBACK_VARIABLE
 from tests.support.benchmarks.commands import COMMANDS
 from tests.support.benchmarks.gpu import SMALL, small_feeds, small_sections, small_training
 from tests.support.benchmarks.results import read_record, rows_of
@@ -41,6 +43,7 @@ def test_all_sections_are_run_printed_and_recorded(
     monkeypatch.setattr(benchmark, "no_gpu", lambda: None)
     small_sections(monkeypatch)
     monkeypatch.setattr(gpu_collection, "all_cases", lambda most, quick: SMALL[:2])
+    monkeypatch.setenv(FALLBACK_VARIABLE, "copy")
     script, *arguments = COMMANDS["GPU"].format(json=tmp_path / "gpu.json").split()
     assert script == "gpu.py"
     with stand_in(monkeypatch, tmp_path, order="all late") as found:
@@ -48,6 +51,8 @@ def test_all_sections_are_run_printed_and_recorded(
         monkeypatch.setattr(small_training(monkeypatch), "BATCHES", (2,))
         small_feeds(monkeypatch, found.cupy.streams)
         status = benchmark.main(arguments)
+    # Pinned memory is the registered segment, whatever the environment allows.
+    assert FALLBACK_VARIABLE not in os.environ
     printed, record = capsys.readouterr().out, read_record(tmp_path / "gpu.json")
     sections = record["sections"]
     assert [*sections] == [*benchmark.TITLES]
