@@ -1,4 +1,4 @@
-"""Compares the choice of `gear_data.tune` with the best of all settings, measured exhaustively.
+"""Compares the choice of `gear_data.tune` with the best of an exhaustive run.
 
     python benchmarks/tune.py --json tune.json
 
@@ -78,7 +78,10 @@ CASES = (
 
 
 def measure_all(trials: Trials, settings: Sequence[Setting], rounds: int, seconds: float) -> list[list[float]]:
-    """Returns the seconds of a step, one list of `rounds` numbers for each setting. Odd rounds run backwards."""
+    """Returns the seconds of a step, one list of `rounds` numbers for each setting.
+
+    Every second round runs backwards.
+    """
     found: list[list[float]] = [[] for _ in settings]
     for number in range(rounds):
         order = range(len(settings)) if number % 2 == 0 else reversed(range(len(settings)))

@@ -1,8 +1,9 @@
 """The search for the fastest setting: successive halving, with measured bounds.
 
-The search only calls the functions that it is given, so tests run it without a clock. The idea of choosing settings by
-short profiles of whole training steps, and of leaving out settings that measured limits exclude, is GMI-DRL's (Wang et
-al., 2022, arXiv 2206.08482). Halving is Jamieson and Talwalkar's (2016, arXiv 1502.07943).
+The search only calls the functions that it is given, so tests run it without a clock.
+
+Choosing settings by short profiles, and leaving out settings that cannot win, is an idea of GMI-DRL (Wang et al., 2022,
+arXiv 2206.08482). Halving is Jamieson and Talwalkar's (2016, arXiv 1502.07943).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gear_data.dataset.dataset import Dataset
+from gear_data.errors import GearError, WorkerError
 from gear_data.loaders.batch_iterator import BatchIterator
 from gear_data.loaders.builders.batch import Batch
 from gear_data.loaders.mixture import Mixture
@@ -64,10 +65,10 @@ class Trials:
             seconds: length of the measurement, after the batches that were built ahead at the start are used up.
 
         Raises:
-            GearError: see `loader`.
+            GearError: see `loader`; or workers cannot run here.
         """
         loader = self.loader(setting)
-        batches: Any = iter(loader.dataloader(setting.num_workers) if setting.num_workers else loader)
+        batches: Any = _start_workers(loader, setting.num_workers) if setting.num_workers else iter(loader)
         try:
             # Otherwise a run would count batches that were built before its first step.
             end = time.perf_counter() + seconds
@@ -82,7 +83,10 @@ class Trials:
             del batches  # ends a DataLoader's workers
 
     def _measure(self, batches: Iterator[Batch], group: int, seconds: float) -> float:
-        """Measures whole groups of steps: a group's first batch takes longer than the others."""
+        """Measures whole groups of steps.
+
+        The first batch of a group takes longer than the others.
+        """
         run, finish = self._step.run, self._step.finish
         for _ in range(2):
             run(next(batches))
@@ -95,6 +99,24 @@ class Trials:
             steps += group
         finish()
         return (time.perf_counter() - began) / steps
+
+
+def _start_workers(loader: SequenceLoader, count: int) -> Iterator[Batch]:
+    """Returns the batches of a DataLoader, after the first one.
+
+    All workers have started then.
+
+    Raises:
+        WorkerError: workers cannot run here.
+    """
+    try:
+        batches = iter(loader.dataloader(count))
+        next(batches)
+    except GearError:
+        raise
+    except Exception as error:  # for example a transform that cannot be pickled, or too little shared memory
+        raise WorkerError(f"workers do not run here: {error}", hint="give num_workers=0") from error
+    return batches
 
 
 def _repeated(batch: Batch) -> Iterator[Batch]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gear_data.common.distributed import is_distributed
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
@@ -39,8 +40,8 @@ def tune(
     """Measures which arguments let a loader keep up with training on this machine.
 
     Only arguments that leave the batches as they are, bit for bit, are tuned: the dataset's `residency` and RDMA queue
-    pairs, `backend`, `sm_budget`, `prefetch`, `batches_at_once`, and the number of a DataLoader's workers. What this
-    machine does not have is left out, and the report says so.
+    pairs, `backend`, `sm_budget`, `prefetch`, `batches_at_once`, and the number of a DataLoader's workers. Options
+    that this machine does not have are left out, and the report says so.
 
     The measure is the time of a training step, with the time that it waits for its batch. Settings take turns. Medians
     within 2 % are tied, and the simplest of the tied settings is chosen: fewer worker processes, then fewer threads,
@@ -68,6 +69,11 @@ def tune(
             raise InvalidArgumentError(f"{name}= does not matter for tuning", hint=f"give {name}= to from_config")
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
         raise InvalidArgumentError(f"seconds must be a positive number, not {seconds!r}")
+    if is_distributed() and arguments.get("rank") is None:
+        raise InvalidArgumentError(
+            "torch.distributed is initialised, and the ranks' loaders would wait for each other",
+            hint="tune in one process, with rank= and world_size= for its rows; from_config needs neither",
+        )
     fixed = {name: arguments.pop(name) for name in (*LOADER_FIELDS, "num_workers") if name in arguments}
     # Checks the arguments, and compiles the kernels that all settings share.
     loader = SequenceLoader(dataset, **arguments, **{name: fixed[name] for name in LOADER_FIELDS if name in fixed})

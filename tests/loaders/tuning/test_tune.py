@@ -15,7 +15,7 @@ import torch
 
 import gear_data
 from gear_data import Mixture, SequenceLoader
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, WorkerError
 from gear_data.loaders.frameworks import torch_tensors
 from gear_data.loaders.tuning import space as space_module
 from gear_data.loaders.tuning.setting import Setting
@@ -122,6 +122,25 @@ def test_simulated_steps() -> None:
 def test_arguments_that_are_refused(rollouts_path: Path, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         gear_data.tune(gear_data.open(rollouts_path), **arguments)
+
+
+def test_workers_that_cannot_run(rollouts_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_shared_memory(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    trials = Trials(gear_data.open(rollouts_path), {"batch_size": 8}, step_of())
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", no_shared_memory)
+    with pytest.raises(WorkerError, match=r"workers do not run here: .*No space left"):
+        trials.measure(Setting(num_workers=1, prefetch=0), 0.01)
+
+
+def test_ranks_tune_apart(rollouts_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gear_data.loaders.tuning.tune.is_distributed", lambda: True)
+    ds = gear_data.open(rollouts_path)
+    with pytest.raises(InvalidArgumentError, match=r"would wait for each other\n.*rank= and world_size="):
+        gear_data.tune(ds)
+    report = gear_data.tune(ds, rank=0, world_size=2, seconds=0.1, step_ms=0, prefetch=0, num_workers=0, progress=False)
+    assert report.setting.prefetch == 0
 
 
 def test_a_report_and_its_file(rollouts_path: Path, tmp_path: Path) -> None:
