@@ -73,7 +73,7 @@ class DeviceReader:
         launcher: CudaLauncher,
     ) -> None:
         columns.check_process()
-        self._reader, self._columns, self._plan = reader, columns, plan
+        self._reader, self._columns, self._plan, self._tuning = reader, columns, plan, launcher.tuning
         # Some columns of a placed dataset may be pinned, but blocks for all multiprocessors also read them.
         self._pinned = columns.device is None
         extents = columns.shard, columns.first, columns.last
@@ -90,8 +90,8 @@ class DeviceReader:
         )
         self.staged_parts = len(self._read_columns)
         self.words = 8 + columns.addresses.shape[1]
-        self._ordered = int(reader.length.sum()) * sum(self._row_bytes.values()) > launcher.tuning.ordered_bytes
-        self._copies = WindowCopies(plan, launcher.tuning.copied_bytes)
+        self._ordered = int(reader.length.sum()) * sum(self._row_bytes.values()) > self._tuning.ordered_bytes
+        self._copies = WindowCopies(plan, self._tuning.copied_bytes)
         self.copies_windows = bool(
             len(self._copies.outputs) and self._pinned and self.reads_in_place and launcher.copies_batches
         )
@@ -102,7 +102,7 @@ class DeviceReader:
 
         This is the plan, the memory that it points to, and the episode table.
         """
-        plan, pieces = self._plan.copy(), launches.piece_counts(self._plan)
+        plan, pieces = self._plan.copy(), launches.piece_counts(self._plan, self._tuning)
         if self.copies_windows:
             plan["kind"][self._copies.outputs] = launches.KIND_COPIED
         finals = self._reader.final_rows
