@@ -224,7 +224,7 @@ class GpuCollection:
         return [partial(self.launch, number) for number in range(len(self.sets))]
 
     def copies(self, number: int) -> Copies:
-        """Returns the copies of a set's windows. The case has one column, and its windows are whole."""
+        """Returns the copies of a set's windows; the case has one column."""
         windows, row_bytes = self.sets[number], self.case.row_bytes
         rows = self.steps.bases[windows.episode_id] + windows.start
         sources = self._base + self.steps.places[0, 0] + row_bytes * rows

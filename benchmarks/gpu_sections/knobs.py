@@ -99,9 +99,9 @@ def knobs(gpu: Gpu, quick: bool, left: Callable[[], float]) -> Section:
 
 
 def _copied(gpu: Gpu, host: HostMemory, quick: bool, left: Callable[[], float], section: Section) -> list[Row]:
-    """Measures windows that copy engines copy from pinned memory, for `Tuning.copied_bytes`.
+    """Measures windows that copy engines copy from pinned memory.
 
-    The ratio is the kernel's time to the time of the copies.
+    `Tuning.copied_bytes` depends on them. The ratio is the kernel's time to the time of the copies.
     """
     if not gpu.copies_batches:
         section.left_out.append("windows by copy engines (the driver is older than CUDA 12.8)")
