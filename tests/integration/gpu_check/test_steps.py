@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gpu
 import pytest
 
 from scripts.gpu import __main__ as command
-from scripts.gpu import steps
+from scripts.gpu import installation, steps
 from scripts.gpu.errors import ROOT, GpuCheckError
 from scripts.gpu.installation import Interpreter
 
@@ -118,3 +119,31 @@ def test_without_a_gpu_the_probe_fails_and_leaves_its_record(tmp_path: Path) -> 
     assert "GPU" in found["error"]
     assert found["machine"]["packages"]["numpy"]
     assert record(tmp_path / "found")["probe"]["status"] == "failed"
+
+
+def test_the_writer_of_results_gets_all_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "second").mkdir()
+    for name in ("benchmark-abch.json", "second/benchmark-ie.json", "probe.json", "steps.json"):
+        (tmp_path / name).touch()
+    runs: list[list[str]] = []
+    done = SimpleNamespace(run=lambda command, **options: runs.append(command) or SimpleNamespace(returncode=0))
+    monkeypatch.setattr(command, "subprocess", done)
+    monkeypatch.setattr(command, "interpreter", lambda: HERE)
+    assert command.main(["--write-results", str(tmp_path)]) == 0
+    records = [str(tmp_path / name) for name in ("benchmark-abch.json", "second/benchmark-ie.json")]
+    assert [each[1:] for each in runs] == [["benchmarks/gpu.py", "--write-results", *records]]
+    assert [str(path) for path in gpu.make_parser().parse_args(runs[0][2:]).write_results] == records
+    assert command.main(["--write-results", str(tmp_path / "nothing")]) == 2
+
+
+def test_the_checkout_is_imported_before_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wheels may hold top-level folders such as `scripts`."""
+    (tmp_path / "site" / "scripts").mkdir(parents=True)
+    (tmp_path / "site" / "scripts" / "__init__.py").touch()
+    monkeypatch.setattr(installation, "FOLDER", tmp_path)
+    python = installation.interpreter()
+    code = "import scripts, sys; print(scripts.__file__); print(sys.path)"
+    options: Any = {"env": python.environment(), "cwd": tmp_path, "capture_output": True, "text": True, "check": True}
+    printed = subprocess.run([python.path, "-c", code], **options).stdout
+    assert printed.startswith(str(ROOT / "scripts"))
+    assert str(tmp_path / "site") in printed
