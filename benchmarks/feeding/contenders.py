@@ -74,6 +74,16 @@ CONTENDERS = (
     Contender("torchrl-transitions", "TorchRL ReplayBuffer", "torchrl_transitions.py", "steps", "torchrl"),
     Contender("d3rlpy-transitions", "d3rlpy, transitions", "d3rlpy_transitions.py", "steps", "d3rlpy"),
     Contender("flashbax", "Flashbax item buffer", "flashbax_transitions.py", "steps", "flashbax"),
+    Contender("numpy-shifts", "NumPy loop that pads and cuts images", "numpy_shifts.py", "steps"),
+    Contender(
+        "gear-converted",
+        "gear-data, one column since the conversion, prefetch=0",
+        "gear_loader.py",
+        "dataset",
+        arguments=("--prefetch", "0", "--converted"),
+    ),
+    Contender("numpy-stacks", "NumPy loop with np.concatenate", "numpy_stacks.py", "steps"),
+    Contender("torchrl-priorities", "TorchRL prioritized buffer", "torchrl_priorities.py", "steps", "torchrl"),
     Contender("memcpy", "memcpy, 1 thread", "memcpy_ceiling.py", "steps"),
     Contender(
         "memcpy-hot", "memcpy, 1 thread, into a hot batch", "memcpy_ceiling.py", "steps", arguments=("--into", "batch")

@@ -11,7 +11,10 @@ from typing import Literal
 #: raw: observations, actions, timesteps, mask.
 #: goals: transitions (observations, actions, next observations) with value and actor goals.
 #: transitions: observations, actions, rewards, next observations, masks.
-Contract = Literal["decision_transformer", "raw", "goals", "transitions"]
+#: shifted: raw, with the observations' images shifted at random by 4 pixels.
+#: stacked: raw, with observations that are stored as two columns, and become one at loading.
+#: priorities: transitions, drawn by priorities that change after every batch.
+Contract = Literal["decision_transformer", "raw", "goals", "transitions", "shifted", "stacked", "priorities"]
 
 #: A large copy has at least this many times the bytes of the last-level cache.
 CACHE_MULTIPLE = 10
@@ -39,6 +42,9 @@ FAMILIES: Mapping[str, Family] = {
     "g1": Family("G1 robot", "raw", 36_000, (26,), 26),
     "frames": Family("frames", "raw", 60_000, (84, 84), 0),
     "goals": Family("transitions with goals, Hopper's shape", "goals", 200_000, (11,), 3),
+    "shifted": Family("images, shifted at random", "shifted", 30_000, (64, 64, 3), 5),
+    "stacked": Family("Hopper, observations of two columns", "stacked", 200_000, (11,), 3),
+    "priorities": Family("Hopper, prioritised transitions", "priorities", 200_000, (11,), 3),
     "transitions": Family("Hopper, transitions", "transitions", 200_000, (11,), 3),
     "wide": Family("wide (Humanoid-like)", "decision_transformer", 250_000, (376,), 17),
 }
@@ -98,6 +104,9 @@ SCENARIOS = (
     ),
     Scenario("wide-256x20", "wide", 256, 20, _ALL),
     Scenario("goals-256", "goals", 256, 1, ("ogbench", *_LIMITS)),
+    Scenario("shifts-256", "shifted", 256, 1, ("numpy-shifts", *_LIMITS)),
+    Scenario("stacks-256x20", "stacked", 256, 20, ("gear-converted", "numpy-stacks", *_LIMITS)),
+    Scenario("priorities-256", "priorities", 256, 1, ("torchrl-priorities",)),
 )
 
 

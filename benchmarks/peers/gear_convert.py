@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from harness import COLUMNS, claim_stdout, say
+from harness import COLUMNS, CONTRACTS, RAW, claim_stdout, say
 
 import gear_data
 
@@ -43,6 +43,19 @@ def write_steps(dataset: gear_data.Dataset, names: tuple[str, ...], folder: Path
     }
 
 
+def divide_observations(whole: Path, divided: Path) -> None:
+    """Writes a copy of a dataset that has the halves of the observations as columns, too."""
+    dataset = gear_data.open(whole)
+    episodes = []
+    for number in range(dataset.num_episodes):
+        columns = dataset.episode(number)
+        values = columns["observations"]
+        half = values.shape[1] // 2
+        named = {name: columns[name] for name in RAW_COLUMNS}
+        episodes.append({**named, "first_half": values[:, :half], "second_half": values[:, half:]})
+    gear_data.convert(episodes, divided, progress=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, required=True, help="anything gear_data.convert takes")
@@ -50,14 +63,17 @@ def main() -> None:
     parser.add_argument("--steps", type=Path, required=True, help="the folder of arrays to make")
     parser.add_argument(
         "--contract",
-        choices=("decision_transformer", "raw", "goals", "transitions"),
+        choices=CONTRACTS,
         required=True,
-        help="columns of a batch: decision_transformer, raw, goals or transitions",
+        help="columns of a batch",
     )
     args = parser.parse_args()
     out = claim_stdout()
-    raw = args.contract == "raw"
-    gear_data.convert(args.source, args.dataset, columns=RAW_COLUMNS if raw else None, progress=False)
+    raw, stacked = args.contract in RAW, args.contract == "stacked"
+    converted = args.dataset.with_suffix(".whole") if stacked else args.dataset
+    gear_data.convert(args.source, converted, columns=RAW_COLUMNS if raw else None, progress=False)
+    if stacked:
+        divide_observations(converted, args.dataset)
     say(out, write_steps(gear_data.open(args.dataset), RAW_COLUMNS if raw else COLUMNS, args.steps))
 
 

@@ -25,6 +25,14 @@ IntArray = npt.NDArray[np.int64]
 
 #: The columns of a batch, in order; those that the steps lack are left out.
 COLUMNS = ("observations", "actions", "rewards", "returns_to_go")
+#: `Contract` of feeding/scenarios.py says what each is.
+CONTRACTS = ("decision_transformer", "raw", "goals", "transitions", "shifted", "stacked", "priorities")
+#: Contracts whose batches have observations and actions only.
+RAW = ("raw", "shifted", "stacked")
+#: The largest shift in pixels of `shifted`.
+PAD = 4
+#: Exponents of prioritised replay: of priorities, and of importance weights.
+ALPHA, BETA = 0.6, 0.4
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,22 @@ def transitions_of(steps: Steps) -> dict[str, npt.NDArray[Any]]:
         "masks": masks,
     }
     return {name: np.ascontiguousarray(array[keep]) for name, array in arrays.items()}
+
+
+def draw_windows(steps: Steps, batch_size: int, context: int, seed: int) -> Callable[[], IntArray]:
+    """Returns a function that draws whole windows: the rows of their steps, int64 [B, T].
+
+    Shorter episodes are left out, and nothing is padded.
+    """
+    random = np.random.default_rng(seed)
+    firsts = np.concatenate(
+        [
+            np.arange(start, start + length - context + 1)
+            for start, length in zip(steps.starts, steps.lengths, strict=True)
+        ]
+    )
+    offsets = np.arange(context)
+    return lambda: firsts[random.integers(0, len(firsts), batch_size)][:, None] + offsets
 
 
 def versions_of(*packages: str) -> dict[str, str]:
@@ -182,7 +206,7 @@ def parse_arguments(
     parser.add_argument("--context", type=int, default=20, help="steps in a window (default 20)")
     parser.add_argument(
         "--contract",
-        choices=("decision_transformer", "raw", "goals", "transitions"),
+        choices=CONTRACTS,
         default="decision_transformer",
         help="columns of a batch (default decision_transformer)",
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,13 +49,17 @@ class ArrayLayout:
     offset: int
     row_bytes: int
 
-    def steps(self, memory: npt.NDArray[np.uint8], rows: int) -> npt.NDArray[Any]:
-        """Returns the elements of some rows, as unsigned integers of their size.
+    def steps(self, memory: npt.NDArray[np.uint8], rows: int) -> npt.NDArray[np.uint8]:
+        """Returns the steps of some rows, a view of the memory.
 
-        The result is [steps, elements], a view of the memory.
+        The result is uint8 [steps, bytes of a step].
         """
-        unit = np.dtype(f"u{self.dtype.itemsize}")
-        return np.ndarray((rows * math.prod(self.shape[:-1]), self.shape[-1]), unit, memory, self.offset)
+        return np.ndarray((rows * math.prod(self.shape[:-1]), self.step_bytes), np.uint8, memory, self.offset)
+
+    @cached_property
+    def step_bytes(self) -> int:
+        """Bytes of a step."""
+        return self.shape[-1] * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -68,5 +73,5 @@ class JoinLayout:
         """Copies the parts of `rows` rows into the joined array."""
         whole, first = self.whole.steps(memory, rows), 0
         for part in self.parts:
-            cpu.gather.write_elements(part.steps(memory, rows), whole, first)
-            first += part.shape[-1]
+            cpu.gather.write_columns(part.steps(memory, rows), whole, first)
+            first += part.step_bytes

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from gear_data.kernels.cpu.native import memcpy, prefetch
+from gear_data.kernels.cpu.native import memcpy, move_4, move_8, move_16, prefetch
+
+#: A row of more bytes is copied by `memcpy`.
+_LARGE_ROW = 256
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
@@ -26,14 +29,31 @@ def gather(sources, sizes, target):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def write_elements(part, whole, first):  # type: ignore[no-untyped-def]
-    """Copies `part`, [n, k], into columns of `whole`, [n, m] of the same dtype.
+def write_columns(part, whole, first):  # type: ignore[no-untyped-def]
+    """Copies `part`, uint8 [n, k], into columns of `whole`, uint8 [n, m].
 
     The columns are first to first + k - 1.
     """
-    for row in range(part.shape[0]):
-        for i in range(part.shape[1]):
-            whole[row, first + i] = part[row, i]
+    size = part.shape[1]
+    source, target = np.int64(part.ctypes.data), np.int64(whole.ctypes.data) + first
+    # Rows are small: a call of `memcpy` costs more than the copy. The last move may copy bytes twice.
+    for _ in range(part.shape[0]):
+        if size > _LARGE_ROW:
+            memcpy(target, source, np.uint64(size))
+        elif size >= 16:
+            for at in range(0, size - 16, 16):
+                move_16(target + at, source + at)
+            move_16(target + size - 16, source + size - 16)
+        elif size >= 8:
+            move_8(target, source)
+            move_8(target + size - 8, source + size - 8)
+        elif size >= 4:
+            move_4(target, source)
+            move_4(target + size - 4, source + size - 4)
+        else:
+            memcpy(target, source, np.uint64(size))
+        source += size
+        target += whole.shape[1]
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]

@@ -246,6 +246,12 @@ BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 STAGES = {"selection", "buffers", "kernel", "tensors", "rest"}
 
 
+WITH_PEERS = {
+    "feed": ["hopper-256x20", "g1-26+26", "transitions-256", "goals-256"],
+    "options of loaders": ["shifts-256", "stacks-256x20", "priorities-256"],
+}
+
+
 def check_race(result: Result, names: list[str], peers: set[str], missing: dict[str, str]) -> None:
     """Checks the tables of contenders. missing: contender -> its failure."""
     assert result.status == 0, result.errors
@@ -270,15 +276,27 @@ def check_race(result: Result, names: list[str], peers: set[str], missing: dict[
 
 
 def test_all_parts_and_contenders_are_measured(run: Run) -> None:
-    result = run("feed")
-    shapes = ["hopper-256x20", "g1-26+26", "transitions-256", "goals-256"]
+    result, shapes = run("feed"), WITH_PEERS["feed"]
     check_race(result, shapes, {each.name for each in CONTENDERS}, {"reverb": "not installed (run with --install)"})
     printed = result.printed
     assert "Reverb TrajectoryDataset, same process: not measured: not installed (run with --install)" in printed
-    assert [each.title for each in CONTENDERS if f"\n| {each.title} " not in printed] == []
+    wanted = {INLINE, THREADS}.union(*(BY_NAME[shape].peers for shape in shapes))
+    assert [each.title for each in CONTENDERS if each.name in wanted and f"\n| {each.title} " not in printed] == []
     check_wait(result, shapes)
     check_memory(result, ["1000"])
     check_profile(result, shapes)
+
+
+def test_options_of_loaders_are_measured(run: Run) -> None:
+    """TorchRL's sum tree is compiled code, which not all of its wheels have."""
+    result = run("options of loaders")
+    rows = {row["name"]: row for each in result.record["scenarios"] for row in each["contenders"]}
+    failure = rows["torchrl-priorities"].get("failure")
+    missing = {} if failure is None else {"torchrl-priorities": "ended with status 1: RuntimeError: SumSegmentTree"}
+    check_race(result, WITH_PEERS["options of loaders"], {each.name for each in CONTENDERS}, missing)
+    stacks = result.record["scenarios"][1]["contenders"]
+    sizes = {row["padded_bytes_per_batch"] for row in stacks if row["name"] in (INLINE, THREADS, "gear-converted")}
+    assert len(sizes) == 1
 
 
 def check_wait(result: Result, shapes: list[str]) -> None:
@@ -306,7 +324,7 @@ def check_profile(result: Result, names: list[str]) -> None:
 
 def test_every_other_shape_is_measured(run: Run) -> None:
     result = run("other shapes")
-    names = [name for name in BY_NAME if name not in ("hopper-256x20", "g1-26+26", "transitions-256", "goals-256")]
+    names = [name for name in BY_NAME if not any(name in shapes for shapes in WITH_PEERS.values())]
     check_race(result, sorted(names, key=[*BY_NAME].index), set(), {})
     assert result.record["settings"]["seed"] == 1
     large = [each["data"] for each in result.record["scenarios"] if each["scenario"].endswith("-large")]
