@@ -114,23 +114,31 @@ def _measure(
     made: dict[str, Callable[[], Iterator[Batch]]] = {title: partial(make, steps) for title, make in PEERS.items()}
     made |= {title: partial(our_batches, folder, steps, *how) for title, how in LOADERS.items()}
     running: dict[str, Iterator[Batch]] = {}
+
+    def failed(title: str, error: Exception) -> None:
+        reason = (str(error).strip() or "no reason").splitlines()[0]
+        section.notes.append(f"{workload.name}: {title}: not run: {type(error).__name__}: {reason}")
+
     for title, make in made.items():
         try:
             feed = make()
             next(feed)
         except Exception as error:  # a peer may raise anything; the other feeds are measured anyway
-            reason = (str(error).strip() or "no reason").splitlines()[0]
-            section.notes.append(f"{workload.name}: {title}: not run: {type(error).__name__}: {reason}")
+            failed(title, error)
         else:
             running[title] = feed
     seen: dict[str, list[float]] = {title: [] for title in running}
-    for number, title in itertools.product(range(ROUNDS), running):
+    for number, title in itertools.product(range(ROUNDS), seen):
         if left() < 5:
             section.left_out.append(f"{workload.name}: round {number}, {title}")
-            continue
-        seconds = _seconds_a_batch(running[title])
-        if number:
-            seen[title].append(seconds)
+        elif title in running:
+            try:
+                seconds = _seconds_a_batch(running[title])
+            except Exception as error:  # workers may end for lack of shared memory
+                failed(title, error)
+                del running[title]
+            else:
+                seen[title] += [seconds] if number else []
     for feed in running.values():
         feed.close()  # type: ignore[attr-defined]
     _report(section, workload, steps, {title: times for title, times in seen.items() if times}, rates)

@@ -72,7 +72,8 @@ def link_rates(device: int) -> LinkRates:
 def _identity(device: int) -> str:
     runtime = import_extra("cupy", "gpu").cuda.runtime
     with cuda_errors(f"CUDA device {device}"):
-        uuid = bytes(runtime.getDeviceProperties(device)["uuid"])
+        # CuPy cuts it at its first zero byte, and leaves it out of builds for old CUDA versions.
+        uuid = bytes(runtime.getDeviceProperties(device).get("uuid", b""))
         return f"{uuid.hex()}-{runtime.deviceGetPCIBusId(device)}-{runtime.driverGetVersion()}"
 
 

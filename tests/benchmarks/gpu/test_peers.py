@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -10,9 +11,25 @@ import pytest
 from gpu_sections import peers
 from gpu_sections.peers import Steps
 
+from tests.support.benchmarks.gpu import left, small_feeds
 from tests.support.cuda.cupy_stand_in import stand_in
 
 EPISODE, CONTEXT, BATCH = 10, 4, 50
+
+
+def test_a_feed_that_ends_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(steps: Steps) -> Iterator[peers.Batch]:
+        yield {}
+        raise OSError("no space\nleft")
+
+    with stand_in(monkeypatch, tmp_path, order="all late") as found:
+        feeds = small_feeds(monkeypatch, found.cupy.streams)
+        monkeypatch.setattr(feeds, "WORKLOADS", feeds.WORKLOADS[:1])
+        monkeypatch.setattr(feeds, "LOADERS", {})
+        monkeypatch.setattr(feeds, "PEERS", {"ends": ends, peers.INDEXING: peers.on_device})
+        section = feeds.feeds(tmp_path, {}, True, left)
+    assert [row.name for row in section.rows] == [f"Hopper 256 x 20: {peers.INDEXING}"]
+    assert section.notes[1:] == ["Hopper 256 x 20: ends: not run: OSError: no space"]
 
 
 @pytest.mark.parametrize("title", peers.PEERS)
