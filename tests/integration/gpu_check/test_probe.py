@@ -19,15 +19,8 @@ import pytest
 from scripts.gpu.probe import __main__ as probe
 from scripts.gpu.probe import device, measurements
 from scripts.gpu.probe.mappings import KINDS
-from tests.support.cuda.cupy_stand_in import (
-    INVALID_VALUE,
-    NOT_SUPPORTED,
-    ORDERS,
-    READ_ONLY_SUPPORTED,
-    CudaError,
-    Streams,
-    make_cupy,
-)
+from tests.support.cuda.cupy_stand_in import ORDERS, CudaError, Streams, make_cupy
+from tests.support.cuda.host_registration import INVALID_VALUE, NOT_SUPPORTED, READ_ONLY_SUPPORTED
 from tests.support.cuda.runner import SHIM
 
 #: Kinds that this process maps for writing.
@@ -69,8 +62,8 @@ def cupy(library: ctypes.PyDLL, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     fake = make_cupy(streams, {}, 1 << 24)
     fake.RawModule = RawModule
-    fake.attributes.update({number: 100 + number for number in measurements.ATTRIBUTES.values()})
-    fake.attributes[READ_ONLY_SUPPORTED] = 0
+    others = {number: 100 + number for number in measurements.ATTRIBUTES.values()}
+    fake.host_registration.attributes = {**others, READ_ONLY_SUPPORTED: 0}
     fake.cuda.is_available = lambda: True
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(device, "THREADS", 32)
@@ -130,7 +123,7 @@ def test_the_record(cupy: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.usefixtures("in_this_process")
 def test_read_only_registration_where_it_is_supported(cupy: Any) -> None:
-    cupy.attributes[READ_ONLY_SUPPORTED] = 1
+    cupy.host_registration.attributes[READ_ONLY_SUPPORTED] = 1
     for kind in ("memfd, write-sealed", "file, read-only"):
         found = probe.run_part(f"registration: {kind}")
         assert {name for name, result in found.items() if result["registered"]} == {
