@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,6 +84,7 @@ class Holder:
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     library = install_driver(monkeypatch, tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setitem(sys.modules, "cupy", cupy_for(library))
     return library
 
@@ -106,6 +108,12 @@ def fill(address: int) -> None:
 
 def refuse(address: int) -> None:
     raise AssertionError("the memory was filled again")
+
+
+def stopped(process: int) -> bool:
+    """Returns whether all threads of a process have stopped."""
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
 
 
 def test_processes_share_one_copy_until_the_last_one_leaves(
@@ -132,6 +140,7 @@ def test_processes_share_one_copy_until_the_last_one_leaves(
     # A stopped holder does not answer, so that a new process makes a copy.
     for each in (third, fourth):
         os.kill(each.process.pid, signal.SIGSTOP)
+        assert eventually(partial(stopped, each.process.pid))
     monkeypatch.setattr(shared, "_TIMEOUT", 0.1)
     filled: list[int] = []
     memory = shared_device_memory("columns", SIZE, 0, filled.append)

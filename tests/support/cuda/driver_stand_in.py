@@ -33,7 +33,7 @@ def install_driver(
 
     Args:
         monkeypatch: of the test.
-        folder: for the library, and for the sockets of holders.
+        folder: for the library.
         device_bytes: bytes of the largest allocation.
         shares: whether the device shares memory between processes.
     """
@@ -42,7 +42,6 @@ def install_driver(
     loaded.stand_in_set(ctypes.c_uint64(device_bytes), int(shares))
     driver = virtual_memory.load_driver(str(build(folder)))
     monkeypatch.setattr(virtual_memory, "_driver", lambda: driver)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     return loaded
 
 
