@@ -68,8 +68,7 @@ class BatchSource:
         batch_bytes = self.most_rows(rows) * max(component.row_bytes for component in self._components)
         remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)
         group = (self._config.batches_at_once or group_size(batch_bytes, remote=remote)) if prefetch else 1
-        # Enough buffers for the batches that are ready, in progress and with the consumer. With fewer, the builder
-        # would allocate memory for every batch.
+        # Enough for the batches that are ready and in progress. With fewer, the builder would wait for the device.
         builder = self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * group)
         return BatchIterator(
             builder, progress=progress, group=group, prefetch=prefetch, meter=meter, starting=starting
@@ -86,8 +85,8 @@ class BatchSource:
         (built,) = self._random_access[1].build([step])
         return built.batch if built.deliver is None else built.deliver(built.batch)
 
-    def _builder(self, rows: RankRows, max_batches: int, keep: int) -> BatchBuilder:
+    def _builder(self, rows: RankRows, max_batches: int, most: int) -> BatchBuilder:
         return self._builders.make(
             self._components, self._source, rows, Postprocessor(self._components, self._postprocess),
-            max_rows=self.most_rows(rows), max_batches=max_batches, in_worker=get_worker_info() is not None, keep=keep,
+            max_rows=self.most_rows(rows), max_batches=max_batches, in_worker=get_worker_info() is not None, most=most,
         )  # fmt: skip

@@ -199,17 +199,17 @@ class GpuCollection:
             template = (np.ctypeslib.ctypes.c_uint8 * buffer.nbytes).from_address(buffer.address)
             plan[buffer.field][buffer.output] = gpu.put(np.frombuffer(template, np.uint8))
         pieces = launches.piece_counts(plan, gpu.tuning)
-        self._plan = launches.PlanTables(gpu.put(plan), len(plan), gpu.put(pieces), int(pieces[-1]))
+        sizes = [-(-self._output_bytes(output) // ALIGNMENT) * ALIGNMENT for output in self.outputs]
+        places, self._stride = np.cumsum([0, *sizes[:-1]]), sum(sizes)
+        self._memory = gpu.device(self._stride * count)
+        #: Addresses of the outputs, int64 [sets, outputs].
+        self.targets = self._memory + self._stride * np.arange(count)[:, None] + places
+        self._plan = launches.PlanTables(gpu.put(plan), len(plan), gpu.put(places), gpu.put(pieces), int(pieces[-1]))
         self._tables = launches.EpisodeTables(
             gpu.put(self.steps.shards), gpu.put(self.steps.bases), gpu.put(self.steps.lengths), 0,
             gpu.put(self.steps.places + base), len(schema.columns), pinned,
         )  # fmt: skip
-        sizes = [-(-self._output_bytes(output) // ALIGNMENT) * ALIGNMENT for output in self.outputs]
-        first, stride = np.cumsum([0, *sizes[:-1]]), sum(sizes)
-        #: Addresses of the outputs, int64 [sets, outputs].
-        self.targets = gpu.device(stride * count) + stride * np.arange(count)[:, None] + first
-        addresses, windows = gpu.put(self.targets), gpu.put(np.stack([rows_of(windows) for windows in self.sets]))
-        self._targets = [addresses + 8 * len(self.outputs) * number for number in range(count)]
+        windows = gpu.put(np.stack([rows_of(windows) for windows in self.sets]))
         #: Addresses of int64 [3, batch] each.
         self.windows = [windows + 24 * case.batch * number for number in range(count)]
 
@@ -218,7 +218,7 @@ class GpuCollection:
 
     def launch(self, number: int) -> None:
         rows = launches.WindowRows.drawn(self.windows[number], self.case.batch)
-        launches.collect(self.gpu, self._tables, self._plan, rows, self._targets[number])
+        launches.collect(self.gpu, self._tables, self._plan, rows, self._memory + self._stride * number)
 
     def calls(self) -> list[Callable[[], None]]:
         return [partial(self.launch, number) for number in range(len(self.sets))]

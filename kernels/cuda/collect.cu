@@ -508,14 +508,14 @@ __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u
 //   row_of_window: 0: window b fills row b. finals: 0: no output has final observations.
 //   count, columns, outputs_count: the numbers of windows, of columns of `addresses`, and of outputs.
 //   pieces: [outputs + 1], pieces of a window before each output; an output has ceil((width * out_bytes + 127) / 8192).
-//   valid: zeros, to which the bytes of valid rows are added; 0: not counted.
+//   outputs: offsets of the arrays in `memory`.
+//   Nothing is counted: the kernels that draw count valid rows.
 // A block has at most GEAR_THREADS threads, a multiple of 32. Any number of blocks does the work; fewer blocks use fewer
 // multiprocessors. Columns, templates and outputs begin at multiples of their elements' sizes.
 extern "C" __global__ void __launch_bounds__(GEAR_THREADS, GEAR_RESIDENT)
 gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 *order, const i64 *row_of_window, i64 count,
              const i64 *shards, const i64 *bases, const i64 *lengths, const i64 *finals, const i64 *addresses,
-             i64 columns, const OutputPlan *plans, i64 outputs_count, const i64 *outputs, const i64 *pieces, i64 windows_per_batch,
-             u64 *valid) {
+             i64 columns, const OutputPlan *plans, i64 outputs_count, i64 memory, const i64 *outputs, const i64 *pieces) {
     __shared__ Word stages[MAX_WARPS][STAGE / sizeof(Word) + 1];
     u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = blockDim.x / LANES;
     i64 a_window = pieces[outputs_count], items = count * a_window;
@@ -531,16 +531,6 @@ gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 
             }
         }
         i64 e = episode[b], total = lengths[e];
-        if (valid && number == 0) {
-            // Each lane counts other outputs.
-            u64 bytes = 0;
-            for (i64 i = lane; i < outputs_count; i += LANES) {
-                i64 rows = plans[i].hops ? plans[i].width : locate(plans[i], start[b], length[b], total, e, finals).count;
-                bytes += rows * plans[i].out_bytes;
-            }
-            for (u32 apart = LANES / 2; apart; apart /= 2) bytes += __shfl_xor_sync(0xFFFFFFFF, bytes, apart);
-            if (lane == 0) atomicAdd(valid + b / windows_per_batch, bytes);
-        }
         const OutputPlan &plan = plans[k];
         i64 size = plan.width * plan.out_bytes, at = (number - pieces[k]) * PIECE;
         Span span = locate(plan, start[b], length[b], total, e, finals);
@@ -550,7 +540,7 @@ gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 
                          e, finals);
             if (plan.shift) span = locate_next(plan, hop.steps, start[b], total, e, finals);
         }
-        u8 *out = (u8 *)outputs[k] + (row_of_window ? row_of_window[b] : b) * size;
+        u8 *out = (u8 *)(memory + outputs[k]) + (row_of_window ? row_of_window[b] : b) * size;
         u64 source = 0;
         i64 phase = 0;
         if (span.count && (plan.kind <= CONVERT || plan.kind == DISCOUNTED || plan.kind == COPIED)) {

@@ -50,13 +50,16 @@ class Launcher(Protocol):
         """Launches a kernel; every argument has 64 bits."""
 
 
-def launch_threads(launcher: Launcher, kernel: str, threads: int, *arguments: int) -> None:
-    """Launches a kernel for the work of `threads` threads.
+def launch_threads(launcher: Launcher, kernel: str, threads: int, *arguments: int) -> int:
+    """Launches a kernel for the work of `threads` threads. Returns the number of blocks.
 
     Every kernel also works with fewer threads.
     """
-    if threads:
-        launcher.launch(kernel, *grid(threads, BLOCK, launcher.blocks), *arguments)
+    if not threads:
+        return 0
+    size = grid(threads, BLOCK, launcher.blocks)
+    launcher.launch(kernel, *size, *arguments)
+    return size[0]
 
 
 def grid(threads: int, block: int, blocks: int) -> tuple[int, int]:
@@ -146,17 +149,19 @@ class EpisodeTables:
 
 @dataclass(frozen=True)
 class PlanTables:
-    """Addresses of a plan and of its pieces.
+    """Addresses of a plan, of the places of its arrays and of its pieces.
 
     Attributes:
         plan: OUTPUT_PLAN [outputs], see `gear_data.kernels.output_plan`.
         outputs: number of outputs.
+        offsets: int64 [outputs], the first byte of each array in the memory of batches.
         pieces: int64 [outputs + 1], the result of `piece_counts`.
         pieces_per_window: the last of these numbers.
     """
 
     plan: int
     outputs: int
+    offsets: int
     pieces: int
     pieces_per_window: int
 
@@ -188,21 +193,16 @@ def collect(
     tables: EpisodeTables,
     plan: PlanTables,
     windows: WindowRows,
-    outputs: int,
-    *,
+    memory: int,
     row_of_window: int = 0,
-    windows_per_batch: int = 1,
-    valid: int = 0,
 ) -> None:
     """Fills every output of one or more batches in one launch.
 
     Args:
         launcher: launches the kernel.
         tables, plan, windows: the inputs.
-        outputs: int64 [outputs], addresses of arrays [batch rows, width, out_bytes].
+        memory: the memory of the batches; `plan` says where the arrays [batch rows, width, out_bytes] lie in it.
         row_of_window: int64 [count], the row that each window fills; 0: window b fills row b.
-        windows_per_batch: windows of one batch.
-        valid: uint64 [batches], zeros, to which the bytes of valid rows of each batch are added; 0: not counted.
     """
     threads = windows.count * plan.pieces_per_window * _LANES
     if not threads:
@@ -212,7 +212,7 @@ def collect(
         COLLECT_PINNED if tables.pinned else COLLECT, *size,
         windows.episode, windows.start, windows.length, windows.order, row_of_window, windows.count,
         tables.shards, tables.bases, tables.lengths, tables.finals, tables.addresses, tables.columns,
-        plan.plan, plan.outputs, outputs, plan.pieces, windows_per_batch, valid,
+        plan.plan, plan.outputs, memory, plan.offsets, plan.pieces,
     )  # fmt: skip
 
 
@@ -242,12 +242,59 @@ def order_windows(launcher: Launcher, windows: WindowRows, places: EpisodePlaces
 # Selection. plan: a WINDOW_PLAN, see `gear_data.kernels.window_plan`. out: int64 [rows, count].
 
 
-def draw_windows(launcher: Launcher, plan: int, step: int, out: int, count: int, rows: int) -> None:
+def row_groups(plan: OutputPlanArray) -> npt.NDArray[np.int64]:
+    """Groups the outputs of a plan by the rows that they have.
+
+    Returns:
+        int64 [groups, 7], the argument `groups` of the kernels that draw: `RowGroup` of `select.cu`. The last number is
+        the bytes of a row of all outputs of the group.
+    """
+    groups: dict[tuple[int, ...], int] = {}
+    for output in plan:
+        # Not padding, whatever the hops are: see `count_valid` of `gear_data.kernels.cpu.collect`.
+        rows = output["first"], output["width"], output["within"], output["shift"] > 0, output["finals"] != 0
+        key = tuple(int(value) for value in (*rows, output["hops"] > 0))
+        groups[key] = groups.get(key, 0) + int(output["out_bytes"])
+    return np.array([[*key, nbytes] for key, nbytes in groups.items()], np.int64)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """The bytes of valid rows of drawn windows that a kernel counts.
+
+    Attributes:
+        groups: address of the result of `row_groups`; 0: nothing is counted.
+        group_count: number of groups.
+        lengths, finals: see `EpisodeTables`.
+        first, last: the windows that count, from first to last - 1.
+        sums: uint64 [blocks], memory of the device or pinned memory, receives a sum of each block.
+    """
+
+    groups: int
+    group_count: int
+    lengths: int
+    finals: int
+    first: int
+    last: int
+    sums: int
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """The last arguments of a kernel that draws."""
+        return self.groups, self.group_count, self.lengths, self.finals, self.first, self.last, self.sums
+
+
+NOT_COUNTED = Counting(0, 0, 0, 0, 0, 0, 0)
+
+
+def draw_windows(
+    launcher: Launcher, plan: int, step: int, out: int, count: int, rows: int, counting: Counting = NOT_COUNTED
+) -> int:
     """Draws the windows of slots 0 to count - 1 of `step`.
 
-    A fourth row receives their probabilities.
+    A fourth row receives their probabilities. Returns the number of sums.
     """
-    launch_threads(launcher, "gear_draw_windows", count, plan, step, out, count, rows)
+    return launch_threads(launcher, "gear_draw_windows", count, plan, step, out, count, rows, *counting.arguments)
 
 
 def holders_size(count: int) -> int:
@@ -259,20 +306,44 @@ def holders_size(count: int) -> int:
 
 
 def draw_distinct_windows(
-    launcher: Launcher, plan: int, step: int, out: int, count: int, rows: int, table: int
-) -> None:
-    """Draws windows by a plan that draws no episode twice.
+    launcher: Launcher, plan: int, step: int, out: int, count: int, rows: int, table: int,
+    counting: Counting = NOT_COUNTED,
+) -> int:  # fmt: skip
+    """Draws windows by a plan that draws no episode twice. Returns the number of sums.
 
     table: uint64 [2 * holders_size(count)], working memory.
     """
-    launch_threads(launcher, "gear_draw_episodes", count, plan, step, out, count)
-    launcher.launch("gear_make_distinct", 1, BLOCK, plan, step, out, count, table, holders_size(count))
-    launch_threads(launcher, "gear_finish_windows", count, plan, step, out, count, rows)
+    arguments = plan, step, out, count, rows, table, holders_size(count), *counting.arguments
+    launcher.launch("gear_draw_distinct", 1, BLOCK, *arguments)
+    return 1
 
 
-def windows_of_points(launcher: Launcher, plan: int, step: int, out: int, count: int) -> None:
-    """Finds the windows of the points in the second row of `out`, int64 [3, count]."""
-    launch_threads(launcher, "gear_windows_of_points", count, plan, step, out, count)
+@dataclass(frozen=True)
+class EpochOrder:
+    """The points of all epochs, one epoch after another.
+
+    Attributes:
+        total: points of an epoch.
+        seed: seed of the permutations of `permuted`; None: the points are in the order of the dataset.
+    """
+
+    total: int
+    seed: int | None
+
+
+def draw_in_order(
+    launcher: Launcher, plan: int, step: int, out: int, count: int, position: int, order: EpochOrder,
+    counting: Counting = NOT_COUNTED,
+) -> int:  # fmt: skip
+    """Finds the windows of slots whose points have an order. Returns the number of sums.
+
+    position: slots before the first one, counted over all epochs.
+    """
+    permuted = order.seed is not None
+    return launch_threads(
+        launcher, "gear_draw_in_order", count, plan, step, out, count, position, order.total, permuted, order.seed or 0,
+        *counting.arguments,
+    )  # fmt: skip
 
 
 def in_order(launcher: Launcher, first: int, out: int, count: int) -> None:

@@ -2,10 +2,13 @@
 // results of gear_data.kernels.cpu.windows.
 //
 // A plan holds addresses that the device can read. Its tables are copied to the device, or built by priorities.cu.
-// Slots are independent, except in draws without replacement. These take three launches: gear_draw_episodes,
-// gear_make_distinct, gear_finish_windows.
+// Slots are independent, except in draws without replacement, which one block makes. Every batch takes one launch.
 //
 // out: int64 [3 or 4, count], receives episode ids, first steps, lengths, and probabilities (float64) if `rows` is 4.
+//
+// The kernels that draw also count the bytes of valid rows that the windows `first` to `last - 1` give. They store one
+// sum for each block, so nobody has to clear memory before, and the sums may lie in memory of the host. Their last
+// arguments are the fields of `Counting`.
 // This file includes no headers.
 
 typedef unsigned int u32;
@@ -14,7 +17,7 @@ typedef unsigned long long u64;
 
 namespace {
 
-const u32 LANES = 32, WHOLE = 0xFFFFFFFF;
+const u32 LANES = 32, MAX_WARPS = 16, WHOLE = 0xFFFFFFFF;
 const u64 NO_SLOT = ~0ULL;
 // Ranges of places that gear_order_windows tells apart.
 const i64 PLACES = 1024;
@@ -44,6 +47,21 @@ struct WindowPlan {
     i64 context, stride, origin, anchor, allow_short;
 };
 static_assert(sizeof(WindowPlan) == 23 * sizeof(i64), "a plan");
+
+// A record of `row_groups` of gear_data.kernels.cuda.launch_arguments: outputs that have the same rows. next: the rows
+// are of next steps. finals: they may end with a final observation. whole: every row counts.
+struct RowGroup {
+    i64 first, width, within, next, finals, whole, bytes;
+};
+
+// lengths, finals: [episodes], see gear_collect. groups: [group_count]; 0: nothing is counted. sums: [blocks].
+struct Counting {
+    const RowGroup *groups;
+    i64 group_count;
+    const i64 *lengths, *finals;
+    i64 first, last;
+    u64 *sums;
+};
 
 __device__ i64 thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ i64 thread_count() { return (i64)gridDim.x * blockDim.x; }
@@ -172,6 +190,39 @@ __device__ void finish(const WindowPlan &plan, i64 step, i64 slot, i64 episode, 
     out[2 * count + slot] = taken;
 }
 
+__device__ i64 warp_sum(i64 value) {
+    for (u32 apart = LANES / 2; apart; apart /= 2) value += __shfl_xor_sync(WHOLE, value, apart);
+    return value;
+}
+
+// Returns the bytes of valid rows of the window of a slot that is finished.
+__device__ u64 valid_bytes(const Counting &counting, i64 slot, const i64 *out, i64 count) {
+    if (slot < counting.first || slot >= counting.last) return 0;
+    i64 episode = out[slot], start = out[count + slot], length = out[2 * count + slot];
+    i64 total = counting.lengths[episode];
+    u64 bytes = 0;
+    for (i64 i = 0; i < counting.group_count; i++) {
+        const RowGroup &group = counting.groups[i];
+        i64 wanted = start + group.first, first = group.within ? max(wanted, start) : max(wanted, 0LL);
+        i64 last = min(wanted + group.width, group.within ? start + length : total);
+        i64 missing = group.next && last == total && !(group.finals && counting.finals[episode] >= 0);
+        bytes += (u64)(group.whole ? group.width : max(last - first - missing, 0LL)) * (u64)group.bytes;
+    }
+    return bytes;
+}
+
+// Stores the sum of a block's numbers. All threads of the block call this.
+__device__ void store_sum(const Counting &counting, u64 bytes) {
+    __shared__ u64 sums[MAX_WARPS];
+    if (!counting.groups) return;
+    i64 sum = warp_sum((i64)bytes);
+    if (threadIdx.x % LANES == 0) sums[threadIdx.x / LANES] = (u64)sum;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (u32 warp = 1; warp < blockDim.x / LANES; warp++) sum += (i64)sums[warp];
+    counting.sums[blockIdx.x] = (u64)sum;
+}
+
 // Draws without replacement. A hash table holds the episodes, and the first slot that drew each episode.
 
 struct Holders {
@@ -199,11 +250,6 @@ struct Holders {
     // Returns the slot that holds the episode. NO_SLOT is larger than every slot.
     __device__ u64 of(i64 episode) const { return slots[find(episode)]; }
 };
-
-__device__ i64 warp_sum(i64 value) {
-    for (u32 apart = LANES / 2; apart; apart /= 2) value += __shfl_xor_sync(WHOLE, value, apart);
-    return value;
-}
 
 __device__ void take(const Holders &holders, i64 *out, i64 count, i64 slot, i64 episode, i64 point, i64 rest) {
     u64 at = holders.find(episode);
@@ -269,6 +315,29 @@ __device__ u64 mix(u64 z) {
     return z ^ z >> 31;
 }
 
+__device__ void round_keys(u64 seed, i64 epoch, u64 keys[FEISTEL_ROUNDS]) {
+    for (u32 round = 0; round < FEISTEL_ROUNDS; round++) keys[round] = word64(seed, DOMAIN_FEISTEL, epoch, round, 0);
+}
+
+// Returns the image of a number under an epoch's permutation of 0..size-1, a Feistel network.
+__device__ u64 image(const u64 keys[FEISTEL_ROUNDS], u64 size, u64 value) {
+    u32 bits = 1;
+    while (1ULL << bits < size) bits++;
+    u32 small = bits / 2, large = bits - small;
+    do {
+        u32 left_bits = large, right_bits = small;
+        u64 left = value >> small, right = value & ((1ULL << small) - 1);
+        for (u32 round = 0; round < FEISTEL_ROUNDS; round++) {
+            u64 mixed = left ^ (mix(right ^ keys[round]) & ((1ULL << left_bits) - 1));
+            left = right, right = mixed;
+            u32 bits_there = left_bits;
+            left_bits = right_bits, right_bits = bits_there;
+        }
+        value = left << right_bits | right;
+    } while (value >= size);
+    return value;
+}
+
 // Returns the smallest step above `above` in the list of a number, or -1.
 __device__ i64 next_step(const int *list, const int *next_in_list, i64 number, i64 above) {
     i64 least = -1;
@@ -294,62 +363,82 @@ extern "C" __global__ void gear_philox(const u32 *inputs, u32 *out, i64 count) {
 }
 
 // Draws the windows of slots 0 to count - 1 of `step`, with replacement.
-extern "C" __global__ void gear_draw_windows(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 rows) {
+extern "C" __global__ void gear_draw_windows(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 rows,
+                                             const RowGroup *groups, i64 group_count, const i64 *lengths,
+                                             const i64 *finals, i64 first, i64 last, u64 *sums) {
+    Counting counting = {groups, group_count, lengths, finals, first, last, sums};
+    u64 bytes = 0;
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
         i64 point = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
         find(*plan, point, episode, rest);
         finish(*plan, step, slot, episode, rest, out, count, rows);
+        bytes += valid_bytes(counting, slot, out, count);
     }
+    store_sum(counting, bytes);
 }
 
-// out[0:3] = (the slots' episodes, points, and offsets of the points in the episodes' intervals).
-extern "C" __global__ void gear_draw_episodes(const WindowPlan *plan, i64 step, i64 *out, i64 count) {
-    for (i64 slot = thread(); slot < count; slot += thread_count()) {
+// Draws the windows of slots 0 to count - 1 of `step`, no episode twice. One block of any number of warps. table:
+// [2 * size], working memory; size: a power of two, at least 4 * count.
+//
+// The result equals a loop over all slots in order. A slot keeps its episode if no earlier slot has the episode. So the
+// kernel draws again only for the other slots, and for the slots that lose their episode to a new draw of an earlier
+// slot. Until the end, `out` holds the slots' episodes, points, and offsets of the points in the episodes' intervals.
+extern "C" __global__ void gear_draw_distinct(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 rows,
+                                              u64 *table, i64 size, const RowGroup *groups, i64 group_count,
+                                              const i64 *lengths, const i64 *finals, i64 first, i64 last, u64 *sums) {
+    Counting counting = {groups, group_count, lengths, finals, first, last, sums};
+    Holders holders = {table, table + size, (u64)size - 1};
+    for (i64 i = threadIdx.x; i < 2 * size; i += blockDim.x) table[i] = NO_SLOT;
+    for (i64 slot = threadIdx.x; slot < count; slot += blockDim.x) {
         i64 point = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
         find(*plan, point, episode, rest);
         out[slot] = episode, out[count + slot] = point, out[2 * count + slot] = rest;
     }
-}
-
-// Draws again every slot of gear_draw_episodes' result whose episode an earlier slot has. One block of any number of
-// warps. table: [2 * size], working memory; size: a power of two, at least 4 * count.
-//
-// The result equals a loop over all slots in order. A slot keeps its episode if no earlier slot has the episode. So the
-// kernel visits only the other slots, and the slots that lose their episode to a new draw of an earlier slot.
-extern "C" __global__ void gear_make_distinct(const WindowPlan *plan, i64 step, i64 *out, i64 count, u64 *table,
-                                              i64 size) {
-    Holders holders = {table, table + size, (u64)size - 1};
-    for (i64 i = threadIdx.x; i < 2 * size; i += blockDim.x) table[i] = NO_SLOT;
     __syncthreads();
     for (i64 slot = threadIdx.x; slot < count; slot += blockDim.x) holders.offer(out[slot], slot);
     __syncthreads();
     u32 lane = threadIdx.x;
-    if (lane >= LANES) return;
-    for (i64 first = 0; first < count;) {
-        i64 slot = first + lane;
+    for (i64 begin = 0; lane < LANES && begin < count;) {
+        i64 slot = begin + lane;
         u32 beaten = __ballot_sync(WHOLE, slot < count && holders.of(out[slot]) != (u64)slot);
         if (beaten) {
-            draw_again(*plan, holders, step, out, count, first + __ffs((int)beaten) - 1, lane);
+            draw_again(*plan, holders, step, out, count, begin + __ffs((int)beaten) - 1, lane);
         } else {
-            first += LANES;
+            begin += LANES;
         }
     }
-}
-
-// Turns the result of gear_draw_episodes or gear_make_distinct into windows, in place.
-extern "C" __global__ void gear_finish_windows(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 rows) {
-    for (i64 slot = thread(); slot < count; slot += thread_count()) {
+    __syncthreads();
+    u64 bytes = 0;
+    for (i64 slot = threadIdx.x; slot < count; slot += blockDim.x) {
         finish(*plan, step, slot, out[slot], out[2 * count + slot], out, count, rows);
+        bytes += valid_bytes(counting, slot, out, count);
     }
+    store_sum(counting, bytes);
 }
 
-// Finds the windows of the points out[1], in slots 0 to count - 1 of `step`.
-extern "C" __global__ void gear_windows_of_points(const WindowPlan *plan, i64 step, i64 *out, i64 count) {
+// Finds the windows of slots 0 to count - 1 of `step`, whose points are in the order of an epoch.
+//
+// position: slots before the first one, counted over all epochs. total: points of an epoch. permuted: whether an
+// epoch's points are permuted, by `seed`; else they are in the order of the dataset.
+extern "C" __global__ void gear_draw_in_order(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 position,
+                                              i64 total, i64 permuted, u64 seed, const RowGroup *groups,
+                                              i64 group_count, const i64 *lengths, const i64 *finals, i64 first,
+                                              i64 last, u64 *sums) {
+    Counting counting = {groups, group_count, lengths, finals, first, last, sums};
+    u64 keys[FEISTEL_ROUNDS], bytes = 0;
+    i64 keyed = -1;
     for (i64 slot = thread(); slot < count; slot += thread_count()) {
-        i64 episode, rest;
-        find(*plan, out[count + slot], episode, rest);
+        i64 epoch = (position + slot) / total, point = (position + slot) % total, episode, rest;
+        if (permuted) {
+            if (epoch != keyed) round_keys(seed, epoch, keys);
+            keyed = epoch;
+            point = (i64)image(keys, (u64)total, (u64)point);
+        }
+        find(*plan, point, episode, rest);
         finish(*plan, step, slot, episode, rest, out, count, 3);
+        bytes += valid_bytes(counting, slot, out, count);
     }
+    store_sum(counting, bytes);
 }
 
 // order = the windows in the order of their places, so that windows that run at the same time read the same pages. Windows
@@ -387,33 +476,11 @@ extern "C" __global__ void gear_in_order(i64 first, i64 *out, i64 count) {
     for (i64 i = thread(); i < count; i += thread_count()) out[i] = first + i;
 }
 
-// out[i] = the image of first + i under an epoch's permutation of 0..size-1, a Feistel network.
+// out[i] = the image of first + i under an epoch's permutation of 0..size-1.
 extern "C" __global__ void gear_permuted(u64 seed, i64 epoch, i64 first, u64 size, i64 *out, i64 count) {
-    __shared__ u64 keys[FEISTEL_ROUNDS];
-    if (threadIdx.x == 0) {
-        for (u32 round = 0; round < FEISTEL_ROUNDS; round++) {
-            keys[round] = word64(seed, DOMAIN_FEISTEL, epoch, round, 0);
-        }
-    }
-    __syncthreads();
-    u32 bits = 1;
-    while (1ULL << bits < size) bits++;
-    u32 small = bits / 2, large = bits - small;
-    for (i64 i = thread(); i < count; i += thread_count()) {
-        u64 value = (u64)(first + i);
-        do {
-            u32 left_bits = large, right_bits = small;
-            u64 left = value >> small, right = value & ((1ULL << small) - 1);
-            for (u32 round = 0; round < FEISTEL_ROUNDS; round++) {
-                u64 mixed = left ^ (mix(right ^ keys[round]) & ((1ULL << left_bits) - 1));
-                left = right, right = mixed;
-                u32 bits_there = left_bits;
-                left_bits = right_bits, right_bits = bits_there;
-            }
-            value = left << right_bits | right;
-        } while (value >= size);
-        out[i] = (i64)value;
-    }
+    u64 keys[FEISTEL_ROUNDS];
+    round_keys(seed, epoch, keys);
+    for (i64 i = thread(); i < count; i += thread_count()) out[i] = (i64)image(keys, size, (u64)(first + i));
 }
 
 // out = a permutation of 0..size-1 by Fisher and Yates, equal to that of gear_data.kernels.cpu.random.shuffled. One

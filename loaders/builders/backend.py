@@ -158,7 +158,7 @@ class BuilderFactory:
 
     def make(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
-        *, max_rows: int, max_batches: int, keep: int, in_worker: bool,
+        *, max_rows: int, max_batches: int, most: int, in_worker: bool,
     ) -> BatchBuilder:  # fmt: skip
         """Makes a builder.
 
@@ -166,7 +166,7 @@ class BuilderFactory:
 
         Args:
             components, source, rows, postprocess, max_rows, max_batches: see `CpuBatchBuilder`.
-            keep: see `DeviceBatchBuilder`.
+            most: see `DeviceBatchBuilder`.
             in_worker: whether this process is a DataLoader's worker.
         """
         if in_worker and self.framework.place is not None:
@@ -180,7 +180,7 @@ class BuilderFactory:
 
             return DeviceBatchBuilder(
                 components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
-                device=device, sm_budget=self.sm_budget, keep=keep, pin=self.framework.pin,
+                device=device, sm_budget=self.sm_budget, most=most, pin=self.framework.pin,
             )  # fmt: skip
         return CpuBatchBuilder(
             components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from gear_data.cluster.client.reader import ClusterReader
+from gear_data.collection.joined import ArrayLayout
 from gear_data.collection.plan import BatchPlan, CollectSource
 from gear_data.collection.reader import ColumnReader
 from gear_data.dataset.dataset import Dataset
@@ -62,8 +62,7 @@ class DeferredWindows:
 class DeviceBatchBuilder:
     """Builds batches on a CUDA device: see `BatchBuilder`.
 
-    Tensors lie in the memory that the kernel fills. The builder uses the memory again after two events: the last tensor
-    is gone, and the consumer's stream has passed the point at which the consumer took the next batch.
+    Tensors lie in the memory that the kernel fills, which is torch's: see `gear_data.residency.device.stream`.
 
     Args:
         components: the loader's datasets.
@@ -75,7 +74,7 @@ class DeviceBatchBuilder:
         max_batches: the most batches in one call of `build`.
         device: a CUDA device.
         sm_budget: the share of its multiprocessors that collecting takes.
-        keep: number of buffers that are kept for reuse.
+        most: see `DeviceCollector`.
         pin: whether tensors that the CPU makes go to the device through pinned memory.
 
     Raises:
@@ -84,7 +83,7 @@ class DeviceBatchBuilder:
 
     def __init__(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
-        *, joined: bool, max_rows: int, max_batches: int, device: torch.device, sm_budget: float, keep: int, pin: bool,
+        *, joined: bool, max_rows: int, max_batches: int, device: torch.device, sm_budget: float, most: int, pin: bool,
     ) -> None:  # fmt: skip
         self.source = source
         self.postprocess = postprocess
@@ -103,19 +102,20 @@ class DeviceBatchBuilder:
         self.collectors = [
             DeviceCollector(
                 [sources[i] for i in group], plan, max_rows * max_batches, device=device_number(device),
-                sm_budget=sm_budget, keep=keep, slots=slots,
+                sm_budget=sm_budget, most=most, slots=slots,
                 sampling_plan=_sampling_plan([components[i] for i in group], slots),
             )
             for group, plan in zip(groups, self._plans, strict=True)
         ]  # fmt: skip
-        self._layouts = [_layout(plan) for plan in self._plans]
+        self._layouts = [_views(plan) for plan in self._plans]
+        self._dtypes = [{*_NUMBERS.values(), *(each.dtype for each in layout)} for layout in self._layouts]
         self._goals = [
-            self._make_goals([components[i] for i in group], max_rows * max_batches, sm_budget, keep)
+            self._make_goals([components[i] for i in group], max_rows * max_batches, sm_budget, most)
             for group in groups
         ]
 
     def _make_goals(
-        self, components: Sequence[LoaderComponent], rows: int, sm_budget: float, keep: int
+        self, components: Sequence[LoaderComponent], rows: int, sm_budget: float, most: int
     ) -> DeviceGoals | None:
         """Returns what adds goals to batches of these datasets; None: they have no goals."""
         samplers = samplers_of(components)
@@ -125,10 +125,10 @@ class DeviceBatchBuilder:
         plan = BatchPlan(sources, rows * len(keys))
         staged = [_staging_source(own, each.dataset) for own, each in zip(sources, components, strict=True)]
         collector = DeviceCollector(
-            staged, plan, rows * len(keys), device=device_number(self._device), sm_budget=sm_budget, keep=keep,
+            staged, plan, rows * len(keys), device=device_number(self._device), sm_budget=sm_budget, most=most,
             sampling_plan=None, slots=0,
         )  # fmt: skip
-        return DeviceGoals(collector, plan, keys, Relabelling(components), self._device)
+        return DeviceGoals(collector, plan, keys, Relabelling(components))
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """Builds the batches of these steps."""
@@ -217,27 +217,32 @@ class DeviceBatchBuilder:
             rows: windows of a batch.
             kinds: name -> kind of the dtype, of the numbers that come with windows.
         """
-        # -1: no stream waits for another here; the consumer's stream waits in `_deliver`.
-        whole = torch.utils.dlpack.from_dlpack(collected.array.__dlpack__(stream=-1))
+        # One view for each dtype, of which all arrays are parts: a view takes about a microsecond.
+        typed = {dtype: collected.memory.view(dtype) for dtype in self._dtypes[number]}
         batches = []
         for place, valid_bytes in enumerate(collected.valid_bytes):
             batch: Batch = {
-                key: _slice(whole, begin + place * rows * size, rows * size, dtype).view(rows, *shape)
-                for key, begin, size, dtype, shape in self._layouts[number]
+                each.key: typed[each.dtype].as_strided(
+                    (rows, *each.shape), each.strides, each.offset + place * rows * each.strides[0]
+                )
+                for each in self._layouts[number]
             }
             for name, kind in kinds.items():
-                batch[name] = _slice(whole, collected.facts[name] + 8 * place * rows, 8 * rows, _NUMBERS[kind])
-            deliver = functools.partial(self._deliver, self.collectors[number], collected.collected, frozenset(batch))
+                first = collected.facts[name] // 8 + place * rows
+                batch[name] = typed[_NUMBERS[kind]].as_strided((rows,), (1,), first)
+            deliver = functools.partial(self._deliver, self.collectors[number], collected, frozenset(batch))
             padded_bytes = rows * self._plans[number].row_bytes
             batches.append(BuiltBatch(batch, rows, padded_bytes, valid_bytes, deliver=deliver))
         return batches
 
-    def _deliver(self, collector: DeviceCollector, collected: Any, on_device: frozenset[str], batch: Batch) -> Batch:
+    def _deliver(
+        self, collector: DeviceCollector, collected: DeviceBatches, on_device: frozenset[str], batch: Batch
+    ) -> Batch:
         """Makes the consumer's stream wait for the batch.
 
         Copies the tensors that the CPU made to the device.
         """
-        collector.hand_over(collected, torch.cuda.current_stream(self._device).cuda_stream)
+        collector.hand_over(collected)
         # The CPU makes some tensors, for example with decoders.
         others = {key: value for key, value in batch.items() if key not in on_device}
         return {**batch, **to_device(others, self._device, pin=self._pin)}
@@ -278,19 +283,29 @@ def _sampling_plan(components: Sequence[LoaderComponent], slots: int) -> Samplin
     return None if on_cpu else component.selector.sampling_plan(slots)
 
 
-def _slice(whole: torch.Tensor, first: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-    return whole[first : first + nbytes].view(dtype)
+@dataclass(frozen=True)
+class _View:
+    """The place of an array in the memory of batches.
+
+    Attributes:
+        key: key of the batch.
+        dtype: the array's dtype, whose items the numbers below count.
+        offset: of the first row.
+        shape: of a row.
+        strides: of the array, beginning with the size of a row.
+    """
+
+    key: str
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
-def _layout(plan: BatchPlan) -> list[tuple[str, int, int, torch.dtype, tuple[int, ...]]]:
-    """Returns key, first byte, bytes of a row, dtype and shape of a row of each array."""
-    return [
-        (
-            array.key,
-            array.offset,
-            array.row_bytes,
-            to_tensors({"": np.empty(0, array.dtype)})[""].dtype,
-            array.shape,
-        )
-        for array in plan.arrays
-    ]
+def _views(plan: BatchPlan) -> list[_View]:
+    return [_view(array) for array in plan.arrays]
+
+
+def _view(array: ArrayLayout) -> _View:
+    row = to_tensors({"": np.empty((1, *array.shape), array.dtype)})[""]
+    return _View(array.key, row.dtype, array.offset // row.element_size(), array.shape, row.stride())

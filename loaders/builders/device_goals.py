@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from gear_data.collection.plan import BatchPlan
 from gear_data.loaders.builders.batch import Batch, BuiltBatch
 from gear_data.loaders.builders.goals import Relabelling, goal_windows
 from gear_data.loaders.frameworks.torch_tensors import to_tensors
 from gear_data.loaders.presets.goals import GOALS
-from gear_data.residency.device.collector import DeviceCollector
+from gear_data.residency.device.collector import DeviceBatches, DeviceCollector
 from gear_data.selection.windows import Windows
 
 
@@ -29,7 +28,6 @@ class DeviceGoals:
         plan: the plan of the collector, with one output.
         keys: the keys of goals.
         relabelling: the rewards and masks that depend on the goals. The CPU computes and uploads them.
-        device: the device.
     """
 
     def __init__(
@@ -38,14 +36,12 @@ class DeviceGoals:
         plan: BatchPlan,
         keys: Sequence[str],
         relabelling: Relabelling,
-        device: torch.device,
     ) -> None:
         self._collector = collector
         (self._array,) = plan.arrays
         self._dtype = to_tensors({GOALS: np.empty(0, self._array.dtype)})[GOALS].dtype
         self._keys = keys
         self._relabelling = relabelling
-        self._device = device
 
     def add(self, windows: Sequence[Windows], batches: Sequence[BuiltBatch]) -> None:
         """Adds goals to batches, each [B, *shape].
@@ -61,8 +57,9 @@ class DeviceGoals:
         relabelled = [self._relabelling(each) for each in windows]
         uploads = {f"{key} {i}": _words(own[key]) for i, own in enumerate(relabelled) for key in own}
         collected = self._collector.collect(goals, source, uploads)
-        # -1: no stream waits for another here; the consumer's stream waits in `_deliver`.
-        whole = torch.utils.dlpack.from_dlpack(collected.array.__dlpack__(stream=-1))
+        # Each batch hands its own goals over.
+        collected.waiting = len(batches)
+        whole = collected.memory
         begin, size = self._array.offset, len(goals) * self._array.row_bytes
         values = whole[begin : begin + size].view(self._dtype).view(len(goals), *self._array.shape)
         first = 0
@@ -76,16 +73,18 @@ class DeviceGoals:
                 own[key] = whole[at : at + numbers.nbytes].view(old.dtype).view(-1, *[1] * (old.ndim - 1))
             if built.deliver is None:
                 raise RuntimeError("a batch of the device has no function that delivers it")
-            built.deliver = functools.partial(self._deliver, built.deliver, collected.collected, own)
+            built.deliver = functools.partial(self._deliver, built.deliver, collected, own)
             built.padded_bytes += size // len(batches)
             # The CPU counts the valid bytes of windows that it draws.
             (valid_bytes,) = collected.valid_bytes
             if isinstance(built.valid_bytes, int) and isinstance(valid_bytes, int):
                 built.valid_bytes += valid_bytes // len(batches)
 
-    def _deliver(self, deliver: Callable[[Batch], Batch], collected: Any, goals: Batch, batch: Batch) -> Batch:
+    def _deliver(
+        self, deliver: Callable[[Batch], Batch], collected: DeviceBatches, goals: Batch, batch: Batch
+    ) -> Batch:
         """Delivers a batch with its goals, and makes the consumer's stream wait for them."""
-        self._collector.hand_over(collected, torch.cuda.current_stream(self._device).cuda_stream)
+        self._collector.hand_over(collected)
         return {**deliver(batch), **goals}
 
 

@@ -20,9 +20,9 @@ from gear_data.cluster.rdma import gpu_memory
 from gear_data.errors import DeviceError, NodeUnreachableError
 from gear_data.residency.device.memory import DeviceBuffer
 from gear_data.residency.device.staging import StagingBuffer
-from tests.support.cuda.cupy_stand_in import ORDERS
 from tests.support.cuda.cupy_stand_in import stand_in as cupy_stand_in
 from tests.support.cuda.loader_checks import OPTIONS, convert, copies, from_device, on_gpu, same
+from tests.support.cuda.streams import ORDERS
 from tests.support.rdma import stand_in
 
 

@@ -1,4 +1,4 @@
-"""Memory for batches on a device, lent out and used again."""
+"""Pinned memory of this machine for the inputs of a batch, used again when the device has collected the batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from gear_data.collection.buffers import ALIGNMENT
-from gear_data.collection.give_back import GiveBack, give_back
-from gear_data.collection.plan import BatchPlan
-from gear_data.residency.device.memory import TO_DEVICE, DeviceBuffer, PinnedBuffer
+from gear_data.residency.device.memory import TO_DEVICE, PinnedBuffer
 from gear_data.residency.device.staging import StagingBuffer
 from gear_data.selection.windows import Int64Array
 
@@ -40,12 +38,12 @@ class DeferredCount:
     Nothing waits for the number until it is needed, or until its memory is used again.
 
     Args:
-        answer: int64 [1], pinned memory that receives the number.
-        event: the event after which the number is there.
+        parts: int64, pinned memory that receives numbers whose sum is the number.
+        event: the event after which they are there.
     """
 
-    def __init__(self, answer: Int64Array, event: Any) -> None:
-        self._pending: tuple[Int64Array, Any] | None = (answer, event)
+    def __init__(self, parts: Int64Array, event: torch.cuda.Event) -> None:
+        self._pending: tuple[Int64Array, torch.cuda.Event] | None = (parts, event)
         self._number = 0
         self._lock = threading.Lock()
 
@@ -58,9 +56,9 @@ class DeferredCount:
         """Waits for the number, and returns it."""
         with self._lock:
             if self._pending is not None:
-                answer, event = self._pending
+                parts, event = self._pending
                 event.synchronize()
-                self._number, self._pending = int(answer[0]), None
+                self._number, self._pending = sum(parts.tolist()), None
             return self._number
 
 
@@ -71,22 +69,19 @@ class UploadBuffer:
 
     Args:
         words: the most numbers.
-        address: their address on the device.
-
-    Attributes:
-        answer: int64 [1], pinned memory for a number that the device returns.
     """
 
-    def __init__(self, words: int, address: int) -> None:
-        self._memory = PinnedBuffer(8 * words + 8)
+    def __init__(self, words: int) -> None:
+        self._memory = PinnedBuffer(8 * words)
         self._words = self._memory.array().view(np.int64)
-        self.answer = self._words[-1:]
-        self._address = address
-        self._used = 0
+        self._address = self._used = 0
 
-    def clear(self) -> None:
-        """Empties the buffer. The last copy must have ended."""
-        self._used = 0
+    def clear(self, address: int) -> None:
+        """Empties the buffer. The last copy must have ended.
+
+        address: the address on the device to which the next copy goes.
+        """
+        self._address, self._used = address, 0
 
     def put(self, values: npt.NDArray[Any]) -> int:
         """Adds a contiguous array, and returns its address on the device."""
@@ -99,112 +94,86 @@ class UploadBuffer:
         first, self._used = self._used, self._used + count
         return self._address + 8 * first
 
-    def send(self, runtime: Any, stream: Any) -> None:
-        """Starts the copy. runtime, stream: of CuPy."""
-        runtime.memcpyAsync(self._address, self._memory.address, 8 * self._used, TO_DEVICE, stream.ptr)
+    def send(self, runtime: Any, stream: int) -> None:
+        """Starts the copy, if there is anything to copy.
+
+        Args:
+            runtime: CuPy's module `cuda.runtime`.
+            stream: the handle of a stream.
+        """
+        if self._used:
+            runtime.memcpyAsync(self._address, self._memory.address, 8 * self._used, TO_DEVICE, stream)
 
 
-class BatchBuffer:
-    """Memory for one batch, or for several batches that are collected together.
+class BatchInputs:
+    """What this machine holds for batches that are collected together.
 
     Args:
-        plan: the layout of a batch.
-        words: the most numbers that are uploaded for a batch, in addition to the arrays' addresses.
-        drawn_words: numbers of device memory for drawing windows there.
+        words: the most numbers that are uploaded.
+        sums: the most sums that the device returns.
         make_staging: creates the staging buffer.
-        cuda: CuPy's module `cuda`.
 
     Attributes:
-        memory: device memory: the arrays, then the uploaded numbers (at address `outputs`, the arrays' addresses
-            first), the bytes of valid rows (`valid`), and the drawn windows (`drawn`).
-        addresses: int64 [arrays], the arrays' addresses.
-        upload: pinned memory of this machine.
+        upload: the uploaded numbers.
         staging: memory for rows that no kernel reads in place.
-        valid_count: the number that the device returns for the last batch; None: the device returns none.
-        collected: an event: the arrays are complete, and the pinned memory is no longer read.
-        released: an event: the consumer's stream no longer uses the arrays.
+        sums: int64 [sums], pinned memory for sums of bytes that the device returns.
+        sums_address: its address.
+        valid_count: the number of which these sums are parts; None: the device returned none yet.
+        collected: an event: the batches are complete, and the pinned memory is no longer read.
     """
 
-    def __init__(
-        self, plan: BatchPlan, words: int, drawn_words: int, make_staging: Callable[[], StagingBuffer], cuda: Any
-    ) -> None:
-        head = -(-plan.size // ALIGNMENT) * ALIGNMENT
-        self.collected, self.released = cuda.Event(disable_timing=True), cuda.Event(disable_timing=True)
+    def __init__(self, words: int, sums: int, make_staging: Callable[[], StagingBuffer]) -> None:
         self._process = os.getpid()
+        self.collected = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.valid_count: DeferredCount | None = None
-        uploaded = len(plan.arrays) + words
-        self.memory = DeviceBuffer(head + 8 * (uploaded + 1 + drawn_words))
-        self.outputs = self.memory.address + head
-        self.upload = UploadBuffer(uploaded, self.outputs)
-        self.valid = self.outputs + 8 * uploaded
-        self.drawn = self.valid + 8
+        self.upload = UploadBuffer(words)
+        memory = PinnedBuffer(8 * sums)
+        self.sums: Int64Array = memory.array().view(np.int64)
+        self.sums_address = memory.address
         self.staging = make_staging()
-        self.addresses = plan.offsets + self.memory.address
 
     def __del__(self, wait: Callable[[Any, int], None] = wait_before_free) -> None:
         wait(self.collected.synchronize if self.valid_count is None else self.valid_count.wait, self._process)
 
-    def clear(self) -> None:
-        """Prepares the pinned memory for the next batch.
+    def clear(self, address: int) -> None:
+        """Prepares the pinned memory for the next batch, and waits for the last one.
 
-        Waits for the last collection, which has usually ended.
+        address: the address on the device to which numbers are uploaded.
         """
-        self.collected.synchronize()
         if self.valid_count is not None:
             self.valid_count.wait()
+        else:
+            self.collected.synchronize()
         self.staging.clear()
-        self.upload.clear()
-        self.upload.put(self.addresses)
+        self.upload.clear(address)
 
 
-class DevicePool:
-    """Buffers of batches, used again once their consumer's stream has released them.
+class InputPool:
+    """Inputs of batches, used again after the batches were handed over.
 
     Args:
-        make: creates a buffer.
-        keep: the most idle buffers.
+        make: creates inputs.
+        most: the number from which on a lease waits for the device.
     """
 
-    def __init__(self, make: Callable[[], BatchBuffer], keep: int) -> None:
-        self._make = make
-        self._keep = keep
-        # First in, first out: the collection of the oldest buffer has ended, so nobody waits for its pinned memory.
-        self._idle: deque[BatchBuffer] = deque()
-        # No object of this process refers to the arrays of these buffers, but a device may still read them. append and
-        # popleft are atomic, and leases end in the thread that drops the last tensor.
-        self._dropped: deque[GiveBack[BatchBuffer]] = deque()
+    def __init__(self, make: Callable[[], BatchInputs], most: int) -> None:
+        self._make, self._most, self._made = make, most, 0
+        # First in, first out: the collection of the oldest has usually ended. append and popleft are atomic.
+        self._idle: deque[BatchInputs] = deque()
 
-    def lease(self) -> BatchLease:
-        """Lends an idle buffer, or a new one."""
+    def take(self) -> BatchInputs:
+        """Returns inputs that the device no longer reads, or new ones."""
         try:
-            buffer = self._idle.popleft()
+            oldest = self._idle.popleft()
         except IndexError:
-            buffer = self._make()
-        return BatchLease(buffer, self._dropped)
+            self._made += 1
+            return self._make()
+        if self._made < self._most and not oldest.collected.query():  # type: ignore[no-untyped-call]
+            self._idle.appendleft(oldest)
+            self._made += 1
+            return self._make()
+        return oldest
 
-    def release(self, runtime: Any, stream: int) -> None:
-        """Makes dropped buffers available again, after all work that is now in a stream.
-
-        Args:
-            runtime: CuPy's module `cuda.runtime`.
-            stream: the stream's handle.
-        """
-        while self._dropped:
-            buffer = self._dropped.popleft().item
-            runtime.eventRecord(buffer.released.ptr, stream)
-            if len(self._idle) < self._keep:
-                self._idle.append(buffer)
-
-
-class BatchLease:
-    """A lent buffer.
-
-    Arrays over the buffer hold the lease. When the last of these arrays dies, the buffer goes back to the pool.
-    """
-
-    # Weak references to an object of this class are told of its death before its attributes die.
-    __slots__ = ("__weakref__", "_given_back", "buffer")
-
-    def __init__(self, buffer: BatchBuffer, dropped: deque[GiveBack[BatchBuffer]]) -> None:
-        self.buffer = buffer
-        self._given_back = give_back(buffer, dropped, self)
+    def give_back(self, inputs: BatchInputs) -> None:
+        """Takes the inputs of batches that were handed over."""
+        self._idle.append(inputs)

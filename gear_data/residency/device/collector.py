@@ -1,27 +1,28 @@
-"""DeviceCollector: fills batches in device memory, on a stream of its own."""
+"""DeviceCollector: fills batches in device memory, on the stream of this process's loaders."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gear_data.collection.buffers import ALIGNMENT
 from gear_data.collection.plan import BatchPlan
 from gear_data.common.extras import import_extra
 from gear_data.kernels.cuda import launch_arguments as launches
 from gear_data.kernels.cuda.launcher import CudaLauncher, cuda_errors
-from gear_data.residency.device.buffers import BatchBuffer, BatchLease, DeferredCount, DevicePool, wait_before_free
+from gear_data.residency.device.buffers import BatchInputs, DeferredCount, InputPool, wait_before_free
 from gear_data.residency.device.columns import DeviceColumns
-from gear_data.residency.device.memory import TO_HOST
 from gear_data.residency.device.reader import DeviceReader, LaunchArguments
 from gear_data.residency.device.staging import StagingBuffer, StagingReader
+from gear_data.residency.device.stream import batch_memory, hand_over, loader_stream
 from gear_data.residency.device.window_sampler import DeviceWindowSampler
 from gear_data.selection.window_sampler import SamplingPlan
 from gear_data.selection.windows import Int64Array, Windows
@@ -35,32 +36,32 @@ class DeviceBatches:
     """Batches in device memory, in the layout of a `BatchPlan`.
 
     Attributes:
-        array: uint8, a CuPy array of the buffer. Its memory is not used again while the array, or a view of it, lives.
-        facts: key of the window facts -> offset of its numbers in the buffer.
+        memory: uint8, the whole memory of the batches.
+        facts: key of the window facts -> offset of its numbers in the memory.
         valid_bytes: bytes of each batch without padding.
-        collected: the event after which the batches are complete.
+        inputs: what this machine holds until the batches are complete.
+        waiting: number of batches that were not handed over yet.
     """
 
-    array: Any
+    memory: torch.Tensor
     facts: dict[str, int]
     valid_bytes: Sequence[int | DeferredCount]
-    collected: Any
+    inputs: BatchInputs
+    waiting: int
 
 
 class DeviceCollector:
-    """Fills batches on a device, on a stream of its own.
+    """Fills batches on a device, on the stream of this process's loaders.
 
     Safe to call from several threads.
-
-    The only work that the stream waits for is the last use of a buffer.
 
     Args:
         sources: for each dataset, the reader of rows that kernels cannot read in place, and the columns that they can.
         plan: the outputs.
-        rows: windows of a full buffer: of all batches that share it.
+        rows: the most windows that are collected together.
         device: the device's number.
         sm_budget: see `CudaLauncher`.
-        keep: idle buffers that are kept for reuse.
+        most: collections in progress; with more, a collection waits for the oldest.
         sampling_plan: the plan by which the device draws windows of the first dataset; None: the CPU draws them.
         slots: windows of a batch that the device draws.
 
@@ -82,34 +83,39 @@ class DeviceCollector:
         *,
         device: int,
         sm_budget: float,
-        keep: int,
+        most: int,
         sampling_plan: SamplingPlan | None,
         slots: int,
     ) -> None:
-        self._stream: Any = None
+        self._stream: torch.cuda.Stream | None = None
         self._process = os.getpid()
-        self._cupy = import_extra("cupy", "gpu")
-        self._runtime = self._cupy.cuda.runtime
+        cupy = import_extra("cupy", "gpu")
+        self._runtime = cupy.cuda.runtime
         self._launcher = CudaLauncher(device, sm_budget)
-        self._plan, self._number = plan, device
-        with cuda_errors(f"CUDA device {device}"), self._device():
-            self._stream = self._cupy.cuda.Stream(non_blocking=True)
+        self._plan, self._device = plan, torch.device("cuda", device)
+        with cuda_errors(f"CUDA device {device}"), cupy.cuda.Device(device):
+            self._stream = loader_stream(device)
+            self._handle = self._stream.cuda_stream
+            self._kernel_stream = cupy.cuda.ExternalStream(self._handle)
             self._readers = [
-                DeviceReader(reader, columns, each, self._launcher)
+                DeviceReader(reader, columns, each, plan.offsets, self._launcher)
                 for (reader, columns), each in zip(sources, plan.plans, strict=True)
             ]
             self.sampler = None
             first = self._readers[0]
             if sampling_plan is not None and first.reads_in_place and not first.copies_windows:
                 self.sampler = DeviceWindowSampler(sampling_plan, slots)
-        drawn_words = 0 if self.sampler is None else self.sampler.words
         words = rows * (max(reader.words for reader in self._readers) + MAX_FACTS)
+        # The memory of batches: the arrays, the uploaded numbers, the drawn windows.
+        self._upload = -(-plan.size // ALIGNMENT) * ALIGNMENT
+        self._drawn = self._upload + 8 * words
+        self._size = self._drawn + 8 * (0 if self.sampler is None else self.sampler.words)
         staged_bytes = rows * max(reader.staged_bytes for reader in self._readers)
         staged_bytes += ALIGNMENT * sum(reader.staged_parts for reader in self._readers)
         on_device = all(reader.stages_on(device) for reader, _ in sources)
         make_staging = partial(StagingBuffer, staged_bytes, on_device=on_device)
         # Without a reference to self: a cycle would keep the memory until a garbage collection.
-        self.pool = DevicePool(partial(BatchBuffer, plan, words, drawn_words, make_staging, self._cupy.cuda), keep)
+        self._inputs = InputPool(partial(BatchInputs, words, self._launcher.blocks, make_staging), most)
 
     def __del__(self, wait: Callable[[Any, int], None] = wait_before_free) -> None:
         if self._stream is not None:
@@ -127,10 +133,9 @@ class DeviceCollector:
             batches: number of batches.
         """
         valid = np.zeros(batches, np.int64)
-        with cuda_errors("collecting a batch"), self._device():
-            lease = self._lease()
-            buffer = lease.buffer
-            offsets = {name: buffer.upload.put(values) - buffer.memory.address for name, values in facts.items()}
+        with self._collecting() as (memory, inputs):
+            address = memory.data_ptr()
+            offsets = {name: inputs.upload.put(values) - address for name, values in facts.items()}
             prepared: list[tuple[DeviceReader, LaunchArguments]] = []
             for number, reader in enumerate(self._readers):
                 rows = None if source is None else np.flatnonzero(source == number)
@@ -140,13 +145,11 @@ class DeviceCollector:
                 counted = np.empty(batches, np.int64)
                 reader.count_valid(of_dataset, max(1, len(windows) // batches), counted)
                 valid += counted
-                prepared.append(
-                    (reader, reader.prepare(of_dataset, rows, buffer.upload, buffer.staging, buffer.addresses))
-                )
-            with self._filling(buffer):
-                for reader, arguments in prepared:
-                    reader.launch(self._launcher, arguments, buffer.outputs)
-            return DeviceBatches(self._array(lease), offsets, valid.tolist(), buffer.collected)
+                prepared.append((reader, reader.prepare(of_dataset, rows, inputs.upload, inputs.staging, address)))
+            inputs.upload.send(self._runtime, self._handle)
+            for reader, arguments in prepared:
+                reader.launch(self._launcher, arguments, address)
+        return DeviceBatches(memory, offsets, valid.tolist(), inputs, batches)
 
     def draw_and_collect(
         self, sampler: DeviceWindowSampler, slots: tuple[int, int, int, int], facts: Mapping[str, npt.NDArray[Any]]
@@ -162,74 +165,42 @@ class DeviceCollector:
             facts: see `collect`.
         """
         step, position, first, last = slots
-        with cuda_errors("collecting a batch"), self._device():
-            lease = self._lease()
-            buffer = lease.buffer
-            offsets = {name: buffer.upload.put(values) - buffer.memory.address for name, values in facts.items()}
-            windows = launches.WindowRows.drawn(buffer.drawn, sampler.count)
-            begin = 8 * first
-            windows = replace(
-                windows, episode=windows.episode + begin, start=windows.start + begin, length=windows.length + begin,
-                count=last - first,
-            )  # fmt: skip
-            offsets["valid_count"] = windows.length - buffer.memory.address
-            offsets["episode_id"] = windows.episode - buffer.memory.address
-            offsets["start"] = windows.start - buffer.memory.address
+        reader, row = self._readers[0], 8 * sampler.count
+        with self._collecting() as (memory, inputs):
+            address = memory.data_ptr()
+            offsets = {name: inputs.upload.put(values) - address for name, values in facts.items()}
+            begin = self._drawn + 8 * first
+            offsets["episode_id"], offsets["start"], offsets["valid_count"] = begin, begin + row, begin + 2 * row
             if sampler.rows == 4:
-                offsets["probability"] = offsets["valid_count"] + 8 * sampler.count
-            with self._filling(buffer):
-                self._runtime.memsetAsync(buffer.valid, 0, 8, self._stream.ptr)
-                sampler.draw(self._launcher, step, position, buffer.drawn)
-                reader = self._readers[0]
-                reader.launch(
-                    self._launcher, reader.prepare_drawn(windows, buffer.upload), buffer.outputs, buffer.valid
-                )
-                self._runtime.memcpyAsync(buffer.upload.answer.ctypes.data, buffer.valid, 8, TO_HOST, self._stream.ptr)
-            buffer.valid_count = DeferredCount(buffer.upload.answer, buffer.collected)
-            return DeviceBatches(self._array(lease), offsets, [buffer.valid_count], buffer.collected)
-
-    def _device(self) -> Any:
-        # A new object each time: threads that share one would restore each other's current device.
-        return self._cupy.cuda.Device(self._number)
-
-    def _lease(self) -> BatchLease:
-        """Leases a buffer that can be written.
-
-        If the batch fails, the buffer goes back to the pool.
-        """
-        lease = self.pool.lease()
-        lease.buffer.clear()
-        return lease
+                offsets["probability"] = begin + 3 * row
+            inputs.upload.send(self._runtime, self._handle)
+            counting = reader.counting(first, last, inputs.sums_address)
+            parts = sampler.draw(self._launcher, step, position, address + self._drawn, counting)
+            at = address + begin
+            windows = launches.WindowRows(at, at + row, at + 2 * row, last - first)
+            reader.launch(self._launcher, reader.prepare_drawn(windows, inputs.upload), address)
+        count = inputs.valid_count = DeferredCount(inputs.sums[:parts], inputs.collected)
+        return DeviceBatches(memory, offsets, [count], inputs, 1)
 
     @contextmanager
-    def _filling(self, buffer: BatchBuffer) -> Iterator[None]:
-        """Uploads a buffer's inputs, and records when the launches inside are done.
+    def _collecting(self) -> Iterator[tuple[torch.Tensor, BatchInputs]]:
+        """Yields memory of batches and inputs, and records when the work on them is done.
 
-        Launches inside the `with` run on this collector's stream.
+        Launches inside the `with` run on the loaders' stream.
         """
-        self._stream.wait_event(buffer.released)
-        try:
-            buffer.upload.send(self._runtime, self._stream)
-            with self._stream:
-                yield
-        finally:
-            buffer.collected.record(self._stream)
+        with cuda_errors("collecting a batch"), torch.cuda.stream(self._stream), self._kernel_stream:
+            memory = batch_memory(self._size, self._device)
+            inputs = self._inputs.take()
+            inputs.clear(memory.data_ptr() + self._upload)
+            try:
+                yield memory, inputs
+            finally:
+                inputs.collected.record(self._stream)
 
-    def _array(self, lease: BatchLease) -> Any:
-        """Returns a CuPy array, uint8, over the whole buffer of a lease."""
-        buffer = lease.buffer.memory
-        memory = self._cupy.cuda.UnownedMemory(buffer.address, buffer.size, lease, self._number)
-        return self._cupy.ndarray((buffer.size,), np.uint8, memptr=self._cupy.cuda.MemoryPointer(memory, 0))
-
-    def hand_over(self, collected: Any, stream: int) -> None:
-        """Makes a stream wait for a batch.
-
-        Dropped buffers are released after everything that the stream holds now.
-
-        Args:
-            collected: the batch's event.
-            stream: the handle of the consumer's stream.
-        """
-        with cuda_errors("waiting for a batch"), self._device():
-            self.pool.release(self._runtime, stream)
-            self._runtime.streamWaitEvent(stream, collected.ptr)
+    def hand_over(self, batches: DeviceBatches) -> None:
+        """Hands one of the batches over to torch's current stream: see `stream.hand_over`."""
+        with cuda_errors("waiting for a batch"):
+            hand_over(batches.inputs.collected, batches.memory)
+        batches.waiting -= 1
+        if not batches.waiting:
+            self._inputs.give_back(batches.inputs)

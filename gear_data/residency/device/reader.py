@@ -55,6 +55,7 @@ class DeviceReader:
         reader: reads the same columns on the CPU.
         columns: the columns that kernels read.
         plan: OUTPUT_PLAN [outputs] of a `BatchPlan`, which must live as long as this.
+        offsets: int64 [outputs], the first byte of each output's array in the memory of batches.
         launcher: launches kernels on the device.
 
     Attributes:
@@ -70,10 +71,12 @@ class DeviceReader:
         reader: StagingReader,
         columns: DeviceColumns,
         plan: OutputPlanArray,
+        offsets: Int64Array,
         launcher: CudaLauncher,
     ) -> None:
         columns.check_process()
-        self._reader, self._columns, self._plan, self._tuning = reader, columns, plan, launcher.tuning
+        self._reader, self._columns, self._plan, self._offsets = reader, columns, plan, offsets
+        self._tuning = launcher.tuning
         # Some columns of a placed dataset may be pinned, but blocks for all multiprocessors also read them.
         self._pinned = columns.device is None
         extents = columns.shard, columns.first, columns.last
@@ -100,15 +103,16 @@ class DeviceReader:
     def _upload_tables(self) -> None:
         """Uploads everything that stays the same for all launches.
 
-        This is the plan, the memory that it points to, and the episode table.
+        This is the plan, the memory that it points to, the places of the arrays, and the episode table.
         """
         plan, pieces = self._plan.copy(), launches.piece_counts(self._plan, self._tuning)
+        groups = launches.row_groups(self._plan)
         if self.copies_windows:
             plan["kind"][self._copies.outputs] = launches.KIND_COPIED
         finals = self._reader.final_rows
         arrays: list[npt.NDArray[Any]] = [
-            plan, pieces, self._extent, self._base, self._reader.length, self._columns.addresses, finals,
-            self._steps_before(),
+            plan, self._offsets, pieces, groups, self._extent, self._base, self._reader.length,
+            self._columns.addresses, finals, self._steps_before(),
         ]  # fmt: skip
         tables = len(arrays)
         # Arrays to which the plan points: (output, field, array).
@@ -126,13 +130,14 @@ class DeviceReader:
         for array, address in zip(arrays, addresses, strict=True):
             uploader.send(array, address)
         uploader.finish()
-        at_plan, at_pieces, extent, base, length, columns, at_finals, places = addresses[:tables]
+        at_plan, at_offsets, at_pieces, at_groups, extent, base, length, columns, at_finals, places = addresses[:tables]
         self._places = launches.EpisodePlaces(places, int(self._reader.length.sum()))
         self._tables = launches.EpisodeTables(
             extent, base, length, at_finals if len(finals) else 0, columns, self._columns.addresses.shape[1],
             self._pinned,
         )  # fmt: skip
-        self._plan_tables = launches.PlanTables(at_plan, len(plan), at_pieces, int(pieces[-1]))
+        self._plan_tables = launches.PlanTables(at_plan, len(plan), at_offsets, at_pieces, int(pieces[-1]))
+        self._row_groups = at_groups, len(groups)
 
     def _steps_before(self) -> Int64Array:
         """Returns the steps before each episode in the order of addresses; empty if windows are not ordered."""
@@ -169,7 +174,7 @@ class DeviceReader:
         row_of_window: Int64Array | None,
         upload: UploadBuffer,
         staging: StagingBuffer,
-        arrays: Int64Array,
+        memory: int,
     ) -> LaunchArguments:
         """Prepares a launch for windows.
 
@@ -179,7 +184,7 @@ class DeviceReader:
             windows: of this dataset.
             row_of_window: int64 [B], the row that each window fills; None: window b fills row b.
             upload, staging: the buffers of the batch.
-            arrays: int64 [outputs], addresses of the batch's arrays.
+            memory: address of the memory of the batches.
         """
         at_rows = 0 if row_of_window is None else upload.put(row_of_window)
         start, length = upload.put(windows.start), upload.put(windows.length)
@@ -199,7 +204,7 @@ class DeviceReader:
                 )  # fmt: skip
                 return LaunchArguments(tables, launches.WindowRows(episode, start, length, count), at_rows)
         rows = launches.WindowRows(upload.put(windows.episode_id), start, length, count)
-        copies = self._find_copies(windows, row_of_window, arrays) if self.copies_windows else None
+        copies = self._find_copies(windows, row_of_window, self._offsets + memory) if self.copies_windows else None
         return LaunchArguments(self._tables, rows, at_rows, self._order(count, upload), copies)
 
     def _find_copies(self, windows: Windows, row_of_window: Int64Array | None, arrays: Int64Array) -> Copies:
@@ -213,7 +218,8 @@ class DeviceReader:
     def prepare_drawn(self, windows: launches.WindowRows, upload: UploadBuffer) -> LaunchArguments:
         """Prepares a launch for windows that are on the device.
 
-        Kernels must read all columns in place.
+        Kernels must read all columns in place. The numbers in `upload` must have been sent: the kernels write after
+        them.
         """
         return LaunchArguments(self._tables, windows, 0, self._order(windows.count, upload))
 
@@ -249,24 +255,30 @@ class DeviceReader:
         if rows:
             self._reader.stage(rows, staging)
 
-    def launch(self, launcher: CudaLauncher, arguments: LaunchArguments, outputs: int, valid: int = 0) -> None:
+    def launch(self, launcher: CudaLauncher, arguments: LaunchArguments, memory: int) -> None:
         """Launches the collecting kernel.
 
         Args:
             launcher: launches kernels.
             arguments: the result of `prepare` or `prepare_drawn`.
-            outputs: address of the addresses of a batch's arrays.
-            valid: address of a number, 0, to which the bytes of valid rows are added; 0: not counted.
+            memory: address of the memory of the batches.
         """
         windows = arguments.windows
         if arguments.copies is not None:
             launcher.copy_batch(arguments.copies)
         if arguments.order:
             windows = launches.order_windows(launcher, windows, self._places, arguments.order)
-        launches.collect(
-            launcher, arguments.tables, self._plan_tables, windows, outputs,
-            row_of_window=arguments.row_of_window, windows_per_batch=max(1, windows.count), valid=valid,
-        )  # fmt: skip
+        launches.collect(launcher, arguments.tables, self._plan_tables, windows, memory, arguments.row_of_window)
+
+    def counting(self, first: int, last: int, sums: int) -> launches.Counting:
+        """Returns what a kernel that draws windows of this dataset counts.
+
+        Args:
+            first, last: the windows that count, from first to last - 1.
+            sums: address of memory for the sums.
+        """
+        tables = self._tables
+        return launches.Counting(*self._row_groups, tables.lengths, tables.finals, first, last, sums)
 
 
 def _bytes_at(address: int, nbytes: int) -> npt.NDArray[np.uint8]:

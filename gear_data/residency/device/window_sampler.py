@@ -28,6 +28,10 @@ class DeviceWindowSampler:
         self.plan = plan
         self._sampler, self.count = plan.sampler, count
         self.rows = plan.sampler.rows
+        self._order: launches.EpochOrder | None = None
+        if plan.order is not None:
+            seed = plan.order.seed if isinstance(plan.order, Permuted) else None
+            self._order = launches.EpochOrder(plan.total, seed)
         self.words = self.rows * count + (2 * launches.holders_size(count) if self._sampler.distinct else 0)
         # Fields may share an array, which is uploaded once.
         arrays = {array.ctypes.data: array for array in self._sampler.arrays.values()}
@@ -44,29 +48,20 @@ class DeviceWindowSampler:
         uploader.send(kernel_plan, self._plan)
         uploader.finish()
 
-    def draw(self, launcher: launches.Launcher, step: int, position: int, out: int) -> None:
-        """Draws the windows of batch `step`.
+    def draw(self, launcher: launches.Launcher, step: int, position: int, out: int, counting: launches.Counting) -> int:
+        """Draws the windows of batch `step`. Returns the number of sums that `counting` receives.
 
         Args:
-            launcher: launches kernels.
+            launcher: launches the kernel.
             step: the batch's step.
             position: slots before the batch.
             out: address of int64 [rows, count], followed by working memory.
+            counting: what the kernel counts.
         """
-        count = self.count
-        if self.plan.order is None:
-            if self._sampler.distinct:
-                table = out + 8 * self.rows * count
-                launches.draw_distinct_windows(launcher, self._plan, step, out, count, self.rows, table)
-            else:
-                launches.draw_windows(launcher, self._plan, step, out, count, self.rows)
-            return
-        points = out + 8 * count
-        for epoch, first, taken in self.plan.spans(position, count):
-            if isinstance(self.plan.order, Permuted):
-                seed, size = self.plan.order.seed, self.plan.order.size
-                launches.permuted(launcher, seed, epoch, first, size, points, taken)
-            else:
-                launches.in_order(launcher, first, points, taken)
-            points += 8 * taken
-        launches.windows_of_points(launcher, self._plan, step, out, count)
+        count, plan = self.count, self._plan
+        if self._order is not None:
+            return launches.draw_in_order(launcher, plan, step, out, count, position, self._order, counting)
+        if self._sampler.distinct:
+            table = out + 8 * self.rows * count
+            return launches.draw_distinct_windows(launcher, plan, step, out, count, self.rows, table, counting)
+        return launches.draw_windows(launcher, plan, step, out, count, self.rows, counting)

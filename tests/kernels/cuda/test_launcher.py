@@ -19,8 +19,9 @@ from gear_data.errors import DeviceError, DeviceMemoryError, GearError, InvalidA
 from gear_data.kernels.cuda import launch_arguments
 from gear_data.kernels.cuda import launcher as cuda
 from gear_data.kernels.cuda.tuning import DEFAULT, Build, Tuning
-from tests.support.cuda.cupy_stand_in import CudaError, CupyStandIn, Streams, launch_buffer, make_cupy
+from tests.support.cuda.cupy_stand_in import CudaError, CupyStandIn, launch_buffer, make_cupy
 from tests.support.cuda.runner import KERNELS, parameter_counts
+from tests.support.cuda.streams import Streams
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_a_tuning_sets_constants_blocks_and_threads(cupy: CupyStandIn) -> None:
     launcher = cuda.CudaLauncher(tuning=tuning)
     assert launcher.collect_blocks(pinned=False) == 5 * 132
     assert [options[1:] for options in compiled if options[1:]] == [tuning.options(False), tuning.options(True)]
-    plan = launch_arguments.PlanTables(0, 1, 0, 1000)
+    plan = launch_arguments.PlanTables(0, 1, 0, 0, 1000)
     for pinned, expected in ((False, (660, 128)), (True, (9, 256))):
         tables = launch_arguments.EpisodeTables(0, 0, 0, 0, 0, 1, pinned)
         launch_arguments.collect(launcher, tables, plan, launch_arguments.WindowRows(0, 0, 0, 64), 0)
@@ -122,7 +123,7 @@ def test_a_tuning_sets_constants_blocks_and_threads(cupy: CupyStandIn) -> None:
     # A little work is spread over small blocks.
     launch_arguments.collect(launcher, tables, plan, launch_arguments.WindowRows(0, 0, 0, 0), 0)
     assert len(cupy.launched) == 2
-    few = launch_arguments.PlanTables(0, 1, 0, 1)
+    few = launch_arguments.PlanTables(0, 1, 0, 0, 1)
     launch_arguments.collect(launcher, tables, few, launch_arguments.WindowRows(0, 0, 0, 30), 0)
     assert cupy.launched[-1][2:4] == (8, 128)
 

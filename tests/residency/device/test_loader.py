@@ -30,7 +30,7 @@ from gear_data.errors import (
 from gear_data.residency.device.memory import DeviceBuffer, Uploader
 from gear_data.residency.device.reader import DeviceReader
 from gear_data.selection.samplers import Weighted
-from tests.support.cuda.cupy_stand_in import ORDERS, StandInGpu, stand_in
+from tests.support.cuda.cupy_stand_in import StandInGpu, stand_in
 from tests.support.cuda.loader_checks import (
     EVERY_SAMPLER,
     OPTIONS,
@@ -44,6 +44,7 @@ from tests.support.cuda.loader_checks import (
     on_gpu,
     same,
 )
+from tests.support.cuda.streams import CONSUMER, ORDERS
 from tests.support.running.eventually import eventually
 
 every_order = pytest.mark.parametrize("gpu", ORDERS, indirect=True)
@@ -70,7 +71,7 @@ DRAWING = {
     "weighted": {"gear_draw_windows"},
     "weighted-step": {"gear_draw_windows"},
     "topk": {"gear_draw_windows"},
-    "fifo": {"gear_in_order", "gear_windows_of_points"},
+    "fifo": {"gear_draw_in_order"},
     # With few windows, the CPU stores the whole permutation.
     "shuffle": set(),
 }
@@ -112,17 +113,110 @@ def test_the_cpu_draws_after_an_update_of_weights(gpu: StandInGpu, path: Path) -
 @pytest.mark.parametrize("residency", ["device", "tiered"])
 def test_memory_is_reused_and_freed(gpu: StandInGpu, path: Path, residency: str) -> None:
     ds = RESIDENCIES[residency](path)
-    held, pinned, before = gpu.cupy.taken, gpu.cupy.pinned, gpu.cupy.allocations
+    held, pinned = gpu.taken, gpu.cupy.pinned
     loader = iter(on_gpu(ds))
     for _ in range(150):
         next(loader)
-    # A few for tables, and one for each batch in progress.
-    assert gpu.cupy.allocations - before < 25
+        # The device is at most a few batches behind.
+        gpu.cupy.streams.finish(gpu.torch.current)
+    assert gpu.torch.allocations < 25
+    # Upload, sums and staging of each batch in progress.
+    assert gpu.cupy.pinned - pinned < 3 * 25
     loader.close()
     del loader
-    assert (gpu.cupy.taken, gpu.cupy.pinned) == (held, pinned)
+    assert (gpu.taken, gpu.cupy.pinned) == (held, pinned)
     del ds
-    assert (gpu.cupy.taken, gpu.cupy.pinned) == (0, 0)
+    assert (gpu.taken, gpu.cupy.pinned) == (0, 0)
+
+
+OPERATIONS = {
+    "uniform": {},
+    "weighted": {"sampler": Weighted("length")},
+    "no episode twice": {"sampler": Weighted("length", replacement=False)},
+    "in order, over the end of an epoch": {"sampler": "fifo", "batch_size": 100},
+    "drawn by the CPU": {"sampler": "shuffle"},
+    "several batches at once": {"prefetch": 4},
+}
+
+
+@pytest.mark.parametrize("case", OPERATIONS)
+@pytest.mark.parametrize("residency", ["pinned", "device"])
+def test_a_batch_takes_at_most_three_operations(gpu: StandInGpu, path: Path, case: str, residency: str) -> None:
+    loader = on_gpu(RESIDENCIES[residency](path), **{"prefetch": 0, "batch_size": 4, **OPERATIONS[case]})
+    batches = iter(loader)
+    next(batches)
+    gpu.cupy.operations.clear()
+    for _ in range(8):
+        next(batches)
+    batches.close()
+    # The prefetch thread is ahead by a few batches.
+    built = 8 if "prefetch" not in OPERATIONS[case] else gpu.cupy.operations.count("gear_collect")
+    assert gpu.cupy.operations.count("gear_collect") == built
+    assert len(gpu.cupy.operations) <= 3 * built
+    assert "fill" not in gpu.cupy.operations
+    # Nothing but numbers of windows is uploaded. The addresses of arrays are not.
+    assert ("copy" in gpu.cupy.operations) == (
+        case not in ("uniform", "in order, over the end of an epoch", "several batches at once")
+    )
+
+
+@every_order
+def test_batches_that_are_read_on_several_streams(gpu: StandInGpu, path: Path) -> None:
+    """Each batch waits for the stream on which it was handed over."""
+    options = {**OPTIONS, "preset": "decision_transformer"}
+    expected = copies(SequenceLoader(gear_data.open(path), **options), 40)
+    batches = iter(on_gpu(gear_data.open(path, residency="device"), **options))
+    got = []
+    for number in range(40):
+        gpu.torch.current = (7, 8, 9)[number % 3]
+        got.append(gpu.read(next(batches)))
+    batches.close()
+    gpu.finish()
+    same(got, expected)
+
+
+def test_a_batch_that_is_read_on_a_recorded_stream(gpu: StandInGpu, path: Path) -> None:
+    """`Tensor.record_stream` holds for batches, as for every tensor of torch."""
+    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS), 12)
+    batches = iter(on_gpu(gear_data.open(path, residency="device"), prefetch=0))
+    got = []
+    for _ in range(12):
+        batch = next(batches)
+        side = torch.cuda.Stream()
+        arrived = torch.cuda.Event()
+        arrived.record(torch.cuda.current_stream())
+        side.wait_event(arrived)
+        batch["observations"].record_stream(side)
+        gpu.torch.current = side.cuda_stream
+        got.append(gpu.read(batch))
+        gpu.torch.current = CONSUMER
+        del batch
+        # The stream of the hand-over is done with the batch, and the other one is not.
+        gpu.cupy.streams.finish(CONSUMER)
+    gpu.finish()
+    same(got, expected)
+
+
+@every_order
+def test_idle_memory_gives_way(gpu: StandInGpu, path: Path) -> None:
+    """Training gets the memory of batches that are gone, and loaders get it back."""
+    loader = on_gpu(gear_data.open(path, residency="device"), batch_size=64, prefetch=0)
+    batches = iter(loader)
+    kept = [next(batches) for _ in range(6)]
+    one = next(iter(gpu.torch.lent.values())).size
+    gpu.torch.device_bytes = gpu.taken
+    with pytest.raises(DeviceMemoryError, match="bytes of device memory for a batch: CUDA out of memory") as error:
+        next(batches)
+    assert "smaller batch" in str(error.value.hint)
+    kept.clear()
+    gpu.torch.current = 7
+    training = gpu.torch.allocate(4 * one)
+    batches = iter(loader)
+    for _ in range(20):
+        next(batches)
+    del training
+    for _ in range(20):
+        next(batches)
 
 
 def test_a_budget_of_multiprocessors(gpu: StandInGpu, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +242,7 @@ class TestPinned:
         again = on_gpu(ds.split({"all": 1.0})["all"])
         same(from_device(gpu, again), first)
         assert len(gpu.cupy.registered) == 1
-        assert eventually(lambda: gpu.cupy.taken == gpu.cupy.pinned == 0)
+        assert eventually(lambda: gpu.taken == gpu.cupy.pinned == 0)
         del ds, again
         assert eventually(lambda: not gpu.cupy.registered)
 
@@ -177,7 +271,7 @@ def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, f
             gear_data.open(path, residency="device")
         assert "budget" in str(error.value.hint)
         del error
-        assert gpu.cupy.taken == 0
+        assert gpu.taken == 0
 
 
 @pytest.mark.parametrize(
@@ -228,7 +322,7 @@ class TestArguments:
         plan = gear_data.open(rollouts_path).residency_plan(10**6, 10**6)
         with pytest.raises(InvalidArgumentError, match="lies in no extent of the plan"):
             gear_data.open(path).place(plan)
-        assert gpu.cupy.taken == 0
+        assert gpu.taken == 0
 
     def test_a_forked_child(self, gpu: StandInGpu, path: Path) -> None:
         loader = on_gpu(gear_data.open(path, residency="device"))
@@ -255,12 +349,12 @@ def test_pickling_without_a_gpu(gpu: StandInGpu, path: Path, monkeypatch: pytest
 
 def test_an_iterator_that_is_not_finished_leaves_nothing(gpu: StandInGpu, path: Path) -> None:
     ds = gear_data.open(path, residency="device")
-    held = gpu.cupy.taken
+    held = gpu.taken
     for batch in itertools.islice(on_gpu(ds), 3):
         assert "observations" in batch
     del batch
     # The prefetch thread ends by itself.
-    assert eventually(lambda: gpu.cupy.taken == held)
+    assert eventually(lambda: gpu.taken == held)
 
 
 def test_datasets_share_columns_of_equal_contents(gpu: StandInGpu, path: Path, folder: Path) -> None:

@@ -46,6 +46,7 @@ COMMANDS = {
     "a peer that cannot be installed": "feed.py --quick --shapes hopper-64x100 --peers hf --install "
     "--venvs {scratch}/venvs --json {json}",
     "tuning": "tune.py --quick --steps 4000 --seconds 0.5 --rounds 1 --run-seconds 0.005 --json {json}",
+    "host of a GPU": "host_cost.py --quick --json {json}",
     "no GPU": "gpu.py --quick --json {json}",
     # By a stand-in for CuPy.
     "GPU": "gpu.py --only a,b,c,d,e,f,g,h,i --quick --json {json}",

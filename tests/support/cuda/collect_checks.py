@@ -67,7 +67,6 @@ class Columns:
     finals_of: tuple[int, ...] = ()
     outputs: tuple[Output, ...] = ()
     got: dict[str, np.ndarray] = field(default_factory=dict)
-    got_valid: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
@@ -130,7 +129,6 @@ class Columns:
         row_of_window = (
             0 if self.launch.row_of_window is None else self._put(np.array(self.launch.row_of_window, np.int64))
         )
-        valid = self._put(np.zeros(len(buffers.valid), np.uint64))
         pieces = piece_counts(plan)
         self.runner.blocks = self.launch.blocks
         collect(
@@ -139,21 +137,21 @@ class Columns:
                 *map(self._put, (self.shards, self.bases, np.array(self.lengths, np.int64), self.finals, addresses)),
                 addresses.shape[1],
             ),
-            PlanTables(self._put(plan), len(plan), self._put(pieces), int(pieces[-1])),
+            PlanTables(
+                self._put(plan), len(plan), self._put(np.array(targets, np.int64)), self._put(pieces), int(pieces[-1])
+            ),
             WindowRows(
                 *map(self._put, (windows.episode_id, windows.start, windows.length)),
                 len(windows),
                 self._put(np.random.default_rng(0).permutation(len(windows))) if self.launch.ordered else 0,
             ),
-            self._put(np.array(targets, np.int64)),
-            row_of_window=row_of_window,
-            windows_per_batch=buffers.windows_per_batch,
-            valid=valid,
+            # The plan holds the arrays' addresses, as if their memory began at 0.
+            0,
+            row_of_window,
         )
         for output, address in zip(self.outputs, targets, strict=True):
             shape = (rows, *output.shape) if output.squeeze_time else (rows, output.width, *output.shape)
             self.got[output.key] = self.runner.get(address, shape, output.array_dtype)
-        self.got_valid = self.runner.get(valid, len(buffers.valid), np.int64).tolist()
 
 
 def values(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
@@ -184,7 +182,6 @@ def check(columns: Columns, outputs: list[Output], rows: list[tuple[int, int, in
         columns.runner.clear()
     windows_per_batch = len(rows) // batches
     for number, batch in enumerate(collected):
-        assert columns.got_valid[number] == batch.valid_bytes
         for key, expected in batch.arrays.items():
             got = columns.got[key]
             if columns.launch.row_of_window is not None:

@@ -15,9 +15,7 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,95 +31,18 @@ from gear_data.kernels.cuda import launcher as cuda
 from gear_data.loaders.builders import backend
 from gear_data.residency.device import link
 from gear_data.residency.device.memory import TO_DEVICE
+from gear_data.residency.device.stream import loader_stream
 from tests.support.cuda.copy_driver import CopyDriver
 from tests.support.cuda.driver_stand_in import install_driver
 from tests.support.cuda.host_registration import HostRegistration
 from tests.support.cuda.runner import CONSTANTS, KERNELS, SHIM, parameter_counts
-
-#: torch's current stream.
-CONSUMER = 7
-_ALIGNMENT = 256
-#: CUDA's error code of waiting for a stream that is captured.
-STREAM_CAPTURE_UNSUPPORTED = 900
-#: Streams that run ahead: their operations run as early as possible, and the operations of others as late as possible.
-ORDERS: dict[str, Callable[[int], bool]] = {
-    "consumer first": lambda stream: stream == CONSUMER,
-    "device first": lambda stream: stream != CONSUMER,
-    "all late": lambda stream: False,
-}
-
+from tests.support.cuda.streams import ORDERS, CudaError, Raw, Record, Streams
+from tests.support.cuda.torch_stand_in import TorchStandIn, patch_torch
 
 #: Name of a kernel -> number of its parameters.
 KERNEL_PARAMETERS = {
     name: count for path in KERNELS.glob("*.cu") for name, count in parameter_counts(path.read_text()).items()
 }
-
-
-class CudaError(RuntimeError):
-    def __init__(self, status: int) -> None:
-        super().__init__(f"cudaError {status}: in words\nand more")
-        self.status = status
-
-
-class Streams:
-    """Queues of operations.
-
-    eager(stream): whether the stream's operations run as early as possible.
-    """
-
-    def __init__(self, eager: Callable[[int], bool]) -> None:
-        self._eager = eager
-        self._queues: dict[int, deque[Callable[[], None]]] = {}
-        self._lock = threading.RLock()
-        self._captured: dict[int, list[Callable[[], None]]] = {}
-
-    def capture(self, stream: int) -> None:
-        """Collects the stream's operations from here on; they do not run."""
-        self._captured[stream] = []
-
-    def end_capture(self, stream: int) -> list[Callable[[], None]]:
-        return self._captured.pop(stream)
-
-    def add(self, stream: int, operation: Callable[[], None]) -> None:
-        with self._lock:
-            if stream in self._captured:
-                self._captured[stream].append(operation)
-                return
-            self._queues.setdefault(stream, deque()).append(operation)
-            if self._eager(stream):
-                self.finish(stream)
-
-    def finish(self, stream: int, until: Callable[[], bool] = lambda: False) -> None:
-        with self._lock:
-            if stream in self._captured:
-                raise CudaError(STREAM_CAPTURE_UNSUPPORTED)
-            queue = self._queues.get(stream, ())
-            while queue and not until():
-                queue.popleft()()
-
-    def finish_all(self) -> None:
-        with self._lock:
-            for stream in list(self._queues):
-                self.finish(stream)
-
-
-class _Record:
-    def __init__(self, stream: int) -> None:
-        self.stream, self.done, self.at = stream, False, 0.0
-
-    def happen(self) -> None:
-        self.done, self.at = True, time.perf_counter()
-
-
-class Raw:
-    """Aligned bytes in this process."""
-
-    def __init__(self, size: int, pattern: int) -> None:
-        self._raw = np.full(size + _ALIGNMENT, pattern, np.uint8)
-        self.ptr = -(-self._raw.ctypes.data // _ALIGNMENT) * _ALIGNMENT
-
-    def fill(self, pattern: int) -> None:
-        self._raw[:] = pattern
 
 
 class PinnedPointer(np.ndarray):
@@ -140,6 +61,7 @@ class CupyStandIn(SimpleNamespace):
         host_registration: registered host memory.
         launched: names of the launched kernels.
         copy_driver: the driver's call for many copies.
+        operations: names of the operations that streams received: kernels, `copy` and `fill`.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -148,6 +70,8 @@ class CupyStandIn(SimpleNamespace):
         self.pinned_memory: dict[int, int] = {}
         self.allocations = 0
         self.launched: list[str] = []
+        self.operations: list[str] = []
+        self.torch: TorchStandIn | None = None
         self.host_registration = HostRegistration(CudaError)
         self.copy_driver = CopyDriver(streams.add, self._host_ranges, self._device_ranges)
         self.mapped_bytes: Callable[[], int] = lambda: 0
@@ -157,7 +81,8 @@ class CupyStandIn(SimpleNamespace):
         return [*registered, *self.pinned_memory.copy().items()]
 
     def _device_ranges(self) -> list[tuple[int, int]]:
-        return [(first, first + size) for first, size in self.device_memory.copy().items()]
+        lent = {} if self.torch is None else {at: block.size for at, block in self.torch.lent.copy().items()}
+        return [(first, first + size) for first, size in {**self.device_memory.copy(), **lent}.items()]
 
     @property
     def registered(self) -> dict[int, int]:
@@ -208,14 +133,14 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
             self.timed = not disable_timing
             self.ptr = next(handles)
-            self.last: _Record | None = None
+            self.last: Record | None = None
             events[self.ptr] = self
 
         def record(self, stream: Stream | None = None) -> None:
             record_event(self.ptr, current_stream() if stream is None else stream.ptr)
 
         def synchronize(self) -> None:
-            complete(self.last)
+            streams.complete(self.last)
 
     class Stream:
         def __init__(self, non_blocking: bool = False) -> None:
@@ -240,6 +165,10 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         def __exit__(self, *error: object) -> None:
             del local.stream
 
+    class ExternalStream(Stream):
+        def __init__(self, ptr: int) -> None:
+            self.ptr = ptr
+
     def current_stream() -> int:
         return getattr(local, "stream", 0)
 
@@ -249,20 +178,15 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             raise CudaError(600)
         return 1e3 * (end.last.at - begin.last.at)
 
-    def complete(record: _Record | None) -> None:
-        if record is not None and not record.done:
-            streams.finish(record.stream, lambda: record.done)
-
     def record_event(event: int, stream: int) -> None:
-        record = events[event].last = _Record(stream)
-        streams.add(stream, record.happen)
+        events[event].last = streams.record(stream)
 
     def wait_event(stream: int, event: int) -> None:
-        record = events[event].last
-        streams.add(stream, lambda: complete(record))
+        streams.wait(stream, events[event].last)
 
     def copy(target: int, source: int, size: int, kind: int, stream: int) -> None:
         # Kind 4 (cudaMemcpyDefault): CUDA derives the direction from the addresses.
+        fake.operations.append("copy")
         here = {1: source, 2: target, 4: None}[kind]
         if here is not None and here not in fake.host_registration:
             assert any(first <= here and here + size <= last for first, last in pinned.copy().items())
@@ -271,6 +195,10 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
     def check_status(status: int) -> None:
         if status:
             raise fake.cuda.driver.CUDADriverError(status)
+
+    def fill(at: int, value: int, size: int, stream: int) -> None:
+        fake.operations.append("fill")
+        streams.add(stream, lambda: ctypes.memset(at, value, size) and None)
 
     def copy_pageable(target: int, source: int, size: int, kind: int) -> None:
         """Copies pageable memory.
@@ -366,6 +294,7 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         given = (ctypes.c_uint64 * 24)(*arguments)
         entry = ctypes.cast(getattr(library, name), ctypes.c_void_p)
         fake.launched.append(name)
+        fake.operations.append(name)
         streams.add(stream, lambda: library.shim_launch(entry, gx, bx, given) and None)
 
     def device_pointer(address: int) -> int:
@@ -384,6 +313,7 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
         get_elapsed_time=elapsed,
         Device=Device,
         Stream=Stream,
+        ExternalStream=ExternalStream,
         Event=Event,
         Memory=Memory,
         PinnedMemory=PinnedMemory,
@@ -413,9 +343,7 @@ def make_cupy(streams: Streams, libraries: dict[str, ctypes.PyDLL], device_bytes
             memcpy=copy_pageable,
             streamSynchronize=streams.finish,
             memcpyAsync=copy,
-            memsetAsync=lambda at, value, size, stream: streams.add(
-                stream, lambda: ctypes.memset(at, value, size) and None
-            ),
+            memsetAsync=fill,
             eventRecord=record_event,
             streamWaitEvent=wait_event,
             hostRegister=fake.host_registration.register,
@@ -461,9 +389,15 @@ def library_folder() -> Path:
 
 @dataclass(frozen=True)
 class StandInGpu:
-    """A `loader_checks.GpuUnderTest` on the stand-in `cupy`."""
+    """A `loader_checks.GpuUnderTest` on the stand-ins of CuPy and torch.cuda."""
 
     cupy: Any
+    torch: TorchStandIn
+
+    @property
+    def taken(self) -> int:
+        """The bytes of device memory that gear-data holds."""
+        return self.cupy.taken + sum(block.size for block in self.torch.lent.values())
 
     def read(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Copies a batch's tensors. The batch is released when this returns.
@@ -477,7 +411,7 @@ class StandInGpu:
             for key, (address, nbytes) in addresses.items():
                 ctypes.memmove(copies[key].data_ptr(), address, nbytes)
 
-        self.cupy.streams.add(CONSUMER, copy)
+        self.cupy.streams.add(self.torch.current, copy)
         return copies
 
     def finish(self) -> None:
@@ -506,9 +440,11 @@ def stand_in(
     monkeypatch.setattr(link, "link_rates", lambda device: link.LinkRates())
     monkeypatch.setattr(backend, "link_rates", link.link_rates)
     monkeypatch.setattr(batch_copy, "open_driver", lambda: fake.copy_driver)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=CONSUMER))
+    fake.torch = torchs = TorchStandIn(fake.streams, device_bytes, lambda: fake.taken)
+    patch_torch(monkeypatch, torchs, fake.streams)
     cuda._compiled.cache_clear()
-    yield StandInGpu(fake)
+    loader_stream.cache_clear()
+    yield StandInGpu(fake, torchs)
+    fake.streams.close()
     cuda._compiled.cache_clear()
+    loader_stream.cache_clear()

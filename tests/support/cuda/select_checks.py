@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gear_data.kernels.cpu import random as random_kernels
+from gear_data.kernels.cpu.collect import count_valid
 from gear_data.kernels.cuda import launch_arguments as launches
+from gear_data.kernels.output_plan import OUTPUT_PLAN
 from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_OFFSET, WITHIN_QUOTIENT
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.integer_weights import int_weight_prefix, int_weight_scale
@@ -66,7 +68,9 @@ class Drawing:
         distinct: bool = False,
         seed: int = 3,
     ) -> None:
-        self.runner, self.distinct, self.probability = runner, distinct, within != WITHIN_OFFSET
+        self.runner, self.anchors, self.distinct = runner, anchors, distinct
+        self.probability = within != WITHIN_OFFSET
+        self.blocks = 0
         by_anchor = within != WITHIN_DRAWN
         source: PrefixTable | WeightTree
         if within == WITHIN_OFFSET:
@@ -81,15 +85,17 @@ class Drawing:
         self.sampler = WindowSampler(anchors, source, seed, 4, within, distinct, self.probability)
         self.plan = put_plan(runner, anchors, source, self.sampler)
 
-    def draw(self, step: int, count: int) -> np.ndarray:
+    def draw(self, step: int, count: int, counting: launches.Counting = launches.NOT_COUNTED) -> np.ndarray:
         """Returns the runner's draw, int64 [3 or 4, count]."""
         rows = 4 if self.probability else 3
         out = self.runner.put(np.full((rows, count), -7, np.int64))
         if self.distinct:
             table = self.runner.put(np.zeros(2 * launches.holders_size(count), np.uint64))
-            launches.draw_distinct_windows(self.runner, self.plan, step, out, count, rows, table)
+            self.blocks = launches.draw_distinct_windows(
+                self.runner, self.plan, step, out, count, rows, table, counting
+            )
         else:
-            launches.draw_windows(self.runner, self.plan, step, out, count, rows)
+            self.blocks = launches.draw_windows(self.runner, self.plan, step, out, count, rows, counting)
         return self.runner.get(out, (rows, count), np.int64)
 
     def check(self, step: int, count: int) -> None:
@@ -100,14 +106,41 @@ class Drawing:
             rows.append(expected.probability.view(np.int64))
         np.testing.assert_array_equal(got, np.stack(rows))
 
-    def check_numbers(self, numbers: np.ndarray, step: int) -> None:
-        expected = self.sampler.windows(numbers, step)
-        given_out = np.full((3, len(numbers)), -7, np.int64)
-        given_out[1] = numbers
-        out = self.runner.put(given_out)
-        launches.windows_of_points(self.runner, self.plan, step, out, len(numbers))
-        got = self.runner.get(out, (3, len(numbers)), np.int64)
+    def check_order(self, position: int, count: int, seed: int | None) -> None:
+        """Checks windows in the order of the dataset, or permuted by a seed."""
+        total = self.anchors.total
+        expected = self.sampler.windows(points_in_order(position, count, total, seed), 7)
+        out = self.runner.put(np.full((3, count), -7, np.int64))
+        launches.draw_in_order(self.runner, self.plan, 7, out, count, position, launches.EpochOrder(total, seed))
+        got = self.runner.get(out, (3, count), np.int64)
         np.testing.assert_array_equal(got, np.stack([expected.episode_id, expected.start, expected.length]))
+
+
+def points_in_order(position: int, count: int, total: int, seed: int | None) -> np.ndarray:
+    """Returns the points of slots over several epochs, by the CPU's permutation."""
+    points = np.empty(count, np.int64)
+    keys, image = np.empty(12, np.uint64), np.empty(1, np.int64)
+    for slot in range(count):
+        epoch, points[slot] = divmod(position + slot, total)
+        if seed is not None:
+            random_kernels.round_keys(np.uint64(seed), random_kernels.DOMAIN_FEISTEL, epoch, keys)
+            random_kernels.permuted(int(points[slot]), keys, total, image)
+            points[slot] = image[0]
+    return points
+
+
+@st.composite
+def output_plans(draw: Any) -> np.ndarray:
+    """Draws the fields of output plans on which the valid rows depend."""
+    plan = np.zeros(draw(st.integers(1, 9)), OUTPUT_PLAN)
+    for record in plan:
+        record["first"], record["width"] = draw(st.integers(-4, 4)), draw(st.integers(1, 6))
+        record["within"], record["shift"] = draw(st.booleans()), draw(st.integers(-1, 1))
+        record["finals"], record["out_bytes"] = draw(st.booleans()), draw(st.integers(1, 2**20))
+        record["hops"] = draw(st.sampled_from([0, 0, 0, 3]))
+    # No two outputs share their spans: the CPU locates each one.
+    plan["same_spans_as"] = np.arange(len(plan))
+    return plan
 
 
 def steps_mask(rng: np.random.Generator, steps: int) -> StepMask:
@@ -163,8 +196,37 @@ class SelectChecks:
         drawing = Drawing(runner, anchors, **arguments)
         drawing.check(step, count)
         if arguments["within"] == WITHIN_OFFSET:
-            rng = np.random.default_rng(count)
-            drawing.check_numbers(rng.integers(0, anchors.total, count), step)
+            drawing.check_order(step % (5 * anchors.total), count, None)
+            drawing.check_order(step % (5 * anchors.total), min(count, 20), arguments["seed"])
+        runner.clear()
+
+    @given(drawings(), output_plans(), st.integers(1, 700), st.booleans())
+    @settings(max_examples=30, deadline=None, derandomize=True)
+    def test_draws_count_the_bytes_of_valid_rows(
+        self, runner: Runner, drawn: Any, plan: np.ndarray, count: int, distinct: bool
+    ) -> None:
+        anchors, arguments = drawn
+        if distinct:
+            arguments["within"] = WITHIN_DRAWN
+            count = min(count, int(((arguments["weights"] > 0) & (anchors.counts() > 0)).sum()))
+        rng = np.random.default_rng(count)
+        # Episode ids are the positions of episodes in these tables.
+        episodes = 10_000 if anchors.ids is not None else len(anchors)
+        lengths = np.full(episodes, -1, np.int64)
+        lengths[np.arange(episodes) if anchors.ids is None else anchors.ids] = np.diff(anchors.offsets)
+        finals = rng.integers(-1, 2, episodes)
+        first, last = sorted(rng.integers(0, count + 1, 2).tolist())
+        groups = launches.row_groups(plan)
+        # The sums are not cleared before.
+        sums = runner.put(np.full(runner.blocks, -3, np.int64))
+        counting = launches.Counting(
+            runner.put(groups), len(groups), runner.put(lengths), runner.put(finals), first, last, sums
+        )
+        drawing = Drawing(runner, anchors, **arguments, distinct=distinct)
+        windows = drawing.draw(5, count, counting)[:3, first:last].copy()
+        expected = np.zeros(1, np.int64)
+        count_valid(*windows, lengths, finals, plan, max(1, last - first), expected)
+        assert runner.get(sums, drawing.blocks, np.int64).sum() == expected[0]
         runner.clear()
 
     @given(drawings(), st.integers(0, 2**62), st.integers(1, 40))

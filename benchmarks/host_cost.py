@@ -1,6 +1,6 @@
 """Measures what a batch of a GPU costs its host: microseconds of Python, and operations that the GPU receives.
 
-    python benchmarks/gpu_host.py --json gpu_host.json
+    python benchmarks/host_cost.py --json host_cost.json
 
 Without a GPU, stand-ins of CuPy and torch.cuda receive every operation and return at once. The microseconds are then
 Python's own, without the driver's. Seconds are the processor's of one thread, which other processes disturb less than
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pinned, uniform": ("pinned", {}),
     "device, weighted": ("device", {"sampler": Weighted("length")}),
     "device, in order": ("device", {"sampler": "fifo"}),
+    "device, shuffled": ("device", {"sampler": "shuffle"}),
     "device, no episode twice": ("device", {"sampler": Weighted("length", replacement=False)}),
-    "device, drawn by the CPU": ("device", {"sampler": "shuffle"}),
+    "device, drawn by the CPU": ("device", {"sampler": Weighted("length", beta=0.5)}),
     "mmap, by the CPU": ("mmap", {"backend": "cpu"}),
 }
 #: Batches of a round, and rounds of a case.
@@ -71,7 +72,8 @@ def measure(path: Path, case: str, operations: Counter[str], batches: int) -> di
             for _ in range(batches):
                 next(feed)
             whole.append((time.thread_time_ns() - begun) / 1e3 / batches)
-            launched.append(sum(launching) / 1e3 / batches)
+            # Other processes disturb the sum of so many short spans by the clock, and not their median.
+            launched.append(statistics.median(launching) * len(launching) / 1e3 / batches if launching else 0.0)
         count = sum(operations.values()) / (_ROUNDS * batches)
     feed.close()
     return {"us": statistics.median(whole), "launches us": statistics.median(launched), "operations": count}
