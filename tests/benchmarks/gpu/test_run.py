@@ -47,8 +47,7 @@ def test_all_sections_are_run_printed_and_recorded(
     script, *arguments = COMMANDS["GPU"].format(json=tmp_path / "gpu.json").split()
     assert script == "gpu.py"
     with stand_in(monkeypatch, tmp_path, order="all late") as found:
-        # These replace torch's streams of the stand-in.
-        monkeypatch.setattr(small_training(monkeypatch), "BATCHES", (2,))
+        monkeypatch.setattr(small_training(monkeypatch, stand_in=True), "BATCHES", (2,))
         small_feeds(monkeypatch, found.cupy.streams)
         status = benchmark.main(arguments)
     # Pinned memory is the registered segment, whatever the environment allows.

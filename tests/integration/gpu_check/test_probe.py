@@ -19,9 +19,10 @@ import pytest
 from scripts.gpu.probe import __main__ as probe
 from scripts.gpu.probe import device, measurements
 from scripts.gpu.probe.mappings import KINDS
-from tests.support.cuda.cupy_stand_in import ORDERS, CudaError, Streams, make_cupy
+from tests.support.cuda.cupy_stand_in import make_cupy
 from tests.support.cuda.host_registration import INVALID_VALUE, NOT_SUPPORTED, READ_ONLY_SUPPORTED
 from tests.support.cuda.runner import SHIM
+from tests.support.cuda.streams import ORDERS, CudaError, Streams
 
 #: Kinds that this process maps for writing.
 WRITABLE = {"anonymous", "anonymous, shared", "memfd, shared, read-write", "file, read-write"}

@@ -14,7 +14,7 @@ from gpu_sections import ceilings, collection, device, footprints, knobs, select
 from gpu_sections.collection import CollectCase
 
 from gear_data.residency.device import link
-from tests.support.cuda.cupy_stand_in import CONSUMER, Streams
+from tests.support.cuda.streams import CONSUMER, Streams
 
 SMALL = [
     CollectCase(44, 20, 70),
@@ -30,10 +30,12 @@ def left() -> float:
     return 1e9
 
 
-def small_training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def small_training(monkeypatch: pytest.MonkeyPatch, *, stand_in: bool = False) -> ModuleType:
     """Returns the module of section (e), changed for a CPU.
 
     It has a small model, and no TorchRL.
+
+    stand_in: whether torch.cuda is a stand-in, which has streams.
     """
     import torch
     from gpu_sections import training
@@ -62,10 +64,11 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         yield
         graph.captured = True
 
-    stream = SimpleNamespace(cuda_stream=CONSUMER, wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    if not stand_in:
+        stream = SimpleNamespace(cuda_stream=CONSUMER, wait_stream=lambda other: None)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
     monkeypatch.setattr(training, "DEVICE", "cpu")

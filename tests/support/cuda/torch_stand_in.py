@@ -138,6 +138,9 @@ def patch_torch(patch: pytest.MonkeyPatch, found: TorchStandIn, streams: Streams
         def wait_event(self, event: Event) -> None:
             streams.wait(self.cuda_stream, event.last)
 
+        def wait_stream(self, other: Stream) -> None:
+            streams.wait(self.cuda_stream, streams.record(other.cuda_stream))
+
         def synchronize(self) -> None:
             streams.finish(self.cuda_stream)
 
