@@ -3,11 +3,14 @@
 Two policies are trained, each with several seeds, and run for some episodes:
 
 - bc: behaviour cloning of the episodes with the highest returns: a network of two layers, one step a sample.
-- dt: a Decision Transformer, for several targets. The same model is trained three times for the same number of steps:
-  by the published loop (peers/dt_numpy.py), by gear-data with the same windows, and by gear-data with windows that end
-  at a drawn step (`anchor="end"`). The published windows begin at a drawn step. So an episode's first step, with which
-  every evaluation begins, is in one window of (mean length of an episode); with `anchor="end"` it is in `context`
-  times as many.
+- dt: a Decision Transformer, for several targets. Every model is trained for the same number of steps, without dropout,
+  and with a learning rate that falls to zero (a half cosine). --runs names what differs:
+  - published: batches of the published loop (peers/dt_numpy.py);
+  - gear-data: batches of gear-data, drawn from the same distribution;
+  - dropout: batches of gear-data, but the paper's dropout of 0.1 and its constant learning rate;
+  - end: batches of gear-data whose windows end at a drawn step (`anchor="end"`). The published windows begin at a drawn
+    step. So an episode's first step, with which every evaluation begins, is in one window of (mean length of an
+    episode); with `anchor="end"` it is in `context` times as many.
 
 --env needs its simulator: for Hopper, pip install "gymnasium[mujoco]". --quick shows that all parts run; its figures
 mean nothing.
@@ -19,10 +22,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,7 @@ from common import describe_machine, figure, format_table, machine_facts, parse_
 
 import gear_data
 from gear_data.demo.model import MODEL_KEYS, Hyperparameters, build_model, masked_action_loss
+from gear_data.loaders.arguments import check_dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
@@ -48,10 +54,25 @@ Act = Callable[[list[dict[str, Array]]], torch.Tensor]
 CONTEXT, BATCH = 20, 64
 #: Settings of behaviour cloning.
 BC_BATCH, BC_WIDTH, BC_RATE, BC_BEST = 256, 256, 1e-3, 10
-#: As the paper's, but for the warm-up: its runs have ten times as many steps.
-HYPERPARAMETERS = Hyperparameters(learning_rate=3e-4, warmup_steps=500)
-FULL = {"seeds": 3, "episodes": 10, "bc_steps": 20_000, "dt_steps": 10_000}
+#: Half the paper's width, and ten times its learning rate: its runs have twenty times as many steps.
+HYPERPARAMETERS = Hyperparameters(hidden_size=64, dropout=0.0, learning_rate=1e-3, warmup_steps=300)
+FULL = {"seeds": 3, "episodes": 10, "bc_steps": 20_000, "dt_steps": 5_000}
 QUICK = {"seeds": 1, "episodes": 2, "bc_steps": 20, "dt_steps": 5}
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a Decision Transformer is trained.
+
+    Attributes:
+        batches: (dataset, seed) -> batches.
+        settings: model and optimizer.
+        constant: whether the learning rate stays as it is after the warm-up.
+    """
+
+    batches: Callable[[gear_data.Dataset, int], Batches]
+    settings: Hyperparameters = HYPERPARAMETERS
+    constant: bool = False
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -66,9 +87,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--bc-steps", type=int, default=FULL["bc_steps"], help="training steps of behaviour cloning")
     parser.add_argument("--dt-steps", type=int, default=FULL["dt_steps"], help="training steps of the transformers")
     parser.add_argument("--only", choices=("bc", "dt"), help="train this policy only")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="Decision Transformers to train")
     parser.add_argument("--quick", action="store_true", help="tiny runs, to see that all parts work")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file too")
     return parser
+
+
+def half_cosine(done: float) -> float:
+    """Returns the learning rate's share when a part `done` of the steps is done; from 1 to 0."""
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def train_bc(dataset: gear_data.Dataset, seed: int, steps: int) -> tuple[torch.nn.Module, gear_data.Normalizer]:
@@ -83,7 +115,8 @@ def train_bc(dataset: gear_data.Dataset, seed: int, steps: int) -> tuple[torch.n
     hidden = [each for sizes in itertools.pairwise(widths) for each in (torch.nn.Linear(*sizes), torch.nn.ReLU())]
     model = torch.nn.Sequential(*hidden, torch.nn.Linear(BC_WIDTH, dataset.schema["actions"].size))
     optimizer = torch.optim.Adam(model.parameters(), lr=BC_RATE)
-    for batch in loader:
+    for step, batch in enumerate(loader):
+        set_rate(optimizer, BC_RATE * half_cosine(step / steps))
         predicted = model(batch["observations"][:, 0].float())
         loss = (predicted - batch["actions"][:, 0]).square().mean()
         optimizer.zero_grad()
@@ -115,15 +148,25 @@ def published_batches(dataset: gear_data.Dataset, seed: int) -> Batches:
         yield {"states": batch["observations"], "attention_mask": batch["mask"], **batch}
 
 
-def train_dt(loader: gear_data.SequenceLoader, batches: Batches, seed: int, steps: int) -> Any:
+RUNS: Mapping[str, Run] = {
+    "published": Run(published_batches),
+    "gear-data": Run(lambda dataset, seed: iter(gear_batches(dataset, seed, "start"))),
+    "dropout": Run(
+        lambda dataset, seed: iter(gear_batches(dataset, seed, "start")), replace(HYPERPARAMETERS, dropout=0.1), True
+    ),
+    "end": Run(lambda dataset, seed: iter(gear_batches(dataset, seed, "end"))),
+}
+
+
+def train_dt(loader: gear_data.SequenceLoader, run: Run, seed: int, steps: int) -> Any:
     """Trains a model for batches like the loader's."""
-    settings = HYPERPARAMETERS
+    settings = replace(run.settings, seed=seed)
     torch.manual_seed(seed)
-    model = build_model(loader, Hyperparameters(**{**vars(settings), "seed": seed})).train()
+    model = build_model(loader, settings).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    for step, batch in zip(range(steps), batches, strict=False):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * min(1.0, (step + 1) / settings.warmup_steps)
+    for step, batch in zip(range(steps), run.batches(check_dataset(loader.dataset), seed), strict=False):
+        share = min(1.0, (step + 1) / settings.warmup_steps) * (1.0 if run.constant else half_cosine(step / steps))
+        set_rate(optimizer, settings.learning_rate * share)
         inputs = {key: batch[key] for key in MODEL_KEYS}
         predicted = model(**inputs).action_preds
         loss = masked_action_loss(predicted, inputs["actions"], inputs["attention_mask"])
@@ -191,20 +234,15 @@ def measure_bc(dataset: gear_data.Dataset, args: argparse.Namespace) -> dict[str
 
 
 def measure_dt(dataset: gear_data.Dataset, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the feed -> target -> returns of each seed."""
-    feeds: Mapping[str, Callable[[int], Batches]] = {
-        "published loop": lambda seed: published_batches(dataset, seed),
-        "gear-data": lambda seed: iter(gear_batches(dataset, seed, "start")),
-        'gear-data, anchor="end"': lambda seed: iter(gear_batches(dataset, seed, "end")),
-    }
+    """Returns the run -> target -> returns of each seed."""
     record: dict[str, Any] = {}
-    for name, batches in feeds.items():
+    for name in args.runs:
         results: dict[str, list[list[float]]] = {str(target): [] for target in args.targets}
         seconds = []
         for seed in range(args.seeds):
             loader = gear_batches(dataset, seed, "start")
             started = time.perf_counter()
-            model = train_dt(loader, batches(seed), seed, args.dt_steps)
+            model = train_dt(loader, RUNS[name], seed, args.dt_steps)
             seconds.append(time.perf_counter() - started)
 
             @torch.no_grad()
