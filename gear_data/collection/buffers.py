@@ -23,6 +23,11 @@ ALIGNMENT = 256
 IDLE_BUFFERS = 8
 
 
+def plain_memory(size: int) -> npt.NDArray[np.uint8]:
+    """Returns new memory of this process, uint8 [size]."""
+    return np.empty(size, np.uint8)
+
+
 class _Memory(np.ndarray[Any, Any]):
     """The memory of a buffer: uint8 [size], aligned to `ALIGNMENT`.
 
@@ -60,10 +65,15 @@ class BufferPool(Generic[T]):
         size: bytes of a buffer.
         describe: called once for each new buffer with its memory, uint8 [size]. Every lease comes with the result.
         reuse: False gives every lease new memory, for batches that other processes receive.
+        allocate: number of bytes -> new memory of this size.
     """
 
-    def __init__(self, size: int, describe: Callable[[npt.NDArray[np.uint8]], T], *, reuse: bool) -> None:
+    def __init__(
+        self, size: int, describe: Callable[[npt.NDArray[np.uint8]], T], *, reuse: bool,
+        allocate: Callable[[int], npt.NDArray[np.uint8]] = plain_memory,
+    ) -> None:  # fmt: skip
         self._size = size
+        self._new_memory = allocate
         self._describe = describe
         self._reuse = reuse
         # append and pop are atomic: leases end in any thread. Beyond the limit, the buffer that idles longest is freed.
@@ -89,7 +99,7 @@ class BufferPool(Generic[T]):
         return np.ndarray(self._size, np.uint8, lease), description
 
     def _allocate(self) -> tuple[npt.NDArray[np.uint8], T]:
-        raw = np.empty(self._size + ALIGNMENT, np.uint8)
+        raw = self._new_memory(self._size + ALIGNMENT)
         skip = -raw.ctypes.data % ALIGNMENT
         memory = raw[skip : skip + self._size].view(_Memory)
         return memory, self._describe(memory)

@@ -6,14 +6,14 @@ a batch is never overwritten while a consumer holds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.buffers import BufferPool
+from gear_data.collection.buffers import BufferPool, plain_memory
 from gear_data.collection.plan import BatchPlan, CollectSource
 from gear_data.collection.reader import OutputBuffers
 from gear_data.selection.windows import Int64Array, Windows
@@ -42,17 +42,21 @@ class Collector:
         rows: the most windows of a batch.
         batches: the most batches of one call of `collect_together`.
         reuse: whether the memory of a batch is used again after the batch is gone; see `BufferPool`.
+        allocate: see `BufferPool`.
 
     Raises:
         InvalidArgumentError, UnsupportedColumnError: see `BatchPlan`.
     """
 
-    def __init__(self, sources: Sequence[CollectSource], rows: int, *, batches: int = 1, reuse: bool) -> None:
+    def __init__(
+        self, sources: Sequence[CollectSource], rows: int, *, batches: int = 1, reuse: bool,
+        allocate: Callable[[int], npt.NDArray[np.uint8]] = plain_memory,
+    ) -> None:  # fmt: skip
         self._readers = [source.reader for source in sources]
         self._plan = BatchPlan(sources, rows, batches)
         self._batches = batches
         self._reuse = reuse
-        self._pool = BufferPool(self._plan.size, self._output_buffers, reuse=reuse)
+        self._pool = BufferPool(self._plan.size, self._output_buffers, reuse=reuse, allocate=allocate)
         self._arrays = [(each.key, each.shape, each.dtype, each.offset) for each in self._plan.arrays]
 
     def _output_buffers(self, memory: npt.NDArray[np.uint8]) -> OutputBuffers:

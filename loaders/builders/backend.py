@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gear_data.collection.buffers import plain_memory
 from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import BatchBuilder, RankRows
@@ -182,7 +183,12 @@ class BuilderFactory:
                 components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
                 device=device, sm_budget=self.sm_budget, most=most, pin=self.framework.pin,
             )  # fmt: skip
+        deliver, allocate = self.framework.deliver, plain_memory
+        if device is not None and device.type == "cuda" and self.framework.pin and not in_worker:
+            from gear_data.loaders.frameworks.pinned_batches import PinnedDelivery, pinned_memory
+
+            deliver, allocate = PinnedDelivery(device), pinned_memory
         return CpuBatchBuilder(
             components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
-            reuse=not in_worker, deliver=self.framework.deliver,
+            reuse=not in_worker, deliver=deliver, allocate=allocate,
         )  # fmt: skip

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.collection.buffers import plain_memory
 from gear_data.collection.collector import CollectedBatch, Collector
 from gear_data.loaders.builders.batch import BuiltBatch, RankRows
 from gear_data.loaders.builders.goals import GoalCollector
@@ -28,12 +32,14 @@ class CpuBatchBuilder:
         max_rows: the most rows of a batch of this rank.
         max_batches: the most steps in one call of `build`.
         reuse: whether the memory of a batch is used again after the batch is gone; see `BufferPool`.
+        allocate: makes the memory of batches; see `BufferPool`.
         deliver: applied to each batch in the consumer's thread; None: nothing.
     """
 
     def __init__(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
         *, joined: bool, max_rows: int, max_batches: int, reuse: bool, deliver: Change | None,
+        allocate: Callable[[int], npt.NDArray[np.uint8]] = plain_memory,
     ) -> None:  # fmt: skip
         self.source = source
         self.postprocess = postprocess
@@ -42,10 +48,12 @@ class CpuBatchBuilder:
         self._facts = SourceFacts(components, source)
         sources = [component.collect_source() for component in components]
         groups = [sources] if joined else [[each] for each in sources]
-        self.collectors = [Collector(group, max_rows, batches=max_batches, reuse=reuse) for group in groups]
+        self.collectors = [
+            Collector(group, max_rows, batches=max_batches, reuse=reuse, allocate=allocate) for group in groups
+        ]
         components_of = [list(components)] if joined else [[each] for each in components]
         self._goals = [
-            GoalCollector(each, max_rows, max_batches, reuse=reuse) if each[0].goals is not None else None
+            GoalCollector(each, max_rows, max_batches, reuse=reuse, allocate=allocate) if each[0].goals else None
             for each in components_of
         ]
         self._deliver = deliver

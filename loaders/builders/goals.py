@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,18 +29,22 @@ class GoalCollector:
         components: the datasets of a batch, all with goals.
         max_rows: the most windows of a batch.
         max_batches: the most batches of one call.
-        reuse: see `Collector`.
+        reuse, allocate: see `Collector`.
     """
 
-    def __init__(self, components: Sequence[LoaderComponent], max_rows: int, max_batches: int, *, reuse: bool) -> None:
+    def __init__(
+        self, components: Sequence[LoaderComponent], max_rows: int, max_batches: int, *, reuse: bool,
+        allocate: Callable[[int], npt.NDArray[np.uint8]],
+    ) -> None:  # fmt: skip
         self._lengths = [store_of(component.dataset).lengths for component in components]
         goals = samplers_of(components)[0].goals
         self._keys = goals.keys
         rows = max_rows * max_batches * len(goals.keys)
-        self._collector = Collector(goal_sources(components), rows, reuse=reuse)
+        self._collector = Collector(goal_sources(components), rows, reuse=reuse, allocate=allocate)
         self._final_collector = None
         if goals.future:
-            self._final_collector = Collector(goal_sources(components, final=True), rows, reuse=reuse)
+            finals = goal_sources(components, final=True)
+            self._final_collector = Collector(finals, rows, reuse=reuse, allocate=allocate)
         self._relabelling = Relabelling(components)
 
     def add(self, windows: Sequence[Windows], batches: Sequence[CollectedBatch]) -> None:

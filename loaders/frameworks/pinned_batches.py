@@ -1,0 +1,80 @@
+"""Batches that the CPU collects in pinned memory, and their copies to a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gear_data.errors import HostMemoryError
+from gear_data.loaders.builders.batch import Batch
+from gear_data.loaders.frameworks.torch_tensors import to_device
+from gear_data.residency.device.buffers import wait_before_free
+
+
+def pinned_memory(size: int) -> npt.NDArray[np.uint8]:
+    """Returns new pinned memory, uint8 [size].
+
+    Raises:
+        HostMemoryError: this machine cannot pin as much memory.
+    """
+    try:
+        memory: npt.NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    except RuntimeError as error:
+        raise HostMemoryError(
+            f"{size:,} bytes of pinned memory are needed for batches: {str(error).splitlines()[0]}",
+            hint="give a smaller batch_size or prefetch, or pin_memory=False",
+        ) from error
+    return memory
+
+
+class PinnedDelivery:
+    """Copies batches from pinned memory to a device, in the consumer's current stream.
+
+    torch copies a tensor that is pinned already without another copy on the CPU. torch does not know that the memory
+    belongs to a pool, which would use the memory again when the last tensor over it is gone. So this object keeps the
+    tensors until their copies have ended.
+
+    Args:
+        device: a CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._process = os.getpid()
+        self._copies: deque[tuple[torch.cuda.Event, Batch]] = deque()
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Starts the copy of a batch.
+
+        Tensors that are not pinned, such as decoded images, are pinned first.
+        """
+        self._drop_copied()
+        copied = to_device(batch, self._device, pin=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        self._copies.append((event, batch))
+        return copied
+
+    def _drop_copied(self) -> None:
+        # `loader.batch` may be called by several threads: each takes an entry out before it looks at the event.
+        while self._copies:
+            try:
+                oldest = self._copies.popleft()
+            except IndexError:
+                return
+            if not oldest[0].query():  # type: ignore[no-untyped-call]
+                self._copies.appendleft(oldest)
+                return
+
+    def _finish(self) -> None:
+        for event, _ in self._copies:
+            event.synchronize()
+
+    def __del__(self, wait: Callable[[Any, int], None] = wait_before_free) -> None:
+        wait(self._finish, self._process)
