@@ -341,7 +341,7 @@ def test_policies_are_trained_and_run(run: Run, rollouts: Path) -> None:
     assert [row[0] for row in table] == ["-200.0", "-1000.0"]
     # Of the same windows, in other orders: the models differ, and their returns too.
     feeds = result.record["dt"]
-    assert list(feeds) == ["published loop", "gear-data", 'gear-data, anchor="end"']
+    assert list(feeds) == ["published", "gear-data", "dropout", "end"]
     assert all(np.shape(feeds[name]["returns"]["-200.0"]) == (1, 2) for name in feeds)
 
 
@@ -349,6 +349,7 @@ def test_one_policy_is_trained(run: Run, rollouts: Path) -> None:
     result = run("learning of one policy", source=rollouts)
     assert result.status == 0, result.errors
     assert "Behaviour cloning" not in result.printed
+    assert "Seconds of training, dropout" in result.printed and "published" not in result.printed
 
 
 def test_parts_without_contenders(run: Run, source: Path) -> None:

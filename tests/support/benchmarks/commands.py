@@ -29,7 +29,7 @@ COMMANDS = {
     "rdma": "rdma.py --rounds 3 --json {json}",
     "learning": "learning.py --quick --source {source} --env Pendulum-v1 --targets -200 -1000 --json {json}",
     "learning of one policy": "learning.py --quick --source {source} --env Pendulum-v1 --only dt --targets -200 "
-    "--seeds 1 --episodes 1 --bc-steps 1 --dt-steps 1",
+    "--runs dropout --seeds 1 --episodes 1 --bc-steps 1 --dt-steps 1",
     "scale": "scale.py",
     "scale by another run": "scale.py --flight {cluster} --read-ns 50 --wire 10 --local 5 --ranks 2 --windows 32 "
     "--context 5",
