@@ -250,7 +250,7 @@ def test_two_ranks_train_on_the_same_global_batches(run: Run, rollouts_path: Pat
     ranks = start(*torchrun, script, rollouts_path, "--out", tmp_path / "two", *arguments, "--device", "cpu", "--json")
     one = run(PRETRAIN, rollouts_path, "--out", tmp_path / "one", *arguments, "--device", "cpu")
     assert one.status == 0, one.err
-    out, err = ranks.communicate(timeout=120)
+    out, err = ranks.communicate(timeout=300)
     assert ranks.returncode == 0, err
     assert json.loads(out)["steps"] == 6  # only rank 0 prints a summary
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
