@@ -2,9 +2,9 @@
 
     python benchmarks/host_cost.py --json host_cost.json
 
-Without a GPU, stand-ins of CuPy and torch.cuda receive every operation and return at once. The microseconds are then
-Python's own, without the driver's. Seconds are the processor's of one thread, which other processes disturb less than
-the clock's.
+Stand-ins of CuPy and torch.cuda receive every operation and return at once, also on a machine with a GPU. So the
+microseconds are Python's own, without the driver's; section (i) of gpu.py has the whole. Seconds are the processor's of
+one thread, which other processes disturb less than the clock's.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class Meter:
             self._valid += built.valid_bytes
         else:
             self._later.append(built.valid_bytes)
-            # The number is known when the memory of its batch is used again.
-            while self._later[0].known:
+            # A number is known when its pinned memory is used again. The thread that builds may do that at any time.
+            while self._later and self._later[0].known:
                 self._valid += self._later.popleft().wait()
         self._waited += waited
         if built.dataset_counts is not None:

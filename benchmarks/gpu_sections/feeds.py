@@ -69,6 +69,14 @@ WORKLOADS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """What a batch costs: seconds by the clock, and of this process's processors."""
+
+    seconds: float
+    processor_seconds: float
+
+
 def feeds(folder: Path, rates: dict[str, float], quick: bool, left: Callable[[], float]) -> Section:
     """Measures the feeds of each workload in alternating rounds, by the clock.
 
@@ -78,7 +86,11 @@ def feeds(folder: Path, rates: dict[str, float], quick: bool, left: Callable[[],
         rates: bytes per second of the ceilings.
         left: returns the seconds that are left for the section.
     """
-    section = Section([], notes=["GB/s count the bytes of the columns, also of padding"])
+    notes = [
+        "GB/s count the bytes of the columns, also of padding",
+        "host us: the processor's time of a batch in all threads of this process, but not in worker processes",
+    ]
+    section = Section([], notes=notes)
     for number, workload in enumerate(WORKLOADS):
         if left() < 30:
             section.left_out.append(workload.name)
@@ -127,30 +139,36 @@ def _measure(
             failed(title, error)
         else:
             running[title] = feed
-    seen: dict[str, list[float]] = {title: [] for title in running}
+    seen: dict[str, list[_Cost]] = {title: [] for title in running}
     for number, title in itertools.product(range(ROUNDS), seen):
         if left() < 5:
             section.left_out.append(f"{workload.name}: round {number}, {title}")
         elif title in running:
             try:
-                seconds = _seconds_a_batch(running[title])
+                cost = _measure_round(running[title])
             except Exception as error:  # workers may end for lack of shared memory
                 failed(title, error)
                 del running[title]
             else:
-                seen[title] += [seconds] if number else []
+                seen[title] += [cost] if number else []
     for feed in running.values():
         feed.close()  # type: ignore[attr-defined]
     _report(section, workload, steps, {title: times for title, times in seen.items() if times}, rates)
 
 
 def _report(
-    section: Section, workload: Workload, steps: Steps, seen: dict[str, list[float]], rates: dict[str, float]
+    section: Section, workload: Workload, steps: Steps, seen: dict[str, list[_Cost]], rates: dict[str, float]
 ) -> None:
     nbytes = steps.batch * steps.context * sum(column[0].nbytes for column in steps.columns.values())
-    times = {title: statistics.median(found) for title, found in seen.items()}
+    times = {title: statistics.median(cost.seconds for cost in found) for title, found in seen.items()}
     for title, seconds in times.items():
-        values: dict[str, Any] = {"us": seconds * 1e6, "lowest": min(seen[title]) * 1e6, "GB/s": nbytes / seconds / 1e9}
+        found = seen[title]
+        values: dict[str, Any] = {
+            "us": seconds * 1e6,
+            "lowest": min(cost.seconds for cost in found) * 1e6,
+            "host us": statistics.median(cost.processor_seconds for cost in found) * 1e6,
+            "GB/s": nbytes / seconds / 1e9,
+        }
         values["times torch indexing"] = times[INDEXING] / seconds if INDEXING in times else None
         compared, goal = workload.targets.get(title, ("", None))
         ratio = times[compared] / seconds if compared in times else None
@@ -159,16 +177,18 @@ def _report(
         section.rows.append(Row(f"{workload.name}: {title}", values, ratio, goal))
 
 
-def _seconds_a_batch(feed: Iterator[Batch]) -> float:
-    """Measures a batch by the clock, until the GPU has done its work."""
+def _measure_round(feed: Iterator[Batch]) -> _Cost:
+    """Measures the batches of a round, until the GPU has done its work."""
     count = 0
     torch.cuda.synchronize()
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < ROUND_SECONDS:
+    begun, processor = time.perf_counter(), time.process_time()
+    while not count or time.perf_counter() - begun < ROUND_SECONDS:
         next(feed)
         count += 1
+    # Before the wait for the GPU, which may take the processor's time.
+    processor = time.process_time() - processor
     torch.cuda.synchronize()
-    return (time.perf_counter() - begun) / count
+    return _Cost((time.perf_counter() - begun) / count, processor / count)
 
 
 def our_batches(folder: Path, steps: Steps, residency: str, backend: str) -> Iterator[Batch]:

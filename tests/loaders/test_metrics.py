@@ -90,3 +90,24 @@ def test_time_is_split_between_waiting_and_the_rest(monkeypatch):
         "pad_fraction": pytest.approx(0.3),
         "wait_fraction": 0.5,
     }
+
+
+class Known:
+    """A count that a device has returned, maybe before its batch is counted."""
+
+    def __init__(self, number, known):
+        self.number, self.known = number, known
+
+    def wait(self):
+        return self.number
+
+
+def test_bytes_that_a_device_counts_are_added_once():
+    meter = Meter(1)
+    meter.start()
+    # The thread that builds may wait for a count before the consumer gets the batch.
+    for number, known in ((3, True), (5, False), (7, True), (11, True)):
+        meter.add(BuiltBatch({}, 1, 20, Known(number, known)), 0.0)
+    metrics = meter.result()
+    assert totals(metrics) == (80, 26)
+    assert totals(meter.result())[1] == 26

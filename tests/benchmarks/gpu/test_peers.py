@@ -29,7 +29,7 @@ def test_a_feed_that_ends_leaves_the_others(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(feeds, "PEERS", {"ends": ends, peers.INDEXING: peers.on_device})
         section = feeds.feeds(tmp_path, {}, True, left)
     assert [row.name for row in section.rows] == [f"Hopper 256 x 20: {peers.INDEXING}"]
-    assert section.notes[1:] == ["Hopper 256 x 20: ends: not run: OSError: no space"]
+    assert section.notes[2:] == ["Hopper 256 x 20: ends: not run: OSError: no space"]
 
 
 @pytest.mark.parametrize("title", peers.PEERS)

@@ -83,6 +83,7 @@ def test_all_sections_are_run_printed_and_recorded(
         "1 KiB x 100 x 1024: gear-data, pinned": 0.9,
     }
     assert all(row["ratio"] > 0 for row in feeds.values() if row["target"])
+    assert all(row["values"]["host us"] > 0 for row in feeds.values())
     graph = [row for row in sections["e"]["section"]["rows"] if "as a graph" in row["name"]]
     assert [row["target"] for row in graph] == [None, 0.98]
     check_results(tmp_path, monkeypatch, capsys)
