@@ -15,8 +15,9 @@ import torch
 
 import gear_data
 from gear_data import Mixture, SequenceLoader
+from gear_data.collection.buffers import plain_memory
 from gear_data.errors import InvalidArgumentError, WorkerError
-from gear_data.loaders.frameworks import torch_tensors
+from gear_data.loaders.frameworks import pinned_batches, torch_tensors
 from gear_data.loaders.tuning import space as space_module
 from gear_data.loaders.tuning.setting import Setting
 from gear_data.loaders.tuning.space import make_space
@@ -213,7 +214,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpu(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> Iterator[StandInGpu]:
     with stand_in(monkeypatch, libraries, order="consumer first") as gpu:
         # torch itself has no stand-in: what the CPU collects stays there.
-        monkeypatch.setattr(torch_tensors, "to_device", lambda batch, device, pin: batch)
+        monkeypatch.setattr(pinned_batches, "pinned_memory", plain_memory)
+        for module in (torch_tensors, pinned_batches):
+            monkeypatch.setattr(module, "to_device", lambda batch, device, pin: batch)
         monkeypatch.setattr(torch.cuda, "synchronize", gpu.finish)
         yield gpu
 
