@@ -6,6 +6,7 @@ The copies of the stand-in to the device run late.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -31,16 +32,21 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     streams = Streams(ORDERS[request.param])
     patch_torch(monkeypatch, TorchStandIn(streams, 1 << 30, lambda: 0), streams)
     pinned: list[tuple[int, int]] = []
-    found = SimpleNamespace(streams=streams, pinned=pinned, cpu_copies=[], left=1 << 30)
+    found = SimpleNamespace(streams=streams, pinned=pinned, cpu_copies=[], pinned_bytes=0, left=1 << 30)
     empty, clone = torch.empty, torch.Tensor.clone
 
     def pinned_empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         if pin_memory and size[0] > found.left:
             raise RuntimeError("CUDA error: out of memory\nand more")
-        memory = empty(*size, **options)
-        if pin_memory:
-            pinned.append((memory.data_ptr(), size[0]))
-        return memory
+        if not pin_memory:
+            return empty(*size, **options)
+        memory = np.empty(size, np.uint8)
+        place = memory.ctypes.data, size[0]
+        pinned.append(place)
+        found.pinned_bytes += size[0]
+        # Later, other arrays may lie there.
+        weakref.finalize(memory, pinned.remove, place)
+        return torch.from_numpy(memory)
 
     def pin(tensor: torch.Tensor) -> torch.Tensor:
         if any(first <= tensor.data_ptr() < first + size for first, size in pinned):
@@ -93,7 +99,7 @@ def test_collected_arrays_are_not_copied_on_the_cpu(dataset, gpu):
     for batch in SequenceLoader(dataset, device="cuda", backend="cpu", **{**OPTIONS, "window_ids": False}):
         assert "observations" in batch
     # One number a window, which no kernel collects.
-    assert gpu.pinned and {tuple(each.shape) for each in gpu.cpu_copies} == {(OPTIONS["batch_size"],)}
+    assert gpu.pinned_bytes and {tuple(each.shape) for each in gpu.cpu_copies} == {(OPTIONS["batch_size"],)}
 
 
 def test_the_end_of_an_iteration_waits_for_its_copies(dataset, gpu):
