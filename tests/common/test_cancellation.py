@@ -97,6 +97,8 @@ def interrupt():
 
     def send():
         assert begun.wait(WAIT)
+        # CPython notices no signal that arrives between its last check and the system call in which it waits.
+        time.sleep(0.3)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     thread = threading.Thread(target=send)
