@@ -121,6 +121,32 @@ def versions_of(*packages: str) -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in packages}
 
 
+def raw_windows(
+    args: argparse.Namespace, steps: Steps, observations: Callable[[IntArray], npt.NDArray[Any]], notes: str
+) -> Feed:
+    """Returns a feed of whole windows, with `actions`, `timesteps` and `mask` by NumPy.
+
+    Args:
+        args: the arguments of a contender.
+        steps: the steps.
+        observations: int64 [B, T], rows of `steps`, -> the observations of the batch.
+        notes: what the feed does.
+    """
+    draw = draw_windows(steps, args.batch_size, args.context, args.seed)
+    actions = steps.columns["actions"]
+
+    def next_batch() -> dict[str, Any]:
+        rows = draw()
+        return {
+            "observations": observations(rows),
+            "actions": actions[rows],
+            "timesteps": steps.timesteps[rows],
+            "mask": np.ones(rows.shape, np.float32),
+        }
+
+    return Feed(next_batch=next_batch, windows=args.batch_size, notes=notes, versions=versions_of("numpy"))
+
+
 def padded(feed: Feed, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arrays whose bytes count: a row per window, of several elements.
 

@@ -9,34 +9,29 @@ import argparse
 from typing import Any
 
 import numpy as np
-from harness import PAD, Feed, draw_windows, load_steps, main, versions_of
+import numpy.typing as npt
+from harness import PAD, Feed, IntArray, load_steps, main, raw_windows
 
 
 def build(args: argparse.Namespace) -> Feed:
     steps = load_steps(args.data)
-    draw = draw_windows(steps, args.batch_size, args.context, args.seed)
     random = np.random.default_rng(args.seed + 1)
-    images, actions = steps.columns["observations"], steps.columns["actions"]
+    images = steps.columns["observations"]
     height, width = images.shape[1:3]
     around = ((0, 0), (0, 0), (PAD, PAD), (PAD, PAD), *[(0, 0)] * (images.ndim - 3))
 
-    def next_batch() -> dict[str, Any]:
-        rows = draw()
+    def shifted(rows: IntArray) -> npt.NDArray[Any]:
         padded = np.pad(images[rows], around, mode="edge")
         places = random.integers(0, 2 * PAD + 1, (len(rows), 2))
-        shifted = [window[:, y : y + height, x : x + width] for window, (y, x) in zip(padded, places, strict=True)]
-        return {
-            "observations": np.stack(shifted),
-            "actions": actions[rows],
-            "timesteps": steps.timesteps[rows],
-            "mask": np.ones(rows.shape, np.float32),
-        }
+        return np.stack(
+            [window[:, y : y + height, x : x + width] for window, (y, x) in zip(padded, places, strict=True)]
+        )
 
-    return Feed(
-        next_batch=next_batch,
-        windows=args.batch_size,
+    return raw_windows(
+        args,
+        steps,
+        shifted,
         notes="np.pad(mode='edge'), then a slice of each image; whole windows only; NumPy arrays; one thread",
-        versions=versions_of("numpy"),
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.extras import import_extra
+from gear_data.kernels.cuda.driver_library import open_driver
 
 #: The first CUDA version whose driver has cuMemcpyBatchAsync.
 _FIRST_VERSION = 12080
@@ -74,15 +75,6 @@ class BatchCopy:
                 ctypes.byref(self._first), ctypes.c_size_t(1), *self._failed, ctypes.c_void_p(stream),
             )
         )  # fmt: skip
-
-
-def open_driver() -> Any:
-    """Opens the CUDA driver's library.
-
-    Raises:
-        OSError: there is none.
-    """
-    return ctypes.CDLL("libcuda.so.1")
 
 
 def find_batch_copy() -> BatchCopy | None:

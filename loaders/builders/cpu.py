@@ -53,7 +53,9 @@ class CpuBatchBuilder:
         ]
         components_of = [list(components)] if joined else [[each] for each in components]
         self._goals = [
-            GoalCollector(each, max_rows, max_batches, reuse=reuse, allocate=allocate) if each[0].goals else None
+            None
+            if each[0].goals is None
+            else GoalCollector(each, max_rows, max_batches, reuse=reuse, allocate=allocate)
             for each in components_of
         ]
         self._deliver = deliver

@@ -80,7 +80,7 @@ def method(request, monkeypatch, world, tmp_path):
     """
     (tmp_path / "module").mkdir()
     driver = Driver(world, supported=int(request.param == "DMA-BUF"))
-    monkeypatch.setattr(gpu_memory, "_driver", lambda: driver)
+    monkeypatch.setattr(gpu_memory, "open_driver", lambda: driver)
     monkeypatch.setattr(gpu_memory, "_MODULES", (tmp_path / ("module" if request.param == "peer memory" else "none"),))
     yield request.param
     open_now = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
@@ -176,7 +176,7 @@ def test_without_rdma_the_cpu_collects(folder, gpu, serve, world, caplog):
 )
 def test_gpu_memory_that_cannot_be_registered(gpu, world, monkeypatch, tmp_path, supported, status, message):
     monkeypatch.setattr(gpu_memory, "_MODULES", (tmp_path / "none",))
-    monkeypatch.setattr(gpu_memory, "_driver", lambda: Driver(world, supported, status))
+    monkeypatch.setattr(gpu_memory, "open_driver", lambda: Driver(world, supported, status))
     device = SimpleNamespace(port=stand_in.PORT)
     with pytest.raises(DeviceError, match=message) as raised:
         gpu_memory.register_gpu_memory(device, 1 << 16, 1 << 16, 1)
@@ -188,7 +188,7 @@ def test_without_a_driver(world, monkeypatch, tmp_path):
         raise OSError("libcuda.so.1: no such file")
 
     monkeypatch.setattr(gpu_memory, "_MODULES", (tmp_path / "none",))
-    monkeypatch.setattr(gpu_memory, "_driver", missing)
+    monkeypatch.setattr(gpu_memory, "open_driver", missing)
     assert gpu_memory.gpu_transfer_method(0) is None
 
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import Any
 
 from gear_data.cluster.rdma.device import Device, Region
 from gear_data.cluster.rdma.pyverbs_library import load_library, verbs_errors
 from gear_data.errors import DeviceError
+from gear_data.kernels.cuda.driver_library import open_driver
 from gear_data.residency.device.columns import current_device
 
 PEER_MEMORY, DMA_BUF = "peer memory", "DMA-BUF"
@@ -68,7 +68,7 @@ def register_gpu_memory(device: Device, address: int, size: int, access: int) ->
     if method is None:
         raise DeviceError(f"{action} failed: this machine has neither peer memory nor DMA-BUF", hint=HINT)
     file = ctypes.c_int(-1)
-    status = _driver().cuMemGetHandleForAddressRange(
+    status = open_driver().cuMemGetHandleForAddressRange(
         ctypes.byref(file), ctypes.c_uint64(address), ctypes.c_size_t(size), _DMA_BUF_FD, ctypes.c_uint64(0)
     )
     if status:
@@ -84,7 +84,7 @@ def register_gpu_memory(device: Device, address: int, size: int, access: int) ->
 
 def _supports_dma_buf(number: int) -> bool:
     try:
-        driver = _driver()
+        driver = open_driver()
     except OSError:
         return False
     gpu, answer = ctypes.c_int(), ctypes.c_int()
@@ -94,7 +94,3 @@ def _supports_dma_buf(number: int) -> bool:
         and driver.cuDeviceGetAttribute(ctypes.byref(answer), _DMA_BUF_SUPPORTED, gpu) == 0
         and answer.value == 1
     )
-
-
-def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")

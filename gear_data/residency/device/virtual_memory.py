@@ -21,6 +21,7 @@ from typing import Any
 
 from gear_data.common.extras import import_extra
 from gear_data.errors import DeviceError, DeviceMemoryError
+from gear_data.kernels.cuda.driver_library import open_driver
 from gear_data.kernels.cuda.launcher import cuda_errors
 
 _OUT_OF_MEMORY = 2
@@ -74,7 +75,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 def load_driver(library: str = "libcuda.so.1") -> ctypes.CDLL | None:
     """Returns the driver's library, or None without one that has these functions."""
     try:
-        driver = ctypes.CDLL(library)
+        driver = open_driver(library)
         for name, types in _FUNCTIONS.items():
             getattr(driver, name).argtypes = types
     except (OSError, AttributeError):
