@@ -69,6 +69,32 @@ def mask_column(name: str) -> ColumnSpec:
     return ColumnSpec(_MASKS + name, "bool")
 
 
+@dataclass(frozen=True)
+class VideoFormat:
+    """The frames of a camera whose steps are stored as video.
+
+    Attributes:
+        height, width, channels: of a frame.
+        fps: frames per second; None if unknown.
+    """
+
+    height: int
+    width: int
+    channels: int = 3
+    fps: float | None = None
+
+
+class VideoRecord(msgspec.Struct, frozen=True):
+    """One camera in the manifest. See `VideoFormat`."""
+
+    name: str
+    source: str | None
+    height: int
+    width: int
+    channels: int
+    fps: float | None
+
+
 class ColumnRecord(msgspec.Struct, frozen=True):
     """One column in the manifest. See `ColumnSpec`; the manifest's `role` is ignored."""
 
@@ -91,6 +117,8 @@ class ColumnSpec:
         derived: whether conversion computed the column (return-to-go). Exports and the fingerprint leave it out.
         source: name of the column in the source; None if the name is the same.
         has_final: whether the final observation, which follows the last step, has this column.
+        video: the frames, if the steps are stored as video; None: the steps are in the shards. A video's steps have
+            dtype `uint8` and shape (height, width, channels).
     """
 
     name: str
@@ -99,6 +127,7 @@ class ColumnSpec:
     derived: bool = False
     source: str | None = None
     has_final: bool = False
+    video: VideoFormat | None = None
 
     @property
     def role(self) -> Role:
@@ -200,11 +229,26 @@ class ColumnSpec:
         )
 
 
+def video_column(name: str, frames: VideoFormat, source: str | None = None) -> ColumnSpec:
+    """Returns the column of a camera whose steps are stored as video."""
+    shape = (frames.height, frames.width, frames.channels)
+    return ColumnSpec(name, "uint8", shape, source=source, video=frames)
+
+
 @dataclass(frozen=True)
 class Schema:
-    """The step columns of a dataset, in order."""
+    """The step columns of a dataset, in order.
+
+    Iteration, `len`, `columns` and `index` are about the columns in the shards. `name in schema`, `schema[name]` and
+    `names` are also about videos.
+
+    Attributes:
+        columns: the columns in the shards.
+        videos: the columns whose steps are stored as video.
+    """
 
     columns: tuple[ColumnSpec, ...]
+    videos: tuple[ColumnSpec, ...] = ()
 
     def __iter__(self) -> Iterator[ColumnSpec]:
         return iter(self.columns)
@@ -213,31 +257,39 @@ class Schema:
         return len(self.columns)
 
     def __contains__(self, name: object) -> bool:
-        return any(column.name == name for column in self.columns)
+        return any(column.name == name for column in (*self.columns, *self.videos))
 
     def __getitem__(self, name: str) -> ColumnSpec:
-        """Returns a column by name.
+        """Returns a column or a video by name.
 
         Raises:
             UnknownNameError: no column has this name. The error lists the columns.
         """
-        return self.columns[self.index(name)]
+        video = next((column for column in self.videos if column.name == name), None)
+        return self.columns[self.index(name)] if video is None else video
 
     def index(self, name: str) -> int:
-        """Returns the position of a column.
+        """Returns the position of a column in the shards.
 
         Raises:
             UnknownNameError: no column has this name.
+            UnsupportedColumnError: the column is a video.
         """
         for i, column in enumerate(self.columns):
             if column.name == name:
                 return i
+        if any(video.name == name for video in self.videos):
+            raise UnsupportedColumnError(
+                "is stored as video, and numbers in the shards are needed here",
+                column=name,
+                hint="leave the column out, or convert with --videos frames",
+            )
         raise unknown_name("column", name, self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns the column names, in order."""
-        return tuple(column.name for column in self.columns)
+        """Returns the names of the columns, then of the videos."""
+        return tuple(column.name for column in (*self.columns, *self.videos))
 
     def mask_of(self, name: str) -> str | None:
         """Returns the name of a column's mask; None if all steps have values.
@@ -266,7 +318,7 @@ class Schema:
 
     @property
     def source_columns(self) -> tuple[ColumnSpec, ...]:
-        """The columns that came from the source: all except the derived ones."""
+        """The columns in the shards that came from the source: all except the derived ones."""
         return tuple(column for column in self.columns if not column.derived)
 
     @property
@@ -282,10 +334,35 @@ class Schema:
         """Returns the columns as JSON-able mappings."""
         return [column.to_json() for column in self.columns]
 
+    def videos_to_json(self) -> list[dict[str, Any]]:
+        """Returns the videos as JSON-able mappings, in the form of `VideoRecord`."""
+        return [
+            {
+                "name": column.name,
+                "source": column.source,
+                "height": column.video.height,
+                "width": column.video.width,
+                "channels": column.video.channels,
+                "fps": column.video.fps,
+            }
+            for column in self.videos
+            if column.video is not None
+        ]
+
     @staticmethod
-    def from_records(records: Iterable[ColumnRecord]) -> Schema:
-        """Returns the schema of a manifest's columns.
+    def from_records(records: Iterable[ColumnRecord], videos: Iterable[VideoRecord] = ()) -> Schema:
+        """Returns the schema of a manifest's columns and videos.
 
         Raises ManifestError as `ColumnSpec.from_record` does.
         """
-        return Schema(tuple(map(ColumnSpec.from_record, records)))
+        return Schema(tuple(map(ColumnSpec.from_record, records)), tuple(map(_video_of, videos)))
+
+
+def _video_of(record: VideoRecord) -> ColumnSpec:
+    """Returns the column of a record. Raises ManifestError if a frame has no pixels."""
+    if min(record.height, record.width, record.channels) < 1:
+        raise ManifestError(
+            f"no video can have frames of {record.height} x {record.width} x {record.channels}", column=record.name
+        )
+    frames = VideoFormat(record.height, record.width, record.channels, record.fps)
+    return video_column(record.name, frames, record.source)

@@ -28,6 +28,7 @@ LAYERS = (
     ("error_text",),
     ("errors",),
     ("schema", "stacking", "common"),
+    ("video",),
     ("storage", "kernels"),
     ("ingest", "selection"),
     ("collection",),
@@ -121,7 +122,7 @@ def test_imports_run_one_way() -> None:
 
 
 def test_ingest_imports_only_storage_and_below() -> None:
-    below = {"ingest", "storage", "schema", "stacking", "errors", "common", None}
+    below = {"ingest", "storage", "video", "schema", "stacking", "errors", "common", None}
     for module in modules():
         if layer_of(module) == "ingest":
             assert {layer_of(name) for name in imports(module)} <= below, module

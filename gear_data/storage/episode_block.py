@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.schema import mask_column
+from gear_data.video.segments import VideoSegments
 
 
 class Position(NamedTuple):
@@ -55,6 +56,7 @@ class EpisodeBlock:
         variable: name -> `large_string` or `large_binary` array of sum(lengths) values, without nulls.
         variable_finals: name -> array like in `variable`, of has_final.sum() values. Datasets cannot store them.
             `gear_data.ingest.pipeline.variable_finals` converts them to fixed size or drops them.
+        videos: name of a video -> the frames of the episodes.
         source_rows: number of source rows in the block, for progress.
         first: index of the block's first episode among the episodes from `position` on. Above 0 if one read gave
             several blocks, which then share a position.
@@ -70,6 +72,7 @@ class EpisodeBlock:
     metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     variable: Mapping[str, pa.Array] = field(default_factory=dict)
     variable_finals: Mapping[str, pa.Array] = field(default_factory=dict)
+    videos: Mapping[str, VideoSegments] = field(default_factory=dict)
     source_rows: int = 0
     first: int = 0
 
@@ -108,6 +111,7 @@ class EpisodeBlock:
             metadata={name: values[start:stop] for name, values in self.metadata.items()},
             variable={name: array[first:last] for name, array in self.variable.items()},
             variable_finals={name: array[finals[start] : finals[stop]] for name, array in self.variable_finals.items()},
+            videos={name: segments[start:stop] for name, segments in self.videos.items()},
             source_rows=self.source_rows,
             first=self.first + start,
         )

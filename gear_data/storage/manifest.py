@@ -19,9 +19,10 @@ from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import Count, check_json, parse_json
 from gear_data.errors import DatasetNotFoundError, ManifestError, VersionError
-from gear_data.schema import ColumnRecord, ColumnSpec, Schema
+from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
 from gear_data.storage.statistics import ColumnStatistics, StatisticsRecord, statistics_width
 from gear_data.storage.variable_columns import OFFSET_BYTES, VariableBuffers
+from gear_data.video.index_tables import TABLE_FILES
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -125,6 +126,7 @@ class _ManifestRecord(msgspec.Struct, frozen=True):
     statistics: dict[str, StatisticsRecord]
     provenance: dict[str, Any]
     findings: tuple[dict[str, Any], ...]
+    videos: list[VideoRecord] = []
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class Manifest:
         fingerprint: hash of the schema and of the episodes' content hashes in order (see `fingerprint`).
         schema: all columns.
         shards: shards in order.
-        tables: `episodes`, and `finals` if the dataset has final observations.
+        tables: `episodes`; `finals` if the dataset has final observations; `videos` and `video_packets` if it has
+            videos.
         statistics: column -> statistics; variable-length columns have none.
         provenance: source, format, reason for that format, options, and the source's own metadata. `tasks` lists, for
             each task of the conversion, its first position in the source, [file, row], and its number of shards.
@@ -177,6 +180,7 @@ class Manifest:
             "steps": self.steps,
             "fingerprint": self.fingerprint,
             "schema": self.schema.to_json(),
+            **({"videos": self.schema.videos_to_json()} if self.schema.videos else {}),
             "shards": [shard.to_json() for shard in self.shards],
             "tables": {name: msgspec.to_builtins(entry) for name, entry in self.tables.items()},
             "statistics": {name: item.to_json() for name, item in self.statistics.items()},
@@ -230,7 +234,7 @@ class Manifest:
         _check_checksum(text, data, name)
         record = check_json(data, _ManifestRecord, error=ManifestError, file=name, hint=_RESTORE)
         try:
-            schema = Schema.from_records(record.schema)
+            schema = Schema.from_records(record.schema, record.videos)
         except ManifestError as error:
             error.file, error.hint = name, _RESTORE
             raise
@@ -265,7 +269,10 @@ class Manifest:
             raise ManifestError(
                 "the schema and the list of tables disagree about final observations", file=name, hint=_RESTORE
             )
-        if len(set(self.schema.names)) != len(self.schema):
+        for table in TABLE_FILES:
+            if (table in self.tables) != bool(self.schema.videos):
+                raise ManifestError("the schema and the list of tables disagree about videos", file=name, hint=_RESTORE)
+        if len(set(self.schema.names)) != len(self.schema.names):
             raise ManifestError("two columns share one name", file=name, hint=_RESTORE)
         for column in self.schema.fixed_columns:
             statistics = self.statistics.get(column.name)
@@ -322,12 +329,14 @@ def check_inside(name: str, manifest: str) -> None:
 def fingerprint(schema: Schema, contents: list[bytes]) -> str:
     """Returns the fingerprint of a dataset: a hash of its schema and contents.
 
-    It is xxh3-128 of the source columns' names, dtypes and shapes, and of the episodes' content hashes in order.
+    It is xxh3-128 of the names, dtypes and shapes of source columns and videos, and of the episodes' content hashes in
+    order.
 
     Layout (shards, sizes) and provenance are left out, so equal contents have equal fingerprints.
     """
     digest = xxhash.xxh3_128()
     columns = [[c.name, c.dtype, list(c.shape), c.has_final] for c in schema.source_columns]
+    columns += [[c.name, "video", list(c.shape), False] for c in schema.videos]
     digest.update(json.dumps(sorted(columns)).encode())
     for content in contents:
         digest.update(content)

@@ -1,0 +1,145 @@
+"""VideoIndex: the tables videos.arrow and video_packets.arrow of a dataset.
+
+`videos.arrow` has one row for each file, and `video_packets.arrow` one row for each packet, file after file. The
+episode table says for each camera which file and which first frame an episode has (`segment_columns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from gear_data.errors import CorruptShardError
+from gear_data.video.file_index import ColorProperties, Packets, VideoFile
+from gear_data.video.frame_groups import FrameGroups, frame_groups
+
+#: Names of the tables in the manifest, and of their files.
+FILES_TABLE, PACKETS_TABLE = "videos", "video_packets"
+TABLE_FILES = {FILES_TABLE: "videos.arrow", PACKETS_TABLE: "video_packets.arrow"}
+
+FILES_SCHEMA = pa.schema(
+    [
+        pa.field("file", pa.large_string(), nullable=False),
+        pa.field("bytes", pa.int64(), nullable=False),
+        pa.field("checksum", pa.large_string(), nullable=False),
+        pa.field("codec", pa.large_string(), nullable=False),
+        pa.field("extradata", pa.large_binary(), nullable=False),
+        pa.field("pixel_format", pa.large_string(), nullable=False),
+        pa.field("height", pa.int32(), nullable=False),
+        pa.field("width", pa.int32(), nullable=False),
+        pa.field("color_range", pa.int32(), nullable=False),
+        pa.field("color_space", pa.int32(), nullable=False),
+        pa.field("color_primaries", pa.int32(), nullable=False),
+        pa.field("color_transfer", pa.int32(), nullable=False),
+        pa.field("time_base_numerator", pa.int64(), nullable=False),
+        pa.field("time_base_denominator", pa.int64(), nullable=False),
+        pa.field("packets", pa.int64(), nullable=False),
+    ]
+)
+PACKETS_SCHEMA = pa.schema(
+    [
+        pa.field("pts", pa.int64(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        pa.field("size", pa.int32(), nullable=False),
+        pa.field("flags", pa.uint8(), nullable=False),
+        pa.field("digest", pa.uint64(), nullable=False),
+    ]
+)
+#: Files whose packets a process keeps as arrays.
+_FILES_KEPT = 4096
+
+
+class VideoIndex:
+    """The video files of a dataset, by number.
+
+    Args:
+        files: a table of `FILES_SCHEMA`.
+        packets: a table of `PACKETS_SCHEMA`.
+        name: name of the dataset, for errors.
+
+    Raises:
+        CorruptShardError: a table has other columns, or the tables disagree.
+    """
+
+    def __init__(self, files: pa.Table, packets: pa.Table, name: str) -> None:
+        for table, schema, kind in ((files, FILES_SCHEMA, FILES_TABLE), (packets, PACKETS_SCHEMA, PACKETS_TABLE)):
+            if not table.schema.equals(schema):
+                raise CorruptShardError(
+                    f"its columns are {table.schema.names}, not {schema.names}",
+                    file=f"{name}/{TABLE_FILES[kind]}",
+                    hint="restore the table, or convert again",
+                )
+        self.files = files
+        self.packets = packets.combine_chunks()
+        self._columns = [self.packets.column(field.name).to_numpy() for field in PACKETS_SCHEMA]
+        counts = files.column("packets").to_numpy()
+        self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        if self._starts[-1] != len(packets) or (counts < 1).any():
+            raise CorruptShardError(
+                f"lists {self._starts[-1]} packets, and {TABLE_FILES[PACKETS_TABLE]} has {len(packets)}",
+                file=f"{name}/{TABLE_FILES[FILES_TABLE]}",
+                hint="restore the table, or convert again",
+            )
+        self.file = lru_cache(_FILES_KEPT)(self._file)
+        self.groups = lru_cache(_FILES_KEPT)(self._groups)
+
+    def __len__(self) -> int:
+        """Returns the number of files."""
+        return len(self.files)
+
+    def _file(self, number: int) -> VideoFile:
+        row = {name: self.files.column(name)[number].as_py() for name in FILES_SCHEMA.names}
+        first, last = self._starts[number : number + 2].tolist()
+        return VideoFile(
+            file=row["file"],
+            size=row["bytes"],
+            checksum=row["checksum"],
+            codec=row["codec"],
+            extradata=row["extradata"],
+            pixel_format=row["pixel_format"],
+            height=row["height"],
+            width=row["width"],
+            colors=ColorProperties(
+                row["color_range"], row["color_space"], row["color_primaries"], row["color_transfer"]
+            ),
+            time_base=Fraction(row["time_base_numerator"], row["time_base_denominator"]),
+            packets=Packets(*(column[first:last] for column in self._columns)),
+        )
+
+    def _groups(self, number: int) -> FrameGroups:
+        return frame_groups(self.file(number))
+
+
+def index_tables(videos: Sequence[VideoFile]) -> tuple[pa.Table, pa.Table]:
+    """Returns the tables of `FILES_SCHEMA` and `PACKETS_SCHEMA` of some files."""
+    rows = [
+        {
+            "file": video.file,
+            "bytes": video.size,
+            "checksum": video.checksum,
+            "codec": video.codec,
+            "extradata": video.extradata,
+            "pixel_format": video.pixel_format,
+            "height": video.height,
+            "width": video.width,
+            "color_range": video.colors.range,
+            "color_space": video.colors.space,
+            "color_primaries": video.colors.primaries,
+            "color_transfer": video.colors.transfer,
+            "time_base_numerator": video.time_base.numerator,
+            "time_base_denominator": video.time_base.denominator,
+            "packets": len(video.packets),
+        }
+        for video in videos
+    ]
+    files = pa.Table.from_pylist(rows, schema=FILES_SCHEMA)
+    parts = [
+        pa.table([getattr(video.packets, field.name) for field in PACKETS_SCHEMA], schema=PACKETS_SCHEMA)
+        for video in videos
+    ]
+    packets = pa.concat_tables(parts).combine_chunks() if parts else PACKETS_SCHEMA.empty_table()
+    return files, packets

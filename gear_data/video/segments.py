@@ -1,0 +1,64 @@
+"""VideoSegments: the frames of some episodes in one camera's files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from gear_data.video.index_tables import VideoIndex
+
+
+@dataclass(frozen=True, eq=False)
+class VideoSegments:
+    """The frames of n episodes of one camera. Step t of episode i has the frame first_frame[i] + t of its file.
+
+    Attributes:
+        file: int64 [n], number of the file in `VideoIndex`.
+        first_frame: int64 [n], number of the episode's first frame in the file, in presentation order from 0.
+    """
+
+    file: npt.NDArray[np.int64]
+    first_frame: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def __getitem__(self, rows: slice) -> VideoSegments:
+        return VideoSegments(self.file[rows], self.first_frame[rows])
+
+
+def segment_columns(camera: str) -> tuple[str, str]:
+    """Returns the columns of the episode table that have a camera's file (int64) and first frame (int64)."""
+    return f"videos/{camera}/file", f"videos/{camera}/first_frame"
+
+
+def segment_digests(segments: VideoSegments, lengths: npt.NDArray[np.int64], index: VideoIndex) -> list[bytes]:
+    """Returns a hash of the encoded frames of each episode, 16 bytes each.
+
+    It covers the codec and its parameters, the packets of all groups that the episode's frames need, and where the
+    episode begins in them. It does not depend on files: the same packets in another file give the same hash.
+
+    Args:
+        segments: the episodes.
+        lengths: int64 [n], steps of each episode; its frames are in the file.
+        index: the files.
+    """
+    result = []
+    for number, first, length in zip(
+        segments.file.tolist(), segments.first_frame.tolist(), lengths.tolist(), strict=True
+    ):
+        video, groups = index.file(number), index.groups(number)
+        frames = slice(first, first + length)
+        owners, leading = groups.group[frames], groups.leading[frames]
+        lowest = int(owners.min())
+        start, _ = groups.packets(lowest, leading=bool(leading[owners == lowest].any()))
+        _, stop = groups.packets(int(owners.max()), leading=False)
+        digest = xxhash.xxh3_128()
+        digest.update(video.codec.encode() + b"\0" + video.extradata)
+        digest.update(np.ascontiguousarray(video.packets.digest[start:stop]).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(video.frames[frames] - start).view(np.uint8).data)
+        result.append(digest.digest())
+    return result
