@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from gear_data.collection.reader import ColumnReader
 from gear_data.common.polars_threads import check_polars_threads
+from gear_data.dataset.cameras.stored_videos import StoredVideos, read_videos
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
 from gear_data.residency import (
     DeviceColumns,
@@ -98,8 +99,8 @@ class DatasetStore:
         #: Discount of `returns_to_go`; None for the column as stored, if there is one.
         self.discount: float | None = None
         if residency in _IN_MEMORY:
-            # These residencies need no file after opening, so that the folder may be replaced.
-            _ = self.episode_table, self.finals
+            # These residencies need no file after opening, except videos, so that the folder may be replaced.
+            _ = self.episode_table, self.finals, self.videos
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (self.files, self._requested_residency, self.bad_files, self._plan, self.discount)
@@ -179,7 +180,8 @@ class DatasetStore:
             episodes = (*self.episode_starts, self.lengths)
             sidecar = discounted_returns(self.files, self.manifest, *episodes, new_discount, self._rewards)
             index = stored.index(COLUMN.name) if COLUMN.name in stored else len(stored)
-            store.schema = Schema((*stored.columns[:index], COLUMN, *stored.columns[index + 1 :]))
+            columns = (*stored.columns[:index], COLUMN, *stored.columns[index + 1 :])
+            store.schema = Schema(columns, stored.videos)
             store.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}
             discounted = self._open_sidecar(sidecar)
             store.shards = OverlayShards(self._stored, index, discounted)
@@ -278,6 +280,11 @@ class DatasetStore:
                 hint="run 'gear-data verify', then convert the source again",
             )
         return shard, start
+
+    @cached_property
+    def videos(self) -> StoredVideos:
+        """The files and episodes of the cameras. No cameras: none of either."""
+        return read_videos(self.files, self.manifest, self.episode_table, self.lengths)
 
     def reader(self) -> ColumnReader:
         """Returns the reader that collects windows of these episodes."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import CorruptShardError
-from gear_data.video.file_index import ColorProperties, Packets, VideoFile
+from gear_data.video.file_index import DISCARD, ColorProperties, Packets, VideoFile
 from gear_data.video.frame_groups import FrameGroups, frame_groups
 
 #: Names of the tables in the manifest, and of their files.
@@ -90,6 +91,14 @@ class VideoIndex:
     def __len__(self) -> int:
         """Returns the number of files."""
         return len(self.files)
+
+    @cached_property
+    def frame_counts(self) -> npt.NDArray[np.int64]:
+        """int64 [files]: the number of frames of each file, as `VideoFile.num_frames`."""
+        flags = self._columns[PACKETS_SCHEMA.get_field_index("flags")]
+        if not len(flags):
+            return np.zeros(0, np.int64)
+        return np.add.reduceat(flags & DISCARD == 0, self._starts[:-1], dtype=np.int64)
 
     def _file(self, number: int) -> VideoFile:
         row = {name: self.files.column(name)[number].as_py() for name in FILES_SCHEMA.names}

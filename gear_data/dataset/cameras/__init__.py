@@ -1,0 +1,1 @@
+"""Cameras of an opened dataset: their files, their episodes, and their frames."""

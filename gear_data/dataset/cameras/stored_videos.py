@@ -1,0 +1,101 @@
+"""StoredVideos: the files and episodes of a dataset's cameras."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gear_data.errors import ManifestError
+from gear_data.schema import ColumnSpec
+from gear_data.selection.windows import Int64Array
+from gear_data.storage.arrow_files import read_table
+from gear_data.storage.dataset_files import DatasetFiles
+from gear_data.storage.manifest import Manifest
+from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_SCHEMA, PACKETS_TABLE, VideoIndex
+from gear_data.video.segments import VideoSegments, segment_columns
+
+#: Remedy for tables that contradict each other.
+_RESTORE = "run 'gear-data verify', then convert the source again"
+
+
+@dataclass(frozen=True, eq=False)
+class StoredVideos:
+    """The cameras of a dataset.
+
+    Attributes:
+        index: the files, and where their packets are.
+        segments: name of a camera -> the frames of all episodes, by id.
+    """
+
+    index: VideoIndex
+    segments: Mapping[str, VideoSegments]
+
+
+def read_videos(files: DatasetFiles, manifest: Manifest, episodes: Any, lengths: Int64Array) -> StoredVideos:
+    """Maps and checks the tables of a dataset's cameras. Reads no video.
+
+    Args:
+        files: files of the dataset.
+        manifest: manifest of the dataset.
+        episodes: the episode table.
+        lengths: int64 [n], steps of each episode.
+
+    Raises:
+        CorruptShardError: a table is damaged.
+        ManifestError: the tables contradict each other.
+    """
+    index = _read_index(files, manifest)
+    table = files.name(manifest.tables["episodes"])
+    cameras = {spec.name: _segments(spec, index, episodes, lengths, table) for spec in manifest.schema.videos}
+    return StoredVideos(index, cameras)
+
+
+def _read_index(files: DatasetFiles, manifest: Manifest) -> VideoIndex:
+    if not manifest.schema.videos:
+        return VideoIndex(FILES_SCHEMA.empty_table(), PACKETS_SCHEMA.empty_table(), str(files.location))
+    tables: list[Any] = []
+    for name in (FILES_TABLE, PACKETS_TABLE):
+        entry = manifest.tables[name]
+        with files.local(entry) as path:
+            tables.append(read_table(path, entry.checksum))
+            files.mapped.add(entry, path)
+    return VideoIndex(tables[0], tables[1], str(files.location))
+
+
+def _segments(spec: ColumnSpec, index: VideoIndex, episodes: Any, lengths: Int64Array, table: str) -> VideoSegments:
+    """Returns the segments of a camera.
+
+    They are checked against the files, because the decoder looks frames up by them.
+    """
+    file, first = (_numbers(episodes, name, table) for name in segment_columns(spec.name))
+    known = (file >= 0) & (file < len(index))
+    _check(known, "the number of its video file does not exist", spec, table)
+    # A sum first + length could overflow.
+    _check(
+        (first >= 0) & (lengths <= index.frame_counts[file] - first),
+        "its frames lie outside its video file",
+        spec,
+        table,
+    )
+    sizes = np.stack([index.files.column(name).to_numpy() for name in ("height", "width")], axis=1)
+    _check((sizes[file] == spec.shape[:2]).all(axis=1), "its video file has frames of another size", spec, table)
+    return VideoSegments(file, first)
+
+
+def _numbers(episodes: Any, name: str, table: str) -> Int64Array:
+    if episodes.column_names.count(name) != 1 or episodes.schema.field(name).type != pa.int64():
+        raise ManifestError("the episode table lacks this column of int64", file=table, column=name, hint=_RESTORE)
+    column = episodes.column(name)
+    if column.null_count:
+        raise ManifestError(f"{column.null_count} values are missing", file=table, column=name, hint=_RESTORE)
+    return column.to_numpy()  # type: ignore[no-any-return]
+
+
+def _check(sound: Any, problem: str, spec: ColumnSpec, table: str) -> None:
+    if not sound.all():
+        row = int(np.argmin(sound))
+        raise ManifestError(f"of episode {row}: {problem}", file=table, column=spec.name, row=row, hint=_RESTORE)
