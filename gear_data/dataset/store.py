@@ -36,6 +36,8 @@ from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.episode_tables import read_episodes, read_finals
 from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, discounted_returns, read_rewards
 from gear_data.storage.variable_columns import validated, value_offsets
+from gear_data.storage.videos.mapped import mapped_packets
+from gear_data.video.packet_bytes import PacketBytes
 
 if TYPE_CHECKING:
     import polars as pl
@@ -283,8 +285,13 @@ class DatasetStore:
 
     @cached_property
     def videos(self) -> StoredVideos:
-        """The files and episodes of the cameras. No cameras: none of either."""
+        """The files and episodes of the cameras. Without cameras it has none of either."""
         return read_videos(self.files, self.manifest, self.episode_table, self.lengths)
+
+    @cached_property
+    def video_packets(self) -> PacketBytes:
+        """Reads the packets of the cameras' files."""
+        return mapped_packets(self.files, self.videos.index)
 
     def reader(self) -> ColumnReader:
         """Returns the reader that collects windows of these episodes."""

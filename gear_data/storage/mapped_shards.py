@@ -62,10 +62,13 @@ def check_file_size(name: str, size: int | None, entry: FileEntry) -> None:
         )
 
 
-def map_file(path: Path) -> pa.Buffer:
+def map_file(path: Path, *, read_ahead: bool = False) -> pa.Buffer:
     """Maps a whole file as a read-only buffer. It keeps no file descriptor open.
 
-    The kernel's read-ahead is disabled. With read-ahead, reading one window at a random place reads megabytes.
+    Args:
+        path: the file.
+        read_ahead: whether the kernel reads ahead. With read-ahead, reading one window of a shard at a random place
+            reads megabytes.
 
     Raises:
         DatasetNotFoundError: the file does not exist.
@@ -78,7 +81,8 @@ def map_file(path: Path) -> pa.Buffer:
         raise DatasetNotFoundError("the file does not exist", file=str(path), hint=_REPAIR) from error
     except OSError as error:
         raise CorruptShardError(f"cannot be read: {error}", file=str(path), hint=_REPAIR) from error
-    _LIBC.madvise(ctypes.c_void_p(buffer.address), ctypes.c_size_t(buffer.size), mmap.MADV_RANDOM)
+    if not read_ahead:
+        _LIBC.madvise(ctypes.c_void_p(buffer.address), ctypes.c_size_t(buffer.size), mmap.MADV_RANDOM)
     return buffer
 
 

@@ -1,0 +1,1 @@
+"""The video files of a dataset's cameras."""
