@@ -211,7 +211,7 @@ class Dataset:
 
         Raises:
             UnknownNameError: the column does not exist. The error lists the columns.
-            UnsupportedColumnError: the column has text or bytes.
+            UnsupportedColumnError: the column has text or bytes, or is a camera.
             InvalidArgumentError: a probability is not a number from 0 to 1.
         """
         ids = self._ids(0, len(self))
@@ -298,9 +298,9 @@ class Dataset:
         return self._store.values(name, self._ids(first, last))
 
     def sizes(self, first: int, last: int) -> Int64Array:
-        """Returns int64 [last - first]: bytes of each episode over all columns.
+        """Returns int64 [last - first]: bytes of each episode over all columns in the shards.
 
-        The episodes are at positions first to last - 1.
+        The episodes are at positions first to last - 1. The videos of cameras are not counted.
 
         Raises:
             EpisodeIndexError: the dataset or view has no such positions.
@@ -391,6 +391,7 @@ class Dataset:
 
         Raises:
             UnknownNameError: a column or the mode does not exist. The error lists the known names.
+            UnsupportedColumnError: the expression names a camera, or a column that Polars cannot hold.
             InvalidArgumentError: the expression is not Boolean, or depends on more than one step; or an earlier step
                 filter has another mode.
             EmptySourceError: no step satisfies the expression.

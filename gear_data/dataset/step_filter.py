@@ -67,10 +67,12 @@ def satisfying_steps(store: DatasetStore, ids: Int64Array, expression: pl.Expr) 
 
     Raises:
         InvalidArgumentError: the expression names no column, is not Boolean, or depends on more than one step.
-        UnsupportedColumnError: the expression names a column that Polars cannot hold.
+        UnsupportedColumnError: the expression names a camera, or a column that Polars cannot hold.
         EmptySourceError: no step satisfies the expression.
     """
     names = filters.step_columns(expression)
+    for name in names:
+        store.schema.index(name)  # refuses cameras
     lengths, first_steps = store.lengths[ids], store.offsets[ids]
     step_bytes = sum(_step_bytes(store, name) for name in names)
 

@@ -37,6 +37,7 @@ from gear_data.storage.episode_tables import read_episodes, read_finals
 from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, discounted_returns, read_rewards
 from gear_data.storage.variable_columns import validated, value_offsets
 from gear_data.storage.videos.mapped import mapped_packets
+from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import PacketBytes
 
 if TYPE_CHECKING:
@@ -286,12 +287,11 @@ class DatasetStore:
     @cached_property
     def videos(self) -> StoredVideos:
         """The files and episodes of the cameras. Without cameras it has none of either."""
-        return read_videos(self.files, self.manifest, self.episode_table, self.lengths)
+        return read_videos(self.files, self.manifest, self.episode_table, self.lengths, self._video_packets)
 
-    @cached_property
-    def video_packets(self) -> PacketBytes:
-        """Reads the packets of the cameras' files."""
-        return mapped_packets(self.files, self.videos.index)
+    def _video_packets(self, index: VideoIndex) -> PacketBytes:
+        """Returns what reads the packets of the cameras' files."""
+        return mapped_packets(self.files, index)
 
     def reader(self) -> ColumnReader:
         """Returns the reader that collects windows of these episodes."""
@@ -328,7 +328,7 @@ class DatasetStore:
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
     def sizes(self, ids: Int64Array) -> Int64Array:
-        """Returns int64 [k]: bytes of each of these episodes over all columns."""
+        """Returns int64 [k]: bytes of each of these episodes over all columns in the shards."""
         sizes: Int64Array = self.lengths[ids] * self.schema.step_bytes
         shards, first_rows = (values[ids] for values in self.episode_starts)
         for column in self.schema.variable_columns:

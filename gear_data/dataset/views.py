@@ -111,7 +111,7 @@ def episode_quantiles(
         name: the column.
         probabilities: 0 to 1 each.
     """
-    spec = store.schema[name]
+    spec = store.schema.columns[store.schema.index(name)]
     dtype, width = spec.storage_dtype, statistics_width(spec)
     facts = [episodes, name, str(dtype), list(spec.shape), store.discount if spec.derived else None, probabilities]
     key = xxhash.xxh3_128_hexdigest(json.dumps(facts).encode())

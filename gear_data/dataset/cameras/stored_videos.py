@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from gear_data.storage.arrow_files import read_table
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import Manifest
 from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_SCHEMA, PACKETS_TABLE, VideoIndex
+from gear_data.video.packet_bytes import PacketBytes
 from gear_data.video.segments import VideoSegments, segment_columns
 
 #: Remedy for tables that contradict each other.
@@ -29,13 +30,21 @@ class StoredVideos:
     Attributes:
         index: the files, and where their packets are.
         segments: name of a camera -> the frames of all episodes, by id.
+        packets: reads the packets.
     """
 
     index: VideoIndex
     segments: Mapping[str, VideoSegments]
+    packets: PacketBytes
 
 
-def read_videos(files: DatasetFiles, manifest: Manifest, episodes: Any, lengths: Int64Array) -> StoredVideos:
+def read_videos(
+    files: DatasetFiles,
+    manifest: Manifest,
+    episodes: Any,
+    lengths: Int64Array,
+    packets: Callable[[VideoIndex], PacketBytes],
+) -> StoredVideos:
     """Maps and checks the tables of a dataset's cameras. Reads no video.
 
     Args:
@@ -43,6 +52,7 @@ def read_videos(files: DatasetFiles, manifest: Manifest, episodes: Any, lengths:
         manifest: manifest of the dataset.
         episodes: the episode table.
         lengths: int64 [n], steps of each episode.
+        packets: returns what reads the packets of some files.
 
     Raises:
         CorruptShardError: a table is damaged.
@@ -51,7 +61,7 @@ def read_videos(files: DatasetFiles, manifest: Manifest, episodes: Any, lengths:
     index = _read_index(files, manifest)
     table = files.name(manifest.tables["episodes"])
     cameras = {spec.name: _segments(spec, index, episodes, lengths, table) for spec in manifest.schema.videos}
-    return StoredVideos(index, cameras)
+    return StoredVideos(index, cameras, packets(index))
 
 
 def _read_index(files: DatasetFiles, manifest: Manifest) -> VideoIndex:

@@ -48,7 +48,7 @@ def video(rollouts_path: Path) -> Iterator[Path]:
 def test_ranges_are_read_in_order(rollouts_path: Path, video: Path) -> None:
     linked = rollouts_path.parent / "b.mp4"
     linked.write_bytes(bytes(range(120, 240)))
-    packets = store_with(rollouts_path, [video_file("videos/a.mp4", 12), video_file(str(linked), 12)]).video_packets
+    packets = store_with(rollouts_path, [video_file("videos/a.mp4", 12), video_file(str(linked), 12)]).videos.packets
     first, second, third, empty = packets.read([(1, 10, 20), (0, 110, 120), (0, 0, 3), (0, 5, 5)])
     assert bytes(first) == bytes(range(130, 140))
     assert bytes(second) == bytes(range(110, 120))
@@ -62,7 +62,7 @@ def test_old_mappings_are_closed_and_their_bytes_stay(
     names = [f"videos/{number}.mp4" for number in range(6)]
     for name in names:
         os.link(video, rollouts_path / name)
-    packets = store_with(rollouts_path, [video_file(name, 12) for name in names]).video_packets
+    packets = store_with(rollouts_path, [video_file(name, 12) for name in names]).videos.packets
     kept = [packets.read([(number, 0, 4)])[0] for number in range(6)]
     assert mapped_files(rollouts_path / "videos") == 6  # slices keep their mappings
     del kept[0]
@@ -73,13 +73,13 @@ def test_old_mappings_are_closed_and_their_bytes_stay(
 
 @pytest.mark.parametrize("span", [(0, 110, 121), (0, -1, 4), (0, 8, 7), (0, 2**62, 2**62 + 1)])
 def test_bytes_outside_a_file_are_an_error(rollouts_path: Path, video: Path, span: Any) -> None:
-    packets = store_with(rollouts_path, [video_file("videos/a.mp4", 12)]).video_packets
+    packets = store_with(rollouts_path, [video_file("videos/a.mp4", 12)]).videos.packets
     with pytest.raises(CorruptShardError, match="the file has 120 bytes"):
         packets.read([span])
 
 
 def test_a_missing_file_is_an_error(rollouts_path: Path, video: Path) -> None:
-    packets = store_with(rollouts_path, [video_file("videos/a.mp4", 12)]).video_packets
+    packets = store_with(rollouts_path, [video_file("videos/a.mp4", 12)]).videos.packets
     video.unlink()
     with pytest.raises(CorruptShardError, match=r"a\.mp4: the file is missing"):
         packets.read([(0, 0, 10)])
@@ -88,7 +88,7 @@ def test_a_missing_file_is_an_error(rollouts_path: Path, video: Path) -> None:
 def test_a_file_that_is_truncated_after_it_was_mapped_is_an_error(
     rollouts_path: Path, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packets = store_with(rollouts_path, [video_file("videos/a.mp4", 12)]).video_packets
+    packets = store_with(rollouts_path, [video_file("videos/a.mp4", 12)]).videos.packets
     packets.read([(0, 0, 10)])
     os.truncate(video, 60)
     now = time.monotonic
@@ -99,12 +99,12 @@ def test_a_file_that_is_truncated_after_it_was_mapped_is_an_error(
 
 @pytest.mark.parametrize("name", ["../a.mp4", "videos/../../a.mp4", "videos\\..\\a.mp4"])
 def test_a_path_that_leaves_the_folder_is_an_error(rollouts_path: Path, name: str) -> None:
-    packets = store_with(rollouts_path, [video_file(name, 12)]).video_packets
+    packets = store_with(rollouts_path, [video_file(name, 12)]).videos.packets
     with pytest.raises(ManifestError, match="outside the dataset's folder"):
         packets.read([(0, 0, 1)])
 
 
 def test_a_linked_url_is_an_error(rollouts_path: Path) -> None:
-    packets = store_with(rollouts_path, [video_file("s3://bucket/a.mp4", 12)]).video_packets
+    packets = store_with(rollouts_path, [video_file("s3://bucket/a.mp4", 12)]).videos.packets
     with pytest.raises(RemoteError, match="--videos keep"):
         packets.read([(0, 0, 1)])
