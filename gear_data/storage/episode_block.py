@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.schema import mask_column
-from gear_data.video.segments import VideoSegments
+from gear_data.video.segments import VideoSegments, VideoTimes
 
 
 class Position(NamedTuple):
@@ -57,6 +57,7 @@ class EpisodeBlock:
         variable_finals: name -> array like in `variable`, of has_final.sum() values. Datasets cannot store them.
             `gear_data.ingest.pipeline.variable_finals` converts them to fixed size or drops them.
         videos: name of a video -> the frames of the episodes.
+        video_times: name of a video -> the same as a source knows them. Conversion turns them into `videos`.
         source_rows: number of source rows in the block, for progress.
         first: index of the block's first episode among the episodes from `position` on. Above 0 if one read gave
             several blocks, which then share a position.
@@ -73,6 +74,7 @@ class EpisodeBlock:
     variable: Mapping[str, pa.Array] = field(default_factory=dict)
     variable_finals: Mapping[str, pa.Array] = field(default_factory=dict)
     videos: Mapping[str, VideoSegments] = field(default_factory=dict)
+    video_times: Mapping[str, VideoTimes] = field(default_factory=dict)
     source_rows: int = 0
     first: int = 0
 
@@ -112,6 +114,7 @@ class EpisodeBlock:
             variable={name: array[first:last] for name, array in self.variable.items()},
             variable_finals={name: array[finals[start] : finals[stop]] for name, array in self.variable_finals.items()},
             videos={name: segments[start:stop] for name, segments in self.videos.items()},
+            video_times={name: times[start:stop] for name, times in self.video_times.items()},
             source_rows=self.source_rows,
             first=self.first + start,
         )

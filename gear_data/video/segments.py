@@ -1,4 +1,4 @@
-"""VideoSegments: the frames of some episodes in one camera's files."""
+"""VideoSegments and VideoTimes: the frames of some episodes in one camera's files."""
 
 from __future__ import annotations
 
@@ -28,6 +28,27 @@ class VideoSegments:
 
     def __getitem__(self, rows: slice) -> VideoSegments:
         return VideoSegments(self.file[rows], self.first_frame[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class VideoTimes:
+    """The frames of n episodes of one camera, as a source knows them before its files are indexed.
+
+    Attributes:
+        file: int64 [n], number of the file among the source's files; -1 if the source has no file for the episode.
+        start: float64 [n], time of the episode's first frame in seconds.
+        frames: int64 [n], number of frames that the source declares; -1 if the source does not say.
+    """
+
+    file: npt.NDArray[np.int64]
+    start: npt.NDArray[np.float64]
+    frames: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def __getitem__(self, rows: slice) -> VideoTimes:
+        return VideoTimes(self.file[rows], self.start[rows], self.frames[rows])
 
 
 def segment_columns(camera: str) -> tuple[str, str]:

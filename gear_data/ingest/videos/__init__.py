@@ -1,0 +1,1 @@
+"""Cameras of a source: their files, from finding them to copying them into a dataset."""

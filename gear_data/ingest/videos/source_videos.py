@@ -1,0 +1,34 @@
+"""SourceVideos: the cameras of a source, and their files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gear_data.ingest.location import SourceFile
+from gear_data.ingest.source import EpisodeSource
+from gear_data.schema import ColumnSpec
+
+
+@dataclass(frozen=True)
+class SourceVideos:
+    """The cameras of a source, in an attribute `videos` of the source.
+
+    The blocks of such a source have `EpisodeBlock.video_times` for every camera.
+
+    Attributes:
+        columns: a `gear_data.schema.video_column` for each camera, as the source declares its frames. The index of the
+            files corrects them.
+        files: the files of all cameras. Their order is the same in every process.
+    """
+
+    columns: tuple[ColumnSpec, ...] = ()
+    files: tuple[SourceFile, ...] = ()
+
+
+#: The videos of a source without cameras.
+NO_VIDEOS = SourceVideos()
+
+
+def source_videos(source: EpisodeSource) -> SourceVideos:
+    """Returns the cameras of a source; `NO_VIDEOS` if the source has no attribute `videos`."""
+    return getattr(source, "videos", NO_VIDEOS)
