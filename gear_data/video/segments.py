@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,17 +39,19 @@ class VideoTimes:
         file: int64 [n], number of the file among the source's files; -1 if the source has no file for the episode.
         start: float64 [n], time of the episode's first frame in seconds.
         frames: int64 [n], number of frames that the source declares; -1 if the source does not say.
+        names: n names that the files have or should have, for messages.
     """
 
     file: npt.NDArray[np.int64]
     start: npt.NDArray[np.float64]
     frames: npt.NDArray[np.int64]
+    names: Sequence[str]
 
     def __len__(self) -> int:
         return len(self.file)
 
     def __getitem__(self, rows: slice) -> VideoTimes:
-        return VideoTimes(self.file[rows], self.start[rows], self.frames[rows])
+        return VideoTimes(self.file[rows], self.start[rows], self.frames[rows], self.names[rows])
 
 
 def segment_columns(camera: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import ColumnSpec
@@ -19,10 +20,12 @@ class SourceVideos:
         columns: a `gear_data.schema.video_column` for each camera, as the source declares its frames. The index of the
             files corrects them.
         files: the files of all cameras. Their order is the same in every process.
+        declared: for each file, what the source says about it (`gear_data.ingest.findings.video_files.video_findings`).
     """
 
     columns: tuple[ColumnSpec, ...] = ()
     files: tuple[SourceFile, ...] = ()
+    declared: tuple[DeclaredVideo, ...] = ()
 
 
 #: The videos of a source without cameras.
