@@ -9,6 +9,7 @@ import gear_data
 from gear_data.cli.arguments import add_command, add_dataset, add_where, open_dataset, print_json
 from gear_data.common.progress import format_bytes, pluralize, progress_bar
 from gear_data.errors import InvalidArgumentError
+from gear_data.exports.lerobot.videos.encoder import ENCODERS
 
 #: Defaults of the batch options of `feed` and `export`.
 _BATCH_DEFAULTS = {"batch_size": 256, "context": 20, "preset": "raw", "seed": 0, "sampler": "uniform"}
@@ -96,6 +97,12 @@ def _add_export(commands: Any) -> None:
     parser.add_argument("--format", help=help)
     help = "steps per second, for lerobot; default from the dataset's source"
     parser.add_argument("--fps", type=float, metavar="F", help=help)
+    help = "for lerobot: write columns of uint8 frames [H, W, 3] as videos"
+    parser.add_argument("--videos", action="store_true", help=help)
+    help = (
+        "for lerobot: encode all videos as av1 or h264; default: copy video files where possible, encode others as av1"
+    )
+    parser.add_argument("--video-codec", choices=tuple(ENCODERS), help=help)
     parser.add_argument("--batches", type=int, metavar="N", help="export N batches instead of the dataset")
     add_batch_options(parser)
 
@@ -110,15 +117,27 @@ def _export(options: argparse.Namespace) -> int:
             raise InvalidArgumentError(
                 f"only for exports of batches: {flags}", hint="add --batches N to export batches"
             )
-        report = gear_data.export(dataset, options.output, options.format or "parquet", fps=options.fps)
+        report = gear_data.export(
+            dataset,
+            options.output,
+            options.format or "parquet",
+            fps=options.fps,
+            videos=options.videos,
+            video_codec=options.video_codec,
+        )
         written = f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}"
         if report.left_out:
             written += f" (not exported, the format has no field for: {', '.join(report.left_out)})"
     else:
-        if options.fps is not None:
-            raise InvalidArgumentError(
-                "--fps does not apply to batches", hint="use --fps to export a dataset with --format lerobot"
-            )
+        for flag, given in (
+            ("--fps", options.fps is not None),
+            ("--videos", options.videos),
+            ("--video-codec", options.video_codec is not None),
+        ):
+            if given:
+                raise InvalidArgumentError(
+                    f"{flag} does not apply to batches", hint=f"use {flag} to export a dataset with --format lerobot"
+                )
         report = gear_data.export_batches(
             _loader(options, dataset), options.output, batches=options.batches, format=options.format or "safetensors"
         )
@@ -129,4 +148,6 @@ def _export(options: argparse.Namespace) -> int:
         print_json(report.to_json())
     else:
         print(f"{written}, {format_bytes(report.bytes)} in {pluralize(len(report.files), 'file')} -> {options.output}")
+        for note in getattr(report, "notes", ()):
+            print(note)
     return 0

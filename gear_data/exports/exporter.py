@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +24,14 @@ class ExportOptions:
     Attributes:
         progress: show a bar; None shows one only on a terminal.
         fps: steps per second, for formats with a clock.
+        videos: write columns of uint8 frames as videos, for formats with videos.
+        video_codec: codec of all videos. None: copy video files where it is possible.
     """
 
     progress: bool | None = None
     fps: float | None = None
+    videos: bool = False
+    video_codec: str | None = None
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,13 @@ class ExportedFiles:
         files: paths relative to the destination; if the destination is a file, its name.
         bytes: size of all files together.
         left_out: names of episode metadata that the format cannot store.
+        notes: what the user should know, one sentence each.
     """
 
     files: tuple[str, ...]
     bytes: int
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 Exporter = Callable[[Dataset, Path, ExportOptions], ExportedFiles]
@@ -78,10 +84,10 @@ def require_columns(dataset: Dataset, names: Container[str], format: str) -> Non
             )
 
 
-def exported_files(destination: Path, left_out: list[str] | None = None) -> ExportedFiles:
+def exported_files(destination: Path, left_out: Sequence[str] = (), notes: Sequence[str] = ()) -> ExportedFiles:
     """Lists the written file, or all files of the written folder."""
     if destination.is_file():
-        return ExportedFiles((destination.name,), destination.stat().st_size, tuple(left_out or ()))
+        return ExportedFiles((destination.name,), destination.stat().st_size, tuple(left_out), tuple(notes))
     paths = sorted(path for path in destination.rglob("*") if path.is_file())
     names = tuple(path.relative_to(destination).as_posix() for path in paths)
-    return ExportedFiles(names, sum(path.stat().st_size for path in paths), tuple(left_out or ()))
+    return ExportedFiles(names, sum(path.stat().st_size for path in paths), tuple(left_out), tuple(notes))

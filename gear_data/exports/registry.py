@@ -12,11 +12,12 @@ from typing import Any
 
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
-from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.exports.d4rl import export_d4rl
 from gear_data.exports.destination import FILE_SUFFIXES, export_target
 from gear_data.exports.exporter import Exporter, ExportOptions
 from gear_data.exports.lerobot.exporter import export_lerobot
+from gear_data.exports.lerobot.videos.encoder import check_codec
 from gear_data.exports.minari import export_minari
 from gear_data.exports.npz import export_npz
 from gear_data.exports.parquet import export_parquet
@@ -32,6 +33,7 @@ class ExportReport:
         episodes: number of episodes.
         steps: number of steps.
         left_out: names of episode metadata that the format cannot store.
+        notes: what the user should know, one text each, such as why a video was encoded again.
     """
 
     files: tuple[str, ...]
@@ -39,10 +41,11 @@ class ExportReport:
     episodes: int
     steps: int
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON."""
-        return {**asdict(self), "files": list(self.files), "left_out": list(self.left_out)}
+        return {**asdict(self), "files": list(self.files), "left_out": list(self.left_out), "notes": list(self.notes)}
 
 
 #: Name -> exporter, as `format=` takes them.
@@ -61,6 +64,8 @@ def export(
     format: str = "parquet",
     *,
     fps: float | None = None,
+    videos: bool = False,
+    video_codec: str | None = None,
     progress: bool | None = None,
 ) -> ExportReport:
     """Writes the episodes of a dataset or view in another format.
@@ -76,14 +81,21 @@ def export(
         format: `parquet`: a row per episode, as `datasets.load_dataset("parquet", ...)` reads it; `d4rl`: HDF5; `npz`;
             `minari`: as `minari.load_dataset` reads it; `lerobot`: v3.0.
         fps: steps per second, only for `lerobot`. None takes the value of the dataset's source.
+        videos: only for `lerobot`: write columns of uint8 frames [H, W, 3] as videos, without their final
+            observations. Encoding changes the frames a little. Cameras become videos in any case.
+        video_codec: only for `lerobot`: encode all videos as `av1` or `h264`, with LeRobot's settings. None: copy the
+            files of cameras whose episodes are all exported, and encode other videos as `av1`.
         progress: show a bar; None shows one only on a terminal.
 
     Raises:
-        UnknownNameError: the format does not exist.
-        InvalidArgumentError: `dataset` or `destination` has the wrong type; the view filters steps; `fps` is given for
-            another format or is missing for `lerobot`; the format does not allow this destination.
+        UnknownNameError: the format or the codec does not exist.
+        InvalidArgumentError: `dataset` or `destination` has the wrong type; the view filters steps; `fps`, `videos` or
+            `video_codec` is given for another format; `fps` is missing for `lerobot`; the format does not allow this
+            destination; the codec does not take frames of this size.
         MissingColumnError: the format needs a column that the dataset lacks.
-        UnsupportedColumnError: the format cannot hold a column, the final observations or the end flags.
+        UnsupportedColumnError: the format cannot hold a column, a camera, the final observations or the end flags.
+        CorruptShardError: a video is damaged.
+        MissingExtraError: videos are encoded, and PyAV is not installed.
         DestinationExistsError: the destination is not empty.
         StorageFullError: the disk is full.
         UnwritableError: the system refuses the write.
@@ -105,5 +117,29 @@ def export(
             f"fps={fps!r} is not allowed for the format {format}",
             hint="give fps only for lerobot, as a positive number",
         )
-    written = EXPORTERS[format](dataset, target, ExportOptions(progress, fps))
-    return ExportReport(written.files, written.bytes, dataset.num_episodes, dataset.num_steps, written.left_out)
+    _check_videos(dataset, format, videos, video_codec)
+    written = EXPORTERS[format](dataset, target, ExportOptions(progress, fps, videos, video_codec))
+    return ExportReport(
+        written.files, written.bytes, dataset.num_episodes, dataset.num_steps, written.left_out, written.notes
+    )
+
+
+def _check_videos(dataset: Dataset, format: str, videos: bool, codec: str | None) -> None:
+    """Checks the arguments about videos, and whether the format can hold the dataset's cameras."""
+    if format == "lerobot":
+        if codec is not None:
+            check_codec(codec)
+        return
+    if videos or codec is not None:
+        raise InvalidArgumentError(
+            f"videos={videos!r}, video_codec={codec!r}: the format {format} has no videos",
+            hint="leave them out, or export with format='lerobot' (--format lerobot)",
+        )
+    if dataset.schema.videos:
+        cameras = ", ".join(spec.name for spec in dataset.schema.videos)
+        raise UnsupportedColumnError(
+            f"the format {format} cannot hold video; the cameras are {cameras}",
+            column=dataset.schema.videos[0].name,
+            hint="export with format='lerobot'; or convert again, without the cameras (--columns) or with their frames "
+            "as a column (--videos frames)",
+        )

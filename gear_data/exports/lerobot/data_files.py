@@ -28,7 +28,7 @@ class DataFilesWriter:
     Args:
         folder: folder of the LeRobot dataset.
         dataset: dataset to export.
-        columns: features of the dataset's columns.
+        columns: features of the dataset's columns, without videos.
         task_numbers: `task_index` of each episode; None if the dataset has this column.
         fps: steps per second.
 

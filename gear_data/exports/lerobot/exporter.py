@@ -1,4 +1,4 @@
-"""Export to LeRobot v3.0, without videos.
+"""Export to LeRobot v3.0.
 
 Layout: https://github.com/huggingface/lerobot, `lerobot/datasets/utils.py` and `lerobot_dataset.py` (0.4.4).
 """
@@ -18,7 +18,8 @@ from gear_data.exports.destination import atomic_folder
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files
 from gear_data.exports.lerobot.data_files import DataFilesWriter
 from gear_data.exports.lerobot.features import TASK, features
-from gear_data.exports.lerobot.meta import EPISODE_COLUMNS, write_meta
+from gear_data.exports.lerobot.meta import EPISODE_COLUMNS, DataFiles, write_meta
+from gear_data.exports.lerobot.videos.video_writer import write_videos
 from gear_data.exports.metadata import metadata_names, source_metadata
 
 
@@ -29,14 +30,19 @@ def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) 
     step divided by `fps`, and `task_index` numbers the episodes' `task` texts in order of appearance. Episodes without
     a task get the empty text.
 
+    The files of a camera are copied if all episodes in them are exported. The frames of other cameras are encoded.
+
     Raises:
-        InvalidArgumentError: `fps` is neither given nor known from the source; `task_index` has impossible values.
+        InvalidArgumentError: `fps` is neither given nor known from the source; `task_index` has impossible values; the
+            codec does not take frames of this size.
         UnsupportedColumnError: see `features`.
+        CorruptShardError: a video is damaged.
+        MissingExtraError: videos are encoded, and PyAV is not installed.
     """
     fps = _fps(dataset, options)
-    columns = features(dataset)
+    columns, cameras = features(dataset, videos=options.videos)
     tasks = _tasks(dataset)
-    bar = progress_bar(dataset.num_steps, "export", "step", options.progress)
+    bar = progress_bar(dataset.num_steps * (1 + len(cameras)), "export", "step", options.progress)
     with (
         atomic_folder(destination) as folder,
         bar,
@@ -45,8 +51,12 @@ def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) 
         for first, last in episode_blocks(dataset):
             writer.write(first, last)
             bar.update(int(dataset.offsets[last] - dataset.offsets[first]))
-        write_meta(folder, dataset, columns, writer.generated, writer.statistics(), tasks.texts, writer.files, fps)
-    return exported_files(destination, [name for name in metadata_names(dataset) if name in EPISODE_COLUMNS])
+        videos = [write_videos(folder, dataset, camera, fps, options.video_codec, bar) for camera in cameras]
+        data = DataFiles(columns, writer.generated, writer.statistics(), writer.files)
+        write_meta(folder, dataset, data, cameras, videos, tasks.texts, fps)
+    notes = [video.note for video in videos if video.note is not None]
+    left_out = [name for name in metadata_names(dataset) if name in EPISODE_COLUMNS]
+    return exported_files(destination, left_out, notes)
 
 
 def _fps(dataset: Dataset, options: ExportOptions) -> float:

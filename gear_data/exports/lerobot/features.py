@@ -57,15 +57,46 @@ class Feature:
     to_arrow: Callable[[Any], pa.Array]
 
 
-def features(dataset: Dataset) -> list[Feature]:
-    """Returns the features of a dataset's source columns.
+@dataclass(frozen=True)
+class VideoFeature:
+    """A camera, or a column of frames, as a LeRobot feature. See `Feature`."""
+
+    name: str
+    spec: ColumnSpec
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """Entry in `meta/info.json`, without `info`."""
+        return {"dtype": "video", "shape": list(self.spec.shape), "names": ["height", "width", "channels"]}
+
+
+def features(dataset: Dataset, *, videos: bool = False) -> tuple[list[Feature], list[VideoFeature]]:
+    """Returns the features of a dataset's source columns, and the videos.
+
+    Args:
+        dataset: the dataset.
+        videos: whether columns of uint8 frames [H, W, 3] become videos, too.
 
     Raises:
         UnsupportedColumnError: a column has a name that LeRobot reserves, or more axes than `datasets` supports, or
-            bytes that are not images.
+            bytes that are not images; or no column can be a video.
     """
     names = feature_names(dataset)
-    return [_feature(dataset, spec, names[spec.name]) for spec in dataset.schema.source_columns]
+    frames = [spec for spec in dataset.schema.source_columns if videos and _holds_frames(spec)]
+    if videos and not frames and not dataset.schema.videos:
+        raise UnsupportedColumnError(
+            f"no column has uint8 frames [H, W, 3] to write as video; the columns are {', '.join(names)}",
+            hint="export without videos=True (--videos)",
+        )
+    columns = [spec for spec in dataset.schema.source_columns if spec not in frames]
+    return (
+        [_feature(dataset, spec, names[spec.name]) for spec in columns],
+        [VideoFeature(names[spec.name], spec) for spec in (*frames, *dataset.schema.videos)],
+    )
+
+
+def _holds_frames(spec: ColumnSpec) -> bool:
+    return spec.dtype == "uint8" and len(spec.shape) == 3 and spec.shape[-1] == 3
 
 
 def feature_names(dataset: Dataset) -> dict[str, str]:
@@ -74,7 +105,7 @@ def feature_names(dataset: Dataset) -> dict[str, str]:
     This is LeRobot's usual name if reading it back gives the column's name, otherwise the column's name.
     """
     names: dict[str, str] = {}
-    for spec in dataset.schema.source_columns:
+    for spec in (*dataset.schema.source_columns, *dataset.schema.videos):
         if spec.name in _STRUCTURE or "/" in spec.name:
             raise UnsupportedColumnError(
                 f"LeRobot reserves the name '{spec.name}'",

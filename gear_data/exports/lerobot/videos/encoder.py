@@ -1,0 +1,107 @@
+"""VideoEncoder: frames to an MP4 file, as LeRobot encodes them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.common.extras import import_extra
+from gear_data.errors import InvalidArgumentError, unknown_name
+
+#: Name of a codec, as `video_codec` takes it -> FFmpeg's encoder.
+ENCODERS = {"av1": "libsvtav1", "h264": "libx264"}
+#: LeRobot's own choice.
+DEFAULT_CODEC = "av1"
+PIXEL_FORMAT = "yuv420p"
+#: LeRobot's options: a key frame at every second frame makes random access cheap.
+_OPTIONS = {"g": "2", "crf": "30"}
+
+
+def check_codec(codec: str) -> None:
+    """Raises UnknownNameError if no encoder has this name."""
+    if codec not in ENCODERS:
+        raise unknown_name("video codec", codec, ENCODERS)
+
+
+class VideoEncoder:
+    """Encodes frames into one MP4 file. Every episode begins with a key frame.
+
+    Args:
+        path: the file.
+        codec: a name of `ENCODERS`.
+        fps: frames per second.
+        height, width: of the frames.
+
+    Attributes:
+        frames: number of frames so far.
+
+    Raises:
+        InvalidArgumentError: the encoder does not take frames of this size.
+        MissingExtraError: PyAV is not installed.
+    """
+
+    def __init__(self, path: Path, codec: str, fps: float, height: int, width: int) -> None:
+        if codec == "h264" and (height % 2 or width % 2):
+            raise InvalidArgumentError(
+                f"H.264 cannot encode frames of {height} x {width}: height and width must be even",
+                hint="use video_codec='av1' (--video-codec av1)",
+            )
+        av = import_extra("av", "video")
+        # SVT-AV1 writes its settings to standard error. 1: errors only.
+        os.environ.setdefault("SVT_LOG", "1")
+        self.frames = 0
+        self._bytes = 0
+        self._av = av
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._container: Any = av.open(str(path), "w")
+        try:
+            self._stream = self._container.add_stream(
+                ENCODERS[codec], Fraction(fps).limit_denominator(100_000), options=_OPTIONS
+            )
+            self._stream.pix_fmt, self._stream.width, self._stream.height = PIXEL_FORMAT, width, height
+        except BaseException:
+            self._container.close()
+            raise
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the packets so far. The encoder holds some frames back."""
+        return self._bytes
+
+    def add(self, frames: npt.NDArray[np.uint8], *, begins: bool) -> None:
+        """Encodes frames, uint8 [n, H, W, 3].
+
+        Args:
+            frames: the frames.
+            begins: whether an episode begins with them.
+        """
+        for number, pixels in enumerate(frames):
+            frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+            frame.pts = self.frames
+            if begins and number == 0:
+                frame.pict_type = self._av.video.frame.PictureType.I
+            self._write(frame)
+            self.frames += 1
+
+    def finish(self) -> None:
+        """Encodes the frames that were held back, and closes the file."""
+        try:
+            self._write(None)
+        finally:
+            self._container.close()
+
+    def abort(self) -> None:
+        """Closes the file, which is of no use then."""
+        with suppress(self._av.FFmpegError):  # an earlier error ended the encoding
+            self._container.close()
+
+    def _write(self, frame: Any) -> None:
+        for packet in self._stream.encode(frame):
+            self._bytes += packet.size
+            self._container.mux(packet)
