@@ -151,7 +151,7 @@ def write_d4rl(
 def write_lerobot(folder: Path, rollouts: Sequence[Rollout], *, info: dict[str, Any] | None = None) -> Path:
     """Writes a LeRobot v2.1 folder.
 
-    It has two tasks in turn, and a declared video without a Parquet column.
+    It has two tasks in turn, and a declared feature without a Parquet column.
     """
     first = 0
     for i, rollout in enumerate(rollouts):
@@ -173,7 +173,7 @@ def write_lerobot(folder: Path, rollouts: Sequence[Rollout], *, info: dict[str, 
         write_parquet(folder / f"data/chunk-000/episode_{i:06d}.parquet", table)
         first += count
     features = {name: {"dtype": "float32"} for name in table.column_names}
-    features["observation.images.top"] = {"dtype": "video"}
+    features["observation.effort"] = {"dtype": "float32"}
     known = {
         "codebase_version": "v2.1",
         "robot_type": "arm",

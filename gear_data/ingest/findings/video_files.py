@@ -107,7 +107,7 @@ def _rate(video: VideoFile, declared: DeclaredVideo) -> str | None:
 
 
 def _mean_rate(video: VideoFile) -> float | None:
-    """Returns frames per second: the mean; the median if frames are not equally far apart."""
+    """Returns the mean of frames per second; the median if the rate is variable."""
     if video.num_frames < 2 or _variable_rate(video) is not None:
         return video.fps
     duration = float(video.times[-1] - video.times[0])

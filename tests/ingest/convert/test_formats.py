@@ -515,7 +515,7 @@ def test_lerobot_tasks_timestamps_and_findings(sources: Any, rollouts: Rollouts,
     np.testing.assert_array_equal(ds.episode(3)["timestamp"], expected)
     assert ds.manifest.provenance["metadata"]["robot_type"] == "arm"
     text = "\n".join(report.warnings)
-    assert "observation.images.top" in text
+    assert "observation.effort" in text
     assert "declares 99 episodes" in text
 
 

@@ -18,8 +18,10 @@ from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 
 _EPISODES_V2, _EPISODES_V3 = "meta/episodes.jsonl", "meta/episodes/"
+#: Prefix of the columns that say where an episode's frames are.
+VIDEOS = "videos/"
 #: Prefixes of columns that hold positions in LeRobot's files, or statistics.
-_NOT_FACTS = ("stats/", "data/", "meta/", "videos/", "dataset_from_index", "dataset_to_index")
+_NOT_FACTS = ("stats/", "data/", "meta/", VIDEOS, "dataset_from_index", "dataset_to_index")
 _STRUCTURE = ("episode_index", "length", "tasks")
 #: LeRobot's file of one episode (v2) or of several episodes (v3).
 _FILE_V2 = re.compile(r"data/chunk-\d+/episode_(\d+)\.parquet")
@@ -38,6 +40,7 @@ class EpisodeList:
         files: key of the Parquet file of each episode, as in `data_file_key`; None if the list has none.
         tasks: n tuples of texts.
         facts: name -> n values, all other single values and lists of them.
+        videos: name -> n values, the columns that begin with `VIDEOS` (v3). A value may be of any type.
         repeated: number of entries ignored because an earlier entry has their number.
     """
 
@@ -48,6 +51,7 @@ class EpisodeList:
     files: tuple[tuple[int, ...], ...] | None = None
     tasks: tuple[tuple[str, ...], ...] = ()
     facts: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    videos: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     repeated: int = 0
 
     def find(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -117,6 +121,7 @@ def _build_list(
     ids: dict[int, None] = {}
     lengths, ranges, files, tasks, repeated = [], [], [], [], 0
     facts: dict[str, list[Any]] = {}
+    videos: dict[str, list[Any]] = {}
     for row, record in enumerate(records):
         number = read_int(record, "episode_index", name, row)
         if number in ids:
@@ -128,12 +133,12 @@ def _build_list(
         files.append(file_key(record, row))
         tasks.append(_tasks(record, name, row))
         for key, value in record.items():
-            if key not in _STRUCTURE and not key.startswith(_NOT_FACTS) and _is_fact(value):
-                values = facts.setdefault(key, [])
-                values.extend([None] * (len(ids) - 1 - len(values)))
-                values.append(value)
+            if key.startswith(VIDEOS):
+                _put(videos, key, len(ids) - 1, value)
+            elif key not in _STRUCTURE and not key.startswith(_NOT_FACTS) and _is_fact(value):
+                _put(facts, key, len(ids) - 1, value)
     order = np.argsort(np.array(list(ids), np.int64), kind="stable")
-    for values in facts.values():
+    for values in (*facts.values(), *videos.values()):
         values.extend([None] * (len(ids) - len(values)))
     return EpisodeList(
         name=name,
@@ -143,8 +148,16 @@ def _build_list(
         files=None if None in files else tuple(files[i] or () for i in order),
         tasks=tuple(tasks[i] for i in order),
         facts={key: tuple(values[i] for i in order) for key, values in facts.items()},
+        videos={key: tuple(values[i] for i in order) for key, values in videos.items()},
         repeated=repeated,
     )
+
+
+def _put(columns: dict[str, list[Any]], name: str, row: int, value: Any) -> None:
+    """Sets the value of a row; rows that a column skipped get None."""
+    values = columns.setdefault(name, [])
+    values.extend([None] * (row - len(values)))
+    values.append(value)
 
 
 def _is_fact(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 v2 has one file per episode; v3 has files of many episodes, closed by size. All Parquet files under `data/` are read;
 the template `data_path` in the metadata is ignored. The `episode_index` of the rows is used, not the metadata. A
-finding reports each difference between rows and metadata.
+finding reports each difference between rows and metadata. Features of type video are cameras: see `episode_videos`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFo
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.ingest.sources.lerobot.cameras import check_names, choose_cameras
 from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, read_episode_list
+from gear_data.ingest.sources.lerobot.episode_videos import find_videos
 from gear_data.ingest.sources.lerobot.export_notes import ExportNotes, FinalObservations, read_notes
 from gear_data.ingest.sources.lerobot.metadata import (
     ROWS_ONLY,
@@ -40,6 +42,7 @@ from gear_data.ingest.sources.lerobot.metadata_checks import (
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.step_rows import StepRowSource
+from gear_data.ingest.videos.source_videos import SourceVideos
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
@@ -109,6 +112,7 @@ class LeRobotSource:
                 column=_EPISODE,
                 hint=f"if another column numbers the episodes, {ROWS_ONLY} --episode-column NAME",
             )
+        cameras, options = choose_cameras(info, names, options)
         requested = options.columns
         if requested is not None:
             check_columns = tuple(name for name in _FOR_CHECKS if name in names)
@@ -131,6 +135,11 @@ class LeRobotSource:
         self.num_rows: int | None = info.total_frames or tables.num_rows
         self.findings: FindingLog = self._rows.findings
         self.resume_state: dict[str, Any] = self._rows.resume_state
+        check_names(cameras, self.columns)
+        self._videos = find_videos(location, info, self._listed, cameras)
+        first = 0 if self._listed is None or not len(self._listed.ids) else int(self._listed.ids[0])
+        self._videos.check_present(self.columns, first)
+        self.videos = SourceVideos(tuple(camera.spec for camera in cameras), self._videos.files, self._videos.declared)
         check_features(info, names, self._rows.columns, self.findings)
         check_listing(info, self._listed, [file.name for file in files], self.findings)
 
@@ -163,7 +172,7 @@ class LeRobotSource:
             for spec in self.columns
             if not spec.variable_length
         }
-        block = replace(block, columns=columns, metadata=metadata)
+        block = replace(block, columns=columns, metadata=metadata, video_times=self._videos.times(ids))
         return block if self._finals is None else self._finals.add(block, ids)
 
 

@@ -1,0 +1,214 @@
+"""Where the frames of LeRobot's episodes are: files and times, for each camera.
+
+v2 has one file for an episode and camera, which begins at 0 s. v3 has several episodes in a file, and `meta/episodes`
+says in which file and from when to when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import CorruptSourceError
+from gear_data.ingest.findings.video_files import DeclaredVideo
+from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.sources.lerobot.cameras import Camera
+from gear_data.ingest.sources.lerobot.episode_list import VIDEOS, EpisodeList
+from gear_data.ingest.sources.lerobot.metadata import ROWS_ONLY, LeRobotInfo, read_int
+from gear_data.ingest.sources.lerobot.video_names import FileKey, VideoNames
+from gear_data.schema import ColumnSpec
+from gear_data.video.segments import VideoTimes
+
+_CHUNK_SIZE = 1000
+
+
+@dataclass(frozen=True)
+class _EpisodeVideo:
+    """The frames of one episode in one camera.
+
+    Attributes:
+        key: the key of the file.
+        start: the time of the first frame in seconds.
+        frames: the declared number of frames; -1 if unknown.
+    """
+
+    key: FileKey
+    start: float
+    frames: int
+
+
+@dataclass(frozen=True)
+class _CameraVideos:
+    """The videos of one camera.
+
+    Attributes:
+        key: LeRobot's name of the camera.
+        episodes: number of an episode -> its frames.
+        numbers: key of a file -> its number; missing files have none.
+    """
+
+    key: str
+    episodes: Mapping[int, _EpisodeVideo]
+    numbers: Mapping[FileKey, int]
+
+
+@dataclass(frozen=True)
+class EpisodeVideos:
+    """The video files of some cameras, and which of them has an episode.
+
+    Attributes:
+        files: the files of all cameras.
+        declared: the declared facts of each file.
+    """
+
+    files: tuple[SourceFile, ...]
+    declared: tuple[DeclaredVideo, ...]
+    _names: VideoNames
+    _cameras: Mapping[str, _CameraVideos]
+
+    def times(self, episodes: npt.NDArray[np.int64]) -> dict[str, VideoTimes]:
+        """Returns where the frames of some episodes are, by name of the camera's column.
+
+        Args:
+            episodes: int64 [n], numbers of the episodes.
+        """
+        return {name: self._times(videos, episodes.tolist()) for name, videos in self._cameras.items()}
+
+    def _times(self, camera: _CameraVideos, episodes: Sequence[int]) -> VideoTimes:
+        videos = [camera.episodes.get(episode) for episode in episodes]
+        numbers = [-1 if video is None else camera.numbers.get(video.key, -1) for video in videos]
+        names = [
+            self.files[number].name if number >= 0 else self._missing_name(camera, episode)
+            for number, episode in zip(numbers, episodes, strict=True)
+        ]
+        return VideoTimes(
+            np.array(numbers, np.int64),
+            np.array([0.0 if video is None else video.start for video in videos], np.float64),
+            np.array([-1 if video is None else video.frames for video in videos], np.int64),
+            names,
+        )
+
+    def _missing_name(self, camera: _CameraVideos, episode: int) -> str:
+        """Returns the name of the file that an episode should have."""
+        video = camera.episodes.get(episode)
+        if video is None and self._names.major == 3:
+            return f"videos/{camera.key}/ (meta/episodes does not say which file)"
+        return self._names.expected(camera.key, (max(episode, 0),) if video is None else video.key)
+
+    def check_present(self, rows: Sequence[ColumnSpec], episode: int) -> None:
+        """Checks that every camera has a file.
+
+        Args:
+            rows: the other columns of the source, for the hint.
+            episode: the number of an episode.
+
+        Raises:
+            CorruptSourceError: all files of a camera are missing.
+        """
+        absent = {name: camera for name, camera in self._cameras.items() if not camera.numbers}
+        if not absent:
+            return
+        first = next(iter(absent.values()))
+        others = [*(spec.name for spec in rows), *(name for name in self._cameras if name not in absent)]
+        subject = "every video of the camera is" if len(absent) == 1 else f"every video of {len(absent)} cameras is"
+        raise CorruptSourceError(
+            f"{subject} missing ({', '.join(camera.key for camera in absent.values())}); the first one should be "
+            f"{self._missing_name(first, episode)}",
+            column=first.key,
+            hint=f"download the folder videos/, or leave the camera out with --columns {','.join(others)}",
+        )
+
+
+def find_videos(
+    location: Location, info: LeRobotInfo, listed: EpisodeList | None, cameras: Sequence[Camera]
+) -> EpisodeVideos:
+    """Finds the video files of some cameras.
+
+    Raises:
+        CorruptSourceError: the metadata has a wrong value, or two files have the name of one video.
+    """
+    template, size = info.facts.get("video_path"), info.facts.get("chunks_size")
+    names = VideoNames(
+        info.major,
+        template if isinstance(template, str) else None,
+        size if isinstance(size, int) and size > 0 else _CHUNK_SIZE,
+    )
+    files: list[SourceFile] = []
+    declared: list[DeclaredVideo] = []
+    placed = {}
+    for camera in cameras:
+        found = names.find(camera.key, location.files)
+        episodes = _videos_v2(found, listed) if info.major == 2 else _videos_v3(camera, info, listed)
+        counts: dict[FileKey, list[int]] = {}
+        for video in episodes.values():
+            counts.setdefault(video.key, []).append(video.frames)
+        numbers = {}
+        for key, frames in counts.items():
+            if key in found:
+                numbers[key] = len(files)
+                files.append(found[key])
+                declared.append(_declared(camera, found[key].name, frames))
+        placed[camera.spec.name] = _CameraVideos(camera.key, episodes, numbers)
+    return EpisodeVideos(tuple(files), tuple(declared), names, placed)
+
+
+def _declared(camera: Camera, file: str, frames: Sequence[int]) -> DeclaredVideo:
+    return DeclaredVideo(
+        camera.key,
+        file,
+        camera.frames.height or None,
+        camera.frames.width or None,
+        camera.frames.fps,
+        camera.codec,
+        sum(frames) if min(frames) >= 0 else None,
+    )
+
+
+def _videos_v2(found: Mapping[FileKey, SourceFile], listed: EpisodeList | None) -> dict[int, _EpisodeVideo]:
+    """Returns one video for each episode that is listed, or has a file."""
+    lengths = {} if listed is None else dict(zip(listed.ids.tolist(), listed.lengths.tolist(), strict=True))
+    numbers = sorted({*lengths, *(key[0] for key in found)})
+    return {number: _EpisodeVideo((number,), 0.0, lengths.get(number, -1)) for number in numbers if number >= 0}
+
+
+def _videos_v3(camera: Camera, info: LeRobotInfo, listed: EpisodeList | None) -> dict[int, _EpisodeVideo]:
+    """Returns the videos that `meta/episodes` lists."""
+    if listed is None:
+        return {}
+    prefix = f"{VIDEOS}{camera.key}/"
+    columns = {name.removeprefix(prefix): values for name, values in listed.videos.items() if name.startswith(prefix)}
+    if not {"chunk_index", "file_index", "from_timestamp"} <= columns.keys():
+        return {}
+    videos = {}
+    for row, (number, length) in enumerate(zip(listed.ids.tolist(), listed.lengths.tolist(), strict=True)):
+        record = {name: values[row] for name, values in columns.items()}
+        if record["chunk_index"] is None or record["file_index"] is None:
+            continue
+        key = tuple(_number(record, name, prefix, listed.name, row) for name in ("chunk_index", "file_index"))
+        start = _seconds(record, "from_timestamp", prefix, listed.name, row)
+        frames = length
+        if info.fps is not None and record.get("to_timestamp") is not None:
+            frames = round((_seconds(record, "to_timestamp", prefix, listed.name, row) - start) * info.fps)
+        videos[number] = _EpisodeVideo(key, start, max(frames, -1))
+    return videos
+
+
+def _number(record: Mapping[str, object], name: str, prefix: str, file: str, row: int) -> int:
+    return read_int({prefix + name: record[name]}, prefix + name, file, row)
+
+
+def _seconds(record: Mapping[str, object], name: str, prefix: str, file: str, row: int) -> float:
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise CorruptSourceError(
+            f"should be a time in seconds, not {value!r:.40}",
+            file=file,
+            column=prefix + name,
+            row=row,
+            hint=f"download it again, or {ROWS_ONLY}",
+        )
+    return float(value)
