@@ -277,10 +277,12 @@ class Dataset:
         """Returns the steps of one column over several episodes, [steps, *shape].
 
         The episodes are at positions first to last - 1, and their steps are concatenated. The array is a view of the
-        shard's memory if the episodes are adjacent in one shard, else a copy.
+        shard's memory if the episodes are adjacent in one shard, else a copy. The frames of a camera are all decoded
+        into memory; `ds[i][camera]` decodes only the frames that are indexed.
 
         Raises:
             UnknownNameError: the column does not exist. The error lists the columns.
+            CorruptShardError: a video is damaged.
             EpisodeIndexError: the dataset or view has no such positions.
         """
         return self._store.steps(name, self._ids(first, last))

@@ -302,12 +302,16 @@ class DatasetStore:
         """Returns the steps of one column over several episodes, [sum of lengths, *shape].
 
         The steps are concatenated. The array is a view of the shard's memory if the episodes are adjacent in one shard,
-        else a copy. A column of variable length gives str or bytes objects.
+        else a copy. A column of variable length gives str or bytes objects. The frames of a camera are decoded.
 
         Raises:
             UnknownNameError: the column does not exist. The error lists the columns.
-            CorruptShardError: values of variable length are damaged.
+            CorruptShardError: values of variable length, or a video, are damaged.
         """
+        if self.schema[name].video is not None:
+            lengths = self.lengths[ids]
+            steps = np.arange(lengths.sum()) - np.repeat(offsets_of(lengths)[:-1], lengths)
+            return self.videos.frames(self.schema[name], np.repeat(ids, lengths), steps)
         index = self.schema.index(name)
         parts = [self.shards.column(shard, index, first, last) for shard, first, last in self._runs(ids)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import ManifestError
@@ -15,6 +17,8 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.arrow_files import read_table
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import Manifest
+from gear_data.video.decoding.frame_reader import FrameReader
+from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_SCHEMA, PACKETS_TABLE, VideoIndex
 from gear_data.video.packet_bytes import PacketBytes
 from gear_data.video.segments import VideoSegments, segment_columns
@@ -36,6 +40,25 @@ class StoredVideos:
     index: VideoIndex
     segments: Mapping[str, VideoSegments]
     packets: PacketBytes
+
+    @cached_property
+    def reader(self) -> FrameReader:
+        """Decodes frames that are read from episodes. Loaders have their own readers."""
+        return FrameReader(self.index, self.packets, DecodeOptions())
+
+    def frames(self, camera: ColumnSpec, episodes: Int64Array, steps: Int64Array) -> npt.NDArray[np.uint8]:
+        """Decodes the frames of a camera at some steps: uint8 [n, H, W, 3].
+
+        Args:
+            camera: the camera.
+            episodes: int64 [n], ids of episodes.
+            steps: int64 [n], a step of each episode.
+        """
+        segments = self.segments[camera.name]
+        out = np.empty((len(steps), *camera.shape), np.uint8)
+        if len(steps):
+            self.reader.read(segments.file[episodes], segments.first_frame[episodes] + steps, out)
+        return out
 
 
 def read_videos(

@@ -7,42 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow.parquet as pq
 import pytest
 
 import gear_data
 from gear_data.errors import InvalidArgumentError, UnknownNameError, UnsupportedColumnError
 from gear_data.exports.lerobot.videos import video_writer
+from tests.support.cameras.filmed import decoded, key_frames, moving_bar
 from tests.support.command_line import run_json
 from tests.support.exports import convert_rollouts
 
-av = pytest.importorskip("av")
 KEY = "observation.images.front"
 COLUMN = "observations.images.front"
-
-
-def moving_bar(count: int, height: int = 48, width: int = 64) -> npt.NDArray[np.uint8]:
-    """Returns frames [count, height, width, 3] of a gradient on which a bright bar moves."""
-    frames = np.empty((count, height, width, 3), np.uint8)
-    frames[:] = np.linspace(20, 120, width, dtype=np.uint8)[:, None]
-    for number in range(count):
-        frames[number, :, 3 * number % width :][:, :6] = (200, 40, 90)
-    return frames
 
 
 @pytest.fixture(scope="module")
 def frames_dataset(sources: Any, tmp_path_factory: pytest.TempPathFactory) -> gear_data.Dataset:
     rollouts = [r.with_columns(**{COLUMN: moving_bar(len(r))}) for r in sources.make_rollouts(5, seed=2)]
     return convert_rollouts(tmp_path_factory.mktemp("frames"), sources, rollouts, final=False)
-
-
-def decoded(path: Path) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """Returns all frames of a file, decoded in sequence, and the numbers of its key frames."""
-    with av.open(str(path)) as container:
-        keys = [i for i, packet in enumerate(container.demux(video=0)) if packet.is_keyframe]
-    with av.open(str(path)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]), keys
 
 
 @pytest.mark.parametrize("codec", [None, "h264"])
@@ -70,7 +52,7 @@ def test_frames_are_encoded_as_lerobot_does(
             "has_audio": False,
         },
     }
-    frames, keys = decoded(tmp_path / "out" / file)
+    frames, keys = decoded(tmp_path / "out" / file), key_frames(tmp_path / "out" / file)
     expected = np.concatenate([episode[COLUMN] for episode in frames_dataset])
     assert frames.shape == expected.shape
     assert np.abs(frames.astype(int) - expected).mean() < 6
@@ -123,7 +105,7 @@ def test_a_file_ends_before_it_is_too_large(sources: Any, tmp_path: Path, monkey
     numbers = 2 * column("chunk_index") + column("file_index")
     for number, path in enumerate(paths):
         inside = np.flatnonzero(numbers == number)
-        assert len(decoded(path)[0]) == ds.lengths[inside].sum()
+        assert len(decoded(path)) == ds.lengths[inside].sum()
         assert column("from_timestamp")[inside[0]] == 0
 
 

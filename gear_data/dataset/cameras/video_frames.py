@@ -1,0 +1,96 @@
+"""VideoFrames: the frames of one camera in one episode, decoded when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from gear_data.dataset.store import DatasetStore
+
+#: Frames that an iteration decodes at once.
+_FRAMES_AT_ONCE = 32
+
+
+class VideoFrames:
+    """The frames of one camera in one episode: a lazy array [T, H, W, 3] of uint8.
+
+    It is indexed as a NumPy array, and each access decodes the frames that it returns: `frames[3]`, `frames[10:20]`,
+    `frames[[0, -1]]`, `frames[:, ::2, ::2]`. The results are new arrays. `numpy.asarray(frames)` decodes all frames. It
+    can be pickled; unpickling opens the dataset again.
+
+    Attributes:
+        dtype: uint8.
+        ndim: 4.
+        shape: (T, H, W, 3).
+    """
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(self, store: DatasetStore, camera: str, episode: int) -> None:
+        self._store = store
+        self._camera = camera
+        self._episode = episode
+        self.shape: tuple[int, ...] = (int(store.lengths[episode]), *store.schema[camera].shape)
+
+    def __repr__(self) -> str:
+        return f"VideoFrames({self._camera!r}, episode {self._episode}, {' x '.join(map(str, self.shape))} uint8)"
+
+    def __len__(self) -> int:
+        """Returns the number of frames, T."""
+        return self.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of all frames when they are decoded."""
+        return self.size
+
+    def __getitem__(self, key: Any) -> npt.NDArray[Any]:
+        """Returns frames, or parts of them, as NumPy indexes an array.
+
+        Args:
+            key: an int, a slice, an array of integers or of T Booleans; or a tuple of one of them and of indices of
+                rows, columns and channels.
+
+        Raises:
+            IndexError: an index is outside the array.
+            CorruptShardError: the video is damaged.
+            MissingExtraError: PyAV is not installed.
+        """
+        first, *rest = key if isinstance(key, tuple) and key else (key,)
+        if first is Ellipsis or first is None or isinstance(first, tuple):
+            return self._decode(np.arange(len(self)))[key]  # type: ignore[no-any-return]
+        steps = np.arange(len(self))[first]
+        if not rest:
+            return self._decode(steps.reshape(-1)).reshape(*steps.shape, *self.shape[1:])
+        if isinstance(first, slice):
+            return self._decode(steps)[(slice(None), *rest)]
+        # Frames are decoded once each. NumPy then combines the index of frames with the others.
+        frames, places = np.unique(steps, return_inverse=True)
+        found: Any = int(places.reshape(-1)[0]) if steps.ndim == 0 else places.reshape(steps.shape)
+        return self._decode(frames)[(found, *rest)]  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        """Yields every frame, [H, W, 3]."""
+        for first in range(0, len(self), _FRAMES_AT_ONCE):
+            yield from self[first : first + _FRAMES_AT_ONCE]
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Decodes all frames."""
+        if copy is False:
+            raise ValueError("frames are decoded into a new array, which copy=False excludes")
+        frames = self[:]
+        return frames if dtype is None else frames.astype(dtype, copy=False)
+
+    def _decode(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        episodes = np.full(len(steps), self._episode)
+        return self._store.videos.frames(self._store.schema[self._camera], episodes, steps)

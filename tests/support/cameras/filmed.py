@@ -1,0 +1,121 @@
+"""A small dataset with two cameras whose videos exist, attached by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import av
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from gear_data.video.file_index import DISCARD, KEY, ColorProperties, Packets, VideoFile
+from gear_data.video.segments import VideoSegments
+from tests.support.cameras.attached import attach_cameras
+
+#: The cameras of `film`: all episodes in one file, and one file an episode.
+FRONT, WRIST = "observations.images.front", "observations.images.wrist"
+FPS = 10
+
+
+@dataclass(frozen=True)
+class Filmed:
+    """A dataset, and camera -> the frames of each episode."""
+
+    path: Path
+    frames: dict[str, list[npt.NDArray[np.uint8]]]
+
+
+def moving_bar(count: int, height: int = 48, width: int = 64) -> npt.NDArray[np.uint8]:
+    """Returns frames [count, height, width, 3] of a gradient on which a bright bar moves."""
+    frames = np.empty((count, height, width, 3), np.uint8)
+    frames[:] = np.linspace(20, 120, width, dtype=np.uint8)[:, None]
+    for number in range(count):
+        frames[number, :, 3 * number % width :][:, :6] = (200, 40, 90)
+    return frames
+
+
+def write_video(path: Path, frames: npt.NDArray[np.uint8], codec: str = "libx264", **options: str) -> None:
+    """Encodes frames into a file, at `FPS`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, FPS, options=options)
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def decoded(path: Path) -> npt.NDArray[np.uint8]:
+    """Returns all frames of a file, decoded in sequence."""
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def key_frames(path: Path) -> list[int]:
+    """Returns the numbers of the key frames of a file without B frames."""
+    with av.open(str(path)) as container:
+        return [i for i, packet in enumerate(container.demux(video=0)) if packet.is_keyframe]
+
+
+def indexed(path: Path, name: str) -> VideoFile:
+    """Returns the index of a file."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        flags = [KEY * packet.is_keyframe | DISCARD * packet.is_discard for packet in packets]
+        context = stream.codec_context
+        content = path.read_bytes()
+        return VideoFile(
+            file=name,
+            size=len(content),
+            checksum=f"xxh3-128:{xxhash.xxh3_128_hexdigest(content)}",
+            codec=context.codec.canonical_name,
+            extradata=context.extradata or b"",
+            pixel_format=context.pix_fmt or "",
+            height=context.height,
+            width=context.width,
+            colors=ColorProperties(),
+            time_base=Fraction(stream.time_base or 1),
+            packets=Packets(
+                pts=np.array([packet.pts for packet in packets], np.int64),
+                position=np.array([packet.pos for packet in packets], np.int64),
+                size=np.array([packet.size for packet in packets], np.int32),
+                flags=np.array(flags, np.uint8),
+                digest=np.array([xxhash.xxh3_64_intdigest(bytes(packet)) for packet in packets], np.uint64),
+            ),
+        )
+
+
+def film(folder: Path, lengths: Sequence[int]) -> dict[str, list[npt.NDArray[np.uint8]]]:
+    """Gives a dataset the cameras `FRONT` and `WRIST`.
+
+    Args:
+        folder: the dataset.
+        lengths: steps of each episode.
+
+    Returns:
+        Camera -> the frames of each episode, decoded in sequence.
+    """
+    offsets = np.cumsum([0, *lengths])
+    # B frames, and groups that do not begin where episodes do. A second of other frames comes before the episodes.
+    names = ["videos/front.mp4", *(f"videos/wrist/{number}.mp4" for number in range(len(lengths)))]
+    write_video(folder / names[0], moving_bar(FPS + int(offsets[-1])), g="7", bf="2")
+    for number, length in enumerate(lengths):
+        write_video(folder / names[1 + number], moving_bar(length, 32, 48)[:, ::-1], "mpeg4", g="4")
+    episodes = np.arange(len(lengths))
+    cameras = {
+        FRONT: VideoSegments(0 * episodes, FPS + offsets[:-1]),
+        WRIST: VideoSegments(1 + episodes, 0 * episodes),
+    }
+    attach_cameras(folder, [indexed(folder / name, name) for name in names], cameras)
+    front = decoded(folder / names[0])[FPS:]
+    return {
+        FRONT: [front[first:last] for first, last in pairwise(offsets)],
+        WRIST: [decoded(folder / name) for name in names[1:]],
+    }
