@@ -135,27 +135,6 @@ def check_dtype(dtype: npt.DTypeLike | torch.dtype | None) -> tuple[np.dtype[Any
     return BFLOAT16 if name == "bfloat16" else np.dtype(name), _DTYPES[name]
 
 
-def check_offsets(offsets: Mapping[str, tuple[int, int]] | None) -> dict[str, tuple[int, int]]:
-    """Returns column -> (first, last), as integers.
-
-    Raises:
-        InvalidArgumentError: not a mapping, not two integers, or first is not below last.
-    """
-    result = {}
-    if offsets is not None and not isinstance(offsets, Mapping):
-        raise InvalidArgumentError(f"offsets must map columns to (first, last), not be {offsets!r}")
-    for name, value in (offsets or {}).items():
-        if not isinstance(value, Sequence) or len(value) != 2:
-            raise InvalidArgumentError(f"offsets must be (first, last), not {value!r}", column=name)
-        first, last = value
-        check_range("offsets", first, -(1 << 31), 1 << 31)
-        check_range("offsets", last, -(1 << 31), 1 << 31)
-        if last <= first:
-            raise InvalidArgumentError(f"offsets must be (first, last) with first < last, not {value!r}", column=name)
-        result[name] = (int(first), int(last))
-    return result
-
-
 def check_goals(goals: Any, anchor: str) -> Goals | None:
     """Returns the goals; raises InvalidArgumentError if no goals can be drawn."""
     if goals is None:

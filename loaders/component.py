@@ -21,6 +21,7 @@ from gear_data.loaders.config import LoaderConfig
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.goals import goal_output
+from gear_data.loaders.presets.offsets import offsets_to_json
 from gear_data.loaders.presets.outputs import (
     BatchRequest,
     Postprocess,
@@ -102,8 +103,10 @@ class LoaderComponent:
 
     def collect_source(self, outputs: Sequence[Output] | None = None) -> CollectSource:
         """Returns the source for a collector of outputs; None: of the component's."""
-        filled, joined = part_outputs(self.outputs if outputs is None else outputs, self.parts)
-        return CollectSource(store_of(self.dataset).reader(), self.dataset.schema, filled, joined)
+        wanted = self.outputs if outputs is None else outputs
+        filled, joined = part_outputs([output.span for output in wanted], self.parts)
+        listed = {number: output for number, output in enumerate(wanted) if output.steps is not None}
+        return CollectSource(store_of(self.dataset).reader(), self.dataset.schema, filled, joined, listed)
 
     @property
     def row_bytes(self) -> int:
@@ -122,7 +125,7 @@ class LoaderComponent:
             **({} if importance is None else {"importance_weights": importance.to_json()}),
             "batch_format": self.batch_format.to_json(),
             "columns": None if request.columns is None else list(request.columns),
-            "offsets": {name: list(span) for name, span in request.offsets.items()},
+            "offsets": offsets_to_json(request.offsets),
             "normalize": {name: [mean.tolist(), std.tolist()] for name, (mean, std) in request.normalize.items()},
             "n_step": request.n_step,
             **({"stack": {name: [p.name for p in specs] for name, specs in self.parts.items()}} if self.parts else {}),

@@ -20,7 +20,6 @@ from gear_data.loaders.arguments import (
     check_dtype,
     check_goals,
     check_numbers,
-    check_offsets,
     check_passes,
     check_range,
     check_rank,
@@ -34,6 +33,7 @@ from gear_data.loaders.misuse import check_group
 from gear_data.loaders.mixture import Mixture, MixtureComponent
 from gear_data.loaders.node_local import check_selection
 from gear_data.loaders.presets.batch_format import BatchFormat
+from gear_data.loaders.presets.offsets import ColumnSteps, Offsets, check_offsets
 from gear_data.loaders.presets.registry import resolve_preset
 from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import Sampler
@@ -71,7 +71,7 @@ class LoaderConfig:
     seed: int
     columns: Sequence[str] | None
     stack: Stack
-    offsets: Mapping[str, tuple[int, int]]
+    offsets: ColumnSteps
     normalize: Normalize
     half: np.dtype[Any] | None
     float_dtype: str | None
@@ -150,7 +150,7 @@ def resolve_config(
     seed: int,
     columns: Sequence[str] | None,
     stack: Mapping[str, Sequence[str]] | None,
-    offsets: Mapping[str, tuple[int, int]] | None,
+    offsets: Offsets | None,
     normalize: Normalize,
     dtype: npt.DTypeLike | torch.dtype | None,
     n_step: int | None,

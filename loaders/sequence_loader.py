@@ -36,6 +36,7 @@ from gear_data.loaders.passes.progress import Progress
 from gear_data.loaders.passes.shared_passes import SharedPasses
 from gear_data.loaders.passes.state import check_state, load_weights, make_state
 from gear_data.loaders.presets.batch_format import BatchFormat
+from gear_data.loaders.presets.offsets import Offsets
 from gear_data.loaders.tuning.config_file import read_config
 from gear_data.loaders.weight_updates import apply_update, check_updatable
 from gear_data.loaders.window_source import make_window_source, window_table
@@ -71,8 +72,8 @@ class SequenceLoader(LoaderBase):
         seed: 0 to 2^64 - 1.
         columns: with `raw`, the columns of the batch; with other presets, columns to add. None: all, or none added.
             `next_X` is column X of the next step, and for the last step the final observation.
-        offsets: column -> (first, last): the column's own range of steps relative to the window's first step, `last`
-            excluded. Each step has its own position, and a mask `COLUMN_mask`. Other columns have `context` steps.
+        offsets: column -> its own steps relative to the window's first step: a tuple (first, last), `last` excluded, or
+            a list of steps. Each has its own position, and a mask `COLUMN_mask`. Other columns have `context` steps.
         normalize: True (float observations), one column or several, by the dataset's mean and standard deviation; or
             `quantiles` (float observations, the 1st and 99th percentile to -1 and 1) or `min-max` (to -1 to 1); or
             column -> (mean, std), `mean-std`, `quantiles` or `min-max`. None: nothing is normalised.
@@ -132,7 +133,7 @@ class SequenceLoader(LoaderBase):
     def __init__(
         self, dataset: Dataset | Mixture, batch_size: int = 256, *,
         context: int | None = None, preset: str | BatchFormat = "raw", sampler: str | Sampler = "uniform",
-        seed: int = 0, columns: Sequence[str] | None = None, offsets: Mapping[str, tuple[int, int]] | None = None,
+        seed: int = 0, columns: Sequence[str] | None = None, offsets: Offsets | None = None,
         normalize: Normalize = None, dtype: npt.DTypeLike | torch.dtype | None = None, augment: Augment = None,
         transform: Transform | None = None, rank: int | None = None, world_size: int | None = None,
         framework: str | None = None, device: str | torch.device = "cpu", sharding: Any = None,

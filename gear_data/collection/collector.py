@@ -77,6 +77,8 @@ class Collector:
             valid_bytes = self._read_joined(windows, windows.source, buffers)
         for join in self._plan.joins:
             join.join(memory, rows)
+        for each in self._plan.takes:
+            each.take(memory, rows)
         arrays = {}
         # Every array keeps the lease of the buffer alive.
         for key, shape, dtype, offset in self._arrays:
@@ -110,6 +112,8 @@ class Collector:
         plan = self._plan
         for join in plan.joins:
             join.join(memory, len(windows))
+        for taken in plan.takes:
+            taken.take(memory, len(windows))
         return [
             CollectedBatch(
                 {

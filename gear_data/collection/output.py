@@ -66,6 +66,8 @@ class Output:
         dtype: NumPy name of the output's dtype.
         shape: shape of one step.
         first, width: steps to read, relative to the window's start: from first to first + width - 1.
+        steps: `width` steps to read, relative to the window's start, in this order; `first` is the lowest. None: the
+            range of `first` and `width`. A padded step holds what it holds in `span`, where it is at its own position.
         pad_left: True puts valid steps at the end. False leaves every step at its own position.
         fill: one padding step, [*shape] or a scalar. The batch holds this value; it is not normalised.
         mean, scale: output = (value - mean) * scale, float64 [elements] or [1]. None copies (or casts).
@@ -110,6 +112,7 @@ class Output:
     next_state: NextState | None = None
     table: npt.NDArray[Any] | None = None
     half: str | None = None
+    steps: tuple[int, ...] | None = None
 
     @property
     def array_dtype(self) -> np.dtype[Any]:
@@ -122,6 +125,23 @@ class Output:
     def array_shape(self) -> tuple[int, ...]:
         """The shape of one row (one window) of the array."""
         return self.shape if self.squeeze_time else (self.width, *self.shape)
+
+    @property
+    def span(self) -> Output:
+        """The output of the range that has the listed steps; the output itself if it has no list.
+
+        The range also has the window's first step. So it always has a valid step, as the nearest one of any other.
+        """
+        if self.steps is None:
+            return self
+        first, last = min(0, *self.steps), max(0, *self.steps)
+        return dataclasses.replace(self, first=first, width=last - first + 1, steps=None)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The positions of all steps in `span`."""
+        steps = range(self.first, self.first + self.width) if self.steps is None else self.steps
+        return tuple(step - self.span.first for step in steps)
 
     @property
     def step_bytes(self) -> int:
@@ -165,8 +185,9 @@ def output_from_json(plain: Mapping[str, Any]) -> Output:
         if fields.get("next_state") is not None:
             fields["next_state"] = NextState(**fields["next_state"])
         fields["shape"] = tuple(int(size) for size in fields["shape"])
-        if fields.get("discounts") is not None:
-            fields["discounts"] = tuple(fields["discounts"])
+        for name in ("discounts", "steps"):
+            if fields.get(name) is not None:
+                fields[name] = tuple(fields[name])
         fields["padding"] = Padding(fields.get("padding", Padding.FILL))
         return Output(**fields)
     except (KeyError, TypeError, ValueError) as error:
@@ -182,9 +203,9 @@ def check_batch_bytes(outputs: Sequence[Output], rows: int) -> None:
         InvalidArgumentError: the batch would be larger.
     """
     # Python's integers do not overflow.
-    size = rows * sum(output.row_bytes for output in outputs)
+    size = rows * sum(output.span.row_bytes for output in outputs)
     if size > _MAX_BATCH_BYTES:
-        widest = max(output.width for output in outputs)
+        widest = max(output.span.width for output in outputs)
         raise InvalidArgumentError(
             f"a batch of {rows:,} windows of up to {widest:,} steps would be {size / 2**30:,.0f} GiB",
             hint=f"choose batch_size, context and offsets so that it is less than {_MAX_BATCH_BYTES >> 30:,} GiB",
@@ -195,10 +216,11 @@ def check_alike(outputs: Sequence[Output], others: Sequence[Output]) -> None:
     """Checks that windows of two datasets fit in one batch.
 
     Raises:
-        InvalidArgumentError: the outputs differ in a key, the number of steps, a shape or a dtype.
+        InvalidArgumentError: the outputs differ in a key, the number of steps or their list, a shape or a dtype.
     """
     left, right = (
-        {o.key: (o.width, o.shape, o.half or o.dtype, o.squeeze_time) for o in each} for each in (outputs, others)
+        {o.key: (o.steps or o.width, o.shape, o.half or o.dtype, o.squeeze_time) for o in each}
+        for each in (outputs, others)
     )
     for key in {**left, **right}:
         if left.get(key) != right.get(key):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gear_data.collection.buffers import ALIGNMENT
 from gear_data.collection.joined import ArrayLayout, Joined, JoinLayout
+from gear_data.collection.listed_steps import TakenSteps
 from gear_data.collection.output import TIMESTEPS, Output, Padding, check_batch_bytes
 from gear_data.collection.reader import ColumnReader
 from gear_data.errors import UnsupportedColumnError
@@ -44,12 +45,14 @@ class CollectSource:
         schema: the columns.
         outputs: the arrays that a kernel fills.
         joined: the arrays of a batch that are joined from several outputs. Each stands in the place of its parts.
+        listed: number of an array -> the output of listed steps that stands in its place.
     """
 
     reader: ColumnReader
     schema: Schema
     outputs: tuple[Output, ...]
     joined: tuple[Joined, ...] = ()
+    listed: Mapping[int, Output] = field(default_factory=dict)
 
 
 class BatchPlan:
@@ -67,6 +70,7 @@ class BatchPlan:
             that live as long as this plan.
         arrays: the layout of each array of a batch.
         joins: the arrays among them that are joined from several outputs.
+        takes: the arrays among them whose steps are listed.
         offsets: int64 [outputs], the first byte of the array of each output in a buffer.
         size: bytes of a buffer.
         row_bytes: bytes of one row, summed over all outputs.
@@ -82,8 +86,8 @@ class BatchPlan:
         # Arrays to which the plans point.
         self._templates: list[npt.NDArray[Any]] = []
         self.plans = [self._plan(source) for source in sources]
-        joined = sources[0].joined
-        stored = [*outputs, *(each.output for each in joined)]
+        joined, listed = sources[0].joined, sources[0].listed
+        stored = [*outputs, *(each.output for each in joined), *listed.values()]
         row_bytes = np.array([output.row_bytes for output in stored], np.int64)
         aligned = -(-batches * rows * row_bytes // ALIGNMENT) * ALIGNMENT
         offsets: Int64Array = np.cumsum(aligned) - aligned
@@ -95,10 +99,15 @@ class BatchPlan:
             for output, offset in zip(stored, offsets.tolist(), strict=True)
         ]
         self.arrays, self.joins = layouts[: len(outputs)], []
-        for each, whole in reversed(list(zip(joined, layouts[len(outputs) :], strict=True))):
+        taken = layouts[len(outputs) + len(joined) :]
+        for each, whole in reversed(list(zip(joined, layouts[len(outputs) : len(stored) - len(taken)], strict=True))):
             parts = slice(each.first, each.first + each.count)
             self.joins.append(JoinLayout(whole, tuple(self.arrays[parts])))
             self.arrays[parts] = [whole]
+        self.takes = []
+        for (number, output), whole in zip(listed.items(), taken, strict=True):
+            self.takes.append(TakenSteps(number, self.arrays[number], whole, output.places, output.step_bytes))
+            self.arrays[number] = whole
 
     def _plan(self, source: CollectSource) -> OutputPlanArray:
         """Returns OUTPUT_PLAN [outputs]."""

@@ -54,7 +54,7 @@ class Rollout:
                 "the batches have returns_to_go, so the rollout needs a target", hint="target=3000"
             )
         self._target = 0.0 if target is None else float(target)
-        self._length = max((each.width - _last_offset(each) for each in self._outputs), default=1)
+        self._length = max((each.span.width - _last_offset(each) for each in self._outputs), default=1)
         self._columns = {each.source: each for each in self._outputs if each.column}
         self._observations = [name for name in self._columns if name not in (*_OF_STEPS, *_FLAGS)]
         self._history: dict[str, list[npt.NDArray[Any]]] = {}
@@ -141,7 +141,7 @@ class Rollout:
         steps = array.reshape(-1, *shape)
         position = -1
         if output is not None and len(steps) > 1:
-            position = self._place(output).stop - 1 if output.within_window else -output.first
+            position = self._place(output).stop - 1 if output.within_window else _current_step(output)
         return self._normalizer.denormalize(_ACTIONS, steps[position])
 
     def _begin_step(self, observation: Observation) -> None:
@@ -178,6 +178,8 @@ class Rollout:
 
     def _array(self, output: Output) -> npt.NDArray[Any]:
         """Returns an array of a batch without the axis of windows."""
+        if output.steps is not None:
+            return self._array(output.span)[list(output.places)]
         place = self._place(output)
         valid = place.stop - place.start
         array = np.empty((output.width, *output.shape), output.dtype)
@@ -223,7 +225,20 @@ def _last_offset(output: Output) -> int:
 
     An array of a window ends with the current step. Another array has its own range around the window's only step.
     """
-    return 0 if output.within_window else output.first + output.width - 1
+    return 0 if output.within_window else output.span.first + output.span.width - 1
+
+
+def _current_step(output: Output) -> int:
+    """Returns the position of the current step in an array with offsets."""
+    if output.steps is None:
+        return -output.first
+    if 0 not in output.steps:
+        raise InvalidArgumentError(
+            f"the actions of a batch have the offsets {list(output.steps)}, without the current step",
+            column=output.source,
+            hint="give the action of one step: [A]",
+        )
+    return output.steps.index(0)
 
 
 def _is_known(output: Output) -> bool:

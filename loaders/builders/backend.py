@@ -128,6 +128,8 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
     for component in components:
         if component.goals is not None and component.goals.sampler.goals.future:
             return "final observations as goals are collected there"
+        if component.goals is not None and component.goals.output.steps is not None:
+            return "goals with listed steps are collected there"
         if component.parts:
             return "stack= joins columns there"
         if component.variable and component.batch_format.transitions and component.request.n_step:

@@ -36,6 +36,10 @@ from gear_data.selection.windows import Windows
 _NUMBERS = {"i": torch.int64, "f": torch.float64}
 
 
+#: For each array of listed steps: n steps [B, bytes] in the array of their range, and the array [B, n, bytes].
+_StepsToTake = Sequence[tuple[list[torch.Tensor], torch.Tensor]]
+
+
 @dataclass(slots=True)  # not frozen: see Windows
 class DeferredWindows:
     """Windows that the device samples when it collects them.
@@ -230,22 +234,39 @@ class DeviceBatchBuilder:
             for name, kind in kinds.items():
                 first = collected.facts[name] // 8 + place * rows
                 batch[name] = typed[_NUMBERS[kind]].as_strided((rows,), (1,), first)
-            deliver = functools.partial(self._deliver, self.collectors[number], collected, frozenset(batch))
+            taken = _steps_to_take(self._plans[number], collected.memory, place, rows)
+            deliver = functools.partial(self._deliver, self.collectors[number], collected, frozenset(batch), taken)
             padded_bytes = rows * self._plans[number].row_bytes
             batches.append(BuiltBatch(batch, rows, padded_bytes, valid_bytes, deliver=deliver))
         return batches
 
     def _deliver(
-        self, collector: DeviceCollector, collected: DeviceBatches, on_device: frozenset[str], batch: Batch
-    ) -> Batch:
-        """Makes the consumer's stream wait for the batch.
+        self, collector: DeviceCollector, collected: DeviceBatches, on_device: frozenset[str], taken: _StepsToTake,
+        batch: Batch,
+    ) -> Batch:  # fmt: skip
+        """Makes the consumer's stream wait for the batch, and takes listed steps there.
 
         Copies the tensors that the CPU made to the device.
         """
         collector.hand_over(collected)
+        for steps, whole in taken:
+            torch.stack(steps, 1, out=whole)
         # The CPU makes some tensors, for example with decoders.
         others = {key: value for key, value in batch.items() if key not in on_device}
         return {**batch, **to_device(others, self._device, pin=self._pin)}
+
+
+def _steps_to_take(plan: BatchPlan, memory: torch.Tensor, number: int, rows: int) -> _StepsToTake:
+    """Returns the arrays of listed steps of batch `number`, of `rows` rows, and their parts."""
+    found = []
+    for each in plan.takes:
+        views = []
+        for array in (each.span, each.whole):
+            size = rows * array.row_bytes
+            first = array.offset + number * size
+            views.append(memory[first : first + size].view(rows, array.row_bytes // each.step_bytes, each.step_bytes))
+        found.append(([views[0][:, place] for place in each.places], views[1]))
+    return found
 
 
 def staging_reader(reader: ColumnReader) -> StagingReader | None:

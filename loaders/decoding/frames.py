@@ -6,6 +6,7 @@ and each is read and decoded once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,21 +51,19 @@ class Frames:
         return [[[padded[i] for i in row] for row in half] for half in self.index.tolist()]
 
 
-def frames_of(
-    windows: Windows, total: Int64Array, hops: Int64Array, offsets: tuple[int, int], *, repeat: bool
-) -> Frames:
+def frames_of(windows: Windows, total: Int64Array, hops: Int64Array, offsets: Sequence[int], *, repeat: bool) -> Frames:
     """Returns the frames of a batch.
 
     Args:
         windows: B windows, at least one.
         total: int64 [B], steps of each window's episode.
         hops: int64 [B], steps from each window's first step to its next state; 0: there is none.
-        offsets: (first, last) steps relative to the row's step, last excluded.
+        offsets: steps relative to the row's step.
         repeat: whether the nearest step of the episode stands for a step outside of it.
     """
     rows = np.stack([windows.start, windows.start + hops])
     exists = np.stack([np.ones(len(windows), np.bool_), (hops > 0) & (rows[1] < total)])
-    steps = rows[..., None] + np.arange(*offsets)
+    steps = rows[..., None] + np.asarray(offsets, np.int64)
     inside = (steps >= 0) & (steps < total[:, None]) & exists[..., None]
     there = np.broadcast_to(exists[..., None], steps.shape) if repeat else inside
     steps = np.clip(steps, 0, total[:, None] - 1)

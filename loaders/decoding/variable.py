@@ -129,7 +129,7 @@ class VariableColumns:
             windows,
             self._totals(windows),
             np.ones(len(windows), np.int64) if intervals is None else intervals,
-            component.request.offsets.get(column, (0, 1)),
+            component.request.offsets.get(column, (0,)),
             repeat=component.batch_format.column_padding is not Padding.FILL,
         )
         values = list(chain.from_iterable(self._values(column, frames.windows)))

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.presets.offsets import ColumnSteps
 from gear_data.schema import ColumnSpec, Schema
 
 Normalization = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
@@ -23,7 +24,7 @@ class BatchRequest:
         context: steps of a sequence.
         columns: columns to add to the preset's own. For a preset of all columns: the columns of the batch. None: none
             added, or all. `next_X`, if the dataset has no such column, is column X of the next step.
-        offsets: column -> (first, last) steps relative to the window's first step, last excluded.
+        offsets: column -> steps relative to the window's first step: a range, or a tuple of listed steps.
         normalize: column -> (mean, std), float64 [elements] or [1].
         float_dtype: dtype of float columns; None: the preset's.
         n_step: if not None, the batch has `n_step_returns`, discounted sums of this many rewards.
@@ -33,7 +34,7 @@ class BatchRequest:
     schema: Schema
     context: int
     columns: tuple[str, ...] | None
-    offsets: Mapping[str, tuple[int, int]]
+    offsets: ColumnSteps
     normalize: Normalization
     float_dtype: str | None
     n_step: int | None = None

@@ -262,8 +262,10 @@ def _shift(batch_format: BatchFormat, item: BatchColumn) -> int:
 def _positions(batch_format: BatchFormat, request: BatchRequest, spec: ColumnSpec) -> dict[str, Any]:
     """Returns arguments of `Output`: the steps of a column, and their positions."""
     if spec.name in request.offsets:
-        first, last = request.offsets[spec.name]
-        return {"first": first, "width": last - first, "within_window": False}
+        steps = request.offsets[spec.name]
+        listed = None if isinstance(steps, range) else steps
+        first = steps.start if isinstance(steps, range) else min(steps)
+        return {"first": first, "width": len(steps), "within_window": False, "steps": listed}
     if batch_format.first_step_only(spec.role):
         return {"first": 0, "width": 1, "squeeze_time": True}
     return {"first": 0, "width": request.context, "pad_left": batch_format.pad_left}

@@ -16,6 +16,7 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.open import reopen
 from gear_data.errors import DestinationExistsError, LoaderConfigError
 from gear_data.loaders.mixture import Mixture
+from gear_data.loaders.presets.offsets import check_offsets, offsets_from_json, offsets_to_json
 from gear_data.loaders.tuning.setting import Setting
 from gear_data.storage.atomic import atomic_file
 
@@ -119,6 +120,8 @@ def write_config(
     """
     check_destination(path)
     kept = {name: value for name, value in arguments.items() if name in BATCH_ARGUMENTS}
+    if kept.get("offsets") is not None:
+        kept["offsets"] = offsets_to_json(check_offsets(kept["offsets"]))
     stored = {name: value for name, value in kept.items() if _is_json(value)}
     config = _Config(FORMAT, VERSION, setting, stored, sorted(kept.keys() - stored.keys()), columns, dict(measured))
     with atomic_file(Path(path)) as temporary:
@@ -178,7 +181,10 @@ def read_config(path: str | os.PathLike[str], dataset: Dataset | Mixture, given:
             file=file,
             hint=f"give from_config the argument {absent[0]}= too",
         )
-    return SavedConfig(config.tuned, config.arguments)
+    arguments = dict(config.arguments)
+    if "offsets" in arguments:
+        arguments["offsets"] = offsets_from_json(arguments["offsets"])
+    return SavedConfig(config.tuned, arguments)
 
 
 def _check_columns(tuned: list[dict[str, str]], found: list[dict[str, str]], file: str) -> None:

@@ -85,6 +85,24 @@ def test_a_range_of_observations_without_the_actions_to_predict(dataset, episode
             np.testing.assert_allclose(inputs[key][0], batch[key][row], rtol=1e-6, err_msg=f"{key} of row {row}")
 
 
+def test_listed_steps_of_observations_and_actions(dataset, episodes):
+    offsets = {"observations": [-3, 0], "actions": [0, 2]}
+    loader = loader_of(dataset, context=1, preset="lerobot", offsets=offsets, columns=["observations", "actions"])
+    (batch,) = loader
+    for row, inputs in enumerate(inputs_of_episodes(loader, episodes)):
+        assert "action" not in inputs
+        for key in ("observation.state", "observation.state_is_pad"):
+            np.testing.assert_allclose(inputs[key][0], batch[key][row], rtol=1e-6, err_msg=f"{key} of row {row}")
+    rollout = Rollout.from_spec(loader.spec())
+    rollout.reset(episodes[0]["observations"][0])
+    assert rollout.action(np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).tolist() == [1.0, 2.0, 3.0]
+    late = loader_of(dataset, context=1, offsets={"actions": [2, 5]}, columns=["observations", "actions"])
+    rollout = Rollout.from_spec(late.spec())
+    rollout.reset(episodes[0]["observations"][0])
+    with pytest.raises(InvalidArgumentError, match="without the current step"):
+        rollout.action(np.zeros((2, 3)))
+
+
 def test_transitions_have_no_next_observations_yet(dataset, episodes):
     loader = SequenceLoader(dataset, 8, preset="transitions", n_step=3, discount=0.9, normalize=True)
     for inputs, observation in zip(

@@ -100,6 +100,7 @@ def loaders(draw):
     columns = draw(st.none() | st.lists(st.sampled_from(names), min_size=1, unique=True))
     used = columns or names
     spans = st.tuples(st.integers(-9, 9), st.integers(1, 12)).map(lambda span: (span[0], sum(span)))
+    spans |= st.lists(st.integers(-9, 9), min_size=1, max_size=5)
     numbers = [name for name in used if COLUMNS[kind].get(name, (bool,))[0] is not bool]
     world_size = draw(st.sampled_from([1, 1, 2, 3]))
     arguments = {
@@ -175,14 +176,14 @@ def plain_column(episodes, name, windows, span, context):
 
     Values are float64 or the column's dtype, with zeros in padding.
     """
-    first, last = span or (0, context)
+    offsets = span if isinstance(span, list) else range(*(span or (0, context)))
     values = episodes[0][name]
-    out = np.zeros((len(windows), last - first, *values.shape[1:]), values.dtype)
+    out = np.zeros((len(windows), len(offsets), *values.shape[1:]), values.dtype)
     valid = np.zeros(out.shape[:2], np.bool_)
     for row, (episode, start, length) in enumerate(windows):
         inside = range(len(episodes[episode][name])) if span else range(start, start + length)
-        for place in range(last - first):
-            if (step := start + first + place) in inside:
+        for place, offset in enumerate(offsets):
+            if (step := start + offset) in inside:
                 out[row, place] = episodes[episode][name][step]
                 valid[row, place] = True
     return out, valid

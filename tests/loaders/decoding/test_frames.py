@@ -64,6 +64,13 @@ def test_stacks_of_images(dataset, n_step, padding):
     assert np.array_equal(batch[f"{IMAGE}_mask"], batch["observations_mask"])
 
 
+def test_listed_steps_are_those_of_the_range(dataset):
+    whole, _ = loaded(dataset, offsets={"observations": (-2, 1), IMAGE: (-2, 1)})
+    some, _ = loaded(dataset, offsets={"observations": [0, -2], IMAGE: [0, -2]})
+    for key in ("observations", "next_observations", IMAGE, NEXT_IMAGE, "observations_mask", f"{IMAGE}_mask"):
+        assert np.array_equal(some[key], whole[key][:, [2, 0]]), key
+
+
 def test_marked_rows_have_zeros(dataset):
     batch, rows = loaded(dataset, preset_options={"transitions": {"missing_next": "mark"}})
     there = np.array([state(EPISODES[e], t, 1) is not None for e, t in rows])

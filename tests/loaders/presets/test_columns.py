@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 import gear_data
-from gear_data import SequenceLoader
+from gear_data import Mixture, SequenceLoader
+from gear_data.collection.output import Output, check_alike
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.presets.outputs import PRESETS
 from tests.support.feed import reference as ref
@@ -41,6 +44,58 @@ def test_offsets_give_a_column_its_own_steps(dataset, episodes, preset, span):
     assert {start - lengths[episode] for episode, start, _ in windows} >= {-1, -2}
 
 
+#: Batches of transitions have one step: test_transitions.py.
+@pytest.mark.parametrize("preset", [n for n in PRESETS if PRESETS[n].tokens is None and n != "transitions"])
+@pytest.mark.parametrize("steps", [[-10, 0], [0, 2, 5], [3, -1, 3], [-60], [100, 99], [-40, 40]])
+def test_offsets_give_a_column_listed_steps(dataset, episodes, preset, steps):
+    batch, windows = first_batch(dataset, preset=preset, offsets={"actions": steps})
+    actions = column(episodes, "actions")
+    expected = np.zeros((len(windows), len(steps), *actions[0].shape[1:]), np.float32)
+    valid = np.zeros(expected.shape[:2], np.bool_)
+    for row, (episode, start, _) in enumerate(windows):
+        for place, step in enumerate(steps):
+            values, at = actions[episode], start + step
+            valid[row, place] = 0 <= at < len(values)
+            if valid[row, place]:
+                expected[row, place] = values[at]
+            elif preset == "lerobot":
+                # As `LeRobotDataset`, which clips the index to the episode.
+                expected[row, place] = values[min(max(at, 0), len(values) - 1)]
+            elif preset == "jat":
+                expected[row, place] = values[max(0, start + min(0, *steps))]
+            elif preset == "decision_transformer":
+                expected[row, place] = -10
+    key, mask = ("action", "action_is_pad") if preset == "lerobot" else ("actions", "actions_mask")
+    assert np.array_equal(batch[key].numpy(), expected)
+    assert np.array_equal(batch[mask].numpy(), ~valid if preset == "lerobot" else valid)
+
+
+def test_listed_offsets_are_part_of_the_specification(dataset):
+    loader = SequenceLoader(dataset, offsets={"actions": [0, 2], "rewards": (0, 2)})
+    assert loader.spec()["offsets"] == {"actions": {"steps": [0, 2]}, "rewards": [0, 2]}
+    json.dumps(loader.spec(), allow_nan=False)
+    ranged = SequenceLoader(dataset, offsets={"actions": (0, 2), "rewards": (0, 2)})
+    assert ranged.spec() != loader.spec()
+    # The windows are the same.
+    ranged.load_state_dict(loader.state_dict())
+
+
+def test_arrays_of_other_listed_steps_do_not_fit_in_one_batch():
+    listed = [Output("a", "a", "int8", (), min(steps), 2, steps=steps) for steps in [(0, 2), (0, 3)]]
+    ranged = Output("a", "a", "int8", (), 0, 2)
+    check_alike(listed[:1], listed[:1])
+    for other in (listed[1], ranged):
+        with pytest.raises(InvalidArgumentError, match="differ in 'a'"):
+            check_alike(listed[:1], [other])
+
+
+def test_datasets_in_one_batch_share_listed_steps(dataset):
+    both = Mixture([(dataset, 1), (dataset, 1)], join=True)
+    (batch,) = SequenceLoader(both, 8, columns=["actions"], offsets={"actions": [0, 2]}, steps=1)
+    (whole,) = SequenceLoader(both, 8, columns=["actions"], offsets={"actions": (0, 3)}, steps=1)
+    assert torch.equal(batch["actions"], whole["actions"][:, [0, 2]])
+
+
 def test_offsets_change_no_other_column_and_no_window(dataset):
     plain, windows = first_batch(dataset)
     batch, same = first_batch(dataset, offsets={"observations": (-1, 1), "actions": (0, 16)})
@@ -60,8 +115,12 @@ def test_offsets_and_normalisation_together(dataset, episodes):
 
 
 @pytest.mark.parametrize(
-    "span", [(0, 0), (3, 2), (0,), (0, 1, 2), 5, None, (0.0, 2.0), ("0", "2"), (False, True), (-(2**40), 0), "01"]
-)
+    "span",
+    [
+        (0, 0), (3, 2), (0,), (0, 1, 2), 5, None, (0.0, 2.0), ("0", "2"), (False, True), (-(2**40), 0), "01",
+        [], [0.0], ["0"], [True], [0, 2**40], {0, 1}, range(2), np.arange(2), [0, 1 << 31],
+    ],
+)  # fmt: skip
 def test_bad_offsets_are_refused(dataset, span):
     with pytest.raises(InvalidArgumentError):
         SequenceLoader(dataset, offsets={"actions": span})

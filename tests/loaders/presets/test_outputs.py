@@ -147,7 +147,7 @@ def test_text_columns_are_named_and_are_no_outputs():
         keys = {output.key for output in batch_outputs(preset, request())}
         assert keys and not keys & {"observations.text", "text_observations", "task"}
     with pytest.raises(InvalidArgumentError) as error:
-        batch_outputs("raw", request(offsets={"task": (0, 2)}))
+        batch_outputs("raw", request(offsets={"task": range(2)}))
     assert error.value.column == "task"
     with pytest.raises(InvalidArgumentError) as following:
         batch_outputs("raw", request(("next_task",)))

@@ -68,6 +68,7 @@ NORMALIZED = {"observations": (np.arange(4.0), np.array([1.0, 2.0, 0.5, 3.0]))}
         {"preset": "decision_transformer", "context": 6, "normalize": NORMALIZED},
         {"preset": "corl", "context": 6, "normalize": NORMALIZED, "dtype": "bfloat16"},
         {"preset": "d3rlpy", "context": 4, "offsets": {"observations": (-3, 1)}},
+        {"preset": "d3rlpy", "context": 4, "offsets": {"observations": [-3, 0]}, "normalize": NORMALIZED},
         {"preset": "lerobot", "context": 4, "preset_options": {"padding": "edge"}},
         {"preset": "transitions", "n_step": 3, "discount": 0.9},
         {"preset": "transitions", "goals": gear_data.Goals()},

@@ -39,6 +39,16 @@ def batches_of(dataset: Any, count: int = 4, **options: Any) -> list[tuple[dict[
     return found
 
 
+@pytest.mark.parametrize("n_step", [None, 5])
+def test_listed_steps_are_those_of_the_range(dataset, n_step):
+    found = batches_of(dataset, n_step=n_step, offsets={"observations": [0, -3]})
+    ranges = batches_of(dataset, n_step=n_step, offsets={"observations": (-3, 1)})
+    for (batch, _), (whole, _) in zip(found, ranges, strict=True):
+        for key, value in batch.items():
+            expected = whole[key][:, [3, 0]] if key.removeprefix("next_").startswith("observations") else whole[key]
+            assert torch.equal(value, expected), key
+
+
 @pytest.mark.parametrize("frames", [1, 3])
 @pytest.mark.parametrize("n_step", [None, 1, 2, 5, 30])
 @pytest.mark.parametrize("marked", [False, True])

@@ -53,6 +53,13 @@ def test_a_loader_of_a_file(rollouts_path: Path, written: Path) -> None:
     same(batches(SequenceLoader.from_config(ds, written).dataloader()), expected)
 
 
+def test_offsets_keep_their_kind(rollouts_path: Path, tmp_path: Path) -> None:
+    ds, path = gear_data.open(rollouts_path), tmp_path / "loader.json"
+    arguments = {**ARGUMENTS, "offsets": {"actions": (-1, 3), "observations": [-2, 0]}}
+    write_config(path, SETTING, arguments, columns_of(ds), {})
+    same(batches(SequenceLoader.from_config(ds, path)), batches(SequenceLoader(ds, **arguments)))
+
+
 def test_given_arguments_replace_those_of_the_file(rollouts_path: Path, written: Path) -> None:
     view = gear_data.open(rollouts_path).filter("length > 4").with_discount(0.9)
     loader = SequenceLoader.from_config(

@@ -125,6 +125,19 @@ CASES: dict[str, dict[str, Any]] = {
     "n-step": {"n_step": 5, "discount": 0.9},
     "discount": {"preset": "corl", "discount": 0.97},
     "offsets": {"preset": "lerobot", "offsets": {"observations": (-2, 3), "actions": (0, 50)}},
+    "listed steps": {
+        "preset": "lerobot",
+        "offsets": {"observations": [-10, 0, -3], "actions": [0, 2, 5]},
+        "prefetch": 5,
+    },
+    "listed transitions": {
+        "preset": "transitions",
+        "context": 1,
+        "n_step": 2,
+        "offsets": {"observations": [-3, 0]},
+        "rank": 1,
+        "world_size": 3,
+    },
     "transitions": {
         "preset": "transitions",
         "context": 1,

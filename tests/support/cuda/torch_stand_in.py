@@ -165,7 +165,17 @@ def patch_torch(patch: pytest.MonkeyPatch, found: TorchStandIn, streams: Streams
         assert options == {"dtype": torch.uint8}
         return found.allocate(*size)
 
+    real_stack = torch.stack
+
+    def stack(tensors: Any, dim: int = 0, *, out: torch.Tensor | None = None) -> Any:
+        # Only the loader passes `out`, with memory of the device.
+        if out is None:
+            return real_stack(tensors, dim)
+        streams.add(found.current_stream(), lambda: real_stack(tensors, dim, out=out))
+        return out
+
     patch.setattr(torch, "empty", empty)
+    patch.setattr(torch, "stack", stack)
     patch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: found.record(tensor, stream))
     patch.setattr(torch.cuda, "Stream", Stream)
     patch.setattr(torch.cuda, "Event", Event)
