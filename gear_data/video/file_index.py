@@ -103,5 +103,6 @@ class VideoFile:
     @property
     def fps(self) -> float | None:
         """Frames per second, from the median distance of two frames; None for a single frame."""
-        distance = float(np.median(np.diff(self.times))) if self.num_frames > 1 else 0.0
-        return 1 / distance if distance > 0 else None
+        distances = np.diff(self.packets.pts[self.frames])
+        distance = Fraction(float(np.median(distances))) * self.time_base if len(distances) else Fraction(0)
+        return float(1 / distance) if distance > 0 else None

@@ -1,0 +1,1 @@
+"""Indexing of video files: packets are found by demuxing, in worker processes, and nothing is decoded."""

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import av
+import numpy as np
+import psutil
+import pytest
+
+from gear_data.errors import CorruptSourceError, GearError
+from gear_data.video.file_index import KEY, VideoFile
+from gear_data.video.frame_groups import frame_groups
+from gear_data.video.indexing import indexer
+from gear_data.video.indexing.demux import index_file
+from gear_data.video.indexing.indexer import index_files
+from tests.support.cameras.filmed import FPS, moving_bar, write_video
+
+FRAMES = 24
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("video") / "bar.mp4"
+    write_video(path, moving_bar(FRAMES), g="6", bf="2")
+    return path
+
+
+def only(path: Path) -> VideoFile | GearError:
+    (result,) = index_files([(path, "cameras/bar.mp4")], 1)
+    return result
+
+
+def test_packets_are_those_of_the_file(video: Path) -> None:
+    found = only(video)
+    assert isinstance(found, VideoFile)
+    content = video.read_bytes()
+    with av.open(str(video)) as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    for number, packet in enumerate(packets):
+        first, size = int(found.packets.position[number]), int(found.packets.size[number])
+        assert content[first : first + size] == bytes(packet)
+        assert found.packets.pts[number] == packet.pts
+        assert bool(found.packets.flags[number] & KEY) == packet.is_keyframe
+    assert (len(found.packets), found.num_frames, found.fps) == (len(packets), FRAMES, FPS)
+    assert (found.codec, found.pixel_format, found.height, found.width) == ("h264", "yuv420p", 48, 64)
+    assert (found.file, found.size) == ("cameras/bar.mp4", len(content))
+    assert (np.diff(found.packets.pts[found.frames]) > 0).all()
+    groups = frame_groups(found)
+    keys = [packet.pts for packet in packets if packet.is_keyframe]
+    for frame, packet in enumerate(sorted(packets, key=lambda packet: packet.pts)):
+        group = sum(each.is_keyframe for each in packets[: packets.index(packet) + 1]) - 1
+        assert (groups.group[frame], groups.leading[frame]) == (group, packet.pts < keys[group])
+
+
+@pytest.mark.parametrize("codec, name", [("mpeg4", "mpeg4"), ("libx265", "hevc"), ("libsvtav1", "av1")])
+def test_codecs(tmp_path: Path, codec: str, name: str) -> None:
+    write_video(tmp_path / "bar.mp4", moving_bar(9, 64, 64), codec, g="3")
+    found = only(tmp_path / "bar.mp4")
+    assert isinstance(found, VideoFile)
+    assert (found.codec, found.num_frames) == (name, 9)
+
+
+def test_results_are_in_order_and_errors_do_not_stop(video: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.mp4").write_text("no video at all")
+    (tmp_path / "empty.mp4").touch()
+    paths = [video, tmp_path / "text.mp4", video, tmp_path / "none.mp4", tmp_path / "empty.mp4", video]
+    results = list(index_files([(path, str(number)) for number, path in enumerate(paths)], 2))
+    assert [isinstance(each, VideoFile) for each in results] == [True, False, True, False, False, True]
+    for number, result in enumerate(results):
+        assert result.file == str(number)
+    assert "cannot read it" in str(results[1])
+    assert "No such file" in str(results[3])
+    assert "is empty" in str(results[4])
+
+
+def test_truncated_files(video: Path, tmp_path: Path) -> None:
+    """The index of an MP4 file is at its end; a file that lacks its last bytes has none."""
+    content = video.read_bytes()
+    for size in (1, 40, len(content) // 2, content.index(b"stts")):
+        (tmp_path / "cut.mp4").write_bytes(content[:size])
+        with pytest.raises(CorruptSourceError, match="cut"):
+            index_file(tmp_path / "cut.mp4", "cut")
+
+
+def test_a_declared_size_beyond_reason(video: Path, tmp_path: Path) -> None:
+    """The sample entry `avc1` has the width and height of frames, 16 bits each."""
+    content = bytearray(video.read_bytes())
+    entry = content.index(b"avc1", content.index(b"stsd"))
+    content[entry + 28 : entry + 32] = struct.pack(">HH", 60_000, 60_000)
+    (tmp_path / "bomb.mp4").write_bytes(content)
+    result = only(tmp_path / "bomb.mp4")
+    # FFmpeg may prefer the size in the stream, which is right.
+    assert isinstance(result, CorruptSourceError) or (result.height, result.width) == (48, 64)
+
+
+def test_several_streams_and_none(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "two.mp4"), "w") as container:
+        streams = [container.add_stream("mpeg4", FPS) for _ in range(2)]
+        for stream in streams:
+            stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
+        for stream in streams:
+            for frame in moving_bar(3):
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+            container.mux(stream.encode())
+    with pytest.raises(CorruptSourceError, match="has 2 video streams"):
+        index_file(tmp_path / "two.mp4", "two.mp4")
+
+
+def test_a_worker_that_crashes_is_replaced(video: Path) -> None:
+    """The crash of a process that parses a file is an error of the file, and of no other file."""
+    results = []
+    inputs = [(video, str(number)) for number in range(3)]
+    crashing = indexer._Worker()
+    process, _ = crashing._started()
+    process.send_signal(signal.SIGSEGV)
+    results = [crashing.index(*each) for each in inputs]
+    crashing.close()
+    assert [type(each) for each in results] == [CorruptSourceError, VideoFile, VideoFile]
+    assert "status -11" in str(results[0])
+
+
+def test_a_worker_that_hangs_is_killed(video: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexer, "_SECONDS", 0.2)
+    hanging = indexer._Worker()
+    process, _ = hanging._started()
+    process.send_signal(signal.SIGSTOP)
+    result = hanging.index(video, "stopped.mp4")
+    assert isinstance(result, CorruptSourceError)
+    assert "did not finish" in str(result)
+    assert process.poll() is not None
+    monkeypatch.setattr(indexer, "_SECONDS", 60)
+    assert isinstance(hanging.index(video, "next.mp4"), VideoFile)
+    hanging.close()
+
+
+def test_no_process_is_left(video: Path) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    for _ in index_files([(video, "bar.mp4")] * 9, 2):
+        break  # the generator is closed in the middle
+    assert {child.pid for child in psutil.Process().children()} == before
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("gear-index")]
+    assert not threads
+
+
+def test_workers_end_with_a_killed_parent(video: Path) -> None:
+    code = (
+        "import sys, time, pathlib\n"
+        "from gear_data.video.indexing import indexer\n"
+        "worker = indexer._Worker(); worker.index(pathlib.Path(sys.argv[1]), 'bar')\n"
+        "print(worker._started()[0].pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(video)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the worker outlived its parent"
+        time.sleep(0.05)
+    parent.stdout.close()
+    assert os.getpid() != child
