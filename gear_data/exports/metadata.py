@@ -18,7 +18,7 @@ def metadata_names(dataset: Dataset) -> list[str]:
     Names without a value in any episode are left out.
     """
     table = dataset.episode_table
-    names = episode_metadata_names(table.column_names)
+    names = episode_metadata_names(table.column_names, dataset.schema)
     return [name for name in names if table.column(name).null_count < dataset.num_episodes]
 
 

@@ -18,6 +18,7 @@ from gear_data.schema import Schema
 from gear_data.storage.arrow_files import column_array, read_table
 from gear_data.storage.episode_block import EpisodeBlock
 from gear_data.storage.manifest import Manifest
+from gear_data.video.segments import segment_columns
 
 #: Exceptions of Arrow if no Arrow type holds all values.
 _NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)
@@ -296,10 +297,15 @@ def join_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
     return table
 
 
-def episode_metadata_names(names: Sequence[str]) -> list[str]:
+def episode_metadata_names(names: Sequence[str], schema: Schema) -> list[str]:
     """Returns the columns of an episode table that came from the source.
 
     `task` is one of them.
+
+    Args:
+        names: all columns of the table.
+        schema: the dataset's columns. The table says for each video where its episodes begin.
     """
     standard = set(EPISODE_SCHEMA.names) - {"task"}
+    standard.update(name for video in schema.videos for name in segment_columns(video.name))
     return [name for name in names if name not in standard]

@@ -59,7 +59,7 @@ class DatasetSource:
         if "finals" in self._manifest.tables:
             with self._files.local(self._manifest.tables["finals"]) as path:
                 self._finals = read_finals(path, self._manifest)
-        self._facts = episode_metadata_names(self._episodes.column_names)  # has `task`
+        self._facts = episode_metadata_names(self._episodes.column_names, self._manifest.schema)  # has `task`
         self.resume_state: dict[str, Any] = {}
         self.findings = FindingLog()
         for finding in self._manifest.findings:
