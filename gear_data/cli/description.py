@@ -10,20 +10,23 @@ import numpy.typing as npt
 
 from gear_data.common.progress import format_bytes, pluralize
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.internals import store_of
+from gear_data.schema import ColumnSpec
 
 _BARS = 12
 _BAR_WIDTH = 40
 
 
 def summarize(dataset: Dataset) -> dict[str, Any]:
-    """Returns counts, columns, ranges, fingerprint and source, JSON-able.
+    """Returns counts, columns, cameras, ranges, fingerprint and source, JSON-able.
 
-    `return` is the range of the finite returns; null if there are none.
+    `return` is the range of the finite returns; null if there are none. `bytes` counts no video files.
     """
     return {
         "episodes": dataset.num_episodes,
         "steps": dataset.num_steps,
         "columns": {spec.name: {"dtype": spec.dtype, "shape": list(spec.shape)} for spec in dataset.schema},
+        "cameras": {spec.name: _camera(dataset, spec) for spec in dataset.schema.videos},
         "return": _range(_returns(dataset)),
         "length": _range(dataset.lengths.astype(np.float64)),
         "fingerprint": dataset.fingerprint,
@@ -36,7 +39,7 @@ def summarize(dataset: Dataset) -> dict[str, Any]:
 
 
 def describe(dataset: Dataset) -> str:
-    """Returns `summarize` as text: columns with statistics, and histograms.
+    """Returns `summarize` as text: columns with statistics, cameras, and histograms.
 
     The histograms show the episodes' returns and lengths.
     """
@@ -48,6 +51,8 @@ def describe(dataset: Dataset) -> str:
         "",
         *_columns_table(dataset),
     ]
+    if summary["cameras"]:
+        lines += ["", *_cameras_table(summary["cameras"])]
     for name, values in (("return", _returns(dataset)), ("length", dataset.lengths.astype(np.float64))):
         if len(values):
             lines += ["", f"{name} of an episode", *histogram(values)]
@@ -90,6 +95,32 @@ def _columns_table(dataset: Dataset) -> list[str]:
             # A vector has too many elements to show; the range is over all of them.
             numbers = ["…", "…", f"{np.nanmin(stats.min):.4g}", f"{np.nanmax(stats.max):.4g}"]
         rows.append([spec.name, spec.dtype, shape, *numbers, note])
+    return table(rows)
+
+
+def _camera(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
+    """Returns frame size, frames per second, codecs, and the files of the episodes."""
+    videos = store_of(dataset).videos
+    files = videos.segments[spec.name].file
+    numbers = np.unique(files if dataset.episode_ids is None else files[dataset.episode_ids])
+    found = videos.index.files.take(numbers)
+    return {
+        "shape": list(spec.shape),
+        "fps": None if spec.video is None else spec.video.fps,
+        "codecs": sorted(set(found.column("codec").to_pylist())),
+        "frames": dataset.num_steps,
+        "files": len(found),
+        "bytes": int(found.column("bytes").to_numpy().sum()),
+    }
+
+
+def _cameras_table(cameras: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    rows = [["camera", "shape", "fps", "codec", "frames", "files", "size"]]
+    for name, camera in cameras.items():
+        shape = "x".join(str(n) for n in camera["shape"])
+        fps = "unknown" if camera["fps"] is None else f"{camera['fps']:g}"
+        counts = [f"{camera['frames']:,}", f"{camera['files']:,}", format_bytes(camera["bytes"])]
+        rows.append([name, shape, fps, ", ".join(camera["codecs"]), *counts])
     return table(rows)
 
 

@@ -55,16 +55,24 @@ def _of_all_ranks(manifest: Manifest, errors: dict[str, str]) -> dict[str, str]:
 
 
 def sound_episodes(store: DatasetStore) -> Int64Array:
-    """Returns int64 [k], ascending: the ids of the episodes whose shards are not bad.
+    """Returns int64 [k], ascending: the ids of the episodes whose shards and videos are not bad.
 
     Raises:
-        EmptySourceError: all shards are bad.
+        EmptySourceError: no episode is left.
     """
     bad = [index for index, shard in enumerate(store.manifest.shards) if shard.entry.file in store.bad_files]
-    ids = np.flatnonzero(~np.isin(store.episode_starts[0], bad)).astype(np.int64)
+    sound = ~np.isin(store.episode_starts[0], bad)
+    bad_videos = [
+        number
+        for number, file in enumerate(store.videos.index.files.column("file").to_pylist())
+        if file in store.bad_files
+    ]
+    for segments in store.videos.segments.values():
+        sound &= ~np.isin(segments.file, bad_videos)
+    ids = np.flatnonzero(sound).astype(np.int64)
     if not len(ids):
         raise EmptySourceError(
-            f"all {len(bad)} shards are damaged",
+            f"every episode is in one of {len(store.bad_files)} damaged files",
             file=str(store.path),
             hint="run 'gear-data repair', or convert the source again",
         )

@@ -189,7 +189,7 @@ class Dataset:
         """Column name -> statistics over all steps of the episodes.
 
         The statistics are count (int64), and mean, std, min and max (float64) of the finite values. The first use on a
-        view reads all steps of the view once.
+        view reads all steps of the view once. Views have no statistics of cameras.
         """
         if self.episode_ids is None:
             return self._store.statistics
@@ -294,6 +294,7 @@ class Dataset:
 
         Raises:
             UnknownNameError: the column does not exist. The error lists the columns.
+            UnsupportedColumnError: the column is a camera; `steps` decodes its frames.
             EpisodeIndexError: the dataset or view has no such positions.
             CorruptShardError: the values are damaged.
         """
@@ -470,7 +471,8 @@ class Dataset:
         """Plans which parts of the data go to which memory.
 
         The memories are GPU memory, pinned host memory and disk. The plan reads as many bytes as possible from the
-        fastest memory. Planning loads no data; `place` applies the plan, and `print` shows it.
+        fastest memory. Planning loads no data; `place` applies the plan, and `print` shows it. The videos of cameras
+        stay on disk: plans are about columns in shards.
 
         Args:
             device_bytes, host_bytes: largest number of bytes to use of each memory.
@@ -480,6 +482,7 @@ class Dataset:
         Raises:
             InvalidArgumentError: a number of bytes is negative, or an argument of the sampler is invalid.
             UnknownNameError: a column or the sampler does not exist. The error lists the known names.
+            UnsupportedColumnError: `columns` names a camera.
         """
         return planning.residency_plan(self, device_bytes, host_bytes, sampler, columns)
 

@@ -43,7 +43,8 @@ def open_dataset(
         path: folder or URL of the dataset. From a URL (`s3://...`, or another that fsspec knows), shards are fetched
             when they are first needed. `gear://host:port,host:port` names nodes that serve the dataset
             (`gear-data serve`); they send the steps that are read.
-        residency: where column bytes live. None: `mmap`, or `host` with `cluster`.
+        residency: where column bytes live. None: `mmap`, or `host` with `cluster`. The videos of cameras stay in
+            their files.
             `mmap`: in the page cache, read from disk on demand.
             `host`: in shared memory, one copy per machine and user. The first process loads the copy now. The memory
             is released when no process uses it any more. On Linux, this also holds if processes were killed.

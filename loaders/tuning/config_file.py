@@ -93,7 +93,10 @@ def columns_of(dataset: Dataset | Mixture) -> list[dict[str, str]]:
     """Returns column -> dtype and shape such as `float32[11]`, of each dataset."""
     datasets = [each.dataset for each in dataset.components] if isinstance(dataset, Mixture) else [dataset]
     return [
-        {c.name: c.dtype + (str(list(c.shape)).replace(" ", "") if c.shape else "") for c in each.schema.columns}
+        {
+            c.name: c.dtype + (str(list(c.shape)).replace(" ", "") if c.shape else "")
+            for c in (*each.schema.columns, *each.schema.videos)
+        }
         for each in datasets
     ]
 

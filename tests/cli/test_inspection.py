@@ -10,6 +10,7 @@ import pytest
 
 import gear_data
 from gear_data.cli import main
+from tests.support.cameras.filmed import FRONT, WRIST, film
 from tests.support.command_line import run_json
 
 
@@ -91,3 +92,26 @@ def test_verify_without_a_usable_manifest_has_the_same_keys(
     assert (facts["ok"], facts["shards"]) == (False, [])
     assert facts["error"].endswith("Error")
     assert str(tmp_path) in facts["message"]
+
+
+def test_inspect_shows_cameras(rollouts: list[Any], rollouts_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    film(rollouts_path, [len(rollout) for rollout in rollouts])
+    files = sorted((rollouts_path / "videos" / "wrist").iterdir())
+    found = run_json(capsys, "inspect", rollouts_path)
+    steps = sum(map(len, rollouts))
+    assert found["cameras"][WRIST] == {
+        "shape": [32, 48, 3],
+        "fps": None,
+        "codecs": ["mpeg4"],
+        "frames": steps,
+        "files": 40,
+        "bytes": sum(file.stat().st_size for file in files),
+    }
+    assert WRIST not in found["columns"]
+    assert main(["inspect", str(rollouts_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith(FRONT)]
+    assert line.split()[:6] == [FRONT, "48x64x3", "unknown", "h264", f"{steps:,}", "1"]
+    # A view has the files of its episodes.
+    view = run_json(capsys, "inspect", rollouts_path, "--where", "episode_id < 3")
+    assert (view["cameras"][WRIST]["files"], view["cameras"][FRONT]["files"]) == (3, 1)

@@ -217,7 +217,10 @@ def test_open_an_intact_dataset_with_skip(dataset: Path) -> None:
 def test_all_shards_damaged(dataset: Path) -> None:
     for file in (dataset / "shards").iterdir():
         file.unlink()
-    with pytest.warns(RuntimeWarning), pytest.raises(EmptySourceError, match=r"all \d+ shards are damaged"):
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(EmptySourceError, match=r"every episode is in one of \d+ damaged files"),
+    ):
         gear_data.open(dataset, on_bad_shard="skip")
 
 

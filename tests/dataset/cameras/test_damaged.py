@@ -1,0 +1,56 @@
+"""Damaged videos of an opened dataset."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gear_data
+from gear_data.dataset.bad_shards import sound_episodes
+from gear_data.dataset.store import DatasetStore
+from gear_data.errors import CorruptShardError, DatasetReplacedError, EmptySourceError
+from gear_data.storage.dataset_files import open_files
+from tests.support.cameras.filmed import FRONT, WRIST, Filmed
+
+
+@pytest.fixture
+def copied(filmed: Filmed, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(filmed.path, tmp_path / "dataset"))
+
+
+def test_a_missing_video_is_an_error_when_it_is_read(copied: Path, filmed: Filmed) -> None:
+    ds = gear_data.open(copied)
+    (copied / "videos/wrist/1.mp4").unlink()
+    with pytest.raises(CorruptShardError, match=r"wrist/1\.mp4: the file is missing"):
+        _ = ds[1][WRIST][0]
+    np.testing.assert_array_equal(ds[2][WRIST][0], filmed.frames[WRIST][2][0])
+
+
+def test_a_damaged_packet_is_an_error(copied: Path) -> None:
+    ds = gear_data.open(copied)
+    path = copied / "videos/wrist/2.mp4"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(CorruptShardError):
+        np.asarray(ds[2][WRIST])
+
+
+def test_episodes_of_bad_videos_can_be_left_out(copied: Path) -> None:
+    store = DatasetStore(open_files(copied), "mmap", frozenset({"videos/wrist/1.mp4", "videos/wrist/4.mp4"}))
+    assert sound_episodes(store).tolist() == [0, 2, 3]
+    store = DatasetStore(open_files(copied), "mmap", frozenset({"videos/front.mp4"}))
+    with pytest.raises(EmptySourceError, match="every episode is in one of 1 damaged files"):
+        sound_episodes(store)
+
+
+def test_a_replaced_dataset_is_noticed(copied: Path) -> None:
+    ds = gear_data.open(copied)
+    frames = ds[0][FRONT]
+    first = frames[0]
+    (copied / "manifest.json").unlink()
+    with pytest.raises(DatasetReplacedError):
+        _ = ds[0][WRIST][0]
+    # A file that was mapped goes on as it was.
+    np.testing.assert_array_equal(frames[0], first)
