@@ -74,6 +74,7 @@ class VideoIndex:
                     file=f"{name}/{TABLE_FILES[kind]}",
                     hint="restore the table, or convert again",
                 )
+        self.name = name
         self.files = files
         self.packets = packets.combine_chunks()
         self._columns = [self.packets.column(field.name).to_numpy() for field in PACKETS_SCHEMA]
@@ -87,6 +88,9 @@ class VideoIndex:
             )
         self.file = lru_cache(_FILES_KEPT)(self._file)
         self.groups = lru_cache(_FILES_KEPT)(self._groups)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (VideoIndex, (self.files, self.packets, self.name))
 
     def __len__(self) -> int:
         """Returns the number of files."""

@@ -1,4 +1,4 @@
-"""Decoder: the Protocol of a library that decodes, and how one is chosen."""
+"""Decoder: the Protocol of a library that decodes groups of pictures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy.typing as npt
 from gear_data.errors import CorruptShardError
 from gear_data.video.file_index import VideoFile
 
-#: Remedy for a file that does not decode.
-REMEDY = "run 'gear-data verify --decode', then restore the file or convert the source again"
+
+class DecodeError(Exception):
+    """Raised by a decoder; the reader names the file and the frame."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EncodedPacket:
     """A packet of a video stream.
 
@@ -29,39 +30,52 @@ class EncodedPacket:
     data: memoryview
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Picture:
     """A decoded frame.
 
     Attributes:
         pts: presentation time in the file's time base.
         image: as the library gave the frame.
+        height, width: of the frame.
         bytes: memory of `image`.
     """
 
     pts: int
     image: Any
+    height: int
+    width: int
     bytes: int
 
 
 class Decoder(Protocol):
-    """Decodes groups of pictures of files that have equal parameters. One thread uses a decoder."""
+    """Decodes groups of pictures of files with equal parameters. One thread at a time uses a decoder."""
 
-    def decode(self, video: VideoFile, packets: Sequence[EncodedPacket]) -> Iterator[Picture]:
+    def decode(self, packets: Sequence[EncodedPacket]) -> Iterator[Picture]:
         """Yields the frames of some packets, in presentation order.
 
         Args:
-            video: the file.
-            packets: the first packet is a key frame.
+            packets: in decoding order. The first packet is a key frame.
 
         Raises:
-            CorruptShardError: a packet does not decode.
+            DecodeError: a packet does not decode.
         """
 
     def write(self, picture: Picture, out: npt.NDArray[np.uint8]) -> None:
-        """Writes a frame as RGB into uint8 [H, W, 3], scaled to its size."""
+        """Writes a frame as RGB into uint8 [H, W, 3], scaled to H and W."""
 
 
-def undecodable(video: VideoFile, frame: int, problem: object) -> CorruptShardError:
-    """Returns the error for a frame that cannot be decoded."""
-    return CorruptShardError(f"frame {frame} cannot be decoded: {problem}", file=video.file, hint=REMEDY)
+def undecodable(video: VideoFile, frame: int | None, problem: object) -> CorruptShardError:
+    """Returns the error for a file whose frames cannot be decoded.
+
+    Args:
+        video: the file.
+        frame: number of a frame; None if all frames are affected.
+        problem: the reason.
+    """
+    what = "its frames cannot" if frame is None else f"frame {frame} cannot"
+    return CorruptShardError(
+        f"{what} be decoded: {problem}",
+        file=video.file,
+        hint="run 'gear-data verify --decode', then restore the file or convert the source again",
+    )

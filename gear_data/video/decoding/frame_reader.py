@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.video.decoding.decoder import EncodedPacket, undecodable
-from gear_data.video.decoding.jobs import GroupJob, packet_ranges, plan_jobs
+from gear_data.errors import CorruptShardError, InvalidArgumentError
+from gear_data.video.decoding.backends import decoder_maker
+from gear_data.video.decoding.decoder import DecodeError, Decoder, Picture, undecodable
+from gear_data.video.decoding.jobs import GroupJob, cut_packets, packet_ranges, plan_jobs
 from gear_data.video.decoding.options import DecodeOptions
-from gear_data.video.decoding.pyav import PyavDecoder
+from gear_data.video.decoding.process_state import process_state
+from gear_data.video.decoding.requests import FileRequest, file_requests
+from gear_data.video.decoding.threads import Task, run_all
+from gear_data.video.file_index import VideoFile
 from gear_data.video.index_tables import VideoIndex
-from gear_data.video.packet_bytes import PacketBytes
+from gear_data.video.packet_bytes import ByteRange, PacketBytes
 
 Int64Array = npt.NDArray[np.int64]
+Frames = npt.NDArray[np.uint8]
 
 
 class FrameReader:
     """Reads frames of a dataset's video files. Thread-safe, picklable, and usable in a forked child.
+
+    Frames are decoded in this process. Each packet is compared with its checksum in the index before FFmpeg gets it.
 
     Args:
         index: the files.
@@ -28,16 +42,18 @@ class FrameReader:
         self.index = index
         self.packets = packets
         self.options = options
+        self._threads = options.threads or len(os.sched_getaffinity(0))
+        self._make_decoder = decoder_maker(options.backend)
 
     def read(
         self,
         file: Int64Array,
         frame: Int64Array,
-        out: npt.NDArray[np.uint8],
+        out: Frames,
         rows: Int64Array | None = None,
         ahead: tuple[Int64Array, Int64Array] | None = None,
     ) -> None:
-        """Writes frames into an array, as RGB.
+        """Writes frames into an array, as RGB. Each group of pictures is decoded once.
 
         Args:
             file: int64 [n], number of the file of each request, in any order. Requests may repeat.
@@ -50,37 +66,119 @@ class FrameReader:
         Raises:
             InvalidArgumentError: a file or frame does not exist, or `out` has another shape or dtype.
             CorruptShardError: a packet is damaged or does not decode, or a frame has another size than the index says.
-            RemoteError, ClusterError: bytes cannot be fetched.
+            RemoteError, ClusterError: the bytes cannot be fetched.
             MissingExtraError: the library that decodes is not installed.
         """
-        rows = np.arange(len(file)) if rows is None else rows
-        for number in np.unique(file).tolist():
-            mine = np.flatnonzero(file == number)
-            frames, inverse = np.unique(frame[mine], return_inverse=True)
-            targets: dict[int, list[int]] = {}
-            for each, row in zip(inverse.tolist(), rows[mine].tolist(), strict=True):
-                targets.setdefault(int(frames[each]), []).append(row)
-            for job in plan_jobs(self.index, number, frames):
-                self._run(job, out, targets)
+        requests = file_requests(self.index, file, frame, np.arange(len(file)) if rows is None else rows, ahead)
+        self._check(requests, out)
+        cache = process_state().cache
+        tasks: list[Task] = []
+        jobs: list[tuple[FileRequest, GroupJob]] = []
+        for request in requests:
+            missed = []
+            for number, time in request.times.items():
+                picture = cache.get(self._key(request.video, time), expected=time in request.expected)
+                if picture is None:
+                    missed.append(number)
+                else:
+                    tasks.append(partial(self._show_cached, request, picture, out))
+            jobs += [(request, self._job(request.video, job)) for job in plan_jobs(self.index, request.number, missed)]
+        ranges = [packet_ranges(self.index, job) for _, job in jobs]
+        data = iter(self.packets.read([each for of_job in ranges for each in of_job]))
+        for (request, job), of_job in zip(jobs, ranges, strict=True):
+            tasks.append(partial(self._decode, request, job, of_job, [next(data) for _ in of_job], out))
+        alone = self._threads == 1 or len(tasks) < 2
+        run_all(tasks, None if alone else process_state().executor(self._threads), self._threads)
 
-    def _run(self, job: GroupJob, out: npt.NDArray[np.uint8], targets: dict[int, list[int]]) -> None:
-        video = self.index.file(job.file)
-        ranges = packet_ranges(self.index, job)
-        data = self.packets.read(ranges)
-        decoder = PyavDecoder(video)
-        missing = dict(job.frames)
-        packets = []
-        at = 0
-        for number in range(job.first, job.last):
-            position, size = int(video.packets.position[number]), int(video.packets.size[number])
-            while not ranges[at][1] <= position < position + size <= ranges[at][2]:
-                at += 1
-            begin = position - ranges[at][1]
-            packets.append(EncodedPacket(int(video.packets.pts[number]), data[at][begin : begin + size]))
-        for picture in decoder.decode(video, packets):
-            frame = missing.pop(picture.pts, None)
-            if frame is not None:
-                for row in targets[frame]:
-                    decoder.write(picture, out[row])
+    def _check(self, requests: Sequence[FileRequest], out: Frames) -> None:
+        sizes = (
+            {self.options.size} if self.options.size else {(each.video.height, each.video.width) for each in requests}
+        )
+        shapes = {(len(out), *size, 3) for size in sizes}
+        if out.dtype != np.uint8 or not out.flags.c_contiguous or not shapes <= {out.shape}:
+            raise InvalidArgumentError(
+                f"an array of {out.dtype} {out.shape} cannot hold frames of height and width {sorted(sizes)}",
+                hint="pass a C-contiguous array of uint8 [n, height, width, 3], or set a size for all frames",
+            )
+
+    def _key(self, video: VideoFile, part: int) -> Hashable:
+        """Returns the key of a frame (by its time) or group of a file. Equal files have equal keys in all readers."""
+        return self._make_decoder, video.checksum, video.file, part
+
+    def _job(self, video: VideoFile, job: GroupJob) -> GroupJob:
+        """Returns a job that decodes its last group whole, if frames are read one after the other."""
+        frame = min(job.frames.values())
+        limit = self.options.cache_bytes
+        if frame == 0 or (job.end - job.first) * 2 * video.height * video.width > limit // 2:
+            return job
+        before = int(video.packets.pts[video.frames[frame - 1]])
+        # The frame before is in the cache, but this frame is not: the call before decoded only a part of the group.
+        decoded = self._key(video, before) in process_state().cache
+        return replace(job, last=job.end) if decoded and before >= job.trusted else job
+
+    def _decoder(self, video: VideoFile) -> AbstractContextManager[Decoder]:
+        form = (video.codec, video.extradata, video.pixel_format, video.height, video.width, video.colors)
+        create: Callable[[], Decoder] = partial(self._make_decoder, video)
+        return process_state().decoder((self._make_decoder, *form), create, self._threads)
+
+    def _show_cached(self, request: FileRequest, picture: Picture, out: Frames) -> None:
+        with self._decoder(request.video) as decoder:
+            _show(decoder, request, picture, out)
+
+    def _decode(
+        self, request: FileRequest, job: GroupJob, ranges: list[ByteRange], data: list[memoryview], out: Frames
+    ) -> None:
+        if not self.options.cache_bytes:
+            self._decode_missing(request, job, dict(job.frames), ranges, data, out)
+            return
+        # Two calls may want frames of one group at a time. The second call finds them in the cache.
+        with process_state().only_thread(self._key(request.video, job.first)):
+            missing = dict(job.frames)
+            for time in job.frames:
+                picture = process_state().cache.get(self._key(request.video, time), expected=time in request.expected)
+                if picture is not None:
+                    del missing[time]
+                    self._show_cached(request, picture, out)
+            if missing:
+                self._decode_missing(request, job, missing, ranges, data, out)
+
+    def _decode_missing(
+        self,
+        request: FileRequest,
+        job: GroupJob,
+        missing: dict[int, int],
+        ranges: list[ByteRange],
+        data: list[memoryview],
+        out: Frames,
+    ) -> None:
+        video, limit, cache = request.video, self.options.cache_bytes, process_state().cache
+        try:
+            with self._decoder(video) as decoder:
+                for picture in decoder.decode(list(cut_packets(self.index, job, ranges, data))):
+                    if (picture.height, picture.width) != (video.height, video.width):
+                        raise DecodeError(
+                            f"it has {picture.height} x {picture.width} pixels, and the index says "
+                            f"{video.height} x {video.width}"
+                        )
+                    wanted = missing.pop(picture.pts, None) is not None
+                    if wanted:
+                        _show(decoder, request, picture, out)
+                    if limit and (wanted or picture.pts >= job.trusted):
+                        cache.put(
+                            self._key(video, picture.pts), picture, limit, expected=picture.pts in request.expected
+                        )
+        except (DecodeError, CorruptShardError) as error:
+            # Frames that are only read ahead may be damaged.
+            if missing:
+                if isinstance(error, CorruptShardError):
+                    raise
+                raise undecodable(video, min(missing.values()), error) from error
         if missing:
-            raise undecodable(video, min(missing.values()), "the decoder gave no frame")
+            raise undecodable(video, min(missing.values()), "the decoder gave no such frame")
+
+
+def _show(decoder: Decoder, request: FileRequest, picture: Picture, out: Frames) -> None:
+    first, *others = request.rows[picture.pts]
+    decoder.write(picture, out[first])
+    for row in others:
+        out[row] = out[first]

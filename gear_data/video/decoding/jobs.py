@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+import xxhash
 
+from gear_data.video.decoding.decoder import EncodedPacket, undecodable
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange
 
@@ -24,7 +25,8 @@ class GroupJob:
     Attributes:
         file: number of the file.
         first: the first packet that the decoder gets. A group of pictures begins there.
-        last: the last packet, excluded.
+        last: the last packet, excluded. It is needed for a frame.
+        end: the last packet of the last group, excluded.
         frames: presentation time of each wanted frame -> its number.
         trusted: frames from this time on are right. Earlier frames need packets before `first`.
     """
@@ -32,45 +34,46 @@ class GroupJob:
     file: int
     first: int
     last: int
+    end: int
     frames: dict[int, int]
     trusted: int
 
 
-def plan_jobs(index: VideoIndex, file: int, frames: npt.NDArray[np.int64]) -> Iterator[GroupJob]:
+def plan_jobs(index: VideoIndex, file: int, frames: Sequence[int]) -> Iterator[GroupJob]:
     """Yields jobs that decode some frames of a file, each frame in one job.
 
     Args:
         index: the files.
         file: number of the file.
-        frames: int64 [n], without repeats, all in the file.
+        frames: without repeats, all in the file.
     """
     video, groups = index.file(file), index.groups(file)
-    packet = video.frames[frames]
-    pts = video.packets.pts[packet]
+    numbers = np.array(frames, np.int64)
+    packet = video.frames[numbers]
     wanted: dict[int, list[tuple[int, int, int, bool]]] = {}
-    for frame, group, *rest in zip(
-        frames.tolist(),
-        groups.group[frames].tolist(),
+    for group, *rest in zip(
+        groups.group[numbers].tolist(),
+        frames,
         packet.tolist(),
-        pts.tolist(),
-        groups.leading[frames].tolist(),
+        video.packets.pts[packet].tolist(),
+        groups.leading[numbers].tolist(),
         strict=True,
     ):
-        wanted.setdefault(group, []).append((frame, *rest))
-    first = last = 0
-    found: dict[int, int] = {}
+        wanted.setdefault(group, []).append(tuple(rest))
+    job: GroupJob | None = None
     for group in sorted(wanted):
-        begin, _ = groups.packets(group, leading=any(leading for *_, leading in wanted[group]))
-        # A group that needs the group before is decoded with that group, if frames of both are wanted.
-        if found and begin >= last:
-            yield GroupJob(file, first, last, found, int(video.packets.pts[first]))
-            found = {}
-        if not found:
-            first = begin
-        found |= {time: frame for frame, _, time, _ in wanted[group]}
+        first, end = groups.packets(group, leading=any(leading for *_, leading in wanted[group]))
         last = 1 + max(packet for _, packet, _, _ in wanted[group])
-    if found:
-        yield GroupJob(file, first, last, found, int(video.packets.pts[first]))
+        found = {time: frame for frame, _, time, _ in wanted[group]}
+        if job is not None and first < job.last:
+            # The group needs the group before, and frames of both are wanted: the decoder goes on.
+            job = GroupJob(file, job.first, last, end, job.frames | found, job.trusted)
+            continue
+        if job is not None:
+            yield job
+        job = GroupJob(file, first, last, end, found, int(video.packets.pts[first]))
+    if job is not None:
+        yield job
 
 
 def packet_ranges(index: VideoIndex, job: GroupJob) -> list[ByteRange]:
@@ -85,3 +88,38 @@ def packet_ranges(index: VideoIndex, job: GroupJob) -> list[ByteRange]:
         else:
             ranges.append((job.file, position, position + size))
     return ranges
+
+
+def cut_packets(
+    index: VideoIndex, job: GroupJob, ranges: Sequence[ByteRange], data: Sequence[memoryview]
+) -> Iterator[EncodedPacket]:
+    """Yields a job's packets, each compared with its checksum.
+
+    Args:
+        index: the files.
+        job: the job.
+        ranges: `packet_ranges` of the job.
+        data: the bytes of each range.
+
+    Raises:
+        CorruptShardError: a packet has changed.
+    """
+    video = index.file(job.file)
+    packets, part = video.packets, slice(job.first, job.last)
+    at, copied = 0, np.array(data[0]).data
+    for number, pts, position, size, digest in zip(
+        range(job.first, job.last),
+        packets.pts[part].tolist(),
+        packets.position[part].tolist(),
+        packets.size[part].tolist(),
+        packets.digest[part].tolist(),
+        strict=True,
+    ):
+        if not ranges[at][1] <= position < position + size <= ranges[at][2]:
+            # NumPy copies without the interpreter lock. So no other thread waits for pages that are not in memory yet.
+            at, copied = at + 1, np.array(data[at + 1]).data
+        begin = position - ranges[at][1]
+        encoded = copied[begin : begin + size]
+        if xxhash.xxh3_64_intdigest(encoded) != digest:
+            raise undecodable(video, min(job.frames.values()), f"packet {number} at byte {position} has changed")
+        yield EncodedPacket(pts, encoded)

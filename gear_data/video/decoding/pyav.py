@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.extras import import_extra
-from gear_data.errors import CorruptShardError
-from gear_data.video.decoding.decoder import REMEDY, EncodedPacket, Picture
+from gear_data.video.decoding.decoder import DecodeError, EncodedPacket, Picture, undecodable
 from gear_data.video.file_index import VideoFile
 
 #: Decoders for codecs whose decoder of the same name needs a GPU.
@@ -24,7 +23,7 @@ def _av() -> Any:
 
 
 class PyavDecoder:
-    """Decodes the packets of files with equal parameters. See `Decoder`.
+    """Decodes the packets of files with equal parameters by PyAV. See `Decoder`.
 
     Args:
         video: one of the files.
@@ -48,39 +47,60 @@ class PyavDecoder:
             self._context.color_trc = video.colors.transfer
             self._context.open()
         except (av.FFmpegError, ValueError) as error:
-            raise CorruptShardError(
-                f"FFmpeg cannot decode codec '{video.codec}' with these parameters: {error}",
-                file=video.file,
-                hint=REMEDY,
+            raise undecodable(
+                video, None, f"FFmpeg refuses codec '{video.codec}' with its parameters: {error}"
             ) from error
+        # FFmpeg would learn how far an H.264 stream reorders frames, and drop frames until it knows.
+        self._guesses_order = video.codec == "h264"
         self._reformatter = av.video.reformatter.VideoReformatter()
+        #: Bytes of a frame, by its format, height and width.
+        self._bytes: dict[tuple[str, int, int], int] = {}
 
-    def decode(self, video: VideoFile, packets: Sequence[EncodedPacket]) -> Iterator[Picture]:
+    def decode(self, packets: Sequence[EncodedPacket]) -> Iterator[Picture]:
         av = _av()
         context = self._context
+        if self._guesses_order:
+            context.reorder_depth = max(context.reorder_depth, _reorder_depth([each.pts for each in packets]))
         try:
             for each in packets:
                 # FFmpeg reads beyond the end of a packet. A packet made by its size is padded, one over bytes is not.
                 packet = av.Packet(len(each.data))
                 packet.update(each.data)
                 packet.pts = each.pts
-                yield from map(_picture, context.decode(packet))
-            yield from map(_picture, context.decode(None))
+                for frame in context.decode(packet):
+                    yield self._picture(frame)
+            for frame in context.decode(None):
+                yield self._picture(frame)
         except av.FFmpegError as error:
-            raise CorruptShardError(str(error), file=video.file, hint=REMEDY) from error
+            raise DecodeError(f"FFmpeg says: {error}") from error
         finally:
+            # Ends the stream, so that the context can begin another.
             context.flush_buffers()
+
+    def _picture(self, frame: Any) -> Picture:
+        form = frame.format.name, frame.height, frame.width
+        size = self._bytes.get(form)
+        if size is None:
+            size = self._bytes[form] = sum(plane.buffer_size for plane in frame.planes)
+        return Picture(frame.pts, frame, form[1], form[2], size)
 
     def write(self, picture: Picture, out: npt.NDArray[np.uint8]) -> None:
         height, width, _ = out.shape
+        # Bilinear: when it scales down it averages over the pixels that a new pixel covers.
         frame = self._reformatter.reformat(picture.image, width, height, "rgb24", threads=1)
         plane = frame.planes[0]
         rows = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)
         np.copyto(out.reshape(height, 3 * width), rows[:, : 3 * width])
 
 
-def _picture(frame: Any) -> Picture:
-    return Picture(frame.pts, frame, sum(plane.buffer_size for plane in frame.planes))
+def _reorder_depth(pts: list[int]) -> int:
+    """Returns how many frames a decoder must hold back, so that frames leave it in presentation order.
+
+    Args:
+        pts: presentation times in decoding order.
+    """
+    ranks = np.argsort(np.argsort(pts))
+    return max(0, int((np.arange(len(pts)) - ranks).max(initial=0)))
 
 
 def version() -> str:

@@ -1,0 +1,107 @@
+"""ProcessState: what all readers of a process share: decoded frames, idle decoders, threads.
+
+A forked child begins with nothing. It never frees what it inherits, because a thread of the parent may have held a lock
+inside FFmpeg at the fork.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from gear_data.common.fork_lock import fork_safe_lock
+from gear_data.video.decoding.decoder import Decoder
+from gear_data.video.decoding.frame_cache import FrameCache
+
+#: Idle decoders that a process keeps for each thread of a reader. A dataset has a few cameras of different parameters.
+_IDLE_DECODERS = 4
+
+
+class ProcessState:
+    """What all readers of a process share. Thread-safe.
+
+    Attributes:
+        cache: decoded frames.
+    """
+
+    def __init__(self) -> None:
+        self.cache = FrameCache()
+        self._lock = fork_safe_lock()
+        #: Parameters of a decoder -> idle decoders. Those used last are at the end.
+        self._idle: OrderedDict[Hashable, list[Decoder]] = OrderedDict()
+        self._executors: dict[int, ThreadPoolExecutor] = {}
+        #: Groups that a thread decodes now.
+        self._groups: dict[Hashable, threading.Event] = {}
+
+    @contextmanager
+    def decoder(self, parameters: Hashable, create: Callable[[], Decoder], threads: int) -> Iterator[Decoder]:
+        """Lends a decoder to the calling thread.
+
+        Args:
+            parameters: of the decoder.
+            create: makes a decoder of these parameters.
+            threads: threads of the reader.
+        """
+        with self._lock:
+            idle = self._idle.get(parameters)
+            decoder = idle.pop() if idle else None
+        if decoder is None:
+            decoder = create()
+        yield decoder
+        # A decoder that raised an error is not used again.
+        dropped: list[Decoder] = []
+        with self._lock:
+            self._idle.setdefault(parameters, []).append(decoder)
+            self._idle.move_to_end(parameters)
+            excess = sum(map(len, self._idle.values())) - _IDLE_DECODERS * threads
+            while excess > 0:
+                _, oldest = self._idle.popitem(last=False)
+                dropped += oldest
+                excess -= len(oldest)
+
+    def executor(self, threads: int) -> ThreadPoolExecutor:
+        """Returns the threads of readers that have this number of threads."""
+        with self._lock:
+            if threads not in self._executors:
+                self._executors[threads] = ThreadPoolExecutor(threads, "gear-data-decode")
+            return self._executors[threads]
+
+    @contextmanager
+    def only_thread(self, group: Hashable) -> Iterator[None]:
+        """Waits until no other thread decodes a group. The group is the caller's until the block ends."""
+        mine = threading.Event()
+        while True:
+            with self._lock:
+                other = self._groups.setdefault(group, mine)
+            if other is mine:
+                break
+            other.wait()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._groups[group]
+            mine.set()
+
+
+_state = ProcessState()
+#: States of parents.
+_inherited: list[ProcessState] = []
+
+
+def process_state() -> ProcessState:
+    """Returns the state of this process."""
+    return _state
+
+
+def _after_fork_in_child() -> None:
+    global _state
+    _inherited.append(_state)
+    _state = ProcessState()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
