@@ -58,6 +58,11 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episode-column", metavar="A", help=help)
     stack_help = "make one column NEW of columns of numbers, in this order; may be repeated"
     parser.add_argument("--stack", type=stacking, action="append", default=[], metavar="NEW=A,B", help=stack_help)
+    help = (
+        "add a camera NAME with one video file for each episode, such as 'observations.images.top=videos/top/*.mp4'; "
+    )
+    help += "may be repeated"
+    parser.add_argument("--video-column", type=renaming, action="append", default=[], metavar="NAME=GLOB", help=help)
     parser.add_argument("--step-column", metavar="A", help="column that numbers the steps of an episode")
     parser.add_argument("--end-column", metavar="A", help="column that is true at the last step of an episode")
     help = "end episodes after N steps, for sources that mark no ends"
@@ -81,7 +86,12 @@ def _source_options(options: argparse.Namespace) -> dict[str, Any]:
         "mapping",
     )
     selected = {name: getattr(options, name) for name in (*names, "keep_encoded")}
-    return {**selected, "rename": dict(options.rename), "stack": dict(options.stack)}
+    return {
+        **selected,
+        "rename": dict(options.rename),
+        "stack": dict(options.stack),
+        "video_columns": dict(options.video_column),
+    }
 
 
 def _convert(options: argparse.Namespace) -> int:

@@ -94,6 +94,7 @@ def convert(
     max_episode_steps: int | None = None,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     stack: Mapping[str, Sequence[str]] | None = None,
+    video_columns: Mapping[str, str] | None = None,
     keep_encoded: bool = False,
     shard_bytes: int = SHARD_BYTES,
     on_bad_episode: Literal["error", "skip"] = "error",
@@ -131,6 +132,9 @@ def convert(
         stack: New column -> the columns that it is made of, in order: `{"observations": ["position", "velocity"]}`.
             They hold numbers; the new column is a vector of all their elements, in the dtype to which NumPy promotes
             theirs. It takes the place of its parts. Final observations are stacked, too.
+        video_columns: New camera -> pattern of its video files: `{"observations.images.top": "videos/top/*.mp4"}`. Each
+            file is one episode. A number in the files' names is the number of the episode; without numbers, the files
+            are the episodes in natural order.
         keep_encoded: Keep PNG, JPEG and other images as the source encodes them. By default, images of one size
             become uint8 columns [H, W, C].
         shard_bytes: The size at which a shard is closed, in bytes of column data.
@@ -167,6 +171,7 @@ def convert(
         max_episode_steps=max_episode_steps,
         mapping=mapping,
         stack=stack,
+        video_columns=video_columns,
     )
     target = choose_target(plain_path(destination), overwrite, resume)
     spec = ConversionSpec(plain_source(source), check_splits(split), format, options, keep_encoded, strict, shard_bytes)

@@ -82,6 +82,7 @@ def lint(
     max_episode_steps: int | None = None,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     stack: Mapping[str, Sequence[str]] | None = None,
+    video_columns: Mapping[str, str] | None = None,
     keep_encoded: bool = False,
     progress: bool | None = None,
 ) -> LintReport:
@@ -105,6 +106,7 @@ def lint(
         max_episode_steps=max_episode_steps,
         mapping=mapping,
         stack=stack,
+        video_columns=video_columns,
     )
     spec = ConversionSpec(
         plain_source(source), check_splits(split), format, options, keep_encoded, strict=False, shard_bytes=0

@@ -12,6 +12,7 @@ from gear_data.errors import GearError, HostMemoryError, InvalidArgumentError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location
 from gear_data.ingest.mapping import SourceMapping, load_mapping
+from gear_data.ingest.videos.arguments import check_video_columns
 from gear_data.schema import ColumnSpec
 from gear_data.stacking import Stack, check_stack
 from gear_data.storage.episode_block import EpisodeBlock, Position
@@ -31,6 +32,7 @@ class SourceOptions:
         max_episode_steps: The length of an episode, if the source does not mark the ends of episodes.
         mapping: Where the episodes and columns are, for the format `tree`.
         stack: Name of a new column -> names of the columns that it is made of.
+        video_columns: Name of a camera -> pattern of its files. See `gear_data.ingest.videos.video_columns`.
     """
 
     columns: tuple[str, ...] | None = None
@@ -42,6 +44,7 @@ class SourceOptions:
     max_episode_steps: int | None = None
     mapping: SourceMapping | None = None
     stack: Stack = field(default_factory=dict)
+    video_columns: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_count(name: str, value: Any, minimum: int) -> None:
@@ -63,6 +66,7 @@ def source_options(
     max_episode_steps: int | None,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None,
     stack: Mapping[str, Sequence[str]] | None,
+    video_columns: Mapping[str, str] | None,
 ) -> SourceOptions:
     """Checks the user's options and returns them. It does not read the source.
 
@@ -94,6 +98,7 @@ def source_options(
         max_episode_steps=max_episode_steps,
         mapping=None if mapping is None else load_mapping(mapping),
         stack=stacked,
+        video_columns=check_video_columns(video_columns),
     )
 
 

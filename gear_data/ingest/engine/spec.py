@@ -17,7 +17,8 @@ from gear_data.ingest.pipeline.stack import stack_columns
 from gear_data.ingest.several.parts import SourcePart, locate_parts
 from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import EpisodeSource, SourceOptions, typed_memory_errors
-from gear_data.ingest.sources.registry import open_source
+from gear_data.ingest.sources.registry import known_formats, open_source
+from gear_data.ingest.videos.video_columns import add_video_columns
 
 
 class _SpecRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,6 +38,7 @@ class _SpecRecord(msgspec.Struct, forbid_unknown_fields=True):
     on_bad_episode: Literal["error", "skip"]
     mapping: dict[str, Any] | None = None
     stack: dict[str, tuple[str, ...]] | None = None
+    video_columns: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class ConversionSpec:
             on_bad_episode="skip" if options.skip_bad else "error",
             mapping=None if options.mapping is None else options.mapping.to_json(),
             stack=dict(options.stack) or None,
+            video_columns=dict(options.video_columns) or None,
         )
         return msgspec.to_builtins(record)  # type: ignore[no-any-return]
 
@@ -119,6 +122,7 @@ class ConversionSpec:
             max_episode_steps=record.max_episode_steps,
             mapping=None if record.mapping is None else parse_mapping(record.mapping, "manifest"),
             stack=record.stack or {},
+            video_columns=record.video_columns or {},
         )
         return ConversionSpec(
             source, record.split, record.format, options, record.keep_encoded, record.strict, record.shard_bytes
@@ -150,7 +154,9 @@ class ConversionSpec:
     def _open_format(self, location: Location) -> tuple[EpisodeSource, str, str]:
         if self.format == GEAR:
             return DatasetSource(location.name), GEAR, "dataset to merge"
-        return open_source(location, self.format, self.options)
+        source, name, reason = open_source(location, self.format, self.options)
+        suffixes = known_formats()[name].suffixes
+        return add_video_columns(source, location, self.options.video_columns, suffixes), name, reason
 
     def _open_parts(self, location: Location, threads: int) -> tuple[EpisodeSource, str, str]:
         """Opens all parts. The format is "auto" if they have different ones."""
