@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
+from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.errors import CorruptShardError
 
 #: (number of the file, first byte, last byte); the last byte is excluded.
@@ -32,6 +32,8 @@ class PacketBytes(Protocol):
 class LocalPackets:
     """`PacketBytes` of files that this machine can map. A file is mapped at its first use.
 
+    It is picklable if its functions are, and usable in a forked child.
+
     Args:
         map_file: returns the memory of a file, by number. Raises as `read`.
         check: called before a file is read. It raises CorruptShardError if the file was truncated since it was mapped.
@@ -40,9 +42,12 @@ class LocalPackets:
     def __init__(self, map_file: Callable[[int], pa.Buffer], check: Callable[[int], None]) -> None:
         self._map_file = map_file
         self._check = check
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         #: The files used last are at the end.
         self._buffers: OrderedDict[int, pa.Buffer] = OrderedDict()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (LocalPackets, (self._map_file, self._check))
 
     def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
         return [self._slice(*each) for each in ranges]

@@ -60,7 +60,7 @@ class PyavDecoder:
         av = _av()
         context = self._context
         if self._guesses_order:
-            context.reorder_depth = max(context.reorder_depth, _reorder_depth([each.pts for each in packets]))
+            context.reorder_depth = max(context.reorder_depth, reorder_depth([each.pts for each in packets]))
         try:
             for each in packets:
                 # FFmpeg reads beyond the end of a packet. A packet made by its size is padded, one over bytes is not.
@@ -93,7 +93,7 @@ class PyavDecoder:
         np.copyto(out.reshape(height, 3 * width), rows[:, : 3 * width])
 
 
-def _reorder_depth(pts: list[int]) -> int:
+def reorder_depth(pts: list[int]) -> int:
     """Returns how many frames a decoder must hold back, so that frames leave it in presentation order.
 
     Args:

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from gear_data.video.decoding.threads import run_all
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(3) as threads:
+        yield threads
+
+
+def fail(number: int) -> None:
+    raise ValueError(f"task {number}")
+
+
+def test_all_tasks_run_in_several_threads(executor: ThreadPoolExecutor) -> None:
+    # Each task waits for the other.
+    barrier = threading.Barrier(2)
+    idents: set[int] = set()
+
+    def task() -> None:
+        barrier.wait(20)
+        idents.add(threading.get_ident())
+
+    run_all([task] * 2, executor, 2)
+    assert len(idents) == 2
+    assert threading.get_ident() in idents
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_error_of_the_first_task_is_raised_after_all_ran(executor: ThreadPoolExecutor, threads: int) -> None:
+    done: list[int] = []
+    tasks = [
+        partial(done.append, 0),
+        partial(fail, 1),
+        partial(done.append, 2),
+        partial(fail, 3),
+        partial(done.append, 4),
+    ]
+    for _ in range(20):
+        done.clear()
+        with pytest.raises(ValueError, match="task 1"):
+            run_all(tasks, None if threads == 1 else executor, threads)
+        assert sorted(done) == [0, 2, 4]
+
+
+def test_an_interrupt_ends_the_call_when_no_task_runs_any_more(executor: ThreadPoolExecutor) -> None:
+    started, ended, later = threading.Event(), threading.Event(), []
+    caller = threading.get_ident()
+
+    def task() -> None:
+        if threading.get_ident() == caller:
+            # Until another thread is in a task.
+            assert started.wait(20)
+            raise KeyboardInterrupt
+        started.set()
+        ended.wait(0.2)
+        ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all([task, task, *[partial(later.append, 1)] * 100], executor, 2)
+    assert ended.is_set()
+    count = len(later)
+    executor.submit(int).result(20)
+    assert len(later) == count
