@@ -1,4 +1,4 @@
-"""VideoFrames: the frames of one camera in one episode, decoded when they are read."""
+"""VideoFrames: the frames of one camera in one episode, as a lazy array."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import numpy as np
 
 import gear_data
 from tests.support import source_makers
+from tests.support.cameras.filmed import film
 from tests.support.rollouts import Rollout, make_rollouts, write_d4rl, write_episodes, write_lerobot, write_steps
 
 
@@ -24,6 +25,12 @@ def _dataset(path: Path, seed: int = 3) -> None:
     source = write_d4rl(path.with_suffix(".hdf5"), _hopper(seed))
     gear_data.convert(source, path, shard_bytes=16 << 10, progress=False)
     source.unlink()
+
+
+def _arm(path: Path) -> None:
+    """Converts 24 episodes, and gives them two cameras."""
+    _dataset(path)
+    film(path, gear_data.open(path).lengths.tolist())
 
 
 def _from_maker(name: str) -> Callable[[Path], None]:
@@ -75,6 +82,7 @@ def _robot(path: Path) -> None:
 #: Name in the folder of the example -> the function that creates it.
 SOURCES: dict[str, Callable[[Path], object]] = {
     "hopper": _dataset,
+    "arm": _arm,
     "walker": lambda path: _dataset(path, seed=4),
     "hopper-medium.parquet": lambda path: write_episodes(path, _hopper()),
     "hopper_medium-v2.hdf5": lambda path: write_d4rl(path, _hopper()),

@@ -36,7 +36,9 @@ class KeptFiles:
 
 
 def kept_files(dataset: Dataset, camera: str, fps: float) -> KeptFiles:
-    """Returns the files of a camera that hold only episodes of a view, at the times that LeRobot computes.
+    """Returns the files of a camera that can be copied.
+
+    They hold only episodes of the view, and frames at the times that LeRobot computes.
 
     Args:
         dataset: dataset or view to export.
@@ -61,7 +63,7 @@ def kept_files(dataset: Dataset, camera: str, fps: float) -> KeptFiles:
 
 
 def _at_times(video: VideoFile, first: int, length: int, fps: float) -> bool:
-    """Returns whether frame `first` + t is t / fps after frame `first`, for all t below `length`."""
+    """Returns whether frame `first` + t is t / fps after frame `first`, for all t."""
     times: npt.NDArray[np.float64] = video.times[first : first + length]
     return bool(np.abs(times - times[0] - np.arange(length) / fps).max() < _TOLERANCE)
 

@@ -1,4 +1,4 @@
-"""The videos of one camera in an export: `videos/KEY/chunk-000/file-000.mp4` and so on."""
+"""The videos of one camera in an export: `videos/KEY/chunk-000/file-000.mp4`."""
 
 from __future__ import annotations
 
@@ -135,7 +135,10 @@ class _Files:
             bar.update(len(part))
 
     def _encoder_for(self, frames: int) -> VideoEncoder:
-        """Returns the encoder of the current file, or of a new one if that one would become too large."""
+        """Returns the encoder of the current file.
+
+        The file is a new one if the last one would become too large.
+        """
         current = self._encoder
         if current is not None:
             size = current.bytes
@@ -165,7 +168,10 @@ class _Files:
             self._encoder.abort()
 
     def info(self) -> dict[str, Any]:
-        """Returns LeRobot's description of the videos. Copied files decide if there are any."""
+        """Returns LeRobot's description of the videos.
+
+        It describes the first copied file if there is one.
+        """
         codec, pixel_format = self._codec, PIXEL_FORMAT
         if self._copied:
             video = store_of(self._dataset).videos.index.file(next(iter(self._copied)))
