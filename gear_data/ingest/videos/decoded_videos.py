@@ -1,0 +1,203 @@
+"""Cameras as ordinary columns: decoded pixels (`frames`), or one JPEG file for each step (`jpeg`)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image
+
+from gear_data.errors import BadEpisodeError, CorruptShardError
+from gear_data.ingest.location import SourceFile
+from gear_data.ingest.source import EpisodeSource, Unit
+from gear_data.ingest.videos.source_videos import NO_VIDEOS, source_videos
+from gear_data.schema import ColumnSpec
+from gear_data.storage.episode_block import EpisodeBlock, Position
+from gear_data.video.decoding.frame_reader import FrameReader
+from gear_data.video.decoding.options import DecodeOptions
+from gear_data.video.index_tables import VideoIndex
+from gear_data.video.packet_bytes import ByteRange
+
+#: Ways to store videos as ordinary columns: `convert(videos=...)`.
+FRAMES, JPEG = "frames", "jpeg"
+#: Quality of JPEG files, from 1 to 95, with colours at half the resolution, as in most videos.
+JPEG_QUALITY = 95
+#: Bytes of pixels of a yielded block, and of the frames that are decoded at once to make JPEG files.
+_PIECE_BYTES = 32 << 20
+_HINT = "restore the file, leave such episodes out with --on-bad-episode skip, or leave the camera out with --columns"
+
+
+@dataclass(frozen=True)
+class SourcePackets:
+    """`PacketBytes` of a source's files, local or behind a URL.
+
+    Attributes:
+        files: number of a file in the index -> the file.
+    """
+
+    files: Sequence[SourceFile]
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
+        result = []
+        for number, first, last in ranges:
+            with self.files[number].open() as file:
+                file.seek(first)
+                data = file.read(last - first)
+            if len(data) != last - first:
+                raise CorruptShardError("the file was cut off while it was read", file=self.files[number].name)
+            result.append(memoryview(data))
+        return result
+
+
+class DecodedVideos:
+    """An `EpisodeSource` that has the cameras of another source as ordinary columns.
+
+    Args:
+        source: a source whose blocks have `EpisodeBlock.videos`, and whose cameras have the frames of the index.
+        index: its files.
+        packets: the bytes of the files.
+        mode: `FRAMES`: uint8 [H, W, 3]. `JPEG`: bytes.
+        size: (height, width) to which the decoder scales frames; None keeps their size.
+        skip_bad: whether episodes that cannot be decoded are left out.
+        threads: threads that decode.
+    """
+
+    def __init__(
+        self,
+        source: EpisodeSource,
+        index: VideoIndex,
+        packets: SourcePackets,
+        *,
+        mode: str,
+        size: tuple[int, int] | None,
+        skip_bad: bool,
+        threads: int,
+    ) -> None:
+        self.findings = source.findings
+        self.resume_state = source.resume_state
+        self.metadata: Mapping[str, Any] = source.metadata
+        self.videos = NO_VIDEOS
+        self._source = source
+        self._cameras = source_videos(source).columns
+        self._size = size
+        self._mode = mode
+        self._skip_bad = skip_bad
+        # A frame is needed once. Only a group that is cut between two pieces is decoded twice without a cache.
+        self._reader = FrameReader(index, packets, DecodeOptions(threads=threads, size=size, cache_bytes=_PIECE_BYTES))
+        self.columns = (*source.columns, *(self._column(spec) for spec in self._cameras))
+        self._step_bytes = sum(int(np.prod(self._shape(spec))) for spec in self._cameras)
+
+    @property
+    def num_rows(self) -> int | None:
+        return self._source.num_rows
+
+    @property
+    def rows_are_steps(self) -> bool:
+        return self._source.rows_are_steps
+
+    def units(self) -> Sequence[Unit]:
+        return self._source.units()
+
+    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
+        position: Position | None = None
+        first = used = 0
+        for block in self._source.blocks(start, stop):
+            # The position changes only if no finding was added since the last yielded episode. Otherwise a resumed run
+            # would miss the finding.
+            if position is None or (block.first == 0 and used == 0):
+                position, first = block.position, 0
+            used += block.source_rows
+            for piece in self._pieces(block):
+                for run in self._decoded_runs(piece):
+                    yield replace(run, position=position, first=first, source_rows=used)
+                    first, used = first + len(run), 0
+
+    def _shape(self, spec: ColumnSpec) -> tuple[int, ...]:
+        return spec.shape if self._size is None else (*self._size, 3)
+
+    def _column(self, spec: ColumnSpec) -> ColumnSpec:
+        """Returns the column in the shards of a camera."""
+        if self._mode == JPEG:
+            return ColumnSpec(spec.name, "binary", source=spec.source)
+        return ColumnSpec(spec.name, "uint8", self._shape(spec), source=spec.source)
+
+    def _pieces(self, block: EpisodeBlock) -> Iterator[EpisodeBlock]:
+        """Yields pieces of up to `_PIECE_BYTES` of pixels, or of one episode."""
+        steps = _PIECE_BYTES // max(1, self._step_bytes)
+        offsets, first = block.offsets, 0
+        while first < len(block):
+            last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + steps, side="right")) - 1)
+            yield block.slice(first, last)
+            first = last
+
+    def _decoded_runs(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
+        """Yields the decoded piece, cut where an episode is left out."""
+        bad = np.zeros(len(piece), np.bool_)
+        columns, variable = dict(piece.columns), dict(piece.variable)
+        for spec in self._cameras:
+            if self._mode == JPEG:
+                variable[spec.name] = pa.array(self._encoded(spec, piece, bad), pa.large_binary())
+            else:
+                columns[spec.name] = self._decoded(spec, piece, bad)
+        whole = replace(piece, columns=columns, variable=variable, videos={})
+        edges = np.flatnonzero(np.diff(np.concatenate([[True], bad, [True]]).astype(np.int8)))
+        for first, last in edges.reshape(-1, 2).tolist():
+            yield whole.slice(first, last)
+
+    def _decoded(self, spec: ColumnSpec, piece: EpisodeBlock, bad: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+        """Returns uint8 [steps, H, W, 3], and marks the episodes that cannot be decoded."""
+        offsets = piece.offsets
+        out = np.zeros((int(offsets[-1]), *self._shape(spec)), np.uint8)
+        for episode in np.flatnonzero(~bad).tolist():
+            first, last = offsets[episode : episode + 2].tolist()
+            self._read(spec, piece, episode, 0, out[first:last], bad)
+        return out
+
+    def _encoded(self, spec: ColumnSpec, piece: EpisodeBlock, bad: npt.NDArray[np.bool_]) -> list[bytes]:
+        """Returns a JPEG file for each step, and marks the episodes that cannot be decoded."""
+        shape = self._shape(spec)
+        at_once = max(1, _PIECE_BYTES // int(np.prod(shape)))
+        result: list[bytes] = []
+        for episode, length in enumerate(piece.lengths.tolist()):
+            for step in range(0, length, at_once):
+                pixels = np.zeros((min(at_once, length - step), *shape), np.uint8)
+                if not bad[episode]:
+                    self._read(spec, piece, episode, step, pixels, bad)
+                result += [b"" if bad[episode] else _jpeg(each) for each in pixels]
+        return result
+
+    def _read(
+        self,
+        spec: ColumnSpec,
+        piece: EpisodeBlock,
+        episode: int,
+        step: int,
+        out: npt.NDArray[np.uint8],
+        bad: npt.NDArray[np.bool_],
+    ) -> None:
+        """Decodes the frames of an episode from a step on. Marks the episode as bad if that fails.
+
+        Raises:
+            BadEpisodeError: it fails, and bad episodes are not skipped.
+        """
+        segments = piece.videos[spec.name]
+        frames = segments.first_frame[episode] + step + np.arange(len(out))
+        try:
+            self._reader.read(np.full(len(out), segments.file[episode]), frames, out)
+        except CorruptShardError as error:
+            bad[episode] = True
+            camera, row = spec.source or spec.name, int(piece.rows[episode])
+            reason = f"its video {error.file or ''} cannot be decoded: {error.message}"
+            bad_episode = BadEpisodeError(reason, file=piece.sources[episode], column=camera, row=row, hint=_HINT)
+            self.findings.add_bad_episode(bad_episode, skip=self._skip_bad)
+
+
+def _jpeg(pixels: npt.NDArray[np.uint8]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=JPEG_QUALITY)
+    return file.getvalue()
