@@ -34,6 +34,9 @@ from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import EpisodeSource, check_count, source_options
+from gear_data.ingest.videos.indexed_source import IndexedSource, indexed_source
+from gear_data.ingest.videos.source_videos import source_videos
+from gear_data.ingest.videos.staged_index import KEEP, MODES, stage_videos
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.object_store import open_file_store
@@ -57,7 +60,7 @@ class ConvertReport:
         episodes: The number of episodes in the dataset.
         steps: The number of steps.
         shards: The number of shards.
-        bytes: The size of the shards and tables.
+        bytes: The size of the shards, the tables, and the video files in the folder.
         seconds: The wall time of the conversion.
         warnings: The findings, one line each.
         format: The source's format.
@@ -96,6 +99,7 @@ def convert(
     stack: Mapping[str, Sequence[str]] | None = None,
     video_columns: Mapping[str, str] | None = None,
     keep_encoded: bool = False,
+    videos: Literal["keep", "link"] = "keep",
     shard_bytes: int = SHARD_BYTES,
     on_bad_episode: Literal["error", "skip"] = "error",
     strict: bool = False,
@@ -137,6 +141,8 @@ def convert(
             are the episodes in natural order.
         keep_encoded: Keep PNG, JPEG and other images as the source encodes them. By default, images of one size
             become uint8 columns [H, W, C].
+        videos: What becomes of cameras' video files. `keep` puts them into the dataset's folder `videos/`, as clones
+            or hard links where the file system can, else as copies. `link` refers to them where they are.
         shard_bytes: The size at which a shard is closed, in bytes of column data.
         on_bad_episode: `error` raises BadEpisodeError at a malformed episode. `skip` leaves it out, with a finding.
         strict: Raise an error for every finding: NaN, Inf and all others that `gear-data lint` lists.
@@ -161,6 +167,8 @@ def convert(
     """
     start = time.perf_counter()
     _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, engine, jobs)
+    if videos not in MODES:
+        raise unknown_name("way to store videos", videos, MODES)
     options = source_options(
         columns,
         rename,
@@ -175,7 +183,7 @@ def convert(
     )
     target = choose_target(plain_path(destination), overwrite, resume)
     spec = ConversionSpec(plain_source(source), check_splits(split), format, options, keep_encoded, strict, shard_bytes)
-    spec = with_parts(spec)
+    spec = with_parts(replace(spec, videos=videos))
     location = spec.locate()
     check_disjoint(location, target.folder)
     with locked_target(target, overwrite, resume) as locked:
@@ -223,7 +231,8 @@ class Conversion:
         early, most = self._worker_counts()
         with WorkerPool(self._spec, self._store.name, most, self._locked.descriptors) as pool:
             pool.resize(early)  # workers start while this process opens the source
-            source, format_name, reason = self._spec.open(self._location, threads=len(os.sched_getaffinity(0)))
+            opened, format_name, reason = self._spec.open(self._location, threads=len(os.sched_getaffinity(0)))
+            source = opened
             self._spec = replace(self._spec, format=format_name)
             identity = self._identity()
             if self._resume and (not self._locked.locks or self._store.size(MANIFEST_NAME) is not None):
@@ -231,12 +240,14 @@ class Conversion:
             tasks = plan_tasks(source.units(), self._spec.shard_bytes)
             embodiments = [part.embodiment for part in self._spec.parts]
             staging_options = {**identity, "embodiments": embodiments, "tasks": [list(task.start) for task in tasks]}
-            staged = StagedDataset(self._store, stored_schema(source), staging_options, resume=self._resume)
+            staged = StagedDataset(self._store, staging_options, resume=self._resume)
             with abandoned_on_error(staged, self._target):
                 pool.resize(len(tasks) - 1)
+                source = self._with_indexed_videos(source)
                 opening_findings = source.findings.to_json()
                 results = self._run_tasks(self._engine(source, pool), source, tasks)
-                merged = staged.merge(results)
+                videos = source.staged if isinstance(source, IndexedSource) else None
+                merged = staged.merge(results, stored_schema(source), None if videos is None else videos.index)
                 findings = self._all_findings(opening_findings, results, merged, source.metadata)
                 shard_counts = [[*task.start, len(result.shards)] for task, result in zip(tasks, results, strict=True)]
                 provenance = {
@@ -245,8 +256,10 @@ class Conversion:
                     "tasks": shard_counts,
                     "metadata": _to_json_value(source.metadata),
                 }
-                if isinstance(source, SourceSequence):
-                    provenance["parts"] = _to_json_value(source.part_records())
+                if videos is not None:
+                    provenance["videos"] = {"mode": self._spec.videos, "bytes": videos.bytes}
+                if isinstance(opened, SourceSequence):
+                    provenance["parts"] = _to_json_value(opened.part_records())
                 manifest = staged.manifest(merged, provenance, findings.to_json())
                 put_text(self._store, CARD_NAME, printable(dataset_card(manifest, merged.episodes)))
                 self._locked.check()
@@ -254,6 +267,15 @@ class Conversion:
         if self._target.replaces:
             swap_folders(Path(self._target.staging), Path(self._target.folder))
         return manifest
+
+    def _with_indexed_videos(self, source: EpisodeSource) -> EpisodeSource:
+        """Indexes the files of a source's cameras, and places them in the dataset."""
+        videos = source_videos(source)
+        if not videos.columns:
+            return source
+        cores = len(os.sched_getaffinity(0)) if self._jobs is None else self._jobs
+        stage_videos(videos, self._store, self._spec.videos, source.findings, jobs=cores, progress=self._progress)
+        return indexed_source(source, self._store, skip_bad=self._spec.options.skip_bad)
 
     def _worker_counts(self) -> tuple[int, int]:
         """Returns the number of workers to start early, and the most workers to start.
@@ -363,12 +385,18 @@ def _to_json_value(value: Any) -> Any:
     return printable(str(value))
 
 
+def kept_video_bytes(manifest: Manifest) -> int:
+    """Returns the size of the video files in a dataset's folder."""
+    videos = manifest.provenance.get("videos", {})
+    return int(videos.get("bytes", 0)) if videos.get("mode") == KEEP else 0
+
+
 def _report(manifest: Manifest, seconds: float) -> ConvertReport:
     return ConvertReport(
         episodes=manifest.episodes,
         steps=manifest.steps,
         shards=len(manifest.shards),
-        bytes=sum(entry.bytes for entry in manifest.files),
+        bytes=sum(entry.bytes for entry in manifest.files) + kept_video_bytes(manifest),
         seconds=seconds,
         warnings=tuple(str(Finding(**finding)) for finding in manifest.findings),
         format=manifest.provenance["format"],

@@ -16,12 +16,14 @@ from gear_data.common.progress import pluralize
 from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentError, ResumeError, UnwritableError
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
+from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 from gear_data.storage.writing.folder_lock import LOCK_NAME, FolderLock
 from gear_data.storage.writing.progress_files import LOCK, PROGRESS
 from gear_data.storage.writing.staging import StagedDataset, conversion_difference
+from gear_data.video.index_tables import TABLE_FILES
 
 #: The files that a dataset's folder may hold. The hub adds `.gitattributes`.
 _DATASET_FILES = frozenset(
@@ -31,8 +33,10 @@ _DATASET_FILES = frozenset(
         PROGRESS,
         "episodes.arrow",
         "finals.arrow",
+        *TABLE_FILES.values(),
         "shards",
         "sidecars",
+        VIDEOS,
         ".gitattributes",
         ".git",
     )

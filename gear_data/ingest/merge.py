@@ -152,7 +152,7 @@ def _linked(
     }
     if resume and (not locked.locks or store.size(MANIFEST_NAME) is not None):
         return finished_manifest(store, locked, identity), 0
-    staged = StagedDataset(store, schema, identity, resume=resume)
+    staged = StagedDataset(store, identity, resume=resume)
     with abandoned_on_error(staged, target):
         try:
             episodes = merged_episodes(inputs)

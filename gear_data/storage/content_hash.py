@@ -19,7 +19,7 @@ def content_hashes(block: EpisodeBlock, schema: Schema) -> list[bytes]:
 
     The hash covers the little-endian bytes of the source columns in the order of their names, then of the final
     observation's columns. A variable-length column contributes the lengths of its values (int64), then the values.
-    Derived columns are left out.
+    Derived columns are left out. Last come the digests of cameras' frames, in the order of the cameras' names.
     """
     steps = sorted(column.name for column in schema.source_columns)
     inputs = [
@@ -33,11 +33,14 @@ def content_hashes(block: EpisodeBlock, schema: Schema) -> list[bytes]:
     ]
     finals = offsets_of(block.has_final.astype(np.int64))
     inputs += [_fixed(block.finals[name], finals) for name in sorted(c.name for c in schema.final_columns)]
+    videos = [block.videos[name] for name in sorted(c.name for c in schema.videos)]
     result = []
     for i in range(len(block)):
         digest = xxhash.xxh3_128()
         for data, bounds in inputs:
             digest.update(data[bounds[i] : bounds[i + 1]])
+        for segments in videos:
+            digest.update(segments.digests[i])
         result.append(digest.digest())
     return result
 

@@ -71,7 +71,8 @@ def episode_rows(
     """Returns the rows of the episode table for a block, with the column `SOURCE_ROW`.
 
     `return` is the float64 sum of the rewards; null if the episode has no rewards or several per step. Metadata with
-    the name of a column of `EPISODE_SCHEMA` is stored as `metadata.NAME`.
+    the name of a column of `EPISODE_SCHEMA` is stored as `metadata.NAME`. Each camera has the two columns of
+    `segment_columns`.
 
     Args:
         block: the episodes.
@@ -102,9 +103,14 @@ def episode_rows(
         "content": list(contents),
     }
     table = pa.table([pa.array(values[field.name], field.type) for field in EPISODE_SCHEMA], schema=EPISODE_SCHEMA)
+    cameras = {name for camera in block.videos for name in segment_columns(camera)}
     for name, items in metadata.items():
-        unique_name = f"metadata.{name}" if name in EPISODE_SCHEMA.names else name
+        taken = name in EPISODE_SCHEMA.names or name in cameras
+        unique_name = f"metadata.{name}" if taken else name
         table = table.append_column(unique_name, _metadata_array(name, items, block))
+    for camera, segments in block.videos.items():
+        for name, numbers in zip(segment_columns(camera), (segments.file, segments.first_frame), strict=True):
+            table = table.append_column(name, pa.array(numbers, pa.int64()))
     return table.append_column(SOURCE_ROW, pa.array(block.rows, pa.int64()))
 
 

@@ -19,16 +19,18 @@ class VideoSegments:
     Attributes:
         file: int64 [n], number of the file in `VideoIndex`.
         first_frame: int64 [n], number of the episode's first frame in the file, in presentation order from 0.
+        digests: n hashes of the encoded frames (`segment_digests`); empty if they are not known.
     """
 
     file: npt.NDArray[np.int64]
     first_frame: npt.NDArray[np.int64]
+    digests: Sequence[bytes] = ()
 
     def __len__(self) -> int:
         return len(self.file)
 
     def __getitem__(self, rows: slice) -> VideoSegments:
-        return VideoSegments(self.file[rows], self.first_frame[rows])
+        return VideoSegments(self.file[rows], self.first_frame[rows], self.digests[rows])
 
 
 @dataclass(frozen=True, eq=False)

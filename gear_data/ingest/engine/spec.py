@@ -39,6 +39,7 @@ class _SpecRecord(msgspec.Struct, forbid_unknown_fields=True):
     mapping: dict[str, Any] | None = None
     stack: dict[str, tuple[str, ...]] | None = None
     video_columns: dict[str, str] | None = None
+    videos: str = "keep"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class ConversionSpec:
         shard_bytes: The size at which a shard is closed, in bytes of column data.
         parts: The sources and splits to read one after another; empty for one source with one split. See
             `gear_data.ingest.several.plan`.
+        videos: What becomes of cameras' video files, as in `convert`.
     """
 
     source: Any
@@ -66,6 +68,7 @@ class ConversionSpec:
     strict: bool
     shard_bytes: int
     parts: tuple[SourcePart, ...] = ()
+    videos: str = "keep"
 
     @property
     def is_shareable(self) -> bool:
@@ -100,6 +103,7 @@ class ConversionSpec:
             mapping=None if options.mapping is None else options.mapping.to_json(),
             stack=dict(options.stack) or None,
             video_columns=dict(options.video_columns) or None,
+            videos=self.videos,
         )
         return msgspec.to_builtins(record)  # type: ignore[no-any-return]
 
@@ -125,8 +129,9 @@ class ConversionSpec:
             video_columns=record.video_columns or {},
         )
         return ConversionSpec(
-            source, record.split, record.format, options, record.keep_encoded, record.strict, record.shard_bytes
-        )
+            source, record.split, record.format, options, record.keep_encoded, record.strict, record.shard_bytes,
+            videos=record.videos,
+        )  # fmt: skip
 
     def open(self, location: Location | None = None, *, threads: int = 1) -> tuple[EpisodeSource, str, str]:
         """Opens the source. Raises the errors of `locate` and `open_source`.

@@ -17,13 +17,15 @@ from gear_data.ingest.pipeline.end_flags import check_end_flags, complete_end_fl
 from gear_data.ingest.pipeline.names import INVALID_NAME, conflicting_presets, is_nearly_actions, is_storable
 from gear_data.ingest.pipeline.variable_finals import drop_variable_finals, without_variable_finals
 from gear_data.ingest.source import EpisodeSource, typed_memory_errors
+from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.schema import ColumnSpec, Role, Schema, role_of
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
 
 def stored_schema(source: EpisodeSource) -> Schema:
     """Returns the schema of the dataset that a source is converted to."""
-    return Schema(with_derived_columns(end_flag_columns(without_variable_finals(source.columns))))
+    columns = with_derived_columns(end_flag_columns(without_variable_finals(source.columns)))
+    return Schema(columns, source_videos(source).columns)
 
 
 def report_names(source: EpisodeSource, *, all_columns: bool) -> None:

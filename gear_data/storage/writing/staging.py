@@ -33,6 +33,7 @@ from gear_data.storage.writing.progress_files import (
     read_progress_table,
     write_progress_file,
 )
+from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, TABLE_FILES, VideoIndex
 
 _OPTIONS = f"{PROGRESS}/options.json"
 
@@ -88,7 +89,6 @@ class StagedDataset:
 
     Args:
         store: the dataset's folder, which this process has locked.
-        schema: all columns, including derived ones.
         options: options of the conversion, JSON-able. A resumed conversion must have the same options.
         resume: continue an unfinished conversion, if there is one.
 
@@ -97,9 +97,8 @@ class StagedDataset:
         StorageFullError: the disk is full.
     """
 
-    def __init__(self, store: FileStore, schema: Schema, options: Mapping[str, Any], *, resume: bool = False) -> None:
+    def __init__(self, store: FileStore, options: Mapping[str, Any], *, resume: bool = False) -> None:
         self._store = store
-        self._schema = schema
         if resume and self._has_options():
             self._check_options(options)
         else:
@@ -133,17 +132,19 @@ class StagedDataset:
                 hint="resume with the same source and options, or start again with --overwrite",
             )
 
-    def merge(self, tasks: Sequence[TaskResult]) -> MergedTasks:
+    def merge(self, tasks: Sequence[TaskResult], schema: Schema, videos: VideoIndex | None = None) -> MergedTasks:
         """Merges the results of all tasks, and writes the merged tables.
 
         Args:
             tasks: results in source order.
+            schema: all columns, including derived ones.
+            videos: the index of the cameras' files; None without cameras.
 
         Raises:
             ResumeError: files of an earlier run cannot be used.
         """
         shards = tuple(shard for task in tasks for shard in task.shards)
-        statistics = RunningStatistics(self._schema)
+        statistics = RunningStatistics(schema)
         for task in tasks:
             statistics.merge(task.statistics)
         episodes = join_episode_tables(list(self._tables(tasks, "episodes", renumbered_episodes)))
@@ -154,10 +155,13 @@ class StagedDataset:
         rows = episodes.column(SOURCE_ROW).to_numpy()
         episodes = episodes.drop_columns(SOURCE_ROW)
         tables = {"episodes": write_table(self._store, "episodes.arrow", episodes)}
-        if self._schema.final_columns:
+        if schema.final_columns:
             finals = pa.concat_tables(self._tables(tasks, "finals", renumbered_finals))
             tables["finals"] = write_table(self._store, "finals.arrow", finals)
-        return MergedTasks(shards, statistics, episodes, rows, tables)
+        if videos is not None:
+            for name, table in zip((FILES_TABLE, PACKETS_TABLE), (videos.files, videos.packets), strict=True):
+                tables[name] = write_table(self._store, TABLE_FILES[name], table)
+        return MergedTasks(schema, shards, statistics, episodes, rows, tables)
 
     def _tables(
         self, tasks: Sequence[TaskResult], kind: str, renumber: Callable[[pa.Table, int, int], pa.Table]
@@ -181,8 +185,8 @@ class StagedDataset:
         return Manifest(
             episodes=len(merged.episodes),
             steps=sum(shard.steps for shard in merged.shards),
-            fingerprint=fingerprint(self._schema, merged.episodes.column("content").to_pylist()),
-            schema=self._schema,
+            fingerprint=fingerprint(merged.schema, merged.episodes.column("content").to_pylist()),
+            schema=merged.schema,
             shards=merged.shards,
             tables=merged.tables,
             statistics=merged.statistics.result(),
@@ -211,7 +215,8 @@ class StagedDataset:
     def abandon(self) -> int:
         """Cleans up after a failure and returns the number of finished shards.
 
-        The files are kept if there are finished shards, from which a later run can resume.
+        The files are kept if there are finished shards, from which a later run can resume. Otherwise video files are
+        removed, too.
         """
         if self._store.size(MANIFEST_NAME) is not None:
             return 0  # interrupted after the dataset was complete
@@ -219,10 +224,12 @@ class StagedDataset:
         if not shards:
             self._store.clear(PROGRESS, keep=LOCK)
             self._store.remove("shards")
+            self._store.remove("videos")
         return shards
 
     def _finished_shards(self) -> int:
         files = (file for file in self._store.files(PROGRESS) if file.endswith(".json"))
+        files = (file for file in files if not file.startswith(f"{PROGRESS}/videos/"))
         return sum(file != _OPTIONS and not file.endswith("done.json") for file in files)
 
 
@@ -263,6 +270,7 @@ class MergedTasks:
     """Results of all tasks, merged.
 
     Attributes:
+        schema: all columns.
         shards: shards in order.
         statistics: statistics of all columns.
         episodes: the episode table.
@@ -270,6 +278,7 @@ class MergedTasks:
         tables: table name -> file.
     """
 
+    schema: Schema
     shards: tuple[ShardEntry, ...]
     statistics: RunningStatistics
     episodes: pa.Table

@@ -1,0 +1,197 @@
+"""IndexedSource: a source whose cameras' files are indexed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import BadEpisodeError
+from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.source import EpisodeSource, Unit
+from gear_data.ingest.videos.source_videos import SourceVideos, source_videos
+from gear_data.ingest.videos.staged_index import StagedVideos, read_staged_videos
+from gear_data.schema import ColumnSpec, VideoFormat, video_column
+from gear_data.storage.episode_block import EpisodeBlock, Position
+from gear_data.storage.writing.file_store import FileStore
+from gear_data.video.file_index import VideoFile
+from gear_data.video.segments import VideoSegments, segment_digests
+
+#: Seconds by which the time of an episode's first frame may differ from a frame: LeRobot's own `tolerance_s`.
+_TOLERANCE = 1e-4
+
+
+def indexed_source(source: EpisodeSource, store: FileStore, *, skip_bad: bool) -> EpisodeSource:
+    """Returns a source whose files `stage_videos` indexed; the same source if it has no cameras, or is indexed.
+
+    Args:
+        source: the source.
+        store: the dataset's folder.
+        skip_bad: whether malformed episodes are left out.
+
+    Raises:
+        ResumeError: the index is missing, or was changed.
+    """
+    videos = source_videos(source)
+    if not videos.columns or isinstance(source, IndexedSource):
+        return source
+    return IndexedSource(source, read_staged_videos(store, len(videos.files)), skip_bad=skip_bad)
+
+
+class IndexedSource:
+    """A source whose blocks say which frames of which indexed file an episode has. See `EpisodeSource`.
+
+    An episode whose video is missing, unreadable, too short, or of another size is malformed.
+
+    Args:
+        source: the source.
+        staged: the index of its files.
+        skip_bad: whether malformed episodes are left out.
+
+    Attributes:
+        staged: the index of the source's files.
+        videos: the cameras, with the size and rate of the frames that their files have.
+    """
+
+    def __init__(self, source: EpisodeSource, staged: StagedVideos, *, skip_bad: bool) -> None:
+        self._source = source
+        self.staged = staged
+        self._skip_bad = skip_bad
+        self.findings = source.findings
+        self.resume_state = source.resume_state
+        declared = source_videos(source)
+        self.videos: SourceVideos = replace(declared, columns=_columns(declared, staged))
+
+    @property
+    def columns(self) -> tuple[ColumnSpec, ...]:
+        return self._source.columns
+
+    @property
+    def num_rows(self) -> int | None:
+        return self._source.num_rows
+
+    @property
+    def rows_are_steps(self) -> bool:
+        return self._source.rows_are_steps
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self._source.metadata
+
+    def units(self) -> Sequence[Unit]:
+        return self._source.units()
+
+    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
+        position: Position | None = None
+        first = used = 0
+        for block in self._source.blocks(start, stop):
+            # The position changes only if no finding was added since the last yielded episode. Otherwise a resumed run
+            # would miss the finding.
+            if position is None or (block.first == 0 and used == 0):
+                position, first = block.position, 0
+            used += block.source_rows
+            for run in self._with_segments(block):
+                yield replace(run, position=position, first=first, source_rows=used)
+                first, used = first + len(run), 0
+
+    def _with_segments(self, block: EpisodeBlock) -> Iterator[EpisodeBlock]:
+        """Yields a block with its segments, cut where an episode is left out."""
+        clips = {spec.name: self._clips(spec, block) for spec in self.videos.columns}
+        bad = np.zeros(len(block), np.bool_)
+        for episode in range(len(block)):
+            for name, found in clips.items():
+                if (problem := found.problems[episode]) is not None:
+                    self._report(block, episode, name, problem)
+                    bad[episode] = True
+                    break
+        segments = {name: VideoSegments(found.file, found.first_frame) for name, found in clips.items()}
+        whole = replace(block, videos=segments, video_times={})
+        edges = np.flatnonzero(np.diff(np.concatenate([[True], bad, [True]]).astype(np.int8)))
+        for first, last in edges.reshape(-1, 2).tolist():
+            yield self._with_digests(whole.slice(first, last))
+
+    def _with_digests(self, block: EpisodeBlock) -> EpisodeBlock:
+        index = self.staged.index
+        videos = {
+            name: replace(segments, digests=segment_digests(segments, block.lengths, index))
+            for name, segments in block.videos.items()
+        }
+        return replace(block, videos=videos)
+
+    def _report(self, block: EpisodeBlock, episode: int, camera: str, problem: str) -> None:
+        error = BadEpisodeError(problem, file=block.sources[episode], column=camera, row=int(block.rows[episode]))
+        error.hint = "restore the file, leave such episodes out with --on-bad-episode skip, or leave the camera out with --columns"
+        self.findings.add_bad_episode(error, skip=self._skip_bad)
+
+    def _clips(self, spec: ColumnSpec, block: EpisodeBlock) -> _Clips:
+        """Returns the frames of a block's episodes in one camera, or why an episode has none."""
+        times, staged = block.video_times[spec.name], self.staged
+        clips = _Clips(np.zeros(len(block), np.int64), np.zeros(len(block), np.int64), [None] * len(block))
+        lengths = block.lengths.tolist()
+        for episode, (number, start) in enumerate(zip(times.file.tolist(), times.start.tolist(), strict=True)):
+            name = times.names[episode]
+            if number not in staged.rows:
+                reason = staged.problems.get(number, "is missing")
+                clips.problems[episode] = f"its video {name} {reason}"
+                continue
+            row = staged.rows[number]
+            video = staged.index.file(row)
+            first, distance = _nearest(video, start)
+            clips.file[episode], clips.first_frame[episode] = row, first
+            clips.problems[episode] = _problem(spec, video, name, first, lengths[episode])
+            if distance > _TOLERANCE and clips.problems[episode] is None:
+                message = (
+                    f"an episode begins at {start:.6g} s, and the nearest frame is {distance:.2g} s away; it is used"
+                )
+                place = {"file": name, "row": None, "column": spec.name}
+                self.findings.add(Finding("video-time-differs", message, 1, **place))
+        return clips
+
+
+@dataclass(frozen=True, eq=False)
+class _Clips:
+    """The frames of n episodes: file and first frame, int64 [n], and for each the reason if it has none."""
+
+    file: npt.NDArray[np.int64]
+    first_frame: npt.NDArray[np.int64]
+    problems: list[str | None]
+
+
+def _nearest(video: VideoFile, start: float) -> tuple[int, float]:
+    """Returns the frame nearest to a time, and its distance in seconds."""
+    times = video.times
+    frame = int(np.searchsorted(times, start))
+    candidates = [each for each in (frame - 1, frame) if 0 <= each < len(times)]
+    best = min(candidates, key=lambda each: abs(float(times[each]) - start))
+    return best, abs(float(times[best]) - start)
+
+
+def _problem(spec: ColumnSpec, video: VideoFile, name: str, first: int, length: int) -> str | None:
+    """Returns why an episode cannot have the frames from `first` on; None if it can."""
+    if (video.height, video.width) != spec.shape[:2]:
+        return (
+            f"its video {name} has frames of {video.height} x {video.width}, and the camera's first file has "
+            f"{spec.shape[0]} x {spec.shape[1]}"
+        )
+    left = video.num_frames - first
+    if left < length:
+        return f"its video {name} has {left} frames from its start on, and the episode has {length} steps"
+    return None
+
+
+def _columns(videos: SourceVideos, staged: StagedVideos) -> tuple[ColumnSpec, ...]:
+    """Returns the cameras, with the frames of their first indexed file."""
+    first: dict[str, VideoFile] = {}
+    for number, declared in enumerate(videos.declared):
+        if number in staged.rows and declared.camera not in first:
+            first[declared.camera] = staged.index.file(staged.rows[number])
+    columns = []
+    for spec in videos.columns:
+        video = first.get(spec.source or spec.name)
+        if video is not None:
+            spec = video_column(spec.name, VideoFormat(video.height, video.width, 3, video.fps), spec.source)
+        columns.append(spec)
+    return tuple(columns)

@@ -1,0 +1,96 @@
+"""Puts the video files of a source into a dataset's folder: as clones, hard links or copies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from gear_data.errors import SourceChangedError
+from gear_data.ingest.location import SourceFile
+from gear_data.storage.atomic import checksum, link_file
+from gear_data.storage.writing.file_store import FileStore, LocalFileStore
+from gear_data.video.file_index import VideoFile
+
+#: The folder of a dataset that has its video files.
+VIDEOS = "videos"
+#: ioctl of Linux: the file shares the blocks of another file until one of them changes.
+_FICLONE = 0x40049409
+
+
+class _NoCloneError(Exception):
+    """Raised where the file system cannot clone a file."""
+
+
+def kept_names(files: Sequence[SourceFile]) -> list[str]:
+    """Returns the path of each file in the dataset's folder, all different.
+
+    It is the path in the source, below `videos/`. Of files with one name, the second gets the folder `videos/2/`.
+    """
+    names: list[str] = []
+    taken: dict[str, int] = {}
+    for file in files:
+        parts = [part for part in PurePosixPath(file.name).parts if part not in ("/", "..", ".")]
+        if parts[0] in (VIDEOS, "video") and len(parts) > 1:
+            parts = parts[1:]
+        name = "/".join(parts)
+        taken[name] = taken.get(name, 0) + 1
+        names.append("/".join([VIDEOS, *([str(taken[name])] if taken[name] > 1 else []), name]))
+    return names
+
+
+def linked_name(file: SourceFile) -> str:
+    """Returns the absolute path or the URL of a file."""
+    if file.filesystem is None:
+        return os.path.abspath(file.path)
+    return str(file.filesystem.unstrip_protocol(file.path))
+
+
+def place(store: FileStore, source: Path, name: str, video: VideoFile) -> None:
+    """Puts a file that was indexed into the dataset's folder.
+
+    The file becomes a clone (reflink) or a hard link where the file systems can, else a copy.
+
+    Args:
+        store: the dataset's folder.
+        source: the file.
+        name: its path in the folder.
+        video: its index.
+
+    Raises:
+        SourceChangedError: the file changed since it was indexed.
+        StorageFullError, UnwritableError: the folder cannot be written to.
+    """
+    if isinstance(store, LocalFileStore):
+        with suppress(_NoCloneError):
+            with store.writing(name) as path:
+                _clone(source, path)
+            return _check_size(store.folder / name, source, video)
+        if link_file(source, store.folder / name):
+            return _check_size(store.folder / name, source, video)
+    with store.writing(name) as path:
+        shutil.copyfile(source, path)
+        if checksum(path) != video.checksum:
+            raise _changed(source)
+
+
+def _clone(source: Path, path: Path) -> None:
+    """Raises _NoCloneError if the file system cannot clone, or the files are on two."""
+    with open(source, "rb") as old, open(path, "wb") as new:
+        try:
+            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+        except OSError as error:
+            raise _NoCloneError from error
+
+
+def _check_size(path: Path, source: Path, video: VideoFile) -> None:
+    # A clone or a link is not read again: `verify` compares its checksum later.
+    if path.stat().st_size != video.size:
+        raise _changed(source)
+
+
+def _changed(source: Path) -> SourceChangedError:
+    return SourceChangedError("changed while it was read", file=str(source), hint="convert again with --overwrite")

@@ -1,0 +1,197 @@
+"""The index of a source's video files while a conversion runs.
+
+All files are indexed, and placed in the dataset, before the first episode is read. `.progress/` then has a few tables,
+each of the files of one part. A killed run continues after the last part, and worker processes read the parts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from gear_data.common.progress import progress_bar
+from gear_data.errors import GearError, ResumeError
+from gear_data.ingest.findings.log import FindingLog
+from gear_data.ingest.findings.video_files import video_findings
+from gear_data.ingest.location import SourceFile
+from gear_data.ingest.videos.placing import kept_names, linked_name, place
+from gear_data.ingest.videos.source_videos import SourceVideos
+from gear_data.storage.arrow_files import write_ipc
+from gear_data.storage.atomic import checksum
+from gear_data.storage.writing.file_store import FileStore
+from gear_data.storage.writing.progress_files import (
+    PROGRESS,
+    START_OVER,
+    read_progress_file,
+    read_progress_table,
+    write_progress_file,
+)
+from gear_data.video.file_index import VideoFile
+from gear_data.video.index_tables import (
+    FILES_SCHEMA,
+    FILES_TABLE,
+    PACKETS_SCHEMA,
+    PACKETS_TABLE,
+    VideoIndex,
+    index_tables,
+)
+from gear_data.video.indexing.indexer import index_files
+
+#: Ways to store videos: `convert(videos=...)`.
+KEEP, LINK = "keep", "link"
+MODES = (KEEP, LINK)
+#: Files of a part.
+_PART = 64
+
+
+@dataclass(frozen=True, eq=False)
+class StagedVideos:
+    """The indexed files of a source.
+
+    Attributes:
+        index: the files that could be indexed.
+        rows: number of a file in the source -> its number in the index.
+        problems: number of a file in the source -> why it could not be indexed.
+    """
+
+    index: VideoIndex
+    rows: Mapping[int, int]
+    problems: Mapping[int, str]
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return int(self.index.files.column("bytes").to_numpy().sum())
+
+
+def stage_videos(
+    videos: SourceVideos, store: FileStore, mode: str, findings: FindingLog, *, jobs: int, progress: bool | None
+) -> None:
+    """Indexes all video files of a source, and places them in the dataset's folder.
+
+    Parts that an earlier run finished are left as they are.
+
+    Args:
+        videos: the cameras of the source.
+        store: the dataset's folder.
+        mode: `KEEP` or `LINK`.
+        findings: receives the findings about the files.
+        jobs: number of processes that index files.
+        progress: show a bar; None shows one on a terminal.
+
+    Raises:
+        MissingExtraError: PyAV is not installed.
+        SourceChangedError: a file changes meanwhile.
+        StorageFullError, UnwritableError: the folder cannot be written to.
+        ResumeError: files of an earlier run cannot be used.
+    """
+    parts = [range(first, min(first + _PART, len(videos.files))) for first in range(0, len(videos.files), _PART)]
+    missing = [part for number, part in enumerate(parts) if read_progress_file(store, _part_file(number)) is None]
+    names = kept_names(videos.files)
+    numbers = [number for part in missing for number in part]
+    total = sum(videos.files[number].size for number in numbers)
+    with (
+        progress_bar(total, "videos", "B", progress) as bar,
+        tempfile.TemporaryDirectory(prefix="gear-video-") as folder,
+    ):
+        indexed = _indexed(videos.files, numbers, Path(folder), jobs)
+        for part in missing:
+            found: dict[int, VideoFile] = {}
+            problems: dict[int, str] = {}
+            for number in part:
+                path, result = next(indexed)
+                file = videos.files[number]
+                if isinstance(result, GearError):
+                    problems[number] = result.message
+                elif mode == KEEP:
+                    place(store, path, names[number], result)
+                    found[number] = replace(result, file=names[number])
+                else:
+                    found[number] = replace(result, file=linked_name(file))
+                if file.filesystem is not None:
+                    path.unlink(missing_ok=True)
+                bar.update(file.size)
+            _write_part(store, part.start // _PART, found, problems)
+    _add_findings(videos, read_staged_videos(store, len(videos.files)), findings)
+
+
+def _indexed(
+    files: Sequence[SourceFile], numbers: Sequence[int], folder: Path, jobs: int
+) -> Iterator[tuple[Path, VideoFile | GearError]]:
+    """Yields a local path of each file, and its index. Remote files are downloaded into a folder first."""
+    paths: list[Path] = []
+
+    def inputs() -> Iterator[tuple[Path, str]]:
+        for number in numbers:
+            file = files[number]
+            path = Path(file.path)
+            if file.filesystem is not None:
+                path = folder / str(number)
+                with file.open() as source, open(path, "wb") as target:
+                    shutil.copyfileobj(source, target, 8 << 20)
+            paths.append(path)
+            yield path, file.name
+
+    for number, result in enumerate(index_files(inputs(), jobs)):
+        yield paths[number], result
+
+
+def _part_file(number: int) -> str:
+    return f"{PROGRESS}/videos/{number:06d}.json"
+
+
+def _write_part(store: FileStore, number: int, found: Mapping[int, VideoFile], problems: Mapping[int, str]) -> None:
+    checksums = {}
+    file = _part_file(number)
+    for kind, table in zip((FILES_TABLE, PACKETS_TABLE), index_tables(list(found.values())), strict=True):
+        with store.writing(f"{file.removesuffix('.json')}.{kind}") as path:
+            write_ipc(path, table)
+            checksums[kind] = checksum(path)
+    numbered = [[number, text] for number, text in problems.items()]
+    write_progress_file(store, file, {"tables": checksums, "files": list(found), "problems": numbered})
+
+
+def read_staged_videos(store: FileStore, files: int) -> StagedVideos:
+    """Reads the index that `stage_videos` wrote.
+
+    Args:
+        store: the dataset's folder.
+        files: number of the source's video files.
+
+    Raises:
+        ResumeError: a part is missing, or was changed.
+    """
+    tables: dict[str, list[pa.Table]] = {FILES_TABLE: [], PACKETS_TABLE: []}
+    rows: dict[int, int] = {}
+    problems: dict[int, str] = {}
+    for number in range(-(-files // _PART)):
+        file = _part_file(number)
+        part = read_progress_file(store, file)
+        if part is None:
+            raise ResumeError("is missing", file=f"{store.name}/{file}", hint=START_OVER)
+        try:
+            for each in part["files"]:
+                rows[int(each)] = len(rows)
+            problems.update({int(each): str(text) for each, text in part["problems"]})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{file}", hint=START_OVER) from error
+        for kind, found in tables.items():
+            found.append(read_progress_table(store, file, kind))
+    index = VideoIndex(
+        pa.concat_tables([FILES_SCHEMA.empty_table(), *tables[FILES_TABLE]]).combine_chunks(),
+        pa.concat_tables([PACKETS_SCHEMA.empty_table(), *tables[PACKETS_TABLE]]).combine_chunks(),
+        store.name,
+    )
+    return StagedVideos(index, rows, problems)
+
+
+def _add_findings(videos: SourceVideos, staged: StagedVideos, findings: FindingLog) -> None:
+    for number, declared in enumerate(videos.declared):
+        if number in staged.rows:
+            for finding in video_findings(staged.index.file(staged.rows[number]), declared):
+                findings.add(finding)
