@@ -29,6 +29,7 @@ def _add_convert(commands: Any) -> None:
     parser.add_argument(
         "--shard-bytes", type=size, default=512 << 20, metavar="N", help="size limit of a shard, default 512M"
     )
+    _add_videos(parser)
     help = "stop at a malformed episode (error, default), or leave it out with a warning (skip)"
     parser.add_argument("--on-bad-episode", choices=("error", "skip"), default="error", help=help)
     parser.add_argument("--strict", action="store_true", help="fail on NaN, Inf and every other finding of lint")
@@ -74,6 +75,14 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_videos(parser: argparse.ArgumentParser) -> None:
+    help = (
+        "what becomes of cameras' video files: keep (default) puts them into the dataset's folder, as clones or hard "
+    )
+    help += "links where the file system can; link refers to them where they are"
+    parser.add_argument("--videos", choices=("keep", "link"), default="keep", help=help)
+
+
 def _source_options(options: argparse.Namespace) -> dict[str, Any]:
     names = (
         "format",
@@ -99,6 +108,7 @@ def _convert(options: argparse.Namespace) -> int:
         options.sources,
         options.destination,
         **_source_options(options),
+        videos=options.videos,
         shard_bytes=options.shard_bytes,
         on_bad_episode=options.on_bad_episode,
         strict=options.strict,

@@ -40,10 +40,11 @@ def _add_verify(commands: Any) -> None:
     add_dataset(parser)
     help = "also compute statistics, returns, end flags, content hashes and the fingerprint again, and compare"
     parser.add_argument("--deep", action="store_true", help=help)
+    parser.add_argument("--decode", action="store_true", help="also decode every frame of the video files")
 
 
 def _verify(options: argparse.Namespace) -> int:
-    report = gear_data.verify(options.dataset, deep=options.deep)
+    report = gear_data.verify(options.dataset, deep=options.deep, decode=options.decode)
     if options.json:
         print_json(report.to_json())
     else:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError
 from gear_data.ingest.engine.spec import ConversionSpec
@@ -18,8 +19,12 @@ from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.source import source_options
 from gear_data.ingest.sources.tree import reader
+from gear_data.ingest.videos.indexed_source import indexed_source
+from gear_data.ingest.videos.source_videos import source_videos
+from gear_data.ingest.videos.staged_index import LINK, stage_videos
 from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.episode_block import BEGIN, END
+from gear_data.storage.writing.file_store import LocalFileStore
 
 
 @dataclass(frozen=True)
@@ -115,10 +120,16 @@ def lint(
     location = spec.locate()
     opened, format_name, reason = spec.open(location, threads=len(os.sched_getaffinity(0)))
     opened.units()  # refuses files that do not fit together, before reading
-    schema = stored_schema(opened)
     contents: list[bytes] = []
     sources: list[tuple[str, int]] = []
     steps = 0
+    with scratch_folder() as scratch:
+        if (videos := source_videos(opened)).columns:
+            # The index is of no use later. `LINK` copies no video.
+            store, jobs = LocalFileStore(scratch), len(os.sched_getaffinity(0))
+            stage_videos(videos, store, LINK, opened.findings, jobs=jobs, progress=progress)
+            opened = indexed_source(opened, store, skip_bad=True)
+    schema = stored_schema(opened)
     with progress_bar(opened.num_rows, "lint", "step" if opened.rows_are_steps else "episode", progress) as bar:
         for block, _ in prepared_blocks(opened, BEGIN, END, strict=False):
             contents += content_hashes(block, schema)

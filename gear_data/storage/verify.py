@@ -23,7 +23,7 @@ from gear_data.errors import (
     StorageFullError,
     UnwritableError,
 )
-from gear_data.storage.arrow_files import array_values, buffer_offsets
+from gear_data.storage.arrow_files import array_values, buffer_offsets, read_table
 from gear_data.storage.arrow_footer import check_blocks
 from gear_data.storage.atomic import checksum
 from gear_data.storage.content_hash import content_hashes
@@ -32,6 +32,8 @@ from gear_data.storage.episode_block import EpisodeBlock, Position
 from gear_data.storage.episode_tables import read_episodes, read_finals
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, fingerprint
 from gear_data.storage.recomputation import Difference, Recomputation
+from gear_data.storage.videos.checks import stored_segments, video_checks
+from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, VideoIndex
 
 #: Remedy for a damaged shard.
 _REPAIR = "restore it, or write it again with 'gear-data repair'"
@@ -50,7 +52,7 @@ class FileCheck:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Results for every file: tables first, then shards in order.
+    """Results for every file: tables first, then shards in order, then video files.
 
     Attributes:
         ok: whether all files are intact and nothing differs.
@@ -71,17 +73,20 @@ class VerifyReport:
         }
 
 
-def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: bool | None = None) -> VerifyReport:
+def verify(
+    path: str | os.PathLike[str], *, deep: bool = False, decode: bool = False, progress: bool | None = None
+) -> VerifyReport:
     """Reads a whole dataset and checks every file.
 
     It checks sizes, checksums and the schema, runs Arrow's full validation, and compares the episode table with the
-    shards, including the content hash of every episode.
+    shards, including the content hash of every episode. A video file is indexed again and compared with its index.
 
     Args:
         path: path or URL of the dataset.
         deep: also compute again, from the shards, all statistics, the fingerprint, `returns_to_go`, and the columns
             `return`, `terminated`, `truncated` and `content` of the episode table. This finds values that were wrong
             when their checksum was made. Lengths are part of the content hashes.
+        decode: also decode every frame of the video files.
         progress: show a bar; None shows one only on a terminal.
 
     Returns:
@@ -93,18 +98,18 @@ def verify(path: str | os.PathLike[str], *, deep: bool = False, progress: bool |
             reported.
     """
     if not is_remote(plain_path(path)):
-        return _verify(open_files(path), deep, progress)
+        return _verify(open_files(path), deep, decode, progress)
     # The files of a remote dataset are fetched again, one by one. Cached files were checked when they were fetched.
     with scratch_folder() as scratch:
-        return _verify(open_files(path, cache_dir=scratch, cache_bytes=0), deep, progress)
+        return _verify(open_files(path, cache_dir=scratch, cache_bytes=0), deep, decode, progress)
 
 
-def _verify(files: DatasetFiles, deep: bool, progress: bool | None) -> VerifyReport:
+def _verify(files: DatasetFiles, deep: bool, decode: bool, progress: bool | None) -> VerifyReport:
     manifest = files.manifest()
     recomputation = Recomputation(manifest) if deep else None
     checks = []
     with progress_bar(sum(entry.bytes for entry in manifest.files), "verify", "B", progress) as bar:
-        for entry, run in _checks(files, manifest, recomputation):
+        for entry, run in _checks(files, manifest, recomputation, decode):
             try:
                 run()
                 checks.append(FileCheck(entry.file, True, None))
@@ -118,13 +123,14 @@ def _verify(files: DatasetFiles, deep: bool, progress: bool | None) -> VerifyRep
 
 
 def _checks(
-    files: DatasetFiles, manifest: Manifest, recomputation: Recomputation | None
+    files: DatasetFiles, manifest: Manifest, recomputation: Recomputation | None, decode: bool
 ) -> Iterator[tuple[FileEntry, Any]]:
     """Yields each file with a function that checks it.
 
     Tables come first. A shard is compared with the tables only if all tables are intact.
     """
     tables: dict[str, pa.Table] = {}
+    indexes: list[VideoIndex] = []
     rows = _shard_rows(manifest)
 
     def check_table(name: str, entry: FileEntry) -> None:
@@ -132,8 +138,12 @@ def _checks(
             if name == "episodes":
                 tables[name] = read_episodes(path, manifest)
                 _check_episode_table(tables[name], manifest, path)
-            else:
+            elif name == "finals":
                 tables[name] = read_finals(path, manifest)
+            else:
+                tables[name] = read_table(path, entry.checksum)
+        if name == PACKETS_TABLE and FILES_TABLE in tables:
+            indexes.append(VideoIndex(tables[FILES_TABLE], tables[PACKETS_TABLE], str(files.location)))
 
     def check_shard(index: int, shard: ShardEntry) -> None:
         with files.local(shard.entry) as path:
@@ -141,7 +151,7 @@ def _checks(
             batch = read_shard(path, manifest, shard)
             if "episodes" in tables and (tables.keys() == manifest.tables.keys()):
                 episodes = tables["episodes"].slice(rows[index].start, shard.episodes)
-                block = episode_block(batch, manifest, episodes, tables.get("finals"))
+                block = episode_block(batch, manifest, episodes, tables.get("finals"), *indexes)
                 contents = content_hashes(block, manifest.schema)
                 if recomputation is not None:
                     recomputation.add(index, block, contents, episodes)
@@ -151,6 +161,8 @@ def _checks(
         yield entry, lambda name=name, entry=entry: check_table(name, entry)
     for index, shard in enumerate(manifest.shards):
         yield shard.entry, lambda index=index, shard=shard: check_shard(index, shard)
+    for videos in indexes:
+        yield from video_checks(files, videos, decode=decode)
 
 
 def check_bytes(path: Path, entry: FileEntry) -> None:
@@ -227,9 +239,24 @@ def read_shard(path: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordBa
 
 
 def episode_block(
-    batch: pa.RecordBatch, manifest: Manifest, episodes: pa.Table, finals_table: pa.Table | None
+    batch: pa.RecordBatch,
+    manifest: Manifest,
+    episodes: pa.Table,
+    finals_table: pa.Table | None,
+    videos: VideoIndex | None = None,
 ) -> EpisodeBlock:
-    """Returns the episodes of a shard. `episodes` has their rows of the episode table."""
+    """Returns the episodes of a shard.
+
+    Args:
+        batch: the shard.
+        manifest: manifest of the dataset.
+        episodes: the shard's rows of the episode table.
+        finals_table: the final observations of the dataset.
+        videos: the index of the dataset's video files; None without cameras.
+
+    Raises:
+        CorruptShardError: an episode has frames outside its video file.
+    """
     ids = episodes.column("episode_id").to_numpy()
     has_final = np.zeros(len(ids), np.bool_)
     finals = {}
@@ -252,6 +279,7 @@ def episode_block(
         rows=np.zeros(len(ids), np.int64),
         has_final=has_final,
         finals=finals,
+        videos={} if videos is None else stored_segments(manifest.schema, episodes, videos),
     )
 
 

@@ -34,6 +34,7 @@ from gear_data.common.images import (
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.source import EpisodeSource, Unit
+from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position, offsets_of
 
@@ -198,6 +199,7 @@ class DecodedImages:
         self.resume_state = source.resume_state
         self.rows_are_steps = source.rows_are_steps
         self.metadata = source.metadata
+        self.videos = source_videos(source)
         self.columns = tuple(
             replace(spec, dtype="uint8", shape=kinds[spec.name].shape) if spec.name in kinds else spec
             for spec in source.columns

@@ -12,6 +12,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import EpisodeSource, Unit
+from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.schema import ColumnSpec
 from gear_data.stacking import Stack, resolve_stack, stack_values, stacked_columns
 from gear_data.storage.episode_block import EpisodeBlock, Position
@@ -44,6 +45,7 @@ class StackedSource:
         self.resume_state = source.resume_state
         self.rows_are_steps = source.rows_are_steps
         self.metadata = source.metadata
+        self.videos = source_videos(source)
         self._source = source
         self._parts = parts
         self.columns = stacked_columns(source.columns, parts)

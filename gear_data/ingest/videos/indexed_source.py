@@ -123,7 +123,10 @@ class IndexedSource:
 
     def _report(self, block: EpisodeBlock, episode: int, camera: str, problem: str) -> None:
         error = BadEpisodeError(problem, file=block.sources[episode], column=camera, row=int(block.rows[episode]))
-        error.hint = "restore the file, leave such episodes out with --on-bad-episode skip, or leave the camera out with --columns"
+        error.hint = (
+            "restore the file, leave such episodes out with --on-bad-episode skip, "
+            "or leave the camera out with --columns"
+        )
         self.findings.add_bad_episode(error, skip=self._skip_bad)
 
     def _clips(self, spec: ColumnSpec, block: EpisodeBlock) -> _Clips:
@@ -146,8 +149,7 @@ class IndexedSource:
                 message = (
                     f"an episode begins at {start:.6g} s, and the nearest frame is {distance:.2g} s away; it is used"
                 )
-                place = {"file": name, "row": None, "column": spec.name}
-                self.findings.add(Finding("video-time-differs", message, 1, **place))
+                self.findings.add(Finding("video-time-differs", message, 1, name, None, spec.name))
         return clips
 
 

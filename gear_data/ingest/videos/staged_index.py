@@ -7,13 +7,13 @@ each of the files of one part. A killed run continues after the last part, and w
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
+from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
 from gear_data.errors import GearError, ResumeError
 from gear_data.ingest.findings.log import FindingLog
@@ -97,9 +97,9 @@ def stage_videos(
     total = sum(videos.files[number].size for number in numbers)
     with (
         progress_bar(total, "videos", "B", progress) as bar,
-        tempfile.TemporaryDirectory(prefix="gear-video-") as folder,
+        scratch_folder() as folder,
     ):
-        indexed = _indexed(videos.files, numbers, Path(folder), jobs)
+        indexed = _indexed(videos.files, numbers, folder, jobs)
         for part in missing:
             found: dict[int, VideoFile] = {}
             problems: dict[int, str] = {}
