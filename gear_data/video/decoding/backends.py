@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gear_data.video.decoding import pyav, torchcodec
 from gear_data.video.decoding.decoder import Decoder
 from gear_data.video.decoding.options import Backend
-from gear_data.video.decoding.pyav import PyavDecoder, version
 from gear_data.video.file_index import VideoFile
 
 
 def decoder_maker(backend: Backend) -> Callable[[VideoFile], Decoder]:
-    """Returns the function that makes a decoder for files with the parameters of one file."""
-    return PyavDecoder
+    """Returns the function that makes a decoder for files with the parameters of one file.
+
+    Raises:
+        MissingExtraError: the library is not installed, or does not load.
+    """
+    decoder_version(backend)
+    return torchcodec.TorchcodecDecoder if backend == "torchcodec" else pyav.PyavDecoder
 
 
 def decoder_version(backend: Backend) -> str:
@@ -21,4 +26,4 @@ def decoder_version(backend: Backend) -> str:
     Raises:
         MissingExtraError: the library is not installed, or does not load.
     """
-    return version()
+    return torchcodec.version() if backend == "torchcodec" else pyav.version()

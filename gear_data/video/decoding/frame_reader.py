@@ -36,6 +36,9 @@ class FrameReader:
         index: the files.
         packets: the bytes of their packets.
         options: how frames are decoded.
+
+    Raises:
+        MissingExtraError: the library that decodes is not installed, or does not load.
     """
 
     def __init__(self, index: VideoIndex, packets: PacketBytes, options: DecodeOptions) -> None:
@@ -67,7 +70,6 @@ class FrameReader:
             InvalidArgumentError: a file or frame does not exist, or `out` has another shape or dtype.
             CorruptShardError: a packet is damaged or does not decode, or a frame has another size than the index says.
             RemoteError, ClusterError: the bytes cannot be fetched.
-            MissingExtraError: the library that decodes is not installed.
         """
         requests = file_requests(self.index, file, frame, np.arange(len(file)) if rows is None else rows, ahead)
         self._check(requests, out)
@@ -154,7 +156,9 @@ class FrameReader:
         video, limit, cache = request.video, self.options.cache_bytes, process_state().cache
         try:
             with self._decoder(video) as decoder:
-                for picture in decoder.decode(list(cut_packets(self.index, job, ranges, data))):
+                packets = list(cut_packets(self.index, job, ranges, data))
+                # Frames before the first key frame of a file are as a decoder gives them.
+                for picture in decoder.decode(packets, min(job.trusted, *job.frames)):
                     if (picture.height, picture.width) != (video.height, video.width):
                         raise DecodeError(
                             f"it has {picture.height} x {picture.width} pixels, and the index says "
@@ -163,7 +167,7 @@ class FrameReader:
                     wanted = missing.pop(picture.pts, None) is not None
                     if wanted:
                         _show(decoder, request, picture, out)
-                    if limit and (wanted or picture.pts >= job.trusted):
+                    if limit:
                         cache.put(
                             self._key(video, picture.pts), picture, limit, expected=picture.pts in request.expected
                         )

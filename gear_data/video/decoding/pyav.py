@@ -56,7 +56,7 @@ class PyavDecoder:
         #: Bytes of a frame, by its format, height and width.
         self._bytes: dict[tuple[str, int, int], int] = {}
 
-    def decode(self, packets: Sequence[EncodedPacket]) -> Iterator[Picture]:
+    def decode(self, packets: Sequence[EncodedPacket], since: int) -> Iterator[Picture]:
         av = _av()
         context = self._context
         if self._guesses_order:
@@ -67,22 +67,23 @@ class PyavDecoder:
                 packet = av.Packet(len(each.data))
                 packet.update(each.data)
                 packet.pts = each.pts
-                for frame in context.decode(packet):
-                    yield self._picture(frame)
-            for frame in context.decode(None):
-                yield self._picture(frame)
+                yield from self._pictures(context.decode(packet), since)
+            yield from self._pictures(context.decode(None), since)
         except av.FFmpegError as error:
             raise DecodeError(f"FFmpeg says: {error}") from error
         finally:
             # Ends the stream, so that the context can begin another.
             context.flush_buffers()
 
-    def _picture(self, frame: Any) -> Picture:
-        form = frame.format.name, frame.height, frame.width
-        size = self._bytes.get(form)
-        if size is None:
-            size = self._bytes[form] = sum(plane.buffer_size for plane in frame.planes)
-        return Picture(frame.pts, frame, form[1], form[2], size)
+    def _pictures(self, frames: Sequence[Any], since: int) -> Iterator[Picture]:
+        for frame in frames:
+            if frame.pts is None or frame.pts < since:
+                continue
+            form = frame.format.name, frame.height, frame.width
+            size = self._bytes.get(form)
+            if size is None:
+                size = self._bytes[form] = sum(plane.buffer_size for plane in frame.planes)
+            yield Picture(frame.pts, frame, form[1], form[2], size)
 
     def write(self, picture: Picture, out: npt.NDArray[np.uint8]) -> None:
         height, width, _ = out.shape

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from gear_data.errors import CorruptShardError, InvalidArgumentError
+from gear_data.errors import CorruptShardError, InvalidArgumentError, MissingExtraError
 from gear_data.video.decoding import process_state
+from gear_data.video.decoding.backends import decoder_version
 from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.file_index import ColorProperties
@@ -28,6 +29,16 @@ from gear_data.video.packet_bytes import ByteRange
 from tests.support.cameras.encoded import ENCODINGS, Frames, decoded, encode, index_of, local_packets, video_index
 
 Int64Array = npt.NDArray[np.int64]
+
+
+def _torchcodec_loads() -> bool:
+    try:
+        return bool(decoder_version("torchcodec"))
+    except MissingExtraError:
+        return False
+
+
+needs_torchcodec = pytest.mark.skipif(not _torchcodec_loads(), reason="torchcodec does not load")
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +78,15 @@ class CountingPackets:
         return self._packets.read(ranges)
 
 
-@pytest.mark.parametrize("options", [DecodeOptions(threads=1, cache_bytes=0), DecodeOptions(threads=4)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        DecodeOptions(threads=1, cache_bytes=0),
+        DecodeOptions(threads=4),
+        pytest.param(DecodeOptions(threads=4, backend="torchcodec", cache_bytes=0), marks=needs_torchcodec),
+    ],
+    ids=["pyav", "pyav, cached, 4 threads", "torchcodec"],
+)
 def test_every_frame_equals_sequential_decoding(
     paths: dict[str, Path], expected: dict[str, Frames], options: DecodeOptions
 ) -> None:

@@ -1,0 +1,83 @@
+"""TorchcodecDecoder: decodes groups of pictures by torchcodec."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import MissingExtraError
+from gear_data.video.decoding.decoder import DecodeError, EncodedPacket, Picture, undecodable
+from gear_data.video.decoding.matroska import CODECS, in_matroska
+from gear_data.video.file_index import VideoFile
+
+
+@cache
+def _torchcodec() -> Any:
+    try:
+        importlib.import_module("torchcodec.decoders")
+        return importlib.import_module("torchcodec")
+    except Exception as error:
+        # It raises ImportError, OSError or RuntimeError, by what is missing. The first line has the reason.
+        reason = str(error).strip().partition("\n")[0]
+        raise MissingExtraError(
+            f"torchcodec cannot be imported: {reason}",
+            hint="install the torchcodec that fits torch, and FFmpeg's libraries; or pass video_backend='pyav'",
+        ) from error
+
+
+class TorchcodecDecoder:
+    """Decodes the packets of files with equal parameters by torchcodec, on the CPU. See `Decoder`.
+
+    torchcodec opens whole files. So it gets each group of pictures in a small container.
+
+    Args:
+        video: one of the files.
+
+    Raises:
+        MissingExtraError: torchcodec is not installed, or does not load.
+        CorruptShardError: no container for the codec.
+    """
+
+    def __init__(self, video: VideoFile) -> None:
+        self._decoders = _torchcodec().decoders
+        self._video = video
+        if video.codec not in CODECS:
+            raise undecodable(video, None, f"the backend torchcodec does not know codec '{video.codec}'")
+
+    def decode(self, packets: Sequence[EncodedPacket], since: int) -> Iterator[Picture]:
+        times = sorted(each.pts for each in packets)
+        try:
+            decoder = self._decoders.VideoDecoder(
+                in_matroska(self._video, packets), dimension_order="NHWC", num_ffmpeg_threads=1
+            )
+            for number, pts in enumerate(times):
+                if pts >= since:
+                    image = decoder.get_frame_at(number).data.numpy()
+                    yield Picture(pts, image, image.shape[0], image.shape[1], image.nbytes)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise DecodeError(f"torchcodec says: {str(error).partition(chr(10))[0]}") from error
+
+    def write(self, picture: Picture, out: npt.NDArray[np.uint8]) -> None:
+        if picture.image.shape == out.shape:
+            np.copyto(out, picture.image)
+            return
+        import torch
+
+        image = torch.from_numpy(picture.image).permute(2, 0, 1)[None].float()
+        scaled = torch.nn.functional.interpolate(image, out.shape[:2], mode="bilinear", antialias=True)
+        np.copyto(out, scaled[0].permute(1, 2, 0).round().clamp(0, 255).byte().numpy())
+
+
+def version() -> str:
+    """Returns the version of torchcodec and of the FFmpeg that it loaded.
+
+    Raises:
+        MissingExtraError: torchcodec is not installed, or does not load.
+    """
+    torchcodec = _torchcodec()
+    return f"torchcodec {torchcodec.__version__}"
