@@ -18,6 +18,8 @@ from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.metrics import Meter
 from gear_data.loaders.node_local import max_rows
 from gear_data.loaders.passes.progress import Progress
+from gear_data.loaders.video.camera_collector import LookAhead
+from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.window_source import WindowSource
 
 
@@ -43,6 +45,7 @@ class BatchSource:
         )
         chosen = resolve_backend(config.backend, components, self._postprocess, config.batch_size)
         self._builders = BuilderFactory(chosen, config.framework, config.sm_budget, config.joined)
+        self._readers = CameraReaders(components, config.video)
         # The builder for `batch`, with the rows and the kind of process that it is for.
         self._random_access: tuple[tuple[RankRows, bool], BatchBuilder] | None = None
 
@@ -69,7 +72,11 @@ class BatchSource:
         remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)
         group = (self._config.batches_at_once or group_size(batch_bytes, remote=remote)) if prefetch else 1
         # Enough for the batches that are ready and in progress. With fewer, the builder would wait for the device.
-        builder = self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * group)
+        ahead = None
+        if prefetch and any(component.cameras for component in self._components):
+            worker = get_worker_info()
+            ahead = LookAhead(self._source, rows, 1 if worker is None else worker.num_workers, prefetch)
+        builder = self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * group, ahead)
         return BatchIterator(
             builder, progress=progress, group=group, prefetch=prefetch, meter=meter, starting=starting
         )  # fmt: skip
@@ -85,8 +92,9 @@ class BatchSource:
         (built,) = self._random_access[1].build([step])
         return built.batch if built.deliver is None else built.deliver(built.batch)
 
-    def _builder(self, rows: RankRows, max_batches: int, most: int) -> BatchBuilder:
+    def _builder(self, rows: RankRows, max_batches: int, most: int, ahead: LookAhead | None = None) -> BatchBuilder:
         return self._builders.make(
             self._components, self._source, rows, Postprocessor(self._components, self._postprocess),
             max_rows=self.most_rows(rows), max_batches=max_batches, in_worker=get_worker_info() is not None, most=most,
+            readers=self._readers, ahead=ahead,
         )  # fmt: skip

@@ -32,6 +32,7 @@ from gear_data.loaders.presets.outputs import (
 )
 from gear_data.loaders.presets.registry import resolve_preset
 from gear_data.loaders.presets.stacked import Parts, part_outputs, stacked_schema
+from gear_data.loaders.video.arguments import check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
 from gear_data.schema import Schema
 from gear_data.selection.goals import Goals, GoalSampler
@@ -103,10 +104,15 @@ class LoaderComponent:
 
     def collect_source(self, outputs: Sequence[Output] | None = None) -> CollectSource:
         """Returns the source for a collector of outputs; None: of the component's."""
-        wanted = self.outputs if outputs is None else outputs
+        wanted = [o for o in (self.outputs if outputs is None else outputs) if o.camera is None]
         filled, joined = part_outputs([output.span for output in wanted], self.parts)
         listed = {number: output for number, output in enumerate(wanted) if output.steps is not None}
         return CollectSource(store_of(self.dataset).reader(), self.dataset.schema, filled, joined, listed)
+
+    @property
+    def cameras(self) -> tuple[Output, ...]:
+        """The outputs that a decoder fills."""
+        return tuple(output for output in self.outputs if output.camera is not None)
 
     @property
     def row_bytes(self) -> int:
@@ -144,7 +150,8 @@ def make_components(config: LoaderConfig, *, ask_rank_zero: bool) -> tuple[Loade
         ask_rank_zero: whether rank 0 evaluates expressions for all ranks.
     """
     datasets = config.datasets
-    schemas = [stacked_schema(each.dataset.schema, config.stack)[0] for each in datasets] if config.joined else []
+    check_cameras([each.dataset.schema for each in datasets], config.video.resize)
+    schemas = [_schema(each.dataset, config)[0] for each in datasets] if config.joined else []
     shared = _shared_columns(schemas) if config.joined else None
     components = []
     for number, each in enumerate(datasets):
@@ -164,7 +171,7 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
     if config.discount != 1:
         dataset = dataset.with_discount(config.discount)
     batch_format = resolve_preset(config.preset, config.preset_options)
-    schema, parts = stacked_schema(dataset.schema, config.stack)
+    schema, parts = _schema(dataset, config)
     request = BatchRequest(
         schema=schema,
         context=config.context,
@@ -228,6 +235,12 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
     )  # fmt: skip
 
 
+def _schema(dataset: Dataset, config: LoaderConfig) -> tuple[Schema, Parts]:
+    """Returns the columns as batches have them, and the parts of stacked columns."""
+    schema, parts = stacked_schema(dataset.schema, config.stack)
+    return resized(schema, config.video.resize), parts
+
+
 def _goal_sampler(dataset: Dataset, schema: Schema, goals: Goals, config: LoaderConfig) -> GoalSampler:
     """Returns the sampler of goals.
 
@@ -253,16 +266,25 @@ def _shared_columns(schemas: Sequence[Schema]) -> tuple[str, ...]:
     """Returns the columns that all datasets have with the same shape.
 
     Raises:
-        InvalidArgumentError: there is no such column.
+        InvalidArgumentError: there is no such column, or a camera of all datasets has several sizes.
     """
     first, *others = schemas
+    for camera in first.videos:
+        shapes = {schema[camera.name].shape for schema in schemas if camera.name in schema}
+        if len(shapes) > 1 and all(camera.name in schema for schema in others):
+            raise InvalidArgumentError(
+                f"the datasets' frames have the shapes {sorted(shapes)}",
+                column=camera.name,
+                hint="give resize=(H, W), or leave the camera out with columns=",
+            )
     names = tuple(
         column.name
-        for column in first
+        for column in (*first.columns, *first.videos)
         if all(
             column.name in schema
             and schema[column.name].shape == column.shape
             and schema[column.name].variable_length == column.variable_length
+            and (schema[column.name].video is None) == (column.video is None)
             for schema in others
         )
     )

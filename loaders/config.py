@@ -35,6 +35,7 @@ from gear_data.loaders.node_local import check_selection
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.offsets import ColumnSteps, Offsets, check_offsets
 from gear_data.loaders.presets.registry import resolve_preset
+from gear_data.loaders.video.arguments import Resize, VideoArguments, check_video
 from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import Sampler
 from gear_data.selection.schedule import CheckedSchedule
@@ -60,6 +61,7 @@ class LoaderConfig:
         half: float16 or bfloat16, to which float columns are rounded; None: float columns are not rounded.
         float_dtype: NumPy dtype of float columns before rounding; None: as the preset says.
         membership: this process in its run, with `decentralized` selection; else None.
+        video: how cameras are decoded.
     """
 
     dataset: Dataset | Mixture
@@ -93,6 +95,7 @@ class LoaderConfig:
     steps: int | None
     epochs: int | None
     passes: str
+    video: VideoArguments
 
     @property
     def context(self) -> int:
@@ -177,6 +180,10 @@ def resolve_config(
     stride: int,
     anchor: str,
     short_windows: bool,
+    decode_threads: int | None,
+    video_cache: int,
+    video_backend: str,
+    resize: Resize | None,
 ) -> LoaderConfig:
     """Checks the arguments of a SequenceLoader, and resolves defaults.
 
@@ -245,4 +252,5 @@ def resolve_config(
         steps=steps,
         epochs=epochs,
         passes=check_passes(passes),
+        video=check_video(decode_threads, video_cache, video_backend, resize),
     )

@@ -10,6 +10,7 @@ from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.config import LoaderConfig
 from gear_data.loaders.decoding.augmentation import augment_json
 from gear_data.loaders.window_source import WindowSource
+from gear_data.video.decoding.backends import decoder_version
 
 
 def loader_identity(
@@ -36,6 +37,13 @@ def _steps_left_out(components: Sequence[LoaderComponent]) -> dict[str, Any]:
     return {"missing_next": [each and each.missing_next for each in formats]} if any(formats) else {}
 
 
+def _cameras(config: LoaderConfig, components: Sequence[LoaderComponent]) -> dict[str, Any]:
+    """Returns how cameras are decoded, if the batches have any. The sizes are in the outputs."""
+    if not any(component.cameras for component in components):
+        return {}
+    return {"video_decoder": decoder_version(config.video.options(None).backend)}
+
+
 def loader_spec(
     config: LoaderConfig, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows
 ) -> dict[str, Any]:
@@ -57,6 +65,7 @@ def loader_spec(
         "dtype": config.dtype_name,
         "augment": augment_json(config.augment),
         "transform": getattr(config.transform, "__qualname__", None if config.transform is None else "unnamed"),
+        **_cameras(config, components),
         "decoders": {name: getattr(d, "__qualname__", repr(d)) for name, d in config.decoders.items()},
         "rank": rows.rank,
         "world_size": rows.world_size,

@@ -38,10 +38,12 @@ from gear_data.loaders.passes.state import check_state, load_weights, make_state
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.offsets import Offsets
 from gear_data.loaders.tuning.config_file import read_config
+from gear_data.loaders.video.arguments import Resize
 from gear_data.loaders.weight_updates import apply_update, check_updatable
 from gear_data.loaders.window_source import make_window_source, window_table
 from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import Sampler
+from gear_data.video.decoding.options import CACHE_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -54,10 +56,9 @@ class SequenceLoader(LoaderBase):
     The batches are the same for any number of ranks and workers, and for any prefetch depth.
 
     Every `for batch in loader` is one pass. Steps are numbered over all passes: pass p of n batches has the steps p * n
-    to (p + 1) * n - 1. So every pass has other batches. With `shuffle`, `fifo` and `epochs=e`, pass p has the epochs
-    p * e to (p + 1) * e - 1. A pass that is left early (`break`) is over: the next `for` begins the next pass. Without
-    an end, the next `for` goes on after the last batch that was taken. The first pass after `load_state_dict` starts at
-    the state's step, also inside a pass.
+    to (p + 1) * n - 1. With `shuffle`, `fifo` and `epochs=e`, pass p has the epochs p * e to (p + 1) * e - 1. A pass
+    that is left early (`break`) is over: the next `for` begins the next pass. Without an end, the next `for` goes on
+    after the last batch that was taken. The first pass after `load_state_dict` starts at the state's step.
 
     Inside a `DataLoader(loader, batch_size=None, num_workers=n)`, worker k builds every n-th step, starting with the
     k-th. The DataLoader puts them in order.
@@ -87,17 +88,15 @@ class SequenceLoader(LoaderBase):
             numbers unless JAX has 64-bit ones. None: `torch` where torch is installed, else `numpy`.
         device: device of the tensors.
         sharding: with `jax`, the sharding of the leading axis, such as `NamedSharding(mesh, PartitionSpec("data"))`.
-            Arrays are of the global batch, of which each process builds the rows of its devices. None: arrays of this
-            process's rows, on JAX's default device.
+            Arrays are of the global batch. None: arrays of this process's rows, on JAX's default device.
         backend: the processor that collects batches. `cpu` collects in this machine's memory and copies to the device.
             `cuda` collects with kernels of the device, which read the columns in place. `auto` takes the backend that
             is expected to be faster. Kernels need a dataset with residency `pinned` or `device`, or a placed dataset;
-            of other datasets, the CPU gathers the rows for them. The CPU makes tokens (`gato`), augmented images,
-            batches for `transform`, and steps that other machines send by Arrow Flight.
+            of other datasets, the CPU gathers the rows for them. The CPU decodes cameras, and makes tokens, augmented
+            images, batches for `transform`, and steps that other machines send by Arrow Flight.
         sm_budget: the share of a GPU's multiprocessors for this loader's kernels, above 0 and at most 1.
         prefetch: number of batches that are kept ready, built in a thread; 0 builds each batch when it is taken.
-        batches_at_once: number of batches that the thread builds in one call; then a few more are kept. None: up to 4
-            small batches, and up to 8 if other nodes send the steps.
+        batches_at_once: batches that the thread builds in one call. None: up to 4 small ones, or 8.
         steps: number of batches of a pass; None: no end.
         epochs: a pass has as many batches as this many epochs, each over all windows. With `shuffle` and `fifo` the
             last batch may have fewer rows.
@@ -112,16 +111,15 @@ class SequenceLoader(LoaderBase):
         discount: discount of `n_step` and `returns_to_go`, 0 to 1.
         window_ids: adds `episode_id` and `start`, the window's first step in its episode, int64 [B].
         decoders: column of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
-        goals: adds goals to each window, for goal-conditioned training; see `Goals`.
-        pin_memory: whether batches are copied to pinned memory, from which copies to a GPU overlap with other work.
-            None: if `device` is a GPU.
-        selection: for a dataset opened with `cluster`. `centralized`: all ranks sample the same global batch, and each
-            rank gets its rows. `decentralized`: each node samples only its own shards, so no steps go over the network.
-            The node's number of rows in a batch is its shards' share of all weights, to within one row over any number
-            of batches. Its ranks divide the rows. The windows then depend on the placement, which is part of the state:
-            only the same number of nodes with the same placement can load the state.
+        goals: adds goals to each window; see `Goals`.
+        pin_memory: whether batches are copied to a GPU through pinned memory. None: if `device` is a GPU.
+        selection: for a dataset opened with `cluster`. `centralized`: all ranks sample the same global batch. With
+            `decentralized` each node samples only its own shards; the windows then depend on the placement.
         stack: new column -> the columns of numbers that it is made of, as in `convert`: presets find `observations` in
             `{"observations": ["position", "velocity"]}`. The batches are those of a dataset that was converted so.
+        resize: (H, W) of all cameras, or a mapping of cameras to (H, W). None: as in the files.
+        decode_threads: threads of a process that decode. None: its cores, divided by the number of DataLoader workers.
+        video_cache, video_backend: bytes of decoded frames that a process keeps; `pyav`, `torchcodec` or `auto`.
 
     Raises:
         UnknownNameError: no such preset, sampler or column; the message lists the known ones.
@@ -143,6 +141,8 @@ class SequenceLoader(LoaderBase):
         short_windows: bool = True, n_step: int | None = None, discount: float = 1.0, window_ids: bool = False,
         decoders: Mapping[str, Decoder] | None = None, goals: Goals | None = None, pin_memory: bool | None = None,
         selection: str = "centralized", stack: Mapping[str, Sequence[str]] | None = None,
+        resize: Resize | None = None, decode_threads: int | None = None, video_cache: int = CACHE_BYTES,
+        video_backend: str = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
         self._config = config = resolve_config(
@@ -152,7 +152,8 @@ class SequenceLoader(LoaderBase):
             decoders=decoders, goals=goals, rank=rank, world_size=world_size, selection=selection,
             framework=framework, device=device, sharding=sharding, backend=backend, sm_budget=sm_budget,
             pin_memory=pin_memory, prefetch=prefetch, batches_at_once=batches_at_once, steps=steps, epochs=epochs,
-            passes=passes, stride=stride, anchor=anchor, short_windows=short_windows,
+            passes=passes, stride=stride, anchor=anchor, short_windows=short_windows, resize=resize,
+            decode_threads=decode_threads, video_cache=video_cache, video_backend=video_backend,
         )  # fmt: skip
         self.dataset = config.dataset
         self.batch_size, self.context, self.seed = config.batch_size, config.context, config.seed
@@ -184,7 +185,7 @@ class SequenceLoader(LoaderBase):
     ) -> SequenceLoader:  # fmt: skip
         """Makes a loader with the arguments in a file of `gear_data.tune`, such as loader.json.
 
-        The dataset is opened again, if the file has another residency or number of RDMA queue pairs.
+        Opens the dataset again, if the file has another residency or number of RDMA queue pairs.
 
         Args:
             dataset: a dataset with the columns of the tuned one.
@@ -347,9 +348,9 @@ class SequenceLoader(LoaderBase):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the loader: the next step, and changed weights.
 
-        The state also names everything that the meaning of the step depends on, such as the dataset's fingerprint and
-        the seed. It is JSON-able, and valid for any number of ranks and workers. A state that torchdata's
-        StatefulDataLoader saves inside a DataLoader's worker has the worker's own next step; only that worker loads it.
+        It also names all that the meaning of the step depends on, such as the seed. It is JSON-able, and valid for any
+        number of ranks and workers. A state that torchdata's StatefulDataLoader saves inside a DataLoader's worker has
+        the worker's own next step; only that worker loads it.
 
         Raises:
             StateMismatchError: a DataLoader's workers iterated last; only the DataLoader knows their position.

@@ -85,6 +85,14 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected bytes, such as 1000000 or 512M, not {text!r}") from error
 
 
+def frame_size(text: str) -> tuple[int, int]:
+    """Parses '224x320' to (224, 320), height and width."""
+    height, _, width = text.lower().partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) > 0 and int(width) > 0):
+        raise argparse.ArgumentTypeError(f"expected height and width, such as 224x320, not {text!r}")
+    return int(height), int(width)
+
+
 def print_json(data: Any) -> None:
     """Prints one JSON object.
 

@@ -6,13 +6,16 @@ import argparse
 from typing import Any
 
 import gear_data
-from gear_data.cli.arguments import add_command, add_dataset, add_where, open_dataset, print_json
+from gear_data.cli.arguments import add_command, add_dataset, add_where, frame_size, open_dataset, print_json
 from gear_data.common.progress import format_bytes, pluralize, progress_bar
 from gear_data.errors import InvalidArgumentError
 from gear_data.exports.lerobot.videos.encoder import ENCODERS
 
 #: Defaults of the batch options of `feed` and `export`.
-_BATCH_DEFAULTS = {"batch_size": 256, "context": 20, "preset": "raw", "seed": 0, "sampler": "uniform"}
+_BATCH_DEFAULTS = {
+    "batch_size": 256, "context": 20, "preset": "raw", "seed": 0, "sampler": "uniform", "resize": None,
+    "decode_threads": None,
+}  # fmt: skip
 
 
 def add_commands(commands: Any) -> None:
@@ -32,6 +35,10 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", help=help)
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the sampler, default 0")
     parser.add_argument("--sampler", help="uniform (default), shuffle or fifo")
+    help = "scale the frames of all cameras to H x W"
+    parser.add_argument("--resize", type=frame_size, metavar="HxW", help=help)
+    help = "threads that decode cameras, default the cores"
+    parser.add_argument("--decode-threads", type=int, metavar="N", help=help)
     parser.set_defaults(**_BATCH_DEFAULTS)
 
 

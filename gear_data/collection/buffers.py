@@ -16,6 +16,8 @@ import numpy.typing as npt
 from gear_data.collection.give_back import GiveBack, give_back
 
 T = TypeVar("T")
+#: Number of bytes -> new memory of this size, uint8.
+Allocate = Callable[[int], npt.NDArray[np.uint8]]
 
 #: Buffers, and the arrays in them, begin at multiples of this many bytes.
 ALIGNMENT = 256

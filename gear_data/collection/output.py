@@ -23,6 +23,9 @@ MASK = "mask"
 #: NumPy itself has no bfloat16. JAX has the same dtype.
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
+#: `Output.camera`: uint8 [H, W, 3]; and [3, H, W] from 0 to 1.
+CHANNELS_LAST, CHANNELS_FIRST = "channels_last", "channels_first"
+
 #: Far more than any memory holds, and far below the sizes that overflow int64.
 _MAX_BATCH_BYTES = 1 << 40
 
@@ -87,6 +90,7 @@ class Output:
             `shift`, the steps are relative to the next state, and the window is padding if there is none. The sum of
             `discounts` ends at the next state. `width` is 1, except with `shift`.
         table: numbers [2, n + 1]; output = table[last step of the hop is terminal, hop]. See `NextState`.
+        camera: `CHANNELS_LAST` or `CHANNELS_FIRST`: the column is a camera. A decoder writes its frames, not a kernel.
         half: `float16` or `bfloat16`: the dtype to which float32 values are rounded.
     """
 
@@ -113,6 +117,7 @@ class Output:
     table: npt.NDArray[Any] | None = None
     half: str | None = None
     steps: tuple[int, ...] | None = None
+    camera: str | None = None
 
     @property
     def array_dtype(self) -> np.dtype[Any]:
@@ -152,6 +157,16 @@ class Output:
     def row_bytes(self) -> int:
         """Bytes of one row (one window) in the array."""
         return self.width * self.step_bytes
+
+
+def pixel_values(output: Output) -> npt.NDArray[Any]:
+    """Returns the value of each number of a frame with `CHANNELS_FIRST`, [256], in the array's dtype.
+
+    The numbers are divided in the dtype before rounding, as LeRobot divides them in float32.
+    """
+    values = np.arange(256).astype(output.dtype) / np.dtype(output.dtype).type(255)
+    with_half: npt.NDArray[Any] = values.astype(output.array_dtype)
+    return with_half
 
 
 def output_to_json(output: Output) -> dict[str, Any]:
@@ -219,13 +234,13 @@ def check_alike(outputs: Sequence[Output], others: Sequence[Output]) -> None:
         InvalidArgumentError: the outputs differ in a key, the number of steps or their list, a shape or a dtype.
     """
     left, right = (
-        {o.key: (o.steps or o.width, o.shape, o.half or o.dtype, o.squeeze_time) for o in each}
+        {o.key: (o.steps or o.width, o.shape, o.half or o.dtype, o.squeeze_time, o.camera) for o in each}
         for each in (outputs, others)
     )
     for key in {**left, **right}:
         if left.get(key) != right.get(key):
             raise InvalidArgumentError(
-                f"the datasets' batches differ in '{key}': (steps, shape, dtype, squeeze_time) are {left.get(key)} "
-                f"and {right.get(key)}",
-                hint="choose common columns, or batches of one dataset each",
+                f"the datasets' batches differ in '{key}': (steps, shape, dtype, squeeze_time, camera) are "
+                f"{left.get(key)} and {right.get(key)}",
+                hint="choose common columns, give cameras one size with resize=(H, W), or batches of one dataset each",
             )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.output import MASK, Output, Padding, output_from_json
+from gear_data.collection.output import CHANNELS_FIRST, MASK, Output, Padding, output_from_json, pixel_values
 from gear_data.errors import InvalidArgumentError
 from gear_data.evaluation.normalizer import normalizer_of
 
@@ -213,6 +213,14 @@ def _mapped(output: Output, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Returns one step of a column as a batch has it."""
     if value is _UNKNOWN:
         return np.zeros(output.shape)
+    if output.camera == CHANNELS_FIRST:
+        channels, height, width = output.shape
+        if value.dtype != np.uint8:
+            raise InvalidArgumentError(
+                f"the frame is an array of {value.dtype}", column=output.source, hint="give uint8 [height, width, 3]"
+            )
+        frame: npt.NDArray[Any] = pixel_values(output)[value.reshape(height, width, channels)]
+        return frame.transpose(2, 0, 1)
     array = value.reshape(output.shape)
     if output.mean is None or output.scale is None:
         return array

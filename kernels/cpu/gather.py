@@ -85,3 +85,22 @@ def crop(images, tops, lefts, out):  # type: ignore[no-untyped-def]
                 memcpy(write + first * size, read + (first + left) * size, np.uint64((last - first) * size))
                 for x in range(last, out.shape[3]):
                     memcpy(write + x * size, read + line - size, np.uint64(size))
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+def channels_first(frames, sources, rows, table, target):  # type: ignore[no-untyped-def]
+    """Writes frames [H, W, C] as values of a table, [C, H, W].
+
+    Args:
+        frames: uint8 [n, H * W, C].
+        sources, rows: int64 [r]: row rows[i] of `target` holds the frame sources[i].
+        table: [256], the value of each number.
+        target: [m, C, H * W], of the table's dtype.
+    """
+    pixels, channels = frames.shape[1:]
+    for i in range(len(rows)):
+        frame = frames[sources[i]]
+        for channel in range(channels):
+            values = target[rows[i], channel]
+            for pixel in range(pixels):
+                values[pixel] = table[frame[pixel, channel]]

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gear_data.collection.buffers import plain_memory
+from gear_data.collection.buffers import Allocate, plain_memory
 from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import BatchBuilder, RankRows
@@ -14,6 +14,8 @@ from gear_data.loaders.builders.cpu import CpuBatchBuilder
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.framework import Framework
+from gear_data.loaders.video.camera_collector import CameraCollector, LookAhead
+from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.window_source import WindowSource
 from gear_data.residency.device.columns import current_device
 from gear_data.residency.device.link import LinkRates, link_rates
@@ -132,8 +134,9 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
             return "goals with listed steps are collected there"
         if component.parts:
             return "stack= joins columns there"
-        if component.variable and component.batch_format.transitions and component.request.n_step:
-            return "next observations of text and bytes are read there"
+        variable = component.variable or component.cameras
+        if variable and component.batch_format.transitions and component.request.n_step:
+            return "next observations of text, bytes and cameras are read there"
         if component.postprocess is not None:
             return f"preset '{component.batch_format.name}' makes tokens there"
         if staging_reader(store_of(component.dataset).reader()) is None:
@@ -161,7 +164,8 @@ class BuilderFactory:
 
     def make(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
-        *, max_rows: int, max_batches: int, most: int, in_worker: bool,
+        *, max_rows: int, max_batches: int, most: int, in_worker: bool, readers: CameraReaders,
+        ahead: LookAhead | None,
     ) -> BatchBuilder:  # fmt: skip
         """Makes a builder.
 
@@ -171,6 +175,8 @@ class BuilderFactory:
             components, source, rows, postprocess, max_rows, max_batches: see `CpuBatchBuilder`.
             most: see `DeviceBatchBuilder`.
             in_worker: whether this process is a DataLoader's worker.
+            readers: of the datasets' cameras.
+            ahead: the batches that the builder builds next; None: unknown.
         """
         if in_worker and self.framework.place is not None:
             raise InvalidArgumentError(
@@ -178,12 +184,25 @@ class BuilderFactory:
                 hint="iterate the loader itself: a thread prefetches",
             )
         device = self.framework.device
+
+        def cameras(*, reuse: bool, allocate: Allocate) -> list[CameraCollector | None]:
+            every = dict(enumerate(components))
+            groups = [every] if self.joined else [{number: each} for number, each in every.items()]
+            return [
+                CameraCollector(group, readers, max_rows, ahead=ahead, reuse=reuse, allocate=allocate)
+                if any(each.cameras for each in group.values())
+                else None
+                for group in groups
+            ]
+
         if self.backend == "cuda" and device is not None and not in_worker:
             from gear_data.loaders.builders.device import DeviceBatchBuilder
+            from gear_data.loaders.frameworks.pinned_batches import pinned_memory
 
             return DeviceBatchBuilder(
                 components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
                 device=device, sm_budget=self.sm_budget, most=most, pin=self.framework.pin,
+                cameras=cameras(reuse=True, allocate=pinned_memory if self.framework.pin else plain_memory),
             )  # fmt: skip
         deliver, allocate = self.framework.deliver, plain_memory
         if device is not None and device.type == "cuda" and self.framework.pin and not in_worker:
@@ -193,4 +212,5 @@ class BuilderFactory:
         return CpuBatchBuilder(
             components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
             reuse=not in_worker, deliver=deliver, allocate=allocate,
+            cameras=cameras(reuse=not in_worker, allocate=allocate),
         )  # fmt: skip

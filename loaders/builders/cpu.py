@@ -16,6 +16,7 @@ from gear_data.loaders.builders.postprocess import Postprocessor
 from gear_data.loaders.builders.window_facts import SourceFacts, sampled_facts
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.framework import Change
+from gear_data.loaders.video.camera_collector import CameraCollector
 from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.windows import Windows
 
@@ -34,11 +35,13 @@ class CpuBatchBuilder:
         reuse: whether the memory of a batch is used again after the batch is gone; see `BufferPool`.
         allocate: makes the memory of batches; see `BufferPool`.
         deliver: applied to each batch in the consumer's thread; None: nothing.
+        cameras: for each collector, what adds cameras to its batches; None: they have none.
     """
 
     def __init__(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
         *, joined: bool, max_rows: int, max_batches: int, reuse: bool, deliver: Change | None,
+        cameras: Sequence[CameraCollector | None],
         allocate: Callable[[int], npt.NDArray[np.uint8]] = plain_memory,
     ) -> None:  # fmt: skip
         self.source = source
@@ -59,6 +62,7 @@ class CpuBatchBuilder:
             for each in components_of
         ]
         self._deliver = deliver
+        self._cameras = cameras
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """Builds the batches of these steps."""
@@ -106,6 +110,11 @@ class CpuBatchBuilder:
     def _finished(self, step: int, windows: Windows, collected: CollectedBatch) -> BuiltBatch:
         """Turns collected arrays, and the numbers of the windows, into a batch."""
         arrays = collected.arrays
+        cameras = self._cameras[windows.source if isinstance(windows.source, int) else 0]
+        if cameras is not None:
+            padded, valid = cameras.add(step, windows, arrays)
+            collected.padded_bytes += padded
+            collected.valid_bytes += valid
         facts = sampled_facts(windows, self._facts.window_ids)
         dataset_counts = None
         if not self._facts.empty:

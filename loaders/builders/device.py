@@ -23,7 +23,9 @@ from gear_data.loaders.builders.grouping import are_alike, concatenated
 from gear_data.loaders.builders.postprocess import Postprocessor
 from gear_data.loaders.builders.window_facts import SourceFacts, WindowFacts, sampled_facts
 from gear_data.loaders.component import WINDOW_IDS, LoaderComponent
+from gear_data.loaders.frameworks.pinned_batches import PinnedDelivery
 from gear_data.loaders.frameworks.torch_tensors import to_device, to_tensors
+from gear_data.loaders.video.camera_collector import CameraCollector
 from gear_data.loaders.window_source import WindowSource
 from gear_data.residency import DeviceColumns, ShardReader
 from gear_data.residency.device.collector import DeviceBatches, DeviceCollector
@@ -80,6 +82,7 @@ class DeviceBatchBuilder:
         sm_budget: the share of its multiprocessors that collecting takes.
         most: see `DeviceCollector`.
         pin: whether tensors that the CPU makes go to the device through pinned memory.
+        cameras: for each collector, what adds cameras to its batches in memory of the CPU; None: they have none.
 
     Raises:
         DeviceMemoryError, HostMemoryError: too little memory. Also raises the errors of `DeviceCollector`.
@@ -88,13 +91,15 @@ class DeviceBatchBuilder:
     def __init__(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
         *, joined: bool, max_rows: int, max_batches: int, device: torch.device, sm_budget: float, most: int, pin: bool,
+        cameras: Sequence[CameraCollector | None],
     ) -> None:  # fmt: skip
         self.source = source
         self.postprocess = postprocess
         self._components = components
         self._rows = rows
         self._facts = SourceFacts(components, source)
-        self._device, self._pin = device, pin
+        self._device, self._cameras = device, cameras
+        self._upload = PinnedDelivery(device) if pin else functools.partial(to_device, device=device, pin=False)
         slots = rows.batch_size
         collect_sources = [component.collect_source() for component in components]
         sources = [
@@ -198,6 +203,14 @@ class DeviceBatchBuilder:
         batches = self._tensors(number, collected, len(windows[0]), kinds)
         for step, each, own, built in zip(steps, windows, facts, batches, strict=True):
             built.dataset_counts = self._facts.counts(own)
+            cameras = self._cameras[number]
+            if cameras is not None:
+                frames: Batch = {}
+                padded, valid = cameras.add(step, each, frames)
+                built.batch.update(to_tensors(frames))
+                built.padded_bytes += padded
+                if isinstance(built.valid_bytes, int):  # the CPU drew the windows, and counts
+                    built.valid_bytes += valid
             if not self.postprocess.only_converts:
                 built.batch = self.postprocess(step, each, built.batch)
         goals = self._goals[number]
@@ -253,7 +266,7 @@ class DeviceBatchBuilder:
             torch.stack(steps, 1, out=whole)
         # The CPU makes some tensors, for example with decoders.
         others = {key: value for key, value in batch.items() if key not in on_device}
-        return {**batch, **to_device(others, self._device, pin=self._pin)}
+        return {**batch, **self._upload(others)} if others else batch
 
 
 def _steps_to_take(plan: BatchPlan, memory: torch.Tensor, number: int, rows: int) -> _StepsToTake:
@@ -296,11 +309,11 @@ def _staging_source(source: CollectSource, dataset: Dataset) -> tuple[StagingRea
 def _sampling_plan(components: Sequence[LoaderComponent], slots: int) -> SamplingPlan | None:
     """Returns the plan by which the device samples windows.
 
-    Returns None if the CPU has to sample them: for a joined batch, for text or goals, and for selectors without such a
-    plan.
+    Returns None if the CPU has to sample them: for a joined batch, text, cameras or goals, and for selectors without
+    such a plan.
     """
     component = components[0]
-    on_cpu = len(components) > 1 or component.variable or component.goals is not None
+    on_cpu = len(components) > 1 or component.variable or component.cameras or component.goals is not None
     return None if on_cpu else component.selector.sampling_plan(slots)
 
 

@@ -24,6 +24,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "mask_dtype": ("bool", "uint8", "int32", "int64", *_FLOATS),
     "timesteps_dtype": ("int32", "int64", *_FLOATS),
     "timesteps_padding": ("fill", "extrapolate"),
+    "camera_frames": ("uint8", "float32"),
 }
 
 
@@ -109,6 +110,8 @@ class BatchFormat:
         dtype: dtype of the format's own float columns; None keeps their dtypes.
         cast_integers: whether the format's own columns of integers and booleans get `dtype` too.
         vectors: True refuses own columns with more than one axis in a step (images).
+        camera_frames: `uint8`: frames of cameras are uint8 [H, W, 3]. `float32`: they are [3, H, W] from 0 to 1, in
+            `dtype` if it is not None.
         unsqueeze_last: columns whose scalar steps become [B, K, 1].
         mask_key: key of the mask [B, K] of valid steps. None: there is no such key, and each sequence has its own mask.
         mask_dtype: dtype of `mask_key`. Masks of single columns are bool.
@@ -145,6 +148,7 @@ class BatchFormat:
     dtype: str | None = None
     cast_integers: bool = False
     vectors: bool = False
+    camera_frames: str = "uint8"
     unsqueeze_last: tuple[str, ...] = ()
     mask_key: str | None = "mask"
     mask_dtype: str = "bool"

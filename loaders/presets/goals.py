@@ -29,6 +29,12 @@ def goal_output(column: str, batch_format: BatchFormat, request: BatchRequest, o
         UnknownNameError: no such column.
         InvalidArgumentError: the column is of variable length, or the preset makes tokens.
     """
+    if request.schema[column].video is not None:
+        raise InvalidArgumentError(
+            "goals cannot be frames of a camera",
+            column=column,
+            hint="give goal_column= the name of a column of numbers, or convert with --videos frames",
+        )
     if request.schema[column].variable_length:
         raise InvalidArgumentError(
             f"goals cannot be values of a column of {request.schema[column].dtype}",

@@ -6,16 +6,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from gear_data.collection.output import MASK, TIMESTEPS, NextState, Output, Padding
 from gear_data.errors import InvalidArgumentError, MissingColumnError
 from gear_data.loaders.presets import gato_tokens as gato
 from gear_data.loaders.presets import transitions
 from gear_data.loaders.presets.batch_format import BatchFormat, Tokens
-from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest, affine
+from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest
+from gear_data.loaders.presets.column_outputs import column_output, column_positions, column_shape
 from gear_data.loaders.presets.registry import PRESETS, resolve_preset
-from gear_data.schema import ColumnSpec, Role, Schema
+from gear_data.schema import Role, Schema
 
 __all__ = [
     "PRESETS",
@@ -48,7 +47,7 @@ def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Outp
     batch_format = resolve_preset(preset)
     columns = _batch_columns(batch_format, request)
     for name in (*request.offsets, *batch_format.fill):
-        request.schema.index(name)
+        _ = request.schema[name]
     for item in columns:
         if item.spec.variable_length and item.own and batch_format.vectors:
             raise InvalidArgumentError(
@@ -56,7 +55,7 @@ def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Outp
                 column=item.spec.name,
             )
     numeric = [item for item in columns if not item.spec.variable_length]
-    outputs = [_column(batch_format, request, item) for item in numeric]
+    outputs = [column_output(batch_format, request, item) for item in numeric]
     if request.n_step is not None and batch_format.transitions is None:
         outputs.append(_n_step_returns(batch_format, request))
     outputs += _common(batch_format, request)
@@ -158,6 +157,12 @@ def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str])
         )
     names = (normalize,) if isinstance(normalize, str) else tuple(normalize)
     for name in names:
+        if schema[name].video is not None:
+            raise InvalidArgumentError(
+                "cameras cannot be normalised by the loader",
+                column=name,
+                hint="normalise in transform= or in the model",
+            )
         if schema[name].dtype == "bool" or schema[name].variable_length:
             raise InvalidArgumentError("booleans, text and bytes cannot be normalised", column=name)
     return names
@@ -173,8 +178,8 @@ def _batch_columns(batch_format: BatchFormat, request: BatchRequest) -> list[Bat
             column=missing[0],
             hint=f"it has: {', '.join(schema.names)}",
         )
-    roles = batch_format.roles
-    names = [*batch_format.required_columns, *(c.name for c in schema if roles is None or c.role.value in roles)]
+    roles, steps = batch_format.roles, (*schema.columns, *schema.videos)
+    names = [*batch_format.required_columns, *(c.name for c in steps if roles is None or c.role.value in roles)]
     if roles is None and requested is not None:
         names, requested = list(requested), ()
     else:
@@ -220,74 +225,6 @@ def _batch_column(
     return BatchColumn(spec, name, batch_format.keys.get(name, key) if own else key, own)
 
 
-def _column(batch_format: BatchFormat, request: BatchRequest, item: BatchColumn) -> Output:
-    """Returns the output of a column.
-
-    If the column is normalised, an element of standard deviation 0 becomes 0, unless `std_epsilon` is added to it.
-    """
-    spec = item.spec
-    if item.own and batch_format.vectors and len(spec.shape) > 1:
-        raise InvalidArgumentError(
-            f"preset '{batch_format.name}' needs vectors, and this column has shape {spec.shape}", column=spec.name
-        )
-    mean, scale = affine(request, spec.name, epsilon=batch_format.std_epsilon if item.own else 0.0)
-    factor = batch_format.return_scale if item.own and spec.role is Role.RETURN_TO_GO else 1.0
-    if factor != 1.0:
-        mean = np.zeros(1) if mean is None else mean
-        scale = np.full(1, factor) if scale is None else scale * factor
-    fill: Any = batch_format.fill.get(spec.name, 0.0) if item.own else 0.0
-    if item.own and batch_format.normalize_padding and mean is not None and scale is not None:
-        fill = (fill - mean) * scale
-    return Output(
-        item.key,
-        spec.name,
-        _dtype(batch_format, request, item, normalised=mean is not None),
-        _shape(batch_format, item),
-        fill=fill,
-        mean=mean,
-        scale=scale,
-        padding=batch_format.column_padding,
-        shift=_shift(batch_format, item),
-        **_positions(batch_format, request, spec),
-    )
-
-
-def _shift(batch_format: BatchFormat, item: BatchColumn) -> int:
-    """Returns the `shift` of a column's output."""
-    if item.next_step:
-        return 1
-    return -1 if item.own and item.spec.name in batch_format.previous_step_columns else 0
-
-
-def _positions(batch_format: BatchFormat, request: BatchRequest, spec: ColumnSpec) -> dict[str, Any]:
-    """Returns arguments of `Output`: the steps of a column, and their positions."""
-    if spec.name in request.offsets:
-        steps = request.offsets[spec.name]
-        listed = None if isinstance(steps, range) else steps
-        first = steps.start if isinstance(steps, range) else min(steps)
-        return {"first": first, "width": len(steps), "within_window": False, "steps": listed}
-    if batch_format.first_step_only(spec.role):
-        return {"first": 0, "width": 1, "squeeze_time": True}
-    return {"first": 0, "width": request.context, "pad_left": batch_format.pad_left}
-
-
-def _dtype(batch_format: BatchFormat, request: BatchRequest, item: BatchColumn, *, normalised: bool) -> str:
-    kind, dtype = item.spec.numpy_dtype.kind, item.spec.dtype
-    if item.own and batch_format.dtype is not None and (kind == "f" or batch_format.cast_integers):
-        return request.float_dtype or batch_format.dtype
-    if kind == "f" and request.float_dtype is not None:
-        return request.float_dtype
-    if normalised and dtype not in ("float32", "float64"):
-        return request.float_dtype or "float32"
-    return dtype
-
-
-def _shape(batch_format: BatchFormat, item: BatchColumn) -> tuple[int, ...]:
-    return (
-        (1,) if item.own and not item.spec.shape and item.spec.name in batch_format.unsqueeze_last else item.spec.shape
-    )
-
-
 def _n_step_returns(batch_format: BatchFormat, request: BatchRequest) -> Output:
     if "rewards" not in request.schema:
         raise MissingColumnError(
@@ -301,10 +238,10 @@ def _n_step_returns(batch_format: BatchFormat, request: BatchRequest) -> Output:
         _N_STEP,
         spec.name,
         request.float_dtype or batch_format.dtype or ("float64" if spec.dtype == "float64" else "float32"),
-        _shape(batch_format, item),
+        column_shape(batch_format, item),
         padding=batch_format.column_padding,
         discounts=tuple(request.discount**j for j in range(request.n_step or 0)),
-        **_positions(batch_format, request, spec),
+        **column_positions(batch_format, request, spec),
     )
 
 
@@ -339,12 +276,13 @@ def _column_masks(batch_format: BatchFormat, request: BatchRequest, columns: Seq
     masks = []
     valid = int(batch_format.mask_valid)
     for item in columns:
-        positions = _positions(batch_format, request, item.spec)
+        positions = column_positions(batch_format, request, item.spec)
         needs_mask = batch_format.mask_key is None and "squeeze_time" not in positions
         marked = batch_format.transitions is None or batch_format.transitions.missing_next == "mark"
         if item.spec.name in request.offsets or (item.next_step and marked) or needs_mask:
             key = batch_format.column_mask.replace("{column}", item.name).replace("{key}", item.key)
-            mask_column = item.spec.name if item.next_step else None
+            # Cameras have no final observations.
+            mask_column = item.spec.name if item.next_step and item.spec.video is None else None
             masks.append(
                 Output(
                     key, MASK, "bool", (), column=False, valid=valid, fill=1 - valid,

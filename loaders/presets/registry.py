@@ -95,6 +95,7 @@ LEROBOT = BatchFormat(
     mask_key=None,
     mask_valid=False,
     column_mask="{key}_is_pad",
+    camera_frames="float32",
     timesteps_key=None,
 )
 

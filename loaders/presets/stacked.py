@@ -38,7 +38,7 @@ def stacked_schema(schema: Schema, stack: Stack) -> tuple[Schema, Parts]:
                 column=name,
                 hint="stack them at conversion (--stack), which leaves the final observations out",
             )
-    return Schema(stacked_columns(schema.columns, parts)), parts
+    return Schema(stacked_columns(schema.columns, parts), schema.videos), parts
 
 
 def part_outputs(outputs: Sequence[Output], parts: Parts) -> tuple[tuple[Output, ...], tuple[Joined, ...]]:

@@ -26,7 +26,8 @@ BATCH_ARGUMENTS = frozenset(
     (
         "batch_size", "context", "preset", "preset_options", "sampler", "seed", "columns", "offsets", "normalize",
         "dtype", "augment", "transform", "framework", "device", "sharding", "stride", "anchor", "short_windows",
-        "n_step", "discount", "window_ids", "decoders", "goals", "pin_memory", "selection", "stack",
+        "n_step", "discount", "window_ids", "decoders", "goals", "pin_memory", "selection", "stack", "resize",
+        "decode_threads", "video_cache", "video_backend",
     )
 )  # fmt: skip
 _TUNE_AGAIN = "run gear-data tune again"

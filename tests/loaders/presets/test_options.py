@@ -189,8 +189,8 @@ def resolved(change, name):
 
 
 def test_every_field_is_tested():
-    # test_transitions.py tests the field `transitions`: it changes windows, too.
-    assert {*CHANGES, "transitions"} == {item.name for item in dataclasses.fields(BatchFormat)}
+    # test_transitions.py tests the field `transitions`: it changes windows, too. video/test_batches.py tests cameras.
+    assert {*CHANGES, "transitions", "camera_frames"} == {item.name for item in dataclasses.fields(BatchFormat)}
 
 
 def test_vectors_refuses_images(make_dataset, episodes):

@@ -1,0 +1,107 @@
+"""The output of one column: its dtype, shape, steps and padding, as a format says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gear_data.collection.output import CHANNELS_FIRST, CHANNELS_LAST, Output
+from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.presets.batch_format import BatchFormat
+from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest, affine
+from gear_data.schema import ColumnSpec, Role
+
+
+def column_output(batch_format: BatchFormat, request: BatchRequest, item: BatchColumn) -> Output:
+    """Returns the output of a column.
+
+    If the column is normalised, an element of standard deviation 0 becomes 0, unless `std_epsilon` is added to it.
+    """
+    spec = item.spec
+    if item.own and batch_format.vectors and len(spec.shape) > 1:
+        raise InvalidArgumentError(
+            f"preset '{batch_format.name}' needs vectors, and this column has shape {spec.shape}",
+            column=spec.name,
+            hint="give another preset, with columns= to choose the columns",
+        )
+    if spec.video is not None:
+        return _camera(batch_format, request, item)
+    mean, scale = affine(request, spec.name, epsilon=batch_format.std_epsilon if item.own else 0.0)
+    factor = batch_format.return_scale if item.own and spec.role is Role.RETURN_TO_GO else 1.0
+    if factor != 1.0:
+        mean = np.zeros(1) if mean is None else mean
+        scale = np.full(1, factor) if scale is None else scale * factor
+    fill: Any = batch_format.fill.get(spec.name, 0.0) if item.own else 0.0
+    if item.own and batch_format.normalize_padding and mean is not None and scale is not None:
+        fill = (fill - mean) * scale
+    return Output(
+        item.key,
+        spec.name,
+        _dtype(batch_format, request, item, normalised=mean is not None),
+        column_shape(batch_format, item),
+        fill=fill,
+        mean=mean,
+        scale=scale,
+        padding=batch_format.column_padding,
+        shift=_shift(batch_format, item),
+        **column_positions(batch_format, request, spec),
+    )
+
+
+def _camera(batch_format: BatchFormat, request: BatchRequest, item: BatchColumn) -> Output:
+    """Returns the output of a camera."""
+    spec, shift = item.spec, _shift(batch_format, item)
+    if shift < 0:
+        raise InvalidArgumentError(
+            "a camera cannot be one step late", column=spec.name, hint="leave it out of previous_step_columns"
+        )
+    height, width, channels = spec.shape
+    floats = item.own and batch_format.camera_frames == "float32"
+    return Output(
+        item.key,
+        spec.name,
+        (request.float_dtype or batch_format.dtype or "float32") if floats else "uint8",
+        (channels, height, width) if floats else spec.shape,
+        fill=batch_format.fill.get(spec.name, 0) if item.own else 0,
+        padding=batch_format.column_padding,
+        shift=shift,
+        camera=CHANNELS_FIRST if floats else CHANNELS_LAST,
+        **column_positions(batch_format, request, spec),
+    )
+
+
+def _shift(batch_format: BatchFormat, item: BatchColumn) -> int:
+    """Returns the `shift` of a column's output."""
+    if item.next_step:
+        return 1
+    return -1 if item.own and item.spec.name in batch_format.previous_step_columns else 0
+
+
+def column_positions(batch_format: BatchFormat, request: BatchRequest, spec: ColumnSpec) -> dict[str, Any]:
+    """Returns arguments of `Output`: the steps of a column, and their positions."""
+    if spec.name in request.offsets:
+        steps = request.offsets[spec.name]
+        listed = None if isinstance(steps, range) else steps
+        first = steps.start if isinstance(steps, range) else min(steps)
+        return {"first": first, "width": len(steps), "within_window": False, "steps": listed}
+    if batch_format.first_step_only(spec.role):
+        return {"first": 0, "width": 1, "squeeze_time": True}
+    return {"first": 0, "width": request.context, "pad_left": batch_format.pad_left}
+
+
+def _dtype(batch_format: BatchFormat, request: BatchRequest, item: BatchColumn, *, normalised: bool) -> str:
+    kind, dtype = item.spec.numpy_dtype.kind, item.spec.dtype
+    if item.own and batch_format.dtype is not None and (kind == "f" or batch_format.cast_integers):
+        return request.float_dtype or batch_format.dtype
+    if kind == "f" and request.float_dtype is not None:
+        return request.float_dtype
+    if normalised and dtype not in ("float32", "float64"):
+        return request.float_dtype or "float32"
+    return dtype
+
+
+def column_shape(batch_format: BatchFormat, item: BatchColumn) -> tuple[int, ...]:
+    return (
+        (1,) if item.own and not item.spec.shape and item.spec.name in batch_format.unsqueeze_last else item.spec.shape
+    )

@@ -1,0 +1,1 @@
+"""Cameras in batches: which frames a batch needs, and the memory that receives them."""

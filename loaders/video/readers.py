@@ -1,0 +1,45 @@
+"""CameraReaders: the readers of frames that a loader shares among its iterations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from gear_data.common.fork_lock import fork_safe_lock
+from gear_data.dataset.internals import store_of
+from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.video.arguments import VideoArguments
+from gear_data.video.decoding.frame_reader import FrameReader
+from gear_data.video.decoding.options import DecodeOptions
+
+
+class CameraReaders:
+    """Makes one reader for each dataset, size of frames and number of threads. Thread-safe.
+
+    Args:
+        components: the loader's datasets.
+        arguments: the loader's arguments for cameras.
+    """
+
+    def __init__(self, components: Sequence[LoaderComponent], arguments: VideoArguments) -> None:
+        self._components, self._arguments = components, arguments
+        self._readers: dict[tuple[int, DecodeOptions], FrameReader] = {}
+        self._lock: threading.Lock = fork_safe_lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_readers": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=fork_safe_lock())
+
+    def reader(self, number: int, camera: str) -> FrameReader:
+        """Returns the reader of a dataset's camera, for this process."""
+        component = self._components[number]
+        stored, wanted = (each[camera].shape[:2] for each in (component.dataset.schema, component.request.schema))
+        options = self._arguments.options(None if stored == wanted else (wanted[0], wanted[1]))
+        with self._lock:
+            if (number, options) not in self._readers:
+                videos = store_of(component.dataset).videos
+                self._readers[number, options] = FrameReader(videos.index, videos.packets, options)
+            return self._readers[number, options]

@@ -1,0 +1,261 @@
+"""Cameras in batches, against plain loops over frames that were decoded in sequence."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gear_data
+from gear_data import Mixture, RandomCrop, SequenceLoader
+from gear_data.errors import InvalidArgumentError, UnknownNameError
+from tests.support.cameras.filmed import FRONT, WRIST, Filmed
+
+OPTIONS: dict[str, Any] = {"batch_size": 7, "context": 4, "seed": 5, "framework": "numpy"}
+
+
+def first_batches(loader: SequenceLoader, count: int = 3) -> list[tuple[dict[str, Any], list[tuple[int, int, int]]]]:
+    """Returns batches, and the (episode, start, length) of their rows."""
+    found = []
+    for step, batch in enumerate(itertools.islice(loader, count)):
+        windows = loader.windows(step)
+        rows = zip(*(windows[name].tolist() for name in ("episode_id", "start", "length")), strict=True)
+        found.append(({key: np.array(value) for key, value in batch.items()}, list(rows)))
+    return found
+
+
+def steps_of(
+    row: tuple[int, int, int], total: int, places: list[int], *, window: bool, padding: str
+) -> list[int | None]:
+    """Returns the step of each place relative to the window's start; None: padding of zeros."""
+    _, start, length = row
+    inside = range(start, start + length) if window else range(total)
+    found: list[int | None] = []
+    for place in places:
+        step = start + place
+        if step in inside:
+            found.append(step)
+        elif padding == "edge":
+            found.append(min(max(step, inside[0]), inside[-1]))
+        elif padding == "first":
+            found.append(max(inside[0], start + min(0, *places)))
+        else:
+            found.append(None)
+    return found
+
+
+def golden(filmed: Filmed, camera: str, rows: list[tuple[int, int, int]], places: list[int], **how: Any) -> Any:
+    frames = filmed.frames[camera]
+    result = np.zeros((len(rows), len(places), *frames[0].shape[1:]), np.uint8)
+    for number, row in enumerate(rows):
+        for place, step in enumerate(steps_of(row, len(frames[row[0]]), places, **how)):
+            if step is not None:
+                result[number, place] = frames[row[0]][step]
+    return result
+
+
+@pytest.mark.parametrize("camera", [FRONT, WRIST])
+def test_windows_of_frames(filmed: Filmed, dataset: gear_data.Dataset, camera: str) -> None:
+    for batch, rows in first_batches(SequenceLoader(dataset, **OPTIONS)):
+        expected = golden(filmed, camera, rows, list(range(4)), window=True, padding="fill")
+        assert batch[camera].dtype == np.uint8
+        assert np.array_equal(batch[camera], expected)
+
+
+def test_padding_on_the_left(filmed: Filmed, dataset: gear_data.Dataset) -> None:
+    for batch, rows in first_batches(SequenceLoader(dataset, preset="d3rlpy", columns=[FRONT], **OPTIONS)):
+        for number, row in enumerate(rows):
+            frames = filmed.frames[FRONT][row[0]][row[1] : row[1] + row[2]]
+            assert np.array_equal(batch[FRONT][number, 4 - row[2] :], frames)
+            assert not batch[FRONT][number, : 4 - row[2]].any()
+
+
+def test_the_first_step_is_repeated(filmed: Filmed, dataset: gear_data.Dataset) -> None:
+    loader = SequenceLoader(dataset, preset="jat", preset_options={"roles": ["observation"]}, **OPTIONS)
+    for batch, rows in first_batches(loader):
+        expected = golden(filmed, WRIST, rows, list(range(4)), window=True, padding="first")
+        assert np.array_equal(batch[WRIST], expected)
+
+
+@pytest.mark.parametrize("offsets", [[-10, 0], [0, 3, -2, 3], (-2, 2), [30]])
+@pytest.mark.parametrize("padding", ["edge", "first", "fill"])
+def test_offsets_of_cameras(filmed: Filmed, dataset: gear_data.Dataset, offsets: Any, padding: str) -> None:
+    loader = SequenceLoader(dataset, offsets={FRONT: offsets}, preset_options={"padding": padding}, **OPTIONS)
+    places = offsets if isinstance(offsets, list) else list(range(*offsets))
+    for batch, rows in first_batches(loader):
+        assert np.array_equal(batch[FRONT], golden(filmed, FRONT, rows, places, window=False, padding=padding))
+        steps = [[row[1] + place for place in places] for row in rows]
+        valid = [
+            [0 <= s < len(filmed.frames[FRONT][row[0]]) for s in each] for each, row in zip(steps, rows, strict=True)
+        ]
+        assert batch[f"{FRONT}_mask"].tolist() == valid
+
+
+@pytest.mark.parametrize("dtype", [None, "float64", "float16", "bfloat16"])
+def test_lerobots_frames_are_floats_with_channels_first(
+    filmed: Filmed, dataset: gear_data.Dataset, dtype: str | None
+) -> None:
+    options = {**OPTIONS, "framework": "torch", "preset": "lerobot", "dtype": dtype}
+    loader = SequenceLoader(dataset, offsets={WRIST: [-1, 0], "actions": (0, 4)}, **options)
+    for step, batch in enumerate(itertools.islice(loader, 2)):
+        windows = loader.windows(step)
+        rows = list(zip(*(windows[name].tolist() for name in ("episode_id", "start", "length")), strict=True))
+        assert batch[FRONT].shape == (7, 3, 48, 64) and batch[WRIST].shape == (7, 2, 3, 32, 48)
+        for camera, places in ((FRONT, [0]), (WRIST, [-1, 0])):
+            frames = torch.from_numpy(golden(filmed, camera, rows, places, window=False, padding="edge"))
+            # As `decode_video_frames` of LeRobot.
+            expected = (frames / 255.0 if dtype != "float64" else frames.double() / 255.0).movedim(-1, -3)
+            expected = expected if dtype is None else expected.to(getattr(torch, dtype))
+            assert torch.equal(batch[camera], expected.reshape(batch[camera].shape))
+        assert batch[f"{WRIST}_is_pad"].tolist() == [[row[1] == 0, False] for row in rows]
+        assert f"{FRONT}_is_pad" not in batch
+
+
+def test_lerobots_frames_as_they_are(filmed: Filmed, dataset: gear_data.Dataset) -> None:
+    loader = SequenceLoader(dataset, preset="lerobot", preset_options={"camera_frames": "uint8"}, **OPTIONS)
+    ((batch, rows),) = first_batches(loader, 1)
+    assert np.array_equal(batch[FRONT], golden(filmed, FRONT, rows, [0], window=False, padding="edge")[:, 0])
+
+
+@pytest.mark.parametrize("n_step", [None, 3])
+@pytest.mark.parametrize("options", [{}, {"offsets": {FRONT: [-2, 0]}}])
+def test_next_frames_of_transitions(
+    filmed: Filmed, dataset: gear_data.Dataset, n_step: int | None, options: dict[str, Any]
+) -> None:
+    loader = SequenceLoader(dataset, 20, preset="transitions", n_step=n_step, seed=2, framework="numpy", **options)
+    places = options["offsets"][FRONT] if options else [0]
+    seen = set()
+    for batch, rows in first_batches(loader):
+        shape = batch[FRONT].shape
+        assert np.array_equal(
+            batch[FRONT], golden(filmed, FRONT, rows, places, window=False, padding="edge").reshape(shape)
+        )
+        assert batch[FRONT].dtype == np.uint8
+        for number, (episode, start, _) in enumerate(rows):
+            frames = filmed.frames[FRONT][episode]
+            after = start + (1 if n_step is None else int(batch["intervals"][number]))
+            seen.add(after < len(frames))
+            wanted = [frames[max(0, after + place)] if after < len(frames) else 0 * frames[0] for place in places]
+            assert np.array_equal(batch[f"next_{FRONT}"][number], np.array(wanted).reshape(shape[1:]))
+    assert True in seen
+
+
+def test_the_next_step_of_a_camera(filmed: Filmed, dataset: gear_data.Dataset) -> None:
+    loader = SequenceLoader(dataset, columns=["actions", f"next_{FRONT}"], **OPTIONS)
+    for batch, rows in first_batches(loader):
+        for number, (episode, start, length) in enumerate(rows):
+            frames = filmed.frames[FRONT][episode]
+            for place in range(4):
+                there = place < length and start + place + 1 < len(frames)
+                expected = frames[start + place + 1] if there else 0 * frames[0]
+                assert np.array_equal(batch[f"next_{FRONT}"][number, place], expected)
+                assert batch[f"next_{FRONT}_mask"][number, place] == there
+
+
+def test_only_cameras(filmed: Filmed, dataset: gear_data.Dataset) -> None:
+    for batch, rows in first_batches(SequenceLoader(dataset, preset="lerobot", columns=[FRONT], **OPTIONS)):
+        expected = golden(filmed, FRONT, rows, [0], window=False, padding="edge")[:, 0]
+        assert np.array_equal(batch[FRONT], (expected / np.float32(255)).transpose(0, 3, 1, 2))
+
+
+def test_resized_cameras(filmed: Filmed, dataset: gear_data.Dataset) -> None:
+    both = SequenceLoader(dataset, resize=(24, 16), **OPTIONS)
+    one = SequenceLoader(dataset, resize={FRONT: (24, 16)}, **OPTIONS)
+    (batch, rows), (other, _) = first_batches(both, 1)[0], first_batches(one, 1)[0]
+    assert batch[FRONT].shape == (7, 4, 24, 16, 3) and batch[WRIST].shape == (7, 4, 24, 16, 3)
+    assert np.array_equal(other[FRONT], batch[FRONT])
+    assert np.array_equal(other[WRIST], golden(filmed, WRIST, rows, list(range(4)), window=True, padding="fill"))
+    # Scaled frames are near the means of whole pixels.
+    valid = batch["mask"]
+    whole = golden(filmed, FRONT, rows, list(range(4)), window=True, padding="fill")[valid]
+    means = whole.reshape(-1, 24, 2, 16, 4, 3).mean(axis=(2, 4))
+    assert np.abs(batch[FRONT][valid] - means).mean() < 8
+    assert not batch[FRONT][~valid].any()
+    assert one.spec() != both.spec()
+    one.load_state_dict(both.state_dict())  # the windows are the same
+
+
+def test_augmentations_and_transforms_see_cameras(filmed: Filmed, dataset: gear_data.Dataset) -> None:
+    def dark(batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {**batch, "dark": batch[FRONT] // 2}
+
+    augment = {FRONT: RandomCrop((40, 60))}
+    for batch, rows in first_batches(SequenceLoader(dataset, augment=augment, transform=dark, **OPTIONS)):
+        assert batch[FRONT].shape == (7, 4, 40, 60, 3)
+        assert np.array_equal(batch["dark"], batch[FRONT] // 2)
+        whole = golden(filmed, FRONT, rows, list(range(4)), window=True, padding="fill")
+        for cut, full in zip(batch[FRONT], whole, strict=True):
+            places = itertools.product(range(48 - 40 + 1), range(64 - 60 + 1))
+            assert any(np.array_equal(cut, full[:, y : y + 40, x : x + 60]) for y, x in places)
+
+
+def test_metrics_count_frames(dataset: gear_data.Dataset) -> None:
+    loader = SequenceLoader(dataset, columns=[FRONT], steps=4, **OPTIONS)
+    valid = sum(int(batch["mask"].sum()) for batch in loader)
+    frame, numbers = 48 * 64 * 3, 8 + 1  # a step's number and mask
+    padding = loader.metrics()["pad_fraction"]
+    assert padding == pytest.approx(1 - valid * (frame + numbers) / (4 * 7 * 4 * (frame + numbers)), abs=1e-3)
+
+
+# Mixtures
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_mixtures(filmed: Filmed, dataset: gear_data.Dataset, rollouts_path: Any, join: bool) -> None:
+    other = gear_data.open(rollouts_path)
+    both = Mixture([(dataset, 1), (dataset.filter("length > 3"), 2)], join=join)
+    loader = SequenceLoader(both, **OPTIONS)
+    for batch, rows in first_batches(loader, 4):
+        assert np.array_equal(batch[FRONT], golden(filmed, FRONT, rows, list(range(4)), window=True, padding="fill"))
+    without = Mixture([(dataset, 1), (other, 1)], join=join)
+    found = [FRONT in batch for batch, _ in first_batches(SequenceLoader(without, **OPTIONS), 4)]
+    assert not any(found) if join else sorted(set(found)) == [False, True]
+    if join:
+        with pytest.raises(UnknownNameError):
+            SequenceLoader(without, columns=["actions", FRONT], **OPTIONS)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"normalize": FRONT}, InvalidArgumentError, "cannot be normalised"),
+        ({"normalize": {FRONT: (0.0, 1.0)}}, InvalidArgumentError, "cannot be normalised"),
+        ({"preset": "transitions", "context": None, "goals": gear_data.Goals(goal_column=FRONT)}, InvalidArgumentError,
+         "goals cannot be frames"),
+        ({"stack": {"seen": [FRONT, "observations"]}}, gear_data.GearError, FRONT),
+        ({"resize": (0, 5)}, InvalidArgumentError, "resize must be"),
+        ({"resize": {FRONT: 5}}, InvalidArgumentError, "resize must be"),
+        ({"resize": {"front": (5, 5)}}, UnknownNameError, "camera 'front'"),
+        ({"decode_threads": 0}, InvalidArgumentError, "decode_threads must be"),
+        ({"decode_threads": 1.5}, InvalidArgumentError, "decode_threads must be"),
+        ({"video_cache": -1}, InvalidArgumentError, "video_cache must be"),
+        ({"video_backend": "opencv"}, UnknownNameError, "video backend"),
+        ({"preset": "corl", "preset_options": {"roles": ["observation"]}}, InvalidArgumentError, "columns="),
+        ({"decoders": {FRONT: len}}, UnknownNameError, "decoders"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)  # fmt: skip
+def test_what_cameras_cannot_do(
+    dataset: gear_data.Dataset, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        SequenceLoader(dataset, **{**OPTIONS, **options})
+
+
+def test_resize_needs_a_camera(rollouts_path: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="no cameras"):
+        SequenceLoader(gear_data.open(rollouts_path), resize=(8, 8))
+
+
+def test_the_specification_names_the_decoder(dataset: gear_data.Dataset) -> None:
+    spec = SequenceLoader(dataset, resize=(8, 10), **OPTIONS).spec()
+    assert spec["video_decoder"].startswith("pyav ")
+    (shape,) = [output["shape"] for output in spec["outputs"] if output["key"] == FRONT]
+    assert shape == [8, 10, 3]
+    assert "video_decoder" not in SequenceLoader(dataset, columns=["actions"], **OPTIONS).spec()
