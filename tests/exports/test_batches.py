@@ -21,6 +21,7 @@ from gear_data.errors import (
     EmptySourceError,
     InvalidArgumentError,
 )
+from tests.support.cameras.filmed import WRIST, film
 
 FORMATS = ("safetensors", "npz", "parquet")
 
@@ -161,3 +162,20 @@ def test_batches_of_text(format: str, tmp_path: Path) -> None:
     expected = [texts[episode][start : start + length] for episode, start, length in spans]
     (file,) = (tmp_path / "out").glob("*.parquet")
     assert pq.read_table(file)["texts"].to_pylist() == expected
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_batches_of_cameras(format: str, rollouts: list[Any], rollouts_path: Path, tmp_path: Path) -> None:
+    film(rollouts_path, [len(rollout) for rollout in rollouts])
+    ds = gear_data.open(rollouts_path)
+
+    def loader() -> Any:
+        return gear_data.SequenceLoader(ds, 2, context=2, columns=[WRIST, "rewards"], seed=1, steps=1)
+
+    gear_data.export_batches(loader(), tmp_path / "out", batches=1, format=format)
+    (entry,) = json.loads((tmp_path / "out" / "batches.json").read_text())["files"]
+    assert entry["tensors"][WRIST] == {"dtype": "uint8", "shape": [2, 2, 32, 48, 3]}
+    shapes = {key: tensor["shape"] for key, tensor in entry["tensors"].items()}
+    found = read_batch(tmp_path / "out" / entry["file"], shapes)
+    for key, tensor in next(iter(loader())).items():
+        np.testing.assert_array_equal(found[key], tensor.numpy())

@@ -57,6 +57,7 @@ class VideoEncoder:
         os.environ.setdefault("SVT_LOG", "1")
         self.frames = 0
         self._bytes = 0
+        self._codec = codec
         self._av = av
         path.parent.mkdir(parents=True, exist_ok=True)
         self._container: Any = av.open(str(path), "w")
@@ -102,6 +103,14 @@ class VideoEncoder:
             self._container.close()
 
     def _write(self, frame: Any) -> None:
-        for packet in self._stream.encode(frame):
-            self._bytes += packet.size
-            self._container.mux(packet)
+        try:
+            for packet in self._stream.encode(frame):
+                self._bytes += packet.size
+                self._container.mux(packet)
+        except OSError:  # the disk
+            raise
+        except self._av.FFmpegError as error:
+            raise InvalidArgumentError(
+                f"{self._codec} cannot encode frames of {self._stream.height} x {self._stream.width}: {error}",
+                hint=f"try another codec: {', '.join(ENCODERS)}",
+            ) from error
