@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 import gear_data
-from gear_data.cli.arguments import add_command, names, print_json, renaming, size, stacking
+from gear_data.cli.arguments import add_command, frame_size, names, print_json, renaming, size, stacking
 from gear_data.common.progress import format_bytes, pluralize
 
 
@@ -79,8 +79,11 @@ def _add_videos(parser: argparse.ArgumentParser) -> None:
     help = (
         "what becomes of cameras' video files: keep (default) puts them into the dataset's folder, as clones or hard "
     )
-    help += "links where the file system can; link refers to them where they are"
-    parser.add_argument("--videos", choices=("keep", "link"), default="keep", help=help)
+    help += "links where the file system can; link refers to them where they are; frames decodes them to columns of "
+    help += "pixels, and jpeg to columns of JPEG files"
+    parser.add_argument("--videos", choices=("keep", "link", "frames", "jpeg"), default="keep", help=help)
+    help = "height and width of the frames of --videos frames and jpeg; default: as in the video"
+    parser.add_argument("--video-size", type=frame_size, metavar="HxW", help=help)
 
 
 def _source_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -109,6 +112,7 @@ def _convert(options: argparse.Namespace) -> int:
         options.destination,
         **_source_options(options),
         videos=options.videos,
+        video_size=options.video_size,
         shard_bytes=options.shard_bytes,
         on_bad_episode=options.on_bad_episode,
         strict=options.strict,

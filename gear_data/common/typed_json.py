@@ -7,10 +7,13 @@ of the wrong one, such as `$.shards[0].bytes`.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from gear_data.common.paths import printable
 from gear_data.errors import GearError
 
 #: An integer that fits int64 and is not negative.
@@ -54,3 +57,14 @@ def check_json(
         return msgspec.convert(data, record)
     except (ValueError, ArithmeticError, RecursionError) as reason:
         raise error(f"malformed: {reason}", file=file, hint=hint) from reason
+
+
+def to_json_value(value: Any) -> Any:
+    """Converts metadata to JSON. NaN, Inf and values of other types become text."""
+    if isinstance(value, Mapping):
+        return {printable(str(key)): to_json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json_value(item) for item in value]
+    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return printable(str(value))

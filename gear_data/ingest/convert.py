@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from gear_data.common.paths import plain_path, printable
 from gear_data.common.progress import progress_bar
+from gear_data.common.typed_json import to_json_value
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.ingest.card import CARD_NAME, dataset_card
 from gear_data.ingest.destination import (
@@ -34,9 +34,11 @@ from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import EpisodeSource, check_count, source_options
-from gear_data.ingest.videos.indexed_source import IndexedSource, indexed_source
+from gear_data.ingest.videos.arguments import check_videos
+from gear_data.ingest.videos.indexed_source import IndexedSource
+from gear_data.ingest.videos.placing import kept_video_bytes
 from gear_data.ingest.videos.source_videos import source_videos
-from gear_data.ingest.videos.staged_index import KEEP, MODES, stage_videos
+from gear_data.ingest.videos.staged_index import stage_videos
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.object_store import open_file_store
@@ -99,7 +101,8 @@ def convert(
     stack: Mapping[str, Sequence[str]] | None = None,
     video_columns: Mapping[str, str] | None = None,
     keep_encoded: bool = False,
-    videos: Literal["keep", "link"] = "keep",
+    videos: Literal["keep", "link", "frames", "jpeg"] = "keep",
+    video_size: tuple[int, int] | None = None,
     shard_bytes: int = SHARD_BYTES,
     on_bad_episode: Literal["error", "skip"] = "error",
     strict: bool = False,
@@ -142,7 +145,9 @@ def convert(
         keep_encoded: Keep PNG, JPEG and other images as the source encodes them. By default, images of one size
             become uint8 columns [H, W, C].
         videos: What becomes of cameras' video files. `keep` puts them into the dataset's folder `videos/`, as clones
-            or hard links where the file system can, else as copies. `link` refers to them where they are.
+            or hard links where the file system can, else as copies. `link` refers to them where they are. `frames`
+            decodes them to uint8 columns [H, W, 3], and `jpeg` to a JPEG file of quality 95 for each step.
+        video_size: (height, width) of the frames of `frames` and `jpeg`. None keeps the size of the video.
         shard_bytes: The size at which a shard is closed, in bytes of column data.
         on_bad_episode: `error` raises BadEpisodeError at a malformed episode. `skip` leaves it out, with a finding.
         strict: Raise an error for every finding: NaN, Inf and all others that `gear-data lint` lists.
@@ -167,8 +172,7 @@ def convert(
     """
     start = time.perf_counter()
     _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, engine, jobs)
-    if videos not in MODES:
-        raise unknown_name("way to store videos", videos, MODES)
+    video_size = check_videos(videos, video_size)
     options = source_options(
         columns,
         rename,
@@ -183,7 +187,7 @@ def convert(
     )
     target = choose_target(plain_path(destination), overwrite, resume)
     spec = ConversionSpec(plain_source(source), check_splits(split), format, options, keep_encoded, strict, shard_bytes)
-    spec = with_parts(replace(spec, videos=videos))
+    spec = with_parts(replace(spec, videos=videos, video_size=video_size))
     location = spec.locate()
     check_disjoint(location, target.folder)
     with locked_target(target, overwrite, resume) as locked:
@@ -254,12 +258,12 @@ class Conversion:
                     "reason": reason,
                     **identity,
                     "tasks": shard_counts,
-                    "metadata": _to_json_value(source.metadata),
+                    "metadata": to_json_value(source.metadata),
                 }
                 if videos is not None:
                     provenance["videos"] = {"mode": self._spec.videos, "bytes": videos.bytes}
                 if isinstance(opened, SourceSequence):
-                    provenance["parts"] = _to_json_value(opened.part_records())
+                    provenance["parts"] = to_json_value(opened.part_records())
                 manifest = staged.manifest(merged, provenance, findings.to_json())
                 put_text(self._store, CARD_NAME, printable(dataset_card(manifest, merged.episodes)))
                 self._locked.check()
@@ -275,7 +279,7 @@ class Conversion:
             return source
         cores = len(os.sched_getaffinity(0)) if self._jobs is None else self._jobs
         stage_videos(videos, self._store, self._spec.videos, source.findings, jobs=cores, progress=self._progress)
-        return indexed_source(source, self._store, skip_bad=self._spec.options.skip_bad)
+        return self._spec.with_stored_cameras(source, self._store, threads=cores)
 
     def _worker_counts(self) -> tuple[int, int]:
         """Returns the number of workers to start early, and the most workers to start.
@@ -372,23 +376,6 @@ def _source_fingerprint(location: Location) -> Any:
     if location.parts:
         return [_source_fingerprint(part) for part in location.parts]
     return getattr(location.dataset, "_fingerprint", None)
-
-
-def _to_json_value(value: Any) -> Any:
-    """Converts metadata to JSON. NaN, Inf and values of other types become text."""
-    if isinstance(value, Mapping):
-        return {printable(str(key)): _to_json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json_value(item) for item in value]
-    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
-        return value
-    return printable(str(value))
-
-
-def kept_video_bytes(manifest: Manifest) -> int:
-    """Returns the size of the video files in a dataset's folder."""
-    videos = manifest.provenance.get("videos", {})
-    return int(videos.get("bytes", 0)) if videos.get("mode") == KEEP else 0
 
 
 def _report(manifest: Manifest, seconds: float) -> ConvertReport:

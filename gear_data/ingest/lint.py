@@ -19,9 +19,10 @@ from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.source import source_options
 from gear_data.ingest.sources.tree import reader
+from gear_data.ingest.videos.arguments import LINK
 from gear_data.ingest.videos.indexed_source import indexed_source
 from gear_data.ingest.videos.source_videos import source_videos
-from gear_data.ingest.videos.staged_index import LINK, stage_videos
+from gear_data.ingest.videos.staged_index import stage_videos
 from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.episode_block import BEGIN, END
 from gear_data.storage.writing.file_store import LocalFileStore

@@ -18,7 +18,10 @@ from gear_data.ingest.several.parts import SourcePart, locate_parts
 from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import EpisodeSource, SourceOptions, typed_memory_errors
 from gear_data.ingest.sources.registry import known_formats, open_source
+from gear_data.ingest.videos.arguments import KEEP
+from gear_data.ingest.videos.stored_cameras import stored_cameras
 from gear_data.ingest.videos.video_columns import add_video_columns
+from gear_data.storage.writing.file_store import FileStore
 
 
 class _SpecRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,6 +43,7 @@ class _SpecRecord(msgspec.Struct, forbid_unknown_fields=True):
     stack: dict[str, tuple[str, ...]] | None = None
     video_columns: dict[str, str] | None = None
     videos: str = "keep"
+    video_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class ConversionSpec:
         parts: The sources and splits to read one after another; empty for one source with one split. See
             `gear_data.ingest.several.plan`.
         videos: What becomes of cameras' video files, as in `convert`.
+        video_size: (height, width) of decoded frames, as in `convert`.
     """
 
     source: Any
@@ -68,7 +73,8 @@ class ConversionSpec:
     strict: bool
     shard_bytes: int
     parts: tuple[SourcePart, ...] = ()
-    videos: str = "keep"
+    videos: str = KEEP
+    video_size: tuple[int, int] | None = None
 
     @property
     def is_shareable(self) -> bool:
@@ -104,6 +110,7 @@ class ConversionSpec:
             stack=dict(options.stack) or None,
             video_columns=dict(options.video_columns) or None,
             videos=self.videos,
+            video_size=self.video_size,
         )
         return msgspec.to_builtins(record)  # type: ignore[no-any-return]
 
@@ -130,7 +137,7 @@ class ConversionSpec:
         )
         return ConversionSpec(
             source, record.split, record.format, options, record.keep_encoded, record.strict, record.shard_bytes,
-            videos=record.videos,
+            videos=record.videos, video_size=record.video_size,
         )  # fmt: skip
 
     def open(self, location: Location | None = None, *, threads: int = 1) -> tuple[EpisodeSource, str, str]:
@@ -155,6 +162,17 @@ class ConversionSpec:
         source = stack_columns(source, self.options.stack)
         report_names(source, all_columns=self.options.columns is None)
         return source, name, reason
+
+    def with_stored_cameras(self, source: EpisodeSource, store: FileStore, threads: int = 1) -> EpisodeSource:
+        """Returns an opened source with its cameras as the dataset stores them. See `stored_cameras`."""
+        return stored_cameras(
+            source,
+            store,
+            mode=self.videos,
+            size=self.video_size,
+            skip_bad=self.options.skip_bad,
+            threads=threads,
+        )
 
     def _open_format(self, location: Location) -> tuple[EpisodeSource, str, str]:
         if self.format == GEAR:

@@ -13,7 +13,6 @@ from gear_data.errors import ResumeError
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.source import UNIT_BYTES, EpisodeSource, Unit
-from gear_data.ingest.videos.indexed_source import indexed_source
 from gear_data.storage.episode_block import END, Position
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file, write_progress_file
@@ -76,7 +75,7 @@ def run_task(
             return TaskResult.from_json(data)
         except (ValueError, KeyError, TypeError) as error:
             raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{done}", hint=START_OVER) from error
-    source = indexed_source(source, store, skip_bad=spec.options.skip_bad)
+    source = spec.with_stored_cameras(source, store)
     source.findings.restore([])
     source.resume_state.clear()
     with ShardWriter(store, stored_schema(source), spec.shard_bytes, task.prefix) as writer:

@@ -15,6 +15,7 @@ from PIL import Image
 from gear_data.errors import BadEpisodeError, CorruptShardError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import EpisodeSource, Unit
+from gear_data.ingest.videos.arguments import JPEG
 from gear_data.ingest.videos.source_videos import NO_VIDEOS, source_videos
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position
@@ -23,8 +24,6 @@ from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange
 
-#: Ways to store videos as ordinary columns: `convert(videos=...)`.
-FRAMES, JPEG = "frames", "jpeg"
 #: Quality of JPEG files, from 1 to 95, with colours at half the resolution, as in most videos.
 JPEG_QUALITY = 95
 #: Bytes of pixels of a yielded block, and of the frames that are decoded at once to make JPEG files.

@@ -100,11 +100,12 @@ class IndexedSource:
     def _with_segments(self, block: EpisodeBlock) -> Iterator[EpisodeBlock]:
         """Yields a block with its segments, cut where an episode is left out."""
         clips = {spec.name: self._clips(spec, block) for spec in self.videos.columns}
+        names = {spec.name: spec.source or spec.name for spec in self.videos.columns}
         bad = np.zeros(len(block), np.bool_)
         for episode in range(len(block)):
             for name, found in clips.items():
                 if (problem := found.problems[episode]) is not None:
-                    self._report(block, episode, name, problem)
+                    self._report(block, episode, names[name], problem)
                     bad[episode] = True
                     break
         segments = {name: VideoSegments(found.file, found.first_frame) for name, found in clips.items()}
@@ -149,7 +150,7 @@ class IndexedSource:
                 message = (
                     f"an episode begins at {start:.6g} s, and the nearest frame is {distance:.2g} s away; it is used"
                 )
-                self.findings.add(Finding("video-time-differs", message, 1, name, None, spec.name))
+                self.findings.add(Finding("video-time-differs", message, 1, name, None, spec.source or spec.name))
         return clips
 
 

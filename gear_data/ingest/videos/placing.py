@@ -11,7 +11,9 @@ from pathlib import Path, PurePosixPath
 
 from gear_data.errors import SourceChangedError
 from gear_data.ingest.location import SourceFile
+from gear_data.ingest.videos.arguments import KEEP
 from gear_data.storage.atomic import checksum, link_file
+from gear_data.storage.manifest import Manifest
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 from gear_data.video.file_index import VideoFile
 
@@ -94,3 +96,9 @@ def _check_size(path: Path, source: Path, video: VideoFile) -> None:
 
 def _changed(source: Path) -> SourceChangedError:
     return SourceChangedError("changed while it was read", file=str(source), hint="convert again with --overwrite")
+
+
+def kept_video_bytes(manifest: Manifest) -> int:
+    """Returns the size of the video files in a dataset's folder."""
+    videos = manifest.provenance.get("videos", {})
+    return int(videos.get("bytes", 0)) if videos.get("mode") == KEEP else 0

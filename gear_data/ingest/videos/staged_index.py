@@ -19,6 +19,7 @@ from gear_data.errors import GearError, ResumeError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.findings.video_files import video_findings
 from gear_data.ingest.location import SourceFile
+from gear_data.ingest.videos.arguments import KEEP
 from gear_data.ingest.videos.placing import kept_names, linked_name, place
 from gear_data.ingest.videos.source_videos import SourceVideos
 from gear_data.storage.arrow_files import write_ipc
@@ -42,9 +43,6 @@ from gear_data.video.index_tables import (
 )
 from gear_data.video.indexing.indexer import index_files
 
-#: Ways to store videos: `convert(videos=...)`.
-KEEP, LINK = "keep", "link"
-MODES = (KEEP, LINK)
 #: Files of a part.
 _PART = 64
 
@@ -79,7 +77,7 @@ def stage_videos(
     Args:
         videos: the cameras of the source.
         store: the dataset's folder.
-        mode: `KEEP` or `LINK`.
+        mode: `KEEP` places the files. For other modes they are only indexed.
         findings: receives the findings about the files.
         jobs: number of processes that index files.
         progress: show a bar; None shows one on a terminal.
