@@ -75,10 +75,14 @@ def _video_stream(container: Any, file: str) -> Any:
 
 def _packets(container: Any, stream: Any, data: memoryview, file: str) -> Packets:
     found: list[tuple[int, int, int, int, int]] = []
+    total = 0
     for packet in container.demux(stream):
         if not packet.size:
             continue  # the last one tells the decoder to drain
         first, size = packet.pos, packet.size
+        total += size
+        if total > len(data):  # a small file may declare the same bytes as millions of packets
+            raise CorruptSourceError("its packets have more bytes than the file", file=file, hint=_AGAIN)
         if packet.pts is None:
             raise CorruptSourceError(f"frame {len(found)} has no presentation time", file=file, hint=_ENCODE)
         payload = bytes(packet)

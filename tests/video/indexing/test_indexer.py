@@ -17,9 +17,9 @@ import pytest
 from gear_data.errors import CorruptSourceError, GearError
 from gear_data.video.file_index import KEY, VideoFile
 from gear_data.video.frame_groups import frame_groups
-from gear_data.video.indexing import indexer
 from gear_data.video.indexing.demux import index_file
 from gear_data.video.indexing.indexer import index_files
+from gear_data.video.indexing.worker_process import WorkerProcess
 from tests.support.cameras.filmed import FPS, moving_bar, write_video
 
 FRAMES = 24
@@ -113,30 +113,30 @@ def test_several_streams_and_none(tmp_path: Path) -> None:
         index_file(tmp_path / "two.mp4", "two.mp4")
 
 
+def run(worker: WorkerProcess, path: Path, file: str, seconds: float = 60) -> VideoFile | GearError:
+    return worker.run(index_file, path, file, file=file, seconds=seconds)
+
+
 def test_a_worker_that_crashes_is_replaced(video: Path) -> None:
     """The crash of a process that parses a file is an error of the file, and of no other file."""
-    results = []
-    inputs = [(video, str(number)) for number in range(3)]
-    crashing = indexer._Worker()
+    crashing = WorkerProcess()
     process, _ = crashing._started()
     process.send_signal(signal.SIGSEGV)
-    results = [crashing.index(*each) for each in inputs]
+    results = [run(crashing, video, str(number)) for number in range(3)]
     crashing.close()
     assert [type(each) for each in results] == [CorruptSourceError, VideoFile, VideoFile]
     assert "status -11" in str(results[0])
 
 
-def test_a_worker_that_hangs_is_killed(video: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexer, "_SECONDS", 0.2)
-    hanging = indexer._Worker()
+def test_a_worker_that_hangs_is_killed(video: Path) -> None:
+    hanging = WorkerProcess()
     process, _ = hanging._started()
     process.send_signal(signal.SIGSTOP)
-    result = hanging.index(video, "stopped.mp4")
+    result = run(hanging, video, "stopped.mp4", seconds=0.2)
     assert isinstance(result, CorruptSourceError)
     assert "did not finish" in str(result)
     assert process.poll() is not None
-    monkeypatch.setattr(indexer, "_SECONDS", 60)
-    assert isinstance(hanging.index(video, "next.mp4"), VideoFile)
+    assert isinstance(run(hanging, video, "next.mp4"), VideoFile)
     hanging.close()
 
 
@@ -152,8 +152,10 @@ def test_no_process_is_left(video: Path) -> None:
 def test_workers_end_with_a_killed_parent(video: Path) -> None:
     code = (
         "import sys, time, pathlib\n"
-        "from gear_data.video.indexing import indexer\n"
-        "worker = indexer._Worker(); worker.index(pathlib.Path(sys.argv[1]), 'bar')\n"
+        "from gear_data.video.indexing.demux import index_file\n"
+        "from gear_data.video.indexing.worker_process import WorkerProcess\n"
+        "worker = WorkerProcess()\n"
+        "worker.run(index_file, pathlib.Path(sys.argv[1]), 'bar', file='bar', seconds=60)\n"
         "print(worker._started()[0].pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(video)], stdout=subprocess.PIPE, text=True)

@@ -1,0 +1,83 @@
+"""check_file: compares a video file with its index, and decodes its frames."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from gear_data.errors import CorruptShardError, CorruptSourceError
+from gear_data.video.decoding.frame_reader import FrameReader
+from gear_data.video.decoding.options import DecodeOptions
+from gear_data.video.file_index import Packets, VideoFile
+from gear_data.video.index_tables import VideoIndex, index_tables
+from gear_data.video.indexing.demux import index_file
+from gear_data.video.packet_bytes import LocalPackets
+
+#: Remedy for a damaged file.
+_RESTORE = "restore the file, or convert again"
+#: Bytes of pixels that are decoded at once, and threads that decode.
+_BYTES, _THREADS = 32 << 20, 4
+
+
+def check_file(path: Path, video: VideoFile, decode: bool) -> None:
+    """Indexes a file again and compares it with its index. FFmpeg reads the file in this process.
+
+    Args:
+        path: the file.
+        video: its index.
+        decode: whether to decode every frame too.
+
+    Raises:
+        CorruptShardError: the file differs from its index, or a frame cannot be decoded.
+        MissingExtraError: PyAV is not installed.
+    """
+    try:
+        found = index_file(path, video.file)
+    except CorruptSourceError as error:
+        raise CorruptShardError(error.message, file=str(path), hint=_RESTORE) from error
+    # Damage gives the file other packets too. The checksum says more.
+    for name in ("checksum", *(field.name for field in fields(VideoFile))):
+        if name != "packets" and getattr(found, name) != getattr(video, name):
+            raise CorruptShardError(
+                f"its {name} is {getattr(found, name)!r}, the index says {getattr(video, name)!r}",
+                file=str(path),
+                hint=_RESTORE,
+            )
+    for field in fields(Packets):
+        if not np.array_equal(getattr(found.packets, field.name), getattr(video.packets, field.name)):
+            raise CorruptShardError(
+                "the packets in the index are not the packets of the file",
+                file=str(path),
+                column=field.name,
+                hint=_RESTORE,
+            )
+    if decode:
+        _decode(found, path)
+
+
+def _decode(video: VideoFile, path: Path) -> None:
+    index = VideoIndex(*index_tables([video]), str(path))
+    packets = LocalPackets(partial(_map, path), _unchanged)
+    reader = FrameReader(index, packets, DecodeOptions(threads=_THREADS, cache_bytes=_BYTES))
+    frame_bytes = video.height * video.width * 3
+    at_once = max(1, _BYTES // frame_bytes)
+    for first in range(0, video.num_frames, at_once):
+        frames = np.arange(first, min(first + at_once, video.num_frames))
+        out = np.empty((len(frames), video.height, video.width, 3), np.uint8)
+        try:
+            reader.read(np.zeros(len(frames), np.int64), frames, out)
+        except CorruptShardError as error:
+            raise CorruptShardError(error.message, file=str(path), hint=_RESTORE) from error
+
+
+def _map(path: Path, number: int) -> pa.Buffer:
+    with pa.memory_map(str(path)) as file:
+        return file.read_buffer()
+
+
+def _unchanged(number: int) -> None:
+    """Does nothing: the file was compared with its checksum a moment ago."""

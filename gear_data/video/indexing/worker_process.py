@@ -1,0 +1,78 @@
+"""WorkerProcess: runs FFmpeg over untrusted files in a process of its own.
+
+A crash, a hang, or too much memory is an error of one file, and the process is replaced.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gear_data.errors import CorruptSourceError, GearError
+
+Result = TypeVar("Result")
+
+
+class WorkerProcess:
+    """A worker process, started at its first file and again after it died. One thread uses it at a time."""
+
+    def __init__(self) -> None:
+        self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None
+
+    def run(
+        self, function: Callable[..., Result], path: Path, *arguments: Any, file: str, seconds: float
+    ) -> Result | GearError:
+        """Calls `function(path, *arguments)` in the process.
+
+        Args:
+            function: a function of a module, which pickle finds by its name.
+            path: the file.
+            arguments: further arguments; picklable.
+            file: name of the file, for errors.
+            seconds: the timeout.
+
+        Returns:
+            The result, or the GearError that the function raised. If the process crashed, hung, or needed too much
+            memory, it is CorruptSourceError.
+        """
+        process, connection = self._started()
+        try:
+            connection.send((function, path, arguments, file))
+            if connection.poll(seconds):
+                result: Result | GearError = connection.recv()
+                return result
+            problem = f"FFmpeg did not finish reading it within {seconds:.0f} s"
+        except (EOFError, OSError):
+            problem = f"FFmpeg ended its process with status {process.wait()} while reading it"
+        self.close()
+        return CorruptSourceError(
+            problem, file=file, hint="the file may be damaged: copy or download it again, or encode it again"
+        )
+
+    def kill(self) -> None:
+        """Ends the process. If it is reading a file, the file has an error."""
+        if self._running is not None:
+            self._running[0].kill()
+
+    def close(self) -> None:
+        """Waits for the end of the process. Call it when no thread uses the worker."""
+        if self._running is not None:
+            process, connection = self._running
+            self._running = None
+            process.kill()
+            process.wait()
+            connection.close()
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
+        if self._running is None:
+            ours, theirs = Pipe()
+            with theirs:
+                command = [sys.executable, "-m", "gear_data.video.indexing.worker", str(theirs.fileno())]
+                process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._running = process, ours
+        return self._running
