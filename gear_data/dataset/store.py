@@ -36,7 +36,7 @@ from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.episode_tables import read_episodes, read_finals
 from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, discounted_returns, read_rewards
 from gear_data.storage.variable_columns import validated, value_offsets
-from gear_data.storage.videos.mapped import mapped_packets
+from gear_data.storage.videos.stored_packets import stored_packets
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import PacketBytes
 
@@ -291,7 +291,7 @@ class DatasetStore:
 
     def _video_packets(self, index: VideoIndex) -> PacketBytes:
         """Returns what reads the packets of the cameras' files."""
-        return mapped_packets(self.files, index)
+        return stored_packets(self.files, index)
 
     def reader(self) -> ColumnReader:
         """Returns the reader that collects windows of these episodes."""

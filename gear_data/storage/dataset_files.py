@@ -270,6 +270,11 @@ class CachedFiles:
     def sidecars(self, contents: str) -> Path:
         return self._cache.folder / "sidecars" / contents
 
+    @property
+    def cache(self) -> ShardCache:
+        """The cache that keeps fetched files."""
+        return self._cache
+
     def holds(self, entry: FileEntry) -> bool:
         """Returns whether a file is in the cache."""
         return self._cache.holds(entry)

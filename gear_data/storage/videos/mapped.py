@@ -7,7 +7,6 @@ from pathlib import PurePosixPath
 import pyarrow as pa
 
 from gear_data.common.paths import is_remote
-from gear_data.errors import RemoteError
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import FileEntry, check_inside
 from gear_data.storage.mapped_shards import check_file_size, map_file
@@ -33,18 +32,12 @@ def mapped_packets(files: DatasetFiles, index: VideoIndex) -> LocalPackets:
     """Returns the packets of a dataset's video files, each file mapped at its first use.
 
     Args:
-        files: files of the dataset. A file at a URL is fetched whole.
-        index: the video files.
+        files: files of the dataset.
+        index: the video files. All that are read are on this machine.
     """
 
     def map_video(number: int) -> pa.Buffer:
         entry = video_entry(files, index, number)
-        if is_remote(entry.file):
-            raise RemoteError(
-                "the dataset only links to this video file, and a link to a URL cannot be mapped",
-                file=entry.file,
-                hint="convert again with --videos keep",
-            )
         with files.local(entry) as path:
             # A group of pictures is read whole.
             buffer = map_file(path, read_ahead=True)

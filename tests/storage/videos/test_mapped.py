@@ -14,7 +14,7 @@ import pytest
 import gear_data
 from gear_data.dataset.internals import store_of
 from gear_data.dataset.store import DatasetStore
-from gear_data.errors import CorruptShardError, ManifestError, RemoteError
+from gear_data.errors import CorruptShardError, ManifestError
 from gear_data.storage.mapped_files import CHECK_SECONDS
 from gear_data.video import packet_bytes
 from gear_data.video.file_index import VideoFile
@@ -101,10 +101,4 @@ def test_a_file_that_is_truncated_after_it_was_mapped_is_an_error(
 def test_a_path_that_leaves_the_folder_is_an_error(rollouts_path: Path, name: str) -> None:
     packets = store_with(rollouts_path, [video_file(name, 12)]).videos.packets
     with pytest.raises(ManifestError, match="outside the dataset's folder"):
-        packets.read([(0, 0, 1)])
-
-
-def test_a_linked_url_is_an_error(rollouts_path: Path) -> None:
-    packets = store_with(rollouts_path, [video_file("s3://bucket/a.mp4", 12)]).videos.packets
-    with pytest.raises(RemoteError, match="--videos keep"):
         packets.read([(0, 0, 1)])

@@ -1,0 +1,72 @@
+"""StoredPackets: packets of a dataset's video files, from this machine or from URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from gear_data.common.paths import is_remote, join
+from gear_data.storage.dataset_files import CachedFiles, DatasetFiles
+from gear_data.storage.manifest import check_inside
+from gear_data.storage.remote.cache import ShardCache, default_folder
+from gear_data.storage.videos.fetched import FetchedPackets
+from gear_data.storage.videos.mapped import mapped_packets
+from gear_data.video.index_tables import FILES_TABLE, TABLE_FILES, VideoIndex
+from gear_data.video.packet_bytes import ByteRange, PacketBytes
+
+
+class StoredPackets:
+    """`PacketBytes` of a dataset. Some files are on this machine, and others at URLs.
+
+    Args:
+        local: reads the files of this machine.
+        fetched: reads the files at URLs.
+        remote: numbers of the files at URLs.
+    """
+
+    def __init__(self, local: PacketBytes, fetched: PacketBytes, remote: frozenset[int]) -> None:
+        self._local, self._fetched, self._remote = local, fetched, remote
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
+        """Returns the bytes of each range. Raises the errors of `PacketBytes.read`."""
+        found: list[memoryview] = [memoryview(b"")] * len(ranges)
+        for packets, remote in ((self._local, False), (self._fetched, True)):
+            numbers = [i for i, each in enumerate(ranges) if (each[0] in self._remote) is remote]
+            if numbers:
+                for number, data in zip(numbers, packets.read([ranges[i] for i in numbers]), strict=True):
+                    found[number] = data
+        return found
+
+
+def _is_place(name: str) -> bool:
+    """Returns whether a name is of a linked file: a URL, or an absolute path of this machine."""
+    return is_remote(name) or PurePosixPath(name).is_absolute()
+
+
+def _url(files: DatasetFiles, name: str) -> str:
+    check_inside(name, f"{files.location}/{TABLE_FILES[FILES_TABLE]}")
+    return join(str(files.location), name)
+
+
+def stored_packets(files: DatasetFiles, index: VideoIndex) -> PacketBytes:
+    """Returns what reads the packets of a dataset's video files.
+
+    Files on this machine are mapped. Of files at a URL, the ranges of groups of pictures are fetched.
+
+    Args:
+        files: files of the dataset.
+        index: the video files.
+
+    Raises:
+        ManifestError: the path of a file leaves the dataset's folder.
+    """
+    at_url = isinstance(files, CachedFiles)
+    names: list[str] = index.files.column("file").to_pylist()
+    urls = [_url(files, name) if at_url and not _is_place(name) else name for name in names]
+    remote = frozenset(number for number, url in enumerate(urls) if is_remote(url))
+    local = mapped_packets(files, index)
+    if not remote:
+        return local
+    cache = files.cache if isinstance(files, CachedFiles) else ShardCache(default_folder(), None)
+    fetched = FetchedPackets(index, urls, cache)
+    return fetched if len(remote) == len(index) else StoredPackets(local, fetched, remote)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from gear_data.errors import CorruptShardError, RemoteError
+from gear_data.storage.remote.cache import ShardCache
+from gear_data.storage.videos import pages as pages_module
+from gear_data.storage.videos.fetched import FetchedPackets
+from gear_data.storage.videos.pages import file_pages
+from gear_data.video.file_index import VideoFile
+from gear_data.video.frame_groups import frame_groups
+from gear_data.video.index_tables import VideoIndex, index_tables
+from gear_data.video.indexing.demux import index_file
+from tests.support.cameras.filmed import moving_bar, write_video
+
+FRAMES, GROUP = 40, 4
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("video") / "noise.mp4"
+    noise = np.random.default_rng(0).integers(0, 256, (FRAMES, 48, 64, 3), np.uint8)
+    write_video(path, noise // 4 + moving_bar(FRAMES) // 2, "mpeg4", g=str(GROUP))
+    return path
+
+
+class Server:
+    """A file at a memory:// URL, whose requests are recorded and may be damaged."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.filesystem = fsspec.filesystem("memory")
+        self.content = path.read_bytes()
+        self.filesystem.pipe_file("/videos/noise.mp4", self.content)
+        self.requests: list[tuple[int, int]] = []
+        self.damaged = 0
+        read = self.filesystem.cat_file
+
+        def cat_file(name: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+            assert start is not None and end is not None, "the whole file was read"
+            self.requests.append((start, end))
+            data = bytearray(read(name, start=start, end=end, **options))
+            if self.damaged:
+                self.damaged -= 1
+                data[len(data) // 2] ^= 1
+            return bytes(data)
+
+        monkeypatch.setattr(type(self.filesystem), "cat_file", staticmethod(cat_file))
+
+    @property
+    def bytes(self) -> int:
+        return sum(last - first for first, last in self.requests)
+
+
+@pytest.fixture
+def server(video: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(pages_module, "PAGE_BYTES", 8 << 10)
+    made = Server(video, monkeypatch)
+    yield made
+    made.filesystem.rm("/videos", recursive=True)
+
+
+@pytest.fixture
+def index(video: Path) -> VideoIndex:
+    return VideoIndex(*index_tables([index_file(video, "noise.mp4")]), "test")
+
+
+def packets_of(index: VideoIndex, cache: Path, limit: int | None = None) -> FetchedPackets:
+    return FetchedPackets(index, ["memory://videos/noise.mp4"], ShardCache(cache, limit))
+
+
+def group_range(video: VideoFile, group: int) -> tuple[int, int, int]:
+    """Returns the bytes of a group of pictures."""
+    starts = frame_groups(video).starts
+    first, last = int(starts[group]), int(starts[group + 1])
+    ends = video.packets.position[first:last] + video.packets.size[first:last]
+    return 0, int(video.packets.position[first]), int(ends.max())
+
+
+def test_pages_hold_every_packet_once(index: VideoIndex, server: Server) -> None:
+    video = index.file(0)
+    pages = file_pages(video, index.groups(0))
+    assert (np.diff(pages.bounds)[:-1] >= 8 << 10).all()
+    starts = {int(video.packets.position[first]) for first in frame_groups(video).starts[:-1]}
+    assert {*pages.bounds[:-1].tolist()} <= starts
+    for position, size in zip(video.packets.position.tolist(), video.packets.size.tolist(), strict=True):
+        assert len(pages.of_range(position, position + size)) == 1
+    content = memoryview(server.content)
+    for page in range(len(pages.bounds) - 1):
+        first, last = pages.span(page)
+        assert pages.is_sound(page, content[first:last])
+        wrong = bytearray(content[first:last])
+        wrong[-1] ^= 1
+        assert not pages.is_sound(page, memoryview(wrong))
+        assert not pages.is_sound(page, content[first : last - 1])
+
+
+def test_ranges_are_fetched_and_kept(index: VideoIndex, server: Server, tmp_path: Path) -> None:
+    video = index.file(0)
+    wanted = [group_range(video, group) for group in (7, 0, 1, 7, 4)]
+    packets = packets_of(index, tmp_path)
+    found = packets.read(wanted)
+    assert [bytes(data) for data in found] == [server.content[first:last] for _, first, last in wanted]
+    largest = max(last - first for _, first, last in (group_range(video, group) for group in range(10)))
+    assert server.bytes <= 4 * (largest + (8 << 10))
+    assert server.bytes < len(server.content)
+    assert len(server.requests) <= 3, "adjacent pages share a request"
+    server.requests.clear()
+    assert [bytes(data) for data in packets_of(index, tmp_path).read(wanted)] == [bytes(data) for data in found]
+    assert not server.requests, "another process finds the pages in the cache"
+
+
+def test_the_whole_file_and_ranges_over_pages(index: VideoIndex, server: Server, tmp_path: Path) -> None:
+    positions = index.file(0).packets.position
+    first, last = int(positions.min()), int((positions + index.file(0).packets.size).max())
+    (data,) = packets_of(index, tmp_path).read([(0, first, last)])
+    assert bytes(data) == server.content[first:last]
+    assert len(server.requests) == 1
+    (data,) = packets_of(index, tmp_path).read([(0, first + 3, last - 5)])
+    assert bytes(data) == server.content[first + 3 : last - 5]
+
+
+def test_a_small_cache_gives_the_same_bytes(index: VideoIndex, server: Server, tmp_path: Path) -> None:
+    packets = packets_of(index, tmp_path, 10 << 10)
+    for group in (0, 5, 9, 0):
+        wanted = group_range(index.file(0), group)
+        assert bytes(packets.read([wanted])[0]) == server.content[wanted[1] : wanted[2]]
+    kept = sum(path.stat().st_size for path in (tmp_path / "files").iterdir())
+    assert kept <= (10 << 10) + max(np.diff(file_pages(index.file(0), index.groups(0)).bounds))
+
+
+def test_damaged_bytes_are_fetched_again(index: VideoIndex, server: Server, tmp_path: Path) -> None:
+    wanted = group_range(index.file(0), 3)
+    server.damaged = 1
+    assert bytes(packets_of(index, tmp_path / "a").read([wanted])[0]) == server.content[wanted[1] : wanted[2]]
+    server.damaged = 2
+    with pytest.raises(CorruptShardError, match="twice"):
+        packets_of(index, tmp_path / "b").read([wanted])
+
+
+def test_a_file_that_is_gone(index: VideoIndex, server: Server, tmp_path: Path) -> None:
+    packets = FetchedPackets(index, ["memory://videos/other.mp4"], ShardCache(tmp_path, None))
+    with pytest.raises(RemoteError, match="no longer exists"):
+        packets.read([group_range(index.file(0), 0)])
