@@ -11,7 +11,7 @@ from gear_data.video.file_index import VideoFile
 
 
 def decoder_maker(backend: Backend) -> Callable[[VideoFile], Decoder]:
-    """Returns the function that makes a decoder for files with the parameters of one file.
+    """Returns the function that makes a decoder for files like a given one.
 
     Raises:
         MissingExtraError: the library is not installed, or does not load.

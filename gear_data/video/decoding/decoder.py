@@ -49,10 +49,13 @@ class Picture:
 
 
 class Decoder(Protocol):
-    """Decodes groups of pictures of files with equal parameters. One thread at a time uses a decoder."""
+    """Decodes groups of pictures of files with equal parameters.
+
+    One thread at a time uses a decoder.
+    """
 
     def decode(self, packets: Sequence[EncodedPacket], since: int) -> Iterator[Picture]:
-        """Yields the frames of some packets that are shown at a time or later, in presentation order.
+        """Yields the frames that are shown at a time or later, in presentation order.
 
         Args:
             packets: in decoding order. The first packet is a key frame.

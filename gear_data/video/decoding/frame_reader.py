@@ -28,7 +28,9 @@ Frames = npt.NDArray[np.uint8]
 
 
 class FrameReader:
-    """Reads frames of a dataset's video files. Thread-safe, picklable, and usable in a forked child.
+    """Reads frames of a dataset's video files.
+
+    Thread-safe, usable in a forked child, and picklable if `packets` is.
 
     Frames are decoded in this process. Each packet is compared with its checksum in the index before FFmpeg gets it.
 
@@ -104,11 +106,14 @@ class FrameReader:
             )
 
     def _key(self, video: VideoFile, part: int) -> Hashable:
-        """Returns the key of a frame (by its time) or group of a file. Equal files have equal keys in all readers."""
+        """Returns the key of a frame (by its time) or group of a file.
+
+        Equal files have equal keys in all readers.
+        """
         return self._make_decoder, video.checksum, video.file, part
 
     def _job(self, video: VideoFile, job: GroupJob) -> GroupJob:
-        """Returns a job that decodes its last group whole, if frames are read one after the other."""
+        """Returns the job, with its last group whole if frames are read one by one."""
         frame = min(job.frames.values())
         limit = self.options.cache_bytes
         if frame == 0 or (job.end - job.first) * 2 * video.height * video.width > limit // 2:

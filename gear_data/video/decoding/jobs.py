@@ -77,7 +77,7 @@ def plan_jobs(index: VideoIndex, file: int, frames: Sequence[int]) -> Iterator[G
 
 
 def packet_ranges(index: VideoIndex, job: GroupJob) -> list[ByteRange]:
-    """Returns the ranges of bytes that hold a job's packets, in the order of the packets."""
+    """Returns the ranges of bytes that hold a job's packets, in their order."""
     packets = index.file(job.file).packets
     ranges: list[ByteRange] = []
     for position, size in zip(

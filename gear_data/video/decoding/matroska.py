@@ -1,4 +1,4 @@
-"""Puts a few packets into a Matroska container, for libraries that decode only whole files."""
+"""Puts packets into a Matroska container, for libraries that want whole files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ _CLUSTER, _TIME, _BLOCK = b"\x1f\x43\xb6\x75", b"\xe7", b"\xa3"
 
 
 def in_matroska(video: VideoFile, packets: Sequence[EncodedPacket]) -> bytes:
-    """Returns a file with some packets of a video. Its frames are 10 ms apart, in presentation order.
+    """Returns a file with some packets of a video.
+
+    Its frames are 10 ms apart, in presentation order.
 
     Args:
         video: the file of the packets; its codec is one of `CODECS`.

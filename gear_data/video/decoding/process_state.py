@@ -1,7 +1,7 @@
-"""ProcessState: what all readers of a process share: decoded frames, idle decoders, threads.
+"""ProcessState: decoded frames, idle decoders and threads of a process.
 
-A forked child begins with nothing. It never frees what it inherits, because a thread of the parent may have held a lock
-inside FFmpeg at the fork.
+All readers of a process share it. A forked child begins with an empty state. It never frees the inherited state: a
+thread of the parent may have held a lock inside FFmpeg at the fork.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _IDLE_DECODERS = 4
 
 
 class ProcessState:
-    """What all readers of a process share. Thread-safe.
+    """Holds decoded frames, idle decoders and threads. Thread-safe.
 
     Attributes:
         cache: decoded frames.
@@ -72,7 +72,7 @@ class ProcessState:
 
     @contextmanager
     def only_thread(self, group: Hashable) -> Iterator[None]:
-        """Waits until no other thread decodes a group. The group is the caller's until the block ends."""
+        """Waits until no other thread decodes a group, and holds the group in the block."""
         mine = threading.Event()
         while True:
             with self._lock:

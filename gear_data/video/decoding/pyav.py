@@ -38,9 +38,9 @@ class PyavDecoder:
         try:
             self._context = av.CodecContext.create(_DECODERS.get(video.codec, video.codec), "r")
             self._context.extradata = video.extradata or None
-            # Threads work on different groups, so a context needs no threads of its own.
+            # Threads work on different groups, so a context needs no further threads.
             self._context.thread_count = 1
-            # A stream may leave the colours to the container. What the stream says comes first.
+            # A stream may leave the colours to the container. The stream comes first.
             self._context.color_range = video.colors.range
             self._context.colorspace = video.colors.space
             self._context.color_primaries = video.colors.primaries
@@ -95,7 +95,7 @@ class PyavDecoder:
 
 
 def reorder_depth(pts: list[int]) -> int:
-    """Returns how many frames a decoder must hold back, so that frames leave it in presentation order.
+    """Returns how many frames a decoder holds back to give them in order.
 
     Args:
         pts: presentation times in decoding order.

@@ -22,7 +22,7 @@ def _torchcodec() -> Any:
         importlib.import_module("torchcodec.decoders")
         return importlib.import_module("torchcodec")
     except Exception as error:
-        # It raises ImportError, OSError or RuntimeError, by what is missing. The first line has the reason.
+        # It raises ImportError, OSError or RuntimeError. The first line has the reason.
         reason = str(error).strip().partition("\n")[0]
         raise MissingExtraError(
             f"torchcodec cannot be imported: {reason}",
@@ -31,7 +31,7 @@ def _torchcodec() -> Any:
 
 
 class TorchcodecDecoder:
-    """Decodes the packets of files with equal parameters by torchcodec, on the CPU. See `Decoder`.
+    """Decodes packets by torchcodec, on the CPU. See `Decoder`.
 
     torchcodec opens whole files. So it gets each group of pictures in a small container.
 

@@ -1,4 +1,4 @@
-"""Small video files of many codecs, their index, and their frames as plain sequential decoding gives them."""
+"""Small video files of many codecs, their index, and their frames."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def index_of(path: Path) -> VideoFile:
 
 
 def decoded(path: Path) -> Frames:
-    """Returns all frames of a file, decoded one after the other from the container: uint8 [n, H, W, 3]."""
+    """Returns all frames of a file, as sequential decoding gives them: uint8 [n, H, W, 3]."""
     with av.open(str(path)) as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 

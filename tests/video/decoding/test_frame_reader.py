@@ -1,4 +1,4 @@
-"""Frames of any codec, read in any order, equal plain sequential decoding of the file."""
+"""Frames of any codec, in any order, equal sequential decoding."""
 
 from __future__ import annotations
 

@@ -13,7 +13,10 @@ from gear_data.video.index_tables import VideoIndex, index_tables
 
 @pytest.fixture
 def video() -> VideoFile:
-    """Three groups of four packets. Frames 3 and 4 are leading: shown before the key frame of the second group."""
+    """Returns the index of three groups of four packets.
+
+    Frames 4 and 5 are leading: shown before the key frame of the second group.
+    """
     pts = np.array([0, 2, 1, 3, 6, 4, 5, 7, 8, 11, 9, 10], np.int64) * 512
     packets = Packets(
         pts=pts,
