@@ -106,9 +106,7 @@ def _add_export(commands: Any) -> None:
     parser.add_argument("--fps", type=float, metavar="F", help=help)
     help = "for lerobot: write columns of uint8 frames [H, W, 3] as videos"
     parser.add_argument("--videos", action="store_true", help=help)
-    help = (
-        "for lerobot: encode all videos as av1 or h264; default: copy video files where possible, encode others as av1"
-    )
+    help = "for lerobot: encode all videos as av1 or h264; default: copy videos where possible, encode others as av1"
     parser.add_argument("--video-codec", choices=tuple(ENCODERS), help=help)
     parser.add_argument("--batches", type=int, metavar="N", help="export N batches instead of the dataset")
     add_batch_options(parser)

@@ -25,7 +25,7 @@ class ExportOptions:
         progress: show a bar; None shows one only on a terminal.
         fps: steps per second, for formats with a clock.
         videos: write columns of uint8 frames as videos, for formats with videos.
-        video_codec: codec of all videos. None: copy video files where it is possible.
+        video_codec: codec of all videos. None: copy files and packets where it is possible.
     """
 
     progress: bool | None = None
@@ -42,7 +42,7 @@ class ExportedFiles:
         files: paths relative to the destination; if the destination is a file, its name.
         bytes: size of all files together.
         left_out: names of episode metadata that the format cannot store.
-        notes: what the user should know, one sentence each.
+        notes: texts for the user, such as why a video was encoded again.
     """
 
     files: tuple[str, ...]

@@ -33,7 +33,7 @@ class ExportReport:
         episodes: number of episodes.
         steps: number of steps.
         left_out: names of episode metadata that the format cannot store.
-        notes: what the user should know, one text each, such as why a video was encoded again.
+        notes: texts for the user, such as why a video was encoded again.
     """
 
     files: tuple[str, ...]
@@ -84,7 +84,8 @@ def export(
         videos: only for `lerobot`: write columns of uint8 frames [H, W, 3] as videos, without their final
             observations. Encoding changes the frames a little. Cameras become videos in any case.
         video_codec: only for `lerobot`: encode all videos as `av1` or `h264`, with LeRobot's settings. None: copy the
-            files of cameras whose episodes are all exported, and encode other videos as `av1`.
+            files of cameras whose episodes are all exported, and the packets of other episodes that begin with a key
+            frame, in files without B frames. Encode other episodes as `av1`.
         progress: show a bar; None shows one only on a terminal.
 
     Raises:

@@ -30,7 +30,7 @@ def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) 
     step divided by `fps`, and `task_index` numbers the episodes' `task` texts in order of appearance. Episodes without
     a task get the empty text.
 
-    The files of a camera are copied if all episodes in them are exported. The frames of other cameras are encoded.
+    Videos of cameras are copied where it is possible (`kept_videos`). Other frames are encoded.
 
     Raises:
         InvalidArgumentError: `fps` is neither given nor known from the source; `task_index` has impossible values; the

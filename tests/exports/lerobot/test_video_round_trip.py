@@ -53,3 +53,20 @@ def test_encoding_again_changes_the_fingerprint(converted: gear_data.Dataset, tm
     assert again.fingerprint != converted.fingerprint
     for found, first in zip(again, converted, strict=True):
         assert np.abs(np.asarray(found[WRIST], int) - np.asarray(first[WRIST])).mean() < 6
+
+
+@pytest.mark.parametrize("codec", ["av1", "h264"])
+def test_packets_of_views_are_copied_from_key_frames_on(
+    converted: gear_data.Dataset, tmp_path: Path, codec: str
+) -> None:
+    # Every episode begins with a key frame here, as in LeRobot's own files.
+    encoded = round_trip(converted, tmp_path, video_codec=codec)
+    view = encoded[[0, 2, 4]]
+    report = gear_data.export(view, tmp_path / "view", "lerobot")
+    assert report.notes == ()
+    gear_data.convert(tmp_path / "view", tmp_path / "of-view", progress=False)
+    again = gear_data.open(tmp_path / "of-view")
+    assert again.fingerprint == view.fingerprint
+    for found, first in zip(again, view, strict=True):
+        for camera in (FRONT, WRIST):
+            np.testing.assert_array_equal(found[camera], first[camera])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -95,11 +94,6 @@ class VideoEncoder:
         try:
             self._write(None)
         finally:
-            self._container.close()
-
-    def abort(self) -> None:
-        """Closes the file, which is of no use then."""
-        with suppress(self._av.FFmpegError):  # an earlier error ended the encoding
             self._container.close()
 
     def _write(self, frame: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.progress import pluralize
+from gear_data.dataset.cameras.stored_videos import StoredVideos
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import store_of
+from gear_data.errors import GearError
 from gear_data.exports.lerobot.features import VideoFeature
 from gear_data.exports.lerobot.videos.encoder import DEFAULT_CODEC, PIXEL_FORMAT, VideoEncoder
-from gear_data.exports.lerobot.videos.kept_files import KeptFiles, copy_video, kept_files
+from gear_data.exports.lerobot.videos.kept import KeptVideos, Way, copy_video, kept_videos
+from gear_data.exports.lerobot.videos.packet_copier import PacketCopier
 from gear_data.exports.metadata import episode_id
 
 #: LeRobot's default limit of a video file in MB.
@@ -23,7 +27,6 @@ CHUNK_FILES = 1000
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 #: Frames that are read and encoded together.
 _FRAMES_AT_ONCE = 32
-_NO_FILES = KeptFiles(frozenset(), 0, 0)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def write_videos(
         dataset: dataset to export.
         feature: a camera, or a column of uint8 frames [H, W, 3].
         fps: steps per second.
-        codec: encode all frames so. None: copy files where it is possible, and encode the others as `DEFAULT_CODEC`.
+        codec: encode all frames so. None: copy videos where it is possible, and encode the others as `DEFAULT_CODEC`.
         bar: progress, in frames.
 
     Raises:
@@ -63,17 +66,15 @@ def write_videos(
         InvalidArgumentError, MissingExtraError: see `VideoEncoder`.
     """
     name = feature.spec.name
-    is_camera = feature.spec.video is not None
-    kept = kept_files(dataset, name, fps) if is_camera and codec is None else _NO_FILES
+    if feature.spec.video is not None and codec is None:
+        kept = kept_videos(dataset, name, fps)
+    else:
+        kept = KeptVideos((Way.ENCODE,) * dataset.num_episodes)
     files = _Files(folder, dataset, feature, fps, codec or DEFAULT_CODEC)
+    add = {Way.FILE: files.copy_file, Way.PACKETS: files.copy_packets, Way.ENCODE: files.encode}
     try:
-        for position in range(dataset.num_episodes):
-            number = _source_file(dataset, name, position) if is_camera else -1
-            if number in kept.numbers:
-                files.copy(position, number)
-                bar.update(int(dataset.lengths[position]))
-            else:
-                files.encode(position, bar)
+        for position, way in enumerate(kept.ways):
+            add[way](position, bar)
         files.finish()
     except BaseException:
         files.abort()
@@ -82,11 +83,7 @@ def write_videos(
     return WrittenVideos(feature.name, files.info(), np.array(files.number), np.array(files.start), note)
 
 
-def _source_file(dataset: Dataset, camera: str, position: int) -> int:
-    return int(store_of(dataset).videos.segments[camera].file[episode_id(dataset, position)])
-
-
-def _note(camera: str, kept: KeptFiles, codec: str) -> str | None:
+def _note(camera: str, kept: KeptVideos, codec: str) -> str | None:
     reasons = []
     if kept.shared:
         reasons.append(f"{pluralize(kept.shared, 'episode')}, whose files have episodes that are not exported")
@@ -109,45 +106,70 @@ class _Files:
         self._folder, self._dataset, self._feature, self._fps, self._codec = folder, dataset, feature, fps, codec
         self._files = 0
         self._copied: dict[int, int] = {}
-        self._encoder: VideoEncoder | None = None
-        self._encoder_file = -1
+        #: The file that is being written, and its number.
+        self._current: VideoEncoder | PacketCopier | None = None
+        self._current_file = -1
+        #: The first file of the dataset of which something was copied.
+        self._kept: int | None = None
 
-    def copy(self, position: int, number: int) -> None:
+    def copy_file(self, position: int, bar: Any) -> None:
         """Adds an episode whose file is copied with its first episode."""
-        store = store_of(self._dataset)
+        videos, number, first, length = self._place(position)
         if number not in self._copied:
             self._copied[number], path = self._next_file()
-            copy_video(store.videos, number, path)
-        first = store.videos.segments[self._feature.spec.name].first_frame[episode_id(self._dataset, position)]
+            copy_video(videos, number, path)
         self.number.append(self._copied[number])
-        self.start.append(float(store.videos.index.file(number).times[first]))
+        self.start.append(float(videos.index.file(number).times[first]))
+        bar.update(length)
+
+    def copy_packets(self, position: int, bar: Any) -> None:
+        """Adds an episode whose packets are copied."""
+        videos, number, first, length = self._place(position)
+        packet = int(videos.index.file(number).frames[first])
+        size = int(videos.index.file(number).packets.size[packet : packet + length].sum(dtype=np.int64))
+        current = self._current
+        if not isinstance(current, PacketCopier) or not current.takes(number) or current.bytes + size > VIDEO_MB << 20:
+            self.finish()
+            self._current_file, path = self._next_file()
+            current = self._current = PacketCopier(path, videos, number, self._fps)
+        self._begin_episode(current)
+        current.add(number, packet, packet + length)
+        bar.update(length)
 
     def encode(self, position: int, bar: Any) -> None:
         """Adds an episode whose frames are encoded."""
         length = int(self._dataset.lengths[position])
-        encoder = self._encoder_for(length)
-        self.number.append(self._encoder_file)
-        self.start.append(encoder.frames / self._fps)
+        current = self._current
+        # The encoder holds frames back, so that the size is an estimate.
+        if (
+            not isinstance(current, VideoEncoder)
+            or current.bytes + current.bytes * length // max(1, current.frames) > VIDEO_MB << 20
+        ):
+            self.finish()
+            self._current_file, path = self._next_file()
+            height, width, _ = self._feature.spec.shape
+            current = self._current = VideoEncoder(path, self._codec, self._fps, height, width)
+        self._begin_episode(current)
         frames = self._dataset[position][self._feature.spec.name]
         for first in range(0, length, _FRAMES_AT_ONCE):
             part = frames[first : first + _FRAMES_AT_ONCE]
-            encoder.add(part, begins=first == 0)
+            current.add(part, begins=first == 0)
             bar.update(len(part))
 
-    def _encoder_for(self, frames: int) -> VideoEncoder:
-        """Returns the encoder of the current file.
+    def _begin_episode(self, current: VideoEncoder | PacketCopier) -> None:
+        self.number.append(self._current_file)
+        self.start.append(current.frames / self._fps)
 
-        The file is a new one if the last one would become too large.
+    def _place(self, position: int) -> tuple[StoredVideos, int, int, int]:
+        """Returns the videos, and an episode's file, first frame and length.
+
+        The episode is copied.
         """
-        current = self._encoder
-        if current is not None:
-            size = current.bytes
-            if size + size * frames // max(1, current.frames) > VIDEO_MB << 20:
-                self.finish()
-        if self._encoder is None:
-            self._encoder_file, path = self._next_file()
-            self._encoder = VideoEncoder(path, self._codec, self._fps, *self._feature.spec.shape[:2])
-        return self._encoder
+        videos, episode = store_of(self._dataset).videos, episode_id(self._dataset, position)
+        segments = videos.segments[self._feature.spec.name]
+        number = int(segments.file[episode])
+        self._kept = number if self._kept is None else self._kept
+        return videos, number, int(segments.first_frame[episode]), int(self._dataset.lengths[position])
 
     def _next_file(self) -> tuple[int, Path]:
         """Returns number and path of a new file."""
@@ -158,23 +180,23 @@ class _Files:
 
     def finish(self) -> None:
         """Closes the current file."""
-        if self._encoder is not None:
-            encoder, self._encoder = self._encoder, None
-            encoder.finish()
+        current, self._current = self._current, None
+        if current is not None:
+            current.finish()
 
     def abort(self) -> None:
         """Closes the current file after an error."""
-        if self._encoder is not None:
-            self._encoder.abort()
+        with suppress(GearError, OSError):  # the first error says more
+            self.finish()
 
     def info(self) -> dict[str, Any]:
         """Returns LeRobot's description of the videos.
 
-        It describes the first copied file if there is one.
+        It describes the first kept file if there is one.
         """
         codec, pixel_format = self._codec, PIXEL_FORMAT
-        if self._copied:
-            video = store_of(self._dataset).videos.index.file(next(iter(self._copied)))
+        if self._kept is not None:
+            video = store_of(self._dataset).videos.index.file(self._kept)
             codec, pixel_format = video.codec, video.pixel_format
         height, width, channels = self._feature.spec.shape
         return {

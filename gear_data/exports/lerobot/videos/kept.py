@@ -1,7 +1,8 @@
-"""Video files that an export copies without encoding."""
+"""Videos that an export copies without encoding."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,32 +14,41 @@ from gear_data.dataset.cameras.stored_videos import StoredVideos
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import store_of
 from gear_data.errors import CorruptShardError
-from gear_data.video.file_index import VideoFile
+from gear_data.video.file_index import KEY, VideoFile
 
 #: LeRobot's tolerance when it looks for the frame of a time, in seconds.
 _TOLERANCE = 1e-4
 _COPY_BYTES = 32 << 20
 
 
+class Way(enum.Enum):
+    """How the frames of an episode come into an export."""
+
+    FILE = "its whole file is copied"
+    PACKETS = "its packets are copied"
+    ENCODE = "its frames are encoded"
+
+
 @dataclass(frozen=True)
-class KeptFiles:
-    """Files of one camera that the export copies.
+class KeptVideos:
+    """Videos of one camera that an export keeps.
 
     Attributes:
-        numbers: the files, by number in the index.
-        shared: episodes of the view whose file has episodes that are not exported.
-        other_times: episodes of the view whose frames are not at multiples of 1 / fps.
+        ways: the way of each episode.
+        shared: episodes that are encoded, whose file has episodes that are not exported.
+        other_times: other episodes that are encoded: the frames of a file are not at multiples of 1 / fps.
     """
 
-    numbers: frozenset[int]
-    shared: int
-    other_times: int
+    ways: tuple[Way, ...]
+    shared: int = 0
+    other_times: int = 0
 
 
-def kept_files(dataset: Dataset, camera: str, fps: float) -> KeptFiles:
-    """Returns the files of a camera that can be copied.
+def kept_videos(dataset: Dataset, camera: str, fps: float) -> KeptVideos:
+    """Returns the videos of a camera that can be copied.
 
-    They hold only episodes of the view, and frames at the times that LeRobot computes.
+    A file is copied if it holds only episodes of the view, with frames at the times that LeRobot computes. The packets
+    of another episode are copied if they are in the order of the frames, and the first is a key frame.
 
     Args:
         dataset: dataset or view to export.
@@ -48,18 +58,25 @@ def kept_files(dataset: Dataset, camera: str, fps: float) -> KeptFiles:
     store = store_of(dataset)
     segments = store.videos.segments[camera]
     ids = np.arange(len(segments)) if dataset.episode_ids is None else dataset.episode_ids
-    files = segments.file[ids]
+    files, first, lengths = segments.file[ids], segments.first_frame[ids], store.lengths[ids]
     count = len(store.videos.index)
     whole = np.bincount(segments.file, minlength=count) == np.bincount(files, minlength=count)
-    kept, other_times = set(), 0
-    for number in np.unique(files[whole[files]]).tolist():
-        episodes = ids[files == number]
-        spans = zip(segments.first_frame[episodes].tolist(), store.lengths[episodes].tolist(), strict=True)
-        if all(_at_times(store.videos.index.file(number), first, length, fps) for first, length in spans):
-            kept.add(number)
+    ways = np.empty(len(ids), object)
+    for number in np.unique(files).tolist():
+        video, inside = store.videos.index.file(number), np.flatnonzero(files == number)
+        spans = list(zip(first[inside].tolist(), lengths[inside].tolist(), strict=True))
+        if whole[number] and all(_at_times(video, begin, length, fps) for begin, length in spans):
+            ways[inside] = Way.FILE
         else:
-            other_times += len(episodes)
-    return KeptFiles(frozenset(kept), int((~whole[files]).sum()), other_times)
+            ways[inside] = [Way.PACKETS if _in_order(video, *span) else Way.ENCODE for span in spans]
+    encoded = ways == Way.ENCODE
+    return KeptVideos(tuple(ways), int((encoded & ~whole[files]).sum()), int((encoded & whole[files]).sum()))
+
+
+def _in_order(video: VideoFile, first: int, length: int) -> bool:
+    """Returns whether frames are in the order of their packets, from a key frame on."""
+    packets = video.frames[first : first + length]
+    return bool(video.packets.flags[packets[0]] & KEY) and bool((np.diff(packets) == 1).all())
 
 
 def _at_times(video: VideoFile, first: int, length: int, fps: float) -> bool:

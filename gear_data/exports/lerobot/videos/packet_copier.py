@@ -1,0 +1,124 @@
+"""PacketCopier: encoded frames of several files to one MP4 file."""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from gear_data.common.extras import import_extra
+from gear_data.dataset.cameras.stored_videos import StoredVideos
+from gear_data.video.file_index import KEY
+
+#: Bytes of packets that are read together.
+_BYTES_AT_ONCE = 8 << 20
+
+
+class PacketCopier:
+    """Writes packets into one MP4 file, without decoding them.
+
+    Their times are new: frame n is at n / fps.
+
+    Args:
+        path: the file.
+        videos: the dataset's videos.
+        number: the first video file whose packets are copied. The others have its codec, parameters and frame size.
+        fps: frames per second.
+
+    Attributes:
+        frames: number of frames so far.
+        bytes: bytes of the packets so far.
+
+    Raises:
+        MissingExtraError: PyAV is not installed.
+    """
+
+    def __init__(self, path: Path, videos: StoredVideos, number: int, fps: float) -> None:
+        self._av = import_extra("av", "video")
+        self.frames = self.bytes = 0
+        self._videos = videos
+        self._time_base = 1 / Fraction(fps).limit_denominator(100_000)
+        self._format = _format(videos, number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._container: Any = self._av.open(str(path), "w")
+        try:
+            with self._av.open(_VideoBytes(videos, number)) as source:
+                self._stream = self._container.add_stream_from_template(source.streams.video[0], opaque=True)
+        except BaseException:
+            self._container.close()
+            raise
+
+    def takes(self, number: int) -> bool:
+        """Returns whether packets of a video file can be in this file."""
+        return _format(self._videos, number) == self._format
+
+    def add(self, number: int, first: int, last: int) -> None:
+        """Copies the packets `first` to `last` - 1 of a video file.
+
+        A packet is a frame, and the first is a key frame.
+
+        Raises:
+            CorruptShardError: the video is damaged.
+        """
+        packets = self._videos.index.file(number).packets
+        begin = first
+        while begin < last:
+            size, end = int(packets.size[begin]), begin + 1
+            while end < last and size + int(packets.size[end]) <= _BYTES_AT_ONCE:
+                size += int(packets.size[end])
+                end += 1
+            spans = zip(packets.position[begin:end].tolist(), packets.size[begin:end].tolist(), strict=True)
+            parts = self._videos.packets.read([(number, start, start + length) for start, length in spans])
+            for part, flags in zip(parts, packets.flags[begin:end].tolist(), strict=True):
+                self._write(part, is_key=bool(flags & KEY))
+            begin = end
+
+    def _write(self, data: memoryview, *, is_key: bool) -> None:
+        packet = self._av.Packet(len(data))
+        packet.update(data)
+        packet.stream, packet.time_base = self._stream, self._time_base
+        packet.pts = packet.dts = self.frames
+        packet.duration, packet.is_keyframe = 1, is_key
+        self._container.mux(packet)
+        self.frames += 1
+        self.bytes += len(data)
+
+    def finish(self) -> None:
+        """Closes the file."""
+        self._container.close()
+
+
+def _format(videos: StoredVideos, number: int) -> tuple[Any, ...]:
+    """Returns codec, parameters and frame size, which one MP4 file has once."""
+    video = videos.index.file(number)
+    return video.codec, video.extradata, video.pixel_format, video.height, video.width
+
+
+class _VideoBytes(io.RawIOBase):
+    """A video file of a dataset as a file object."""
+
+    def __init__(self, videos: StoredVideos, number: int) -> None:
+        self._videos, self._number = videos, number
+        self._size = videos.index.file(number).size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self._size - self._at))
+        (found,) = self._videos.packets.read([(self._number, self._at, self._at + count)])
+        buffer[:count] = found
+        self._at += count
+        return count
