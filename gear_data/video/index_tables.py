@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +87,9 @@ class VideoIndex:
                 file=f"{name}/{TABLE_FILES[FILES_TABLE]}",
                 hint="restore the table, or convert again",
             )
+        numeric = {field.name for field in FILES_SCHEMA if pa.types.is_integer(field.type)}
+        self._numbers = {name: files.column(name).to_numpy() for name in FILES_SCHEMA.names if name in numeric}
+        self._texts = {name: files.column(name) for name in FILES_SCHEMA.names if name not in numeric}
         self.file = lru_cache(_FILES_KEPT)(self._file)
         self.groups = lru_cache(_FILES_KEPT)(self._groups)
 
@@ -105,7 +109,8 @@ class VideoIndex:
         return np.add.reduceat(flags & DISCARD == 0, self._starts[:-1], dtype=np.int64)
 
     def _file(self, number: int) -> VideoFile:
-        row = {name: self.files.column(name)[number].as_py() for name in FILES_SCHEMA.names}
+        row: dict[str, Any] = {name: column[number].item() for name, column in self._numbers.items()}
+        row |= {name: column[number].as_py() for name, column in self._texts.items()}
         first, last = self._starts[number : number + 2].tolist()
         return VideoFile(
             file=row["file"],

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -123,14 +122,15 @@ class FrameReader:
         decoded = self._key(video, before) in process_state().cache
         return replace(job, last=job.end) if decoded and before >= job.trusted else job
 
-    def _decoder(self, video: VideoFile) -> AbstractContextManager[Decoder]:
-        form = (video.codec, video.extradata, video.pixel_format, video.height, video.width, video.colors)
-        create: Callable[[], Decoder] = partial(self._make_decoder, video)
-        return process_state().decoder((self._make_decoder, *form), create, self._threads)
+    def _parameters(self, video: VideoFile) -> Hashable:
+        """Returns the key of the decoders that can decode a file."""
+        return self._make_decoder, video.codec, video.extradata, video.height, video.width, video.colors
 
     def _show_cached(self, request: FileRequest, picture: Picture, out: Frames) -> None:
-        with self._decoder(request.video) as decoder:
-            _show(decoder, request, picture, out)
+        state, parameters = process_state(), self._parameters(request.video)
+        decoder = state.take_decoder(parameters) or self._make_decoder(request.video)
+        _show(decoder, request, picture, out)
+        state.give_back(parameters, decoder, self._threads)
 
     def _decode(
         self, request: FileRequest, job: GroupJob, ranges: list[ByteRange], data: list[memoryview], out: Frames
@@ -158,24 +158,26 @@ class FrameReader:
         data: list[memoryview],
         out: Frames,
     ) -> None:
-        video, limit, cache = request.video, self.options.cache_bytes, process_state().cache
+        video, limit, state = request.video, self.options.cache_bytes, process_state()
+        parameters = self._parameters(video)
         try:
-            with self._decoder(video) as decoder:
-                packets = list(cut_packets(self.index, job, ranges, data))
-                # Frames before the first key frame of a file are as a decoder gives them.
-                for picture in decoder.decode(packets, min(job.trusted, *job.frames)):
-                    if (picture.height, picture.width) != (video.height, video.width):
-                        raise DecodeError(
-                            f"it has {picture.height} x {picture.width} pixels, and the index says "
-                            f"{video.height} x {video.width}"
-                        )
-                    wanted = missing.pop(picture.pts, None) is not None
-                    if wanted:
-                        _show(decoder, request, picture, out)
-                    if limit:
-                        cache.put(
-                            self._key(video, picture.pts), picture, limit, expected=picture.pts in request.expected
-                        )
+            packets = list(cut_packets(self.index, job, ranges, data))
+            decoder = state.take_decoder(parameters) or self._make_decoder(video)
+            # Frames before the first key frame of a file are as a decoder gives them.
+            for picture in decoder.decode(packets, min(job.trusted, *job.frames)):
+                if (picture.height, picture.width) != (video.height, video.width):
+                    raise DecodeError(
+                        f"it has {picture.height} x {picture.width} pixels, and the index says "
+                        f"{video.height} x {video.width}"
+                    )
+                wanted = missing.pop(picture.pts, None) is not None
+                if wanted:
+                    _show(decoder, request, picture, out)
+                if limit:
+                    state.cache.put(
+                        self._key(video, picture.pts), picture, limit, expected=picture.pts in request.expected
+                    )
+            state.give_back(parameters, decoder, self._threads)
         except (DecodeError, CorruptShardError) as error:
             # Frames that are only read ahead may be damaged.
             if missing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -19,6 +19,8 @@ from gear_data.video.decoding.frame_cache import FrameCache
 
 #: Idle decoders that a process keeps for each thread of a reader. A dataset has a few cameras of different parameters.
 _IDLE_DECODERS = 4
+#: Seconds that a thread waits for another thread to decode a group.
+_GROUP_SECONDS = 10.0
 
 
 class ProcessState:
@@ -37,22 +39,21 @@ class ProcessState:
         #: Groups that a thread decodes now.
         self._groups: dict[Hashable, threading.Event] = {}
 
-    @contextmanager
-    def decoder(self, parameters: Hashable, create: Callable[[], Decoder], threads: int) -> Iterator[Decoder]:
-        """Lends a decoder to the calling thread.
+    def take_decoder(self, parameters: Hashable) -> Decoder | None:
+        """Returns an idle decoder of some parameters, or None. The caller gives it back."""
+        with self._lock:
+            idle = self._idle.get(parameters)
+            return idle.pop() if idle else None
+
+    def give_back(self, parameters: Hashable, decoder: Decoder, threads: int) -> None:
+        """Makes a decoder idle. A decoder that raised an error is not given back.
 
         Args:
             parameters: of the decoder.
-            create: makes a decoder of these parameters.
+            decoder: no thread uses it.
             threads: threads of the reader.
         """
-        with self._lock:
-            idle = self._idle.get(parameters)
-            decoder = idle.pop() if idle else None
-        if decoder is None:
-            decoder = create()
-        yield decoder
-        # A decoder that raised an error is not used again.
+        # They are freed when the lock is free again.
         dropped: list[Decoder] = []
         with self._lock:
             self._idle.setdefault(parameters, []).append(decoder)
@@ -74,17 +75,18 @@ class ProcessState:
     def only_thread(self, group: Hashable) -> Iterator[None]:
         """Waits until no other thread decodes a group, and holds the group in the block."""
         mine = threading.Event()
-        while True:
-            with self._lock:
-                other = self._groups.setdefault(group, mine)
-            if other is mine:
-                break
-            other.wait()
         try:
+            while True:
+                with self._lock:
+                    other = self._groups.setdefault(group, mine)
+                # An interrupted thread may have left the group behind. Decoding it twice does no harm.
+                if other is mine or not other.wait(_GROUP_SECONDS):
+                    break
             yield
         finally:
             with self._lock:
-                del self._groups[group]
+                if self._groups.get(group) is mine:
+                    del self._groups[group]
             mine.set()
 
 

@@ -52,6 +52,7 @@ ENCODINGS: Mapping[str, Encoding] = {
     "hevc": Encoding("libx265", {"x265-params": _X265 + "open-gop=0:bframes=0"}, group=4),
     "mpeg4": Encoding("mpeg4", b_frames=0, group=12),
     "mpeg4, open groups": Encoding("mpeg4", b_frames=2),
+    "av1, 10 bits": Encoding("libsvtav1", {"preset": "12"}, pixel_format="yuv420p10le"),
     "av1, groups of 2": Encoding("libsvtav1", {"preset": "12"}, group=2),
     "av1": Encoding("libsvtav1", {"preset": "12"}, group=10),
     "vp9": Encoding("libvpx-vp9", {"deadline": "realtime", "cpu-used": "8", "auto-alt-ref": "1", "lag-in-frames": "8"}),
