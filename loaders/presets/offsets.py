@@ -59,7 +59,10 @@ def _step(name: str, value: Any) -> int:
 
 
 def offsets_to_json(offsets: ColumnSteps) -> dict[str, Any]:
-    """Returns offsets as JSON: [first, last] for a range, and {"steps": [...]} for a list."""
+    """Returns offsets as JSON.
+
+    A range is [first, last], and a list {"steps": [...]}.
+    """
     return {
         name: [steps.start, steps.stop] if isinstance(steps, range) else {"steps": list(steps)}
         for name, steps in offsets.items()

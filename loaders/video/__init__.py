@@ -1,1 +1,1 @@
-"""Cameras in batches: which frames a batch needs, and the memory that receives them."""
+"""Cameras in batches: the frames that a batch needs, and their memory."""

@@ -118,7 +118,10 @@ class CameraCollector:
     def _fill(
         self, number: int, windows: Windows, hops: Int64Array | None, coming: Sequence[Windows], frames: Any
     ) -> int:
-        """Fills the array [B * width, ...] of a camera, and returns the number of frames that are not `fill`."""
+        """Fills the array of a camera, and returns the number of frames that are not `fill`.
+
+        frames: the array, [B * width, ...].
+        """
         padding = np.ones(len(frames), np.bool_)
         ahead = [request for each in coming for request in self._requests(number, each, None)]
         for wanted in self._requests(number, windows, hops):
@@ -129,7 +132,7 @@ class CameraCollector:
         return len(frames) - int(padding.sum())
 
     def _requests(self, number: int, windows: Windows, hops: Int64Array | None) -> Iterator[FrameRequests]:
-        """Yields the frames of some windows, for each dataset of theirs that this object has.
+        """Yields the frames of some windows, dataset by dataset.
 
         Args:
             number: of the camera.

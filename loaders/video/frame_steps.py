@@ -12,13 +12,15 @@ from gear_data.selection.windows import Int64Array, Windows
 
 
 def frame_steps(output: Output, windows: Windows, totals: Int64Array, hops: Int64Array) -> Int64Array:
-    """Returns the step of the episode of each frame, int64 [B, width]; -1: padding that holds `fill`.
+    """Returns the step of each frame in its episode, int64 [B, width].
+
+    -1 stands for padding that holds `fill`.
 
     Args:
         output: the output of a camera.
         windows: B windows.
         totals: int64 [B], steps of each window's episode.
-        hops: int64 [B], steps to each window's next state; 0: there is none. Read only if the output has a next state.
+        hops: int64 [B], steps to each window's next state, if the output has one; 0 without a next state.
     """
     span = output.span
     places = np.array(output.places, np.int64)

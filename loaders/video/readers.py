@@ -15,7 +15,7 @@ from gear_data.video.decoding.options import DecodeOptions
 
 
 class CameraReaders:
-    """Makes one reader for each dataset, size of frames and number of threads. Thread-safe.
+    """Makes a reader for each dataset and options of decoding. Thread-safe.
 
     Args:
         components: the loader's datasets.
