@@ -64,8 +64,8 @@ class FrameReader:
             frame: int64 [n], number of the frame in its file, in presentation order from 0.
             out: uint8 [m, H, W, 3], C-contiguous. H and W are `options.size`, or the size of every file's frames.
             rows: int64 [n], the row of `out` for each request, without repeats. None: request i goes to row i.
-            ahead: (file, frame), both int64: what later calls will read. Of these frames, the cache keeps those that
-                are decoded now anyway.
+            ahead: (file, frame), both int64: what later calls will read. Those of these frames that are in a group of
+                pictures that is decoded now are decoded too, and the cache keeps them.
 
         Raises:
             InvalidArgumentError: a file or frame does not exist, or `out` has another shape or dtype.
@@ -85,7 +85,7 @@ class FrameReader:
                     missed.append(number)
                 else:
                     tasks.append(partial(self._show_cached, request, picture, out))
-            jobs += [(request, self._job(request.video, job)) for job in plan_jobs(self.index, request.number, missed)]
+            jobs += [(request, self._job(request, job)) for job in plan_jobs(self.index, request.number, missed)]
         ranges = [packet_ranges(self.index, job) for _, job in jobs]
         data = iter(self.packets.read([each for of_job in ranges for each in of_job]))
         for (request, job), of_job in zip(jobs, ranges, strict=True):
@@ -111,11 +111,20 @@ class FrameReader:
         """
         return self._make_decoder, video.checksum, video.file, part
 
-    def _job(self, video: VideoFile, job: GroupJob) -> GroupJob:
-        """Returns the job, with its last group whole if frames are read one by one."""
-        frame = min(job.frames.values())
+    def _job(self, request: FileRequest, job: GroupJob) -> GroupJob:
+        """Returns the job, with what later calls want of its last group.
+
+        If frames are read one by one, this is the whole group.
+        """
+        frame, video = min(job.frames.values()), request.video
         limit = self.options.cache_bytes
-        if frame == 0 or (job.end - job.first) * 2 * video.height * video.width > limit // 2:
+        if (job.end - job.first) * 2 * video.height * video.width > limit // 2:
+            return job
+        if request.expected:
+            times = video.packets.pts[job.last : job.end].tolist()
+            expected = [number for number, time in enumerate(times, job.last) if time in request.expected]
+            job = replace(job, last=max([job.last, *(number + 1 for number in expected)]))
+        if frame == 0:
             return job
         before = int(video.packets.pts[video.frames[frame - 1]])
         # The frame before is in the cache, but this frame is not: the call before decoded only a part of the group.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,47 +9,36 @@ import pytest
 import gear_data
 from gear_data import SequenceLoader
 from gear_data.dataset.internals import store_of
-from gear_data.video.packet_bytes import ByteRange, PacketBytes
+from gear_data.video.decoding import frame_reader
 from tests.support.cameras.filmed import WRIST, Filmed
 
 
-class Counted:
-    """Counts how often each range is read."""
+def decoded_groups(
+    filmed: Filmed, monkeypatch: pytest.MonkeyPatch, cut: Any = frame_reader.cut_packets, **options: Any
+) -> list[tuple[int, int]]:
+    """Returns (file, first packet) of each group that is decoded for an epoch."""
+    decoded = []
 
-    def __init__(self, packets: PacketBytes) -> None:
-        self.packets, self.ranges = packets, []  # type: ignore[var-annotated]
+    def counted(index: Any, job: Any, *data: Any) -> Any:
+        decoded.append((job.file, job.first))
+        return cut(index, job, *data)
 
-    def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
-        self.ranges += ranges
-        return self.packets.read(ranges)
-
-
-def packets_read(filmed: Filmed, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[ByteRange]:
-    dataset = gear_data.open(filmed.path)
-    store = store_of(dataset)
-    counted = Counted(store.videos.packets)
-    monkeypatch.setattr(store, "videos", replace(store.videos, packets=counted))
+    monkeypatch.setattr(frame_reader, "cut_packets", counted)
     loader = SequenceLoader(
-        dataset, 2, context=1, columns=[WRIST], sampler="shuffle", epochs=1, seed=4, decode_threads=1, **options
-    )
+        gear_data.open(filmed.path), 2, context=1, columns=[WRIST], sampler="shuffle", epochs=1, seed=4,
+        decode_threads=1, **options,
+    )  # fmt: skip
     for _ in loader:
         pass
-    return counted.ranges
+    return decoded
 
 
-def test_a_cache_for_the_next_batches_saves_reads(filmed: Filmed, monkeypatch: pytest.MonkeyPatch) -> None:
-    none = packets_read(filmed, monkeypatch, prefetch=0, video_cache=0)
-    # The cache has room for some frames only, [32, 48] as YUV. It keeps those that the next batches need.
-    blind = packets_read(filmed, monkeypatch, prefetch=0, video_cache=20_000, resize=(32, 47))
-    ahead = packets_read(filmed, monkeypatch, prefetch=9, video_cache=20_000, resize=(32, 46))
-    print(len(none), len(blind), len(ahead))
-    assert len(ahead) < len(blind) <= len(none)
-
-
-def test_every_group_is_read_once_if_it_fits(filmed: Filmed, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = gear_data.open(filmed.path)
-    videos = store_of(dataset).videos
+def test_groups_are_decoded_once(filmed: Filmed, monkeypatch: pytest.MonkeyPatch) -> None:
+    videos = store_of(gear_data.open(filmed.path)).videos
     segments = videos.segments[WRIST]
     groups = sum(int(videos.index.groups(number).group.max()) + 1 for number in segments.file.tolist())
-    ranges = packets_read(filmed, monkeypatch, prefetch=10_000, resize=(30, 40))
-    assert len(ranges) == groups
+    # The cache outlives loaders: without room, it has no frame.
+    for prefetch in (0, 30):
+        assert len(decoded_groups(filmed, monkeypatch, prefetch=prefetch, video_cache=0)) > groups
+    found = decoded_groups(filmed, monkeypatch, prefetch=30, video_cache=1 << 20)
+    assert len(found) == len(set(found)) == groups
