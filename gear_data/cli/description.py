@@ -104,6 +104,7 @@ def _camera(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
     files = videos.segments[spec.name].file
     numbers = np.unique(files if dataset.episode_ids is None else files[dataset.episode_ids])
     found = videos.index.files.take(numbers)
+    sample = None if dataset.episode_ids is not None else dataset.statistics.get(spec.name)
     return {
         "shape": list(spec.shape),
         "fps": None if spec.video is None else spec.video.fps,
@@ -111,17 +112,26 @@ def _camera(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
         "frames": dataset.num_steps,
         "files": len(found),
         "bytes": int(found.column("bytes").to_numpy().sum()),
+        "statistics": None if sample is None else sample.to_json(),
     }
 
 
 def _cameras_table(cameras: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    rows = [["camera", "shape", "fps", "codec", "frames", "files", "size"]]
+    rows = [["camera", "shape", "fps", "codec", "frames", "files", "size", "mean", "std", "sample"]]
     for name, camera in cameras.items():
         shape = "x".join(str(n) for n in camera["shape"])
         fps = "unknown" if camera["fps"] is None else f"{camera['fps']:g}"
         counts = [f"{camera['frames']:,}", f"{camera['files']:,}", format_bytes(camera["bytes"])]
-        rows.append([name, shape, fps, ", ".join(camera["codecs"]), *counts])
+        rows.append([name, shape, fps, ", ".join(camera["codecs"]), *counts, *_sampled(camera["statistics"])])
     return table(rows)
+
+
+def _sampled(statistics: Mapping[str, Any] | None) -> list[str]:
+    """Returns the mean and std of each channel, and the number of sampled frames."""
+    if statistics is None:
+        return ["", "", ""]
+    channels = [" ".join(f"{value:.0f}" for value in statistics[name]) for name in ("mean", "std")]
+    return [*channels, f"{statistics['sampled_frames']:,}"]
 
 
 def _returns(dataset: Dataset) -> npt.NDArray[np.float64]:

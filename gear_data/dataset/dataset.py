@@ -189,7 +189,8 @@ class Dataset:
         """Column name -> statistics over all steps of the episodes.
 
         The statistics are count (int64), and mean, std, min and max (float64) of the finite values. The first use on a
-        view reads all steps of the view once. Views have no statistics of cameras.
+        view reads all steps of the view once. Cameras have statistics of a sample of frames, for each channel, with
+        `sampled_frames` and `quantiles`. Views have no statistics of cameras.
         """
         if self.episode_ids is None:
             return self._store.statistics

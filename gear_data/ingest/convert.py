@@ -37,6 +37,7 @@ from gear_data.ingest.source import EpisodeSource, check_count, source_options
 from gear_data.ingest.videos.arguments import check_videos
 from gear_data.ingest.videos.indexed_source import IndexedSource
 from gear_data.ingest.videos.placing import kept_video_bytes
+from gear_data.ingest.videos.sampled_statistics import camera_statistics
 from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.ingest.videos.staged_index import stage_videos
 from gear_data.storage.atomic import swap_folders
@@ -264,7 +265,8 @@ class Conversion:
                     provenance["videos"] = {"mode": self._spec.videos, "bytes": videos.bytes}
                 if isinstance(opened, SourceSequence):
                     provenance["parts"] = to_json_value(opened.part_records())
-                manifest = staged.manifest(merged, provenance, findings.to_json())
+                cameras = camera_statistics(source, merged.episodes, findings, shareable=self._is_shareable())
+                manifest = staged.manifest(merged, provenance, findings.to_json(), cameras)
                 put_text(self._store, CARD_NAME, printable(dataset_card(manifest, merged.episodes)))
                 self._locked.check()
                 staged.finish(manifest)

@@ -141,7 +141,7 @@ class Manifest:
         shards: shards in order.
         tables: `episodes`; `finals` if the dataset has final observations; `videos` and `video_packets` if it has
             videos.
-        statistics: column -> statistics; variable-length columns have none.
+        statistics: column -> statistics; variable-length columns have none, and cameras may have none.
         provenance: source, format, reason for that format, options, and the source's own metadata. `tasks` lists, for
             each task of the conversion, its first position in the source, [file, row], and its number of shards.
         findings: problems that conversion found: code, message, count, first place, action taken.
@@ -280,6 +280,10 @@ class Manifest:
                 raise ManifestError(
                     "its statistics are missing or have the wrong width", file=name, column=column.name, hint=_RESTORE
                 )
+        for camera in self.schema.videos:
+            statistics = self.statistics.get(camera.name)
+            if statistics is not None and not statistics.is_sample(camera.shape[2]):
+                raise ManifestError("its statistics have the wrong width", file=name, column=camera.name, hint=_RESTORE)
         if sum(shard.steps for shard in self.shards) != self.steps:
             raise ManifestError(f"the shards' steps do not add up to {self.steps}", file=name, hint=_RESTORE)
         if sum(shard.episodes for shard in self.shards) != self.episodes:

@@ -5,12 +5,13 @@ not depend on the blocks or shards of a conversion. NaN and Inf are skipped: con
 they must not reach normalisation. Steps that the mask of a column excludes (`Schema.mask_of`) are skipped, too.
 
 A vector column has statistics per element. A scalar, or a column of two or more axes (an image, a matrix), has one set
-for all its elements. A variable-length column has none.
+for all its elements. A variable-length column has none. A camera has statistics per channel, from a sample of its
+frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,6 +31,8 @@ Float64Array = npt.NDArray[np.float64]
 
 #: Number of elements reduced at once. As float64 they fit the cache of one core. Results do not depend on it.
 _CHUNK_ELEMENTS = 1 << 16
+#: Quantiles of a sample of frames.
+_SAMPLE_QUANTILES = 5
 #: Number of bytes of images reduced at once. Their squares as uint16 fit the cache of one core.
 _CHUNK_BYTES = 1 << 16
 
@@ -45,6 +48,8 @@ class StatisticsRecord(msgspec.Struct, frozen=True):
     std: list[float | None]
     min: list[float | None]
     max: list[float | None]
+    sampled_frames: Count | None = None
+    quantiles: list[list[float]] | None = None
 
 
 class StatisticsState(msgspec.Struct, frozen=True):
@@ -64,7 +69,11 @@ class StatisticsState(msgspec.Struct, frozen=True):
 class ColumnStatistics:
     """Population statistics of a column's finite values.
 
-    Arrays have shape [size] for a vector column and [1] for others.
+    Arrays have shape [size] for a vector column, [3] for a camera, and [1] for others.
+
+    Attributes:
+        sampled_frames: number of frames of the sample, for a camera; None if all steps count.
+        quantiles: float64 [5, 3], the quantiles 0.01, 0.1, 0.5, 0.9 and 0.99 of the sample, for a camera.
     """
 
     count: npt.NDArray[np.int64]
@@ -72,19 +81,31 @@ class ColumnStatistics:
     std: Float64Array
     min: Float64Array
     max: Float64Array
+    sampled_frames: int | None = None
+    quantiles: Float64Array | None = None
 
     def has_width(self, width: int) -> bool:
         """Returns whether every array has `width` elements."""
         return all(values.shape == (width,) for values in (self.count, self.mean, self.std, self.min, self.max))
 
-    def to_json(self) -> dict[str, list[float | int | None]]:
+    def is_sample(self, channels: int) -> bool:
+        """Returns whether these are statistics of a sample of frames."""
+        if self.sampled_frames is None or self.quantiles is None:
+            return False
+        return self.has_width(channels) and self.quantiles.shape == (_SAMPLE_QUANTILES, channels)
+
+    def to_json(self) -> dict[str, Any]:
         """Returns the JSON form of a `StatisticsRecord`."""
+        sample = {} if self.sampled_frames is None else {"sampled_frames": self.sampled_frames}
+        quantiles = {} if self.quantiles is None else {"quantiles": self.quantiles.tolist()}
         return {
             "count": self.count.tolist(),
             **{
                 name: [value if np.isfinite(value) else None for value in getattr(self, name).tolist()]
                 for name in ("mean", "std", "min", "max")
             },
+            **sample,
+            **quantiles,
         }
 
     @staticmethod
@@ -100,6 +121,8 @@ class ColumnStatistics:
             floats(record.std),
             floats(record.min),
             floats(record.max),
+            record.sampled_frames,
+            None if record.quantiles is None else np.array(record.quantiles, np.float64),
         )
 
 
@@ -206,11 +229,41 @@ class RunningStatistics:
 
 
 def merged_statistics(schema: Schema, parts: Iterable[Mapping[str, ColumnStatistics]]) -> dict[str, ColumnStatistics]:
-    """Returns the statistics of several datasets together."""
+    """Returns the statistics of several datasets together.
+
+    A camera has statistics if all parts have a sample of its frames.
+    """
     running = RunningStatistics(schema)
-    for part in parts:
+    listed = list(parts)
+    for part in listed:
         running.merge(_state(schema, part))
-    return running.result()
+    cameras = {
+        camera.name: merged_samples([part[camera.name] for part in listed])
+        for camera in schema.videos
+        if all(camera.name in part for part in listed)
+    }
+    return {**running.result(), **cameras}
+
+
+def merged_samples(parts: Sequence[ColumnStatistics]) -> ColumnStatistics:
+    """Returns the statistics of several samples of frames together.
+
+    Quantiles are means of the parts' quantiles, as in LeRobot.
+    """
+    count = np.stack([part.count for part in parts])
+    weight = count / count.sum(axis=0)
+    mean = sum(w * part.mean for w, part in zip(weight, parts, strict=True))
+    square = sum(w * (part.std**2 + part.mean**2) for w, part in zip(weight, parts, strict=True))
+    quantiles = [part.quantiles for part in parts]
+    return ColumnStatistics(
+        count.sum(axis=0),
+        mean,
+        np.sqrt(np.maximum(square - mean**2, 0)),
+        np.min([part.min for part in parts], axis=0),
+        np.max([part.max for part in parts], axis=0),
+        sum(part.sampled_frames or 0 for part in parts),
+        sum(w * each for w, each in zip(weight, quantiles, strict=True) if each is not None),
+    )
 
 
 def _state(schema: Schema, statistics: Mapping[str, ColumnStatistics]) -> StatisticsState:

@@ -104,6 +104,7 @@ def test_inspect_shows_cameras(rollouts: list[Any], rollouts_path: Path, capsys:
         "fps": None,
         "codecs": ["mpeg4"],
         "frames": steps,
+        "statistics": None,
         "files": 40,
         "bytes": sum(file.stat().st_size for file in files),
     }

@@ -23,7 +23,7 @@ from gear_data.storage.arrow_files import write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.episode_tables import SOURCE_ROW, join_episode_tables
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, ShardRecord, fingerprint
-from gear_data.storage.statistics import RunningStatistics, StatisticsState
+from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsState
 from gear_data.storage.writing.file_store import FileStore, put_text
 from gear_data.storage.writing.progress_files import (
     LOCK,
@@ -179,7 +179,11 @@ class StagedDataset:
             first_shard += len(task.shards)
 
     def manifest(
-        self, merged: MergedTasks, provenance: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]
+        self,
+        merged: MergedTasks,
+        provenance: Mapping[str, Any],
+        findings: Sequence[Mapping[str, Any]],
+        cameras: Mapping[str, ColumnStatistics],
     ) -> Manifest:
         """Returns the manifest of the finished dataset, without writing it."""
         return Manifest(
@@ -189,7 +193,7 @@ class StagedDataset:
             schema=merged.schema,
             shards=merged.shards,
             tables=merged.tables,
-            statistics=merged.statistics.result(),
+            statistics={**merged.statistics.result(), **cameras},
             provenance=provenance,
             findings=tuple(findings),
         )

@@ -13,7 +13,7 @@ import xxhash
 
 from gear_data.common.extras import import_extra
 from gear_data.common.regular_files import open_regular
-from gear_data.errors import CorruptSourceError
+from gear_data.errors import CorruptSourceError, GearError
 from gear_data.video.file_index import DISCARD, KEY, ColorProperties, Packets, VideoFile
 
 #: Most pixels of a frame. A damaged header may declare any size, and a decoder allocates it.
@@ -50,6 +50,8 @@ def index_file(path: Path, file: str) -> VideoFile:
             stream = _video_stream(container, file)
             packets = _packets(container, stream, data, file)
             return _described(stream, packets, data, size, file)
+    except GearError:  # a ValueError, too
+        raise
     except (av.error.FFmpegError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CorruptSourceError(f"FFmpeg cannot read it: {reason}", file=file, hint=_AGAIN) from error

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,6 +17,10 @@ import gear_data
 from gear_data.errors import BadEpisodeError, InvalidArgumentError, UnknownNameError
 
 pytest.importorskip("av")
+from gear_data.ingest.videos.sampled_statistics import _contained_counts, _Needed
+from gear_data.video.frame_statistics import FrameSample
+from gear_data.video.index_tables import index_tables
+from gear_data.video.indexing.demux import index_file
 from tests.support.cameras.filmed import FPS, decoded, moving_bar, write_video
 
 KEY, TOP = "observation.images.top", "observations.images.top"
@@ -105,3 +111,52 @@ def test_videos_of_a_table(sources: Any, rollouts: Any, tmp_path: Path) -> None:
     ds = gear_data.open(tmp_path / "d")
     for i, file in enumerate(files):
         np.testing.assert_array_equal(np.asarray(ds.episode(i)[TOP]), decoded(file))
+
+
+def test_statistics_of_a_sample(robot: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    """Few frames: the sample is all of them."""
+    folder, files = robot
+    gear_data.convert(folder, tmp_path / "d")
+    ds = gear_data.open(tmp_path / "d")
+    pixels = np.concatenate([decoded(file) for file in files]).reshape(-1, 3)
+    found = ds.statistics[TOP]
+    assert found.sampled_frames == ds.num_steps
+    assert found.count.tolist() == [len(pixels)] * 3
+    np.testing.assert_allclose(found.mean, pixels.mean(axis=0))
+    np.testing.assert_allclose(found.std, pixels.std(axis=0), atol=1e-9)
+    assert found.max.tolist() == pixels.max(axis=0).tolist()
+    quantiles = np.quantile(pixels, (0.01, 0.1, 0.5, 0.9, 0.99), axis=0, method="inverted_cdf")
+    np.testing.assert_array_equal(found.quantiles, quantiles)
+    assert ds.statistics["observations"].sampled_frames is None
+    assert "video-statistics-left-out" not in {finding["code"] for finding in ds.manifest.findings}
+    # The same statistics from files at a URL, which another process cannot open.
+    fsspec.filesystem("memory").put(str(folder), "/camera-statistics", recursive=True)
+    gear_data.convert("memory://camera-statistics", tmp_path / "remote")
+    np.testing.assert_array_equal(gear_data.open(tmp_path / "remote").statistics[TOP].mean, found.mean)
+
+
+def test_frames_that_do_not_decode_leave_statistics_out(robot: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    folder, files = robot
+    video = index_file(files[3], "3.mp4")
+    data = bytearray(files[3].read_bytes())
+    first, size = int(video.packets.position[1]), int(video.packets.size[1])
+    data[first : first + size] = bytes(size)
+    files[3].write_bytes(data)
+    gear_data.convert(folder, tmp_path / "d")
+    ds = gear_data.open(tmp_path / "d")
+    (found,) = [finding for finding in ds.manifest.findings if finding["code"] == "video-statistics-left-out"]
+    assert found["column"] == TOP
+    assert TOP not in ds.statistics
+
+
+class _Crash:
+    """Ends the process that receives it."""
+
+    def __reduce__(self) -> Any:
+        return os.abort, ()
+
+
+def test_a_crash_is_contained(robot: tuple[Path, list[Path]]) -> None:
+    tables = index_tables([index_file(robot[1][0], "0.mp4")])
+    needed = _Needed(tables, [_Crash()], FrameSample(np.zeros(1, np.int64), np.zeros(1, np.int64)))  # type: ignore[list-item]
+    assert "status -6" in str(_contained_counts(needed))

@@ -1,0 +1,139 @@
+"""Statistics of a source's cameras, from a sample that a worker process decodes.
+
+FFmpeg decodes untrusted bytes there. If it crashes or hangs, or a frame is damaged, the camera has no statistics.
+
+Command line of the worker: `python -m gear_data.ingest.videos.sampled_statistics FD`, where FD is an inherited
+connection.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.errors import GearError
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.location import SourceFile
+from gear_data.ingest.source import EpisodeSource
+from gear_data.ingest.videos.decoded_videos import SourcePackets
+from gear_data.ingest.videos.indexed_source import IndexedSource
+from gear_data.ingest.videos.stored_cameras import indexed_files
+from gear_data.storage.episode_block import offsets_of
+from gear_data.storage.statistics import ColumnStatistics
+from gear_data.video.decoding.frame_reader import FrameReader
+from gear_data.video.decoding.options import DecodeOptions
+from gear_data.video.frame_statistics import FrameSample, choose_sample, count_values, frame_statistics
+from gear_data.video.index_tables import VideoIndex
+from gear_data.video.segments import VideoSegments, segment_columns
+
+Int64Array = npt.NDArray[np.int64]
+
+#: Seconds that a sample may take, and further seconds for each frame, which may need a whole group of pictures.
+_SECONDS, _SECONDS_PER_FRAME = 120.0, 0.5
+#: Most bytes of memory that the worker may allocate.
+_MEMORY_BYTES = 8 << 30
+
+
+def camera_statistics(
+    source: EpisodeSource, episodes: pa.Table, findings: FindingLog, *, shareable: bool
+) -> dict[str, ColumnStatistics]:
+    """Returns the statistics of a source's cameras, from a sample of their frames.
+
+    Args:
+        source: the source; without an index of cameras it has no such statistics.
+        episodes: the episode table.
+        findings: receives `video-statistics-left-out` for a camera whose sample cannot be decoded.
+        shareable: whether another process can open the files. Otherwise this process decodes.
+    """
+    if not isinstance(source, IndexedSource):
+        return {}
+    statistics = {}
+    index, files = source.staged.index, indexed_files(source)
+    lengths = episodes.column("length").to_numpy()
+    for name in (spec.name for spec in source.videos.columns):
+        segments = VideoSegments(*(episodes.column(column).to_numpy() for column in segment_columns(name)))
+        sample = choose_sample(index, segments, lengths)
+        needed = _Needed.of(index, files, sample)
+        counts = _contained_counts(needed) if shareable else needed.counts()
+        if isinstance(counts, str):
+            message = f"a sample of the frames cannot be decoded: {counts}; the camera has no statistics"
+            findings.add(Finding("video-statistics-left-out", message, column=name))
+            continue
+        found = frame_statistics(counts)
+        statistics[name] = ColumnStatistics(
+            counts.sum(axis=1), found.mean, found.std, found.min, found.max, len(sample), found.quantiles
+        )
+    return statistics
+
+
+class _Needed:
+    """Everything that decoding a sample needs.
+
+    Args:
+        tables: the tables of the sample's files.
+        files: the files.
+        sample: the frames, with numbers of these files.
+    """
+
+    def __init__(self, tables: tuple[pa.Table, pa.Table], files: Sequence[SourceFile], sample: FrameSample) -> None:
+        self.tables = tables
+        self.files = files
+        self.sample = sample
+
+    @staticmethod
+    def of(index: VideoIndex, files: Sequence[SourceFile], sample: FrameSample) -> _Needed:
+        """Returns what a sample of a large index needs."""
+        numbers, places = np.unique(sample.file, return_inverse=True)
+        starts = offsets_of(index.files.column("packets").to_numpy())
+        packets = [index.packets.slice(starts[i], starts[i + 1] - starts[i]) for i in numbers.tolist()]
+        tables = index.files.take(numbers), pa.concat_tables(packets)
+        return _Needed(tables, [files[i] for i in numbers.tolist()], FrameSample(places.astype(np.int64), sample.frame))
+
+    def counts(self) -> Int64Array | str:
+        """Returns int64 [3, 256] of `count_values`, or the reason why there are none."""
+        reader = FrameReader(
+            VideoIndex(*self.tables, "sample"), SourcePackets(self.files), DecodeOptions(cache_bytes=0)
+        )
+        try:
+            return count_values(reader, self.sample)
+        except GearError as error:
+            return error.message
+        except MemoryError:
+            return "too little memory"
+
+
+def _contained_counts(needed: _Needed) -> Int64Array | str:
+    """Returns `needed.counts()` of a worker process."""
+    ours, theirs = Pipe()
+    with theirs:
+        command = [sys.executable, "-m", "gear_data.ingest.videos.sampled_statistics", str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    limit = _SECONDS + _SECONDS_PER_FRAME * len(needed.sample)
+    try:
+        with ours:
+            ours.send((needed.tables, needed.files, needed.sample))
+            if ours.poll(limit):
+                counts: Int64Array | str = ours.recv()
+                return counts
+            return f"FFmpeg did not finish within {limit:.0f} s"
+    except (EOFError, OSError):
+        return f"FFmpeg ended its process with status {process.wait()}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with Connection(int(sys.argv[1])) as connection, suppress(EOFError, OSError):
+        connection.send(_Needed(*connection.recv()).counts())
