@@ -13,11 +13,15 @@ from gear_data.dataset.bad_shards import sound_episodes
 from gear_data.dataset.store import DatasetStore
 from gear_data.errors import CorruptShardError, DatasetReplacedError, EmptySourceError
 from gear_data.storage.dataset_files import open_files
+from gear_data.video.decoding.frame_cache import FrameCache
+from gear_data.video.decoding.process_state import process_state
 from tests.support.cameras.filmed import FRONT, WRIST, Filmed
 
 
 @pytest.fixture
-def copied(filmed: Filmed, tmp_path: Path) -> Path:
+def copied(filmed: Filmed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # Frames that other tests decoded are not read again.
+    monkeypatch.setattr(process_state(), "cache", FrameCache())
     return Path(shutil.copytree(filmed.path, tmp_path / "dataset"))
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import av
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from gear_data.video.file_index import DISCARD, KEY, ColorProperties, Packets, VideoFile
+from gear_data.video.indexing.demux import index_file
 from gear_data.video.segments import VideoSegments
 from tests.support.cameras.attached import attach_cameras
 
@@ -63,35 +61,6 @@ def key_frames(path: Path) -> list[int]:
         return [i for i, packet in enumerate(container.demux(video=0)) if packet.is_keyframe]
 
 
-def indexed(path: Path, name: str) -> VideoFile:
-    """Returns the index of a file."""
-    with av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        packets = [packet for packet in container.demux(stream) if packet.size]
-        flags = [KEY * packet.is_keyframe | DISCARD * packet.is_discard for packet in packets]
-        context = stream.codec_context
-        content = path.read_bytes()
-        return VideoFile(
-            file=name,
-            size=len(content),
-            checksum=f"xxh3-128:{xxhash.xxh3_128_hexdigest(content)}",
-            codec=context.codec.canonical_name,
-            extradata=context.extradata or b"",
-            pixel_format=context.pix_fmt or "",
-            height=context.height,
-            width=context.width,
-            colors=ColorProperties(),
-            time_base=Fraction(stream.time_base or 1),
-            packets=Packets(
-                pts=np.array([packet.pts for packet in packets], np.int64),
-                position=np.array([packet.pos for packet in packets], np.int64),
-                size=np.array([packet.size for packet in packets], np.int32),
-                flags=np.array(flags, np.uint8),
-                digest=np.array([xxhash.xxh3_64_intdigest(bytes(packet)) for packet in packets], np.uint64),
-            ),
-        )
-
-
 def film(folder: Path, lengths: Sequence[int]) -> dict[str, list[npt.NDArray[np.uint8]]]:
     """Gives a dataset the cameras `FRONT` and `WRIST`.
 
@@ -113,7 +82,7 @@ def film(folder: Path, lengths: Sequence[int]) -> dict[str, list[npt.NDArray[np.
         FRONT: VideoSegments(0 * episodes, FPS + offsets[:-1]),
         WRIST: VideoSegments(1 + episodes, 0 * episodes),
     }
-    attach_cameras(folder, [indexed(folder / name, name) for name in names], cameras)
+    attach_cameras(folder, [index_file(folder / name, name) for name in names], cameras)
     front = decoded(folder / names[0])[FPS:]
     return {
         FRONT: [front[first:last] for first, last in pairwise(offsets)],
