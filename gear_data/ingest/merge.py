@@ -30,11 +30,15 @@ from gear_data.ingest.location import Location
 from gear_data.ingest.merging.dataset_source import GEAR
 from gear_data.ingest.merging.inputs import MergeInput, check_apart, open_inputs
 from gear_data.ingest.merging.link import EPISODES, FINALS, link_shards, merged_episodes, write_tables
+from gear_data.ingest.merging.link_videos import LinkedVideos, link_videos
+from gear_data.ingest.several.cameras import check_frame_sizes, united_cameras
 from gear_data.ingest.several.embodiments import EMBODIMENT
 from gear_data.ingest.several.parts import SourcePart
 from gear_data.ingest.several.sequence import common_metadata
 from gear_data.ingest.several.united import united_columns, with_masks
 from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.videos.arguments import KEEP, LINK
+from gear_data.ingest.videos.placing import kept_video_bytes
 from gear_data.schema import Schema
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.episode_tables import read_episodes
@@ -44,6 +48,7 @@ from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.statistics import merged_statistics
 from gear_data.storage.writing.file_store import put_text
 from gear_data.storage.writing.staging import StagedDataset
+from gear_data.video.index_tables import TABLE_FILES
 
 FORMAT = "merged"
 
@@ -58,7 +63,7 @@ class MergeReport:
         shards: The number of shards.
         linked: The number of shards that are hard links to shards of the merged datasets; 0 if an earlier run
             finished the merge.
-        bytes: The size of the shards and tables.
+        bytes: The size of the shards, the tables, and the video files in the folder.
         seconds: The wall time of the merge.
         warnings: The findings, one line each.
         fingerprint: The fingerprint of the merged dataset.
@@ -88,9 +93,10 @@ def merge(
 ) -> MergeReport:
     """Merges several datasets into one.
 
-    If the datasets have equal columns, no shard is written again: shards become hard links in the new dataset, or
-    copies if a link is not possible, such as on another disk or at a URL. Otherwise all steps are written again, with
-    the columns of all datasets. A column that a dataset lacks has zeros there, and the column `masks.NAME` is false.
+    If the datasets have equal columns, no shard is written again: shards and videos become hard links in the new
+    dataset, or copies if a link is not possible, such as on another disk or at a URL. Otherwise all steps are written
+    again, with the columns of all datasets. A column that a dataset lacks has zeros there, and the column `masks.NAME`
+    is false. All datasets must have the same cameras.
 
     The episodes of the first dataset come first. The column `embodiment` of the episode table names the dataset of each
     episode: the name of its folder.
@@ -105,7 +111,8 @@ def merge(
 
     Raises:
         InvalidArgumentError: There are fewer than two datasets, one is given twice, or the destination is one of them.
-        UnsupportedColumnError: A column has several dtypes or shapes, or a fact about episodes has several types.
+        UnsupportedColumnError: A column has several dtypes or shapes, a fact about episodes has several types, or a
+            dataset lacks a camera of another.
         DestinationExistsError: The destination holds files that must not be replaced, or another process is writing
             there.
         CorruptShardError: A dataset is damaged. Shards that are linked are not read; `verify` checks them.
@@ -116,7 +123,9 @@ def merge(
         raise InvalidArgumentError("overwrite and resume exclude each other", hint="give only one of them")
     inputs = open_inputs(datasets)
     named = [(item.name, item.manifest.schema.columns) for item in inputs]
-    schema = Schema(united_columns(with_masks(named)))
+    cameras = [(item.name, item.manifest.schema.columns, item.manifest.schema.videos) for item in inputs]
+    check_frame_sizes(cameras)
+    schema = Schema(united_columns(with_masks(named)), united_cameras(cameras))
     target = choose_target(plain_path(destination), overwrite, resume)
     check_apart(inputs, target.folder)
     with locked_target(target, overwrite, resume) as locked:
@@ -129,7 +138,7 @@ def merge(
         steps=manifest.steps,
         shards=len(manifest.shards),
         linked=linked,
-        bytes=sum(entry.bytes for entry in manifest.files),
+        bytes=sum(entry.bytes for entry in manifest.files) + kept_video_bytes(manifest),
         seconds=time.perf_counter() - start,
         warnings=tuple(str(Finding(**finding)) for finding in manifest.findings),
         fingerprint=manifest.fingerprint,
@@ -157,15 +166,16 @@ def _linked(
         try:
             episodes = merged_episodes(inputs)
             shards = link_shards(inputs, store, progress)
+            videos = link_videos(inputs, store)
             manifest = Manifest(
                 episodes=len(episodes),
                 steps=sum(item.manifest.steps for item in inputs),
                 fingerprint=fingerprint(schema, episodes.column("content").to_pylist()),
                 schema=schema,
                 shards=shards.shards,
-                tables=write_tables(inputs, schema, store, episodes),
+                tables={**write_tables(inputs, schema, store, episodes), **videos.tables},
                 statistics=merged_statistics(schema, (item.manifest.statistics for item in inputs)),
-                provenance=_provenance(inputs, identity),
+                provenance=_provenance(inputs, identity, videos),
                 findings=tuple(_findings(inputs, episodes).to_json()),
             )
             put_text(store, CARD_NAME, printable(dataset_card(manifest, episodes)))
@@ -173,7 +183,7 @@ def _linked(
             staged.finish(manifest)
         except BaseException:
             if store.size(MANIFEST_NAME) is None:
-                for file in (EPISODES, FINALS, CARD_NAME):
+                for file in (EPISODES, FINALS, *TABLE_FILES.values(), CARD_NAME):
                     store.remove(file)
             raise
     if target.replaces:
@@ -188,6 +198,8 @@ def _rewritten(inputs: Sequence[MergeInput], locked: LockedTarget, resume: bool,
     spec = ConversionSpec(
         names, None, GEAR, SourceOptions(), keep_encoded=True, strict=False, shard_bytes=SHARD_BYTES, parts=parts
     )
+    modes = {item.manifest.provenance.get("videos", {}).get("mode") for item in inputs}
+    spec = replace(spec, videos=LINK if modes == {LINK} else KEEP)
     location = _without_other_files(spec.locate(), inputs)
     return Conversion(spec, location, locked, resume=resume, engine="local", jobs=None, progress=progress).run()
 
@@ -215,7 +227,7 @@ def _listed(manifest: Manifest) -> set[str]:
     return {MANIFEST_NAME, *(entry.file for entry in manifest.files)}
 
 
-def _provenance(inputs: Sequence[MergeInput], identity: Mapping[str, Any]) -> dict[str, Any]:
+def _provenance(inputs: Sequence[MergeInput], identity: Mapping[str, Any], videos: LinkedVideos) -> dict[str, Any]:
     """Returns the origin of the merged dataset.
 
     `merged` has the provenance of each dataset. `verify` adds up the statistics in that order.
@@ -223,6 +235,7 @@ def _provenance(inputs: Sequence[MergeInput], identity: Mapping[str, Any]) -> di
     return {
         "reason": f"{len(inputs)} datasets of equal columns",
         **identity,
+        **({"videos": videos.provenance} if videos.provenance else {}),
         "merged": [
             {
                 "source": item.name,

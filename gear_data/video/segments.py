@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,10 @@ class VideoTimes:
 
     def __getitem__(self, rows: slice) -> VideoTimes:
         return VideoTimes(self.file[rows], self.start[rows], self.frames[rows], self.names[rows])
+
+    def shifted(self, first: int) -> VideoTimes:
+        """Returns the same frames where the files are numbered from `first` on."""
+        return replace(self, file=np.where(self.file < 0, self.file, self.file + first))
 
 
 def segment_columns(camera: str) -> tuple[str, str]:

@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from gear_data.ingest.findings.dataset_checks import DUPLICATE
 from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos, video_times
 from gear_data.ingest.source import Unit
+from gear_data.ingest.videos.source_videos import NO_VIDEOS
 from gear_data.schema import ColumnSpec
 from gear_data.storage.dataset_files import open_files
 from gear_data.storage.episode_block import EpisodeBlock, Position
@@ -28,11 +30,13 @@ _FOUND_AGAIN = frozenset(
         DUPLICATE,
         "both-flags",
         "end-flag-inside",
+        "long-gop",
         "non-finite",
         "non-finite-final",
         "observation-jump",
         "one-step-episode",
         "reserved-name",
+        "variable-frame-rate",
     )
 )
 
@@ -59,6 +63,10 @@ class DatasetSource:
         if "finals" in self._manifest.tables:
             with self._files.local(self._manifest.tables["finals"]) as path:
                 self._finals = read_finals(path, self._manifest)
+        self._index = read_index(self._files, self._manifest)
+        self.videos = NO_VIDEOS
+        if self._index is not None:
+            self.videos = source_of_videos(self._files, self._manifest, self._index, self._episodes)
         self._facts = episode_metadata_names(self._episodes.column_names, self._manifest.schema)  # has `task`
         self.resume_state: dict[str, Any] = {}
         self.findings = FindingLog()
@@ -104,7 +112,11 @@ class DatasetSource:
             check_bytes(path, shard.entry)
             batch = read_shard(path, manifest, shard)
         episodes = self._episodes.slice(first, shard.episodes)
-        block = episode_block(batch, manifest, episodes, self._finals)
+        block = episode_block(batch, manifest, episodes, self._finals, self._index)
+        times = {}
+        if self._index is not None:
+            lengths = block.lengths.tolist()
+            times = {name: video_times(segments, lengths, self._index) for name, segments in block.videos.items()}
         block = replace(
             block,
             position=Position(index, 0),
@@ -112,6 +124,8 @@ class DatasetSource:
             finals={c.name: _plain(block.finals[c.name], c) for c in manifest.schema.final_columns},
             sources=episodes.column("source").to_pylist(),
             rows=episodes.column("start").to_numpy(),
+            videos={},
+            video_times=times,
             metadata={name: episodes.column(name).to_pylist() for name in self._facts},
         )
         bytes_per_step = max(1, shard.entry.bytes // shard.steps)

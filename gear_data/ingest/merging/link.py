@@ -11,14 +11,16 @@ import pyarrow as pa
 
 from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError
+from gear_data.ingest.merging.dataset_cameras import read_index
 from gear_data.ingest.merging.inputs import MergeInput
 from gear_data.ingest.several.embodiments import EMBODIMENT
 from gear_data.schema import Schema
 from gear_data.storage.atomic import checksum, link_file
 from gear_data.storage.episode_tables import join_episode_tables, read_episodes, read_finals
-from gear_data.storage.manifest import FileEntry, ShardEntry
+from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 from gear_data.storage.writing.staging import renumbered_episodes, renumbered_finals, write_table
+from gear_data.video.segments import segment_columns
 
 EPISODES, FINALS = "episodes.arrow", "finals.arrow"
 
@@ -54,13 +56,13 @@ def link_shards(inputs: Sequence[MergeInput], store: FileStore, progress: bool |
             for index, shard in enumerate(item.manifest.shards):
                 name = f"shards/{part:05d}-{index:06d}.arrow"
                 with item.files.local(shard.entry) as path:
-                    linked += _place(store, path, shard.entry, name, item)
+                    linked += place(store, path, shard.entry, name, item)
                 shards.append(replace(shard, entry=replace(shard.entry, file=name)))
                 bar.update(shard.entry.bytes)
     return LinkedShards(tuple(shards), linked)
 
 
-def _place(store: FileStore, source: Path, entry: FileEntry, name: str, item: MergeInput) -> bool:
+def place(store: FileStore, source: Path, entry: FileEntry, name: str, item: MergeInput) -> bool:
     """Links or copies a file, and returns whether it is a link."""
     # The cache of remote datasets changes the times of its files.
     if item.is_local and isinstance(store, LocalFileStore) and link_file(source, store.folder / name):
@@ -90,13 +92,16 @@ def merged_episodes(inputs: Sequence[MergeInput]) -> pa.Table:
 
 
 def _episode_tables(inputs: Sequence[MergeInput]) -> Iterator[pa.Table]:
-    first_episode = first_shard = 0
+    first_episode = first_shard = first_video = 0
     for item in inputs:
         with item.files.local(item.manifest.tables["episodes"]) as path:
             table = _with_plain_text(read_episodes(path, item.manifest))
-        yield _with_embodiment(renumbered_episodes(table, first_episode, first_shard), item.embodiment)
+        table = _with_files_from(renumbered_episodes(table, first_episode, first_shard), item.manifest, first_video)
+        yield _with_embodiment(table, item.embodiment)
         first_episode += item.manifest.episodes
         first_shard += len(item.manifest.shards)
+        if (videos := read_index(item.files, item.manifest)) is not None:
+            first_video += len(videos)
 
 
 def _with_plain_text(table: pa.Table) -> pa.Table:
@@ -105,6 +110,16 @@ def _with_plain_text(table: pa.Table) -> pa.Table:
         if pa.types.is_dictionary(field.type):
             plain = pa.field(field.name, field.type.value_type, nullable=field.nullable)
             table = table.set_column(index, plain, table.column(index).cast(plain.type))
+    return table
+
+
+def _with_files_from(table: pa.Table, manifest: Manifest, first: int) -> pa.Table:
+    """Returns the table with the numbers of video files shifted by `first`."""
+    for spec in manifest.schema.videos:
+        name, _ = segment_columns(spec.name)
+        index = table.schema.get_field_index(name)
+        numbers = pa.array(table.column(name).to_numpy() + first, pa.int64())
+        table = table.set_column(index, table.schema.field(index), numbers)
     return table
 
 

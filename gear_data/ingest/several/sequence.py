@@ -17,10 +17,12 @@ from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO
 from gear_data.ingest.pipeline.end_flags import complete_end_flags, end_flag_columns
 from gear_data.ingest.pipeline.prepare import check_block
 from gear_data.ingest.pipeline.variable_finals import drop_variable_finals, without_variable_finals
+from gear_data.ingest.several.cameras import videos_in_sequence
 from gear_data.ingest.several.embodiments import EMBODIMENT
 from gear_data.ingest.several.parts import SourcePart
 from gear_data.ingest.several.united import united_columns, with_masks
 from gear_data.ingest.source import EpisodeSource, Unit
+from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position
 
@@ -46,7 +48,7 @@ class SourceSequence:
         sources: Their sources, opened.
 
     Raises:
-        UnsupportedColumnError: A column has two dtypes or shapes.
+        UnsupportedColumnError: A column has two dtypes or shapes, or a source lacks a camera.
     """
 
     def __init__(self, parts: Sequence[SourcePart], sources: Sequence[EpisodeSource]) -> None:
@@ -60,6 +62,10 @@ class SourceSequence:
         self._columns = united_columns(with_masks(named))
         schema = Schema(self._columns)
         self._masks = {mask: column.name for column in schema if (mask := schema.mask_of(column.name)) is not None}
+        sequence = videos_in_sequence(
+            [(name, own, source_videos(source)) for (name, own), source in zip(named, sources, strict=True)]
+        )
+        self.videos, self._first_files = sequence.videos, sequence.first_files
         self._reading = sources[0]
         self.findings = FindingLog()
         self.resume_state: dict[str, Any] = {}
@@ -119,7 +125,8 @@ class SourceSequence:
         source.resume_state.clear()
         source.resume_state.update(self.resume_state.get(str(index), {}))
         for block in source.blocks(start, stop):
-            block = replace(block, position=_shifted(block.position, index))
+            times = {name: each.shifted(self._first_files[index]) for name, each in block.video_times.items()}
+            block = replace(block, position=_shifted(block.position, index), video_times=times)
             pieces = self._prepared(block, index, source) if len(block) else iter([block])
             self._take_findings(source)
             self.resume_state[str(index)] = dict(source.resume_state)

@@ -30,18 +30,20 @@ class _NoCloneError(Exception):
 def kept_names(files: Sequence[SourceFile]) -> list[str]:
     """Returns the path of each file in the dataset's folder, all different.
 
-    It is the path in the source, below `videos/`. Of files with one name, the second gets the folder `videos/2/`.
+    It is the path in the source, below `videos/`. Of files with one name, the second gets the folder `videos/2/`. Names
+    that differ only in upper and lower case count as one name, because some file systems hold only one of them.
     """
-    names: list[str] = []
-    taken: dict[str, int] = {}
+    names: dict[str, str] = {}
     for file in files:
         parts = [part for part in PurePosixPath(file.name).parts if part not in ("/", "..", ".")]
-        if parts[0] in (VIDEOS, "video") and len(parts) > 1:
+        if len(parts) > 1 and parts[0] in (VIDEOS, "video"):
             parts = parts[1:]
-        name = "/".join(parts)
-        taken[name] = taken.get(name, 0) + 1
-        names.append("/".join([VIDEOS, *([str(taken[name])] if taken[name] > 1 else []), name]))
-    return names
+        name, again = "/".join([VIDEOS, *parts]), 1
+        while name.casefold() in names:
+            again += 1
+            name = "/".join([VIDEOS, str(again), *parts])
+        names[name.casefold()] = name
+    return list(names.values())
 
 
 def linked_name(file: SourceFile) -> str:
