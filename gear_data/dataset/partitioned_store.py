@@ -12,6 +12,7 @@ from gear_data.cluster.client.retry_policy import RetryPolicy
 from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.client.shard_directory import ClusterManifest
 from gear_data.cluster.client.shards import ClusterShards, RemoteShards
+from gear_data.cluster.client.video_packets import LocalOrNodePackets, NodePackets
 from gear_data.cluster.rendezvous import JoinRequest, Membership, PlacementPolicy, join
 from gear_data.cluster.run_credentials import run_options
 from gear_data.cluster.server.supervisor import ServerLease
@@ -26,6 +27,8 @@ from gear_data.residency.plan import ResidencyPlan
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import Manifest
+from gear_data.video.index_tables import VideoIndex
+from gear_data.video.packet_bytes import PacketBytes
 
 
 class PartitionedDatasetStore(ClusterDatasetStore):
@@ -95,6 +98,10 @@ class PartitionedDatasetStore(ClusterDatasetStore):
             here = DeviceCopy(self.residency, schema, shards.local, self._shard_steps[shards.here], contents)
             return PartialCopy(here, shards.here, self._shard_steps)
         return super()._device_copy(schema, shards, contents)
+
+    def _video_packets(self, index: VideoIndex) -> PacketBytes:
+        local = super()._video_packets(index)
+        return LocalOrNodePackets(local, NodePackets(self._client)) if self.is_remote else local
 
     def reader(self) -> ColumnReader:
         # A node that holds all shards uses the local reader: a GPU then never waits for a peer.

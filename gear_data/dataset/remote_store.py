@@ -16,6 +16,7 @@ from gear_data.cluster.addresses import Address, nodes_url, parse_nodes
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.client.shards import RemoteShards
+from gear_data.cluster.client.video_packets import NodePackets
 from gear_data.cluster.transport_names import AUTO
 from gear_data.dataset.cluster_store import ClusterDatasetStore
 from gear_data.errors import ClusterError
@@ -26,6 +27,8 @@ from gear_data.storage.manifest import FileEntry, Manifest
 from gear_data.storage.mapped_files import MappedFiles
 from gear_data.storage.remote.cache import ShardCache, default_folder
 from gear_data.storage.sidecar import COLUMN, Sidecar
+from gear_data.video.index_tables import VideoIndex
+from gear_data.video.packet_bytes import PacketBytes
 
 RESIDENCY = "remote"
 
@@ -130,6 +133,9 @@ class RemoteDatasetStore(ClusterDatasetStore):
     def _open_shards(self) -> Shards:
         self._here = np.zeros(len(self.manifest.shards), np.bool_)
         return RemoteShards(self._client)
+
+    def _video_packets(self, index: VideoIndex) -> PacketBytes:
+        return NodePackets(self._client)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
         return open_shards("mmap", sidecar.files, Schema((COLUMN,)), sidecar.shards)

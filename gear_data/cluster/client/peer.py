@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -19,6 +19,7 @@ from gear_data.cluster.flight.grpc_fork import close_before_fork, using_grpc
 from gear_data.cluster.protocol import check_handshake, handshake
 from gear_data.common.cancellation import call_interruptibly
 from gear_data.errors import ClusterError
+from gear_data.video.packet_bytes import ByteRange
 
 #: Idle streams to one peer that are kept for the next batch.
 _MAX_IDLE_STREAMS = 8
@@ -100,6 +101,26 @@ class Peer:
         with using_grpc():
             first = handshake(dataset, file=file, offset=offset)
             return call_interruptibly(lambda: self._act("file", first, self.endpoint.timeout))
+
+    def video_bytes(self, dataset: str, ranges: Sequence[ByteRange]) -> bytes:
+        """Reads ranges of bytes of video files; see `ShardServer.video_bytes`.
+
+        Args:
+            dataset: The dataset's `dataset_identity`.
+            ranges: The ranges, together at most `protocol.MESSAGE_BYTES` bytes.
+
+        Returns:
+            All ranges, one after another.
+
+        Raises:
+            NodeUnreachableError, NodeRefusedError: As `describe`.
+        """
+        with using_grpc():
+            message = handshake(dataset, ranges=[list(each) for each in ranges])
+            data = call_interruptibly(lambda: self._act("video", message, self.endpoint.timeout))
+        if len(data) != sum(last - first for _, first, last in ranges):
+            raise self.endpoint.invalid_response(f"{len(data)} bytes of videos")
+        return data
 
     def _act(self, action: str, body: bytes, seconds: float) -> bytes:
         client = self.endpoint.connect(seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -36,6 +36,7 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.variable_columns import OFFSET_BYTES
+from gear_data.video.packet_bytes import ByteRange
 
 #: Largest manifest that a node may send.
 _MAX_MANIFEST_BYTES = 1 << 30
@@ -160,12 +161,35 @@ class ShardClient:
 
     def _file_chunk(self, file: str, offset: int, failed: dict[int, GearError]) -> bytes:
         """Returns a chunk of a file from a peer that is not in `failed`. Adds the peers that fail."""
-        backoff = self._directory.backoff
-        for number in sorted(range(len(self._directory.peers)), key=lambda number: number in backoff.active()):
+        return self._from_any_peer(lambda peer: peer.file_chunk(self.dataset, file, offset), failed, 0)
+
+    def video_bytes(self, ranges: Sequence[ByteRange], turn: int) -> bytes:
+        """Reads ranges of bytes of video files from one of the nodes.
+
+        Args:
+            ranges: The number of a file, the first byte, and the byte after the last; together at most
+                `protocol.MESSAGE_BYTES` bytes.
+            turn: Any number. Equal numbers begin with the same node.
+
+        Returns:
+            All ranges, one after another.
+
+        Raises:
+            NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError: No node returns them.
+        """
+        return self._from_any_peer(lambda peer: peer.video_bytes(self.dataset, ranges), {}, turn)
+
+    def _from_any_peer(self, call: Callable[[Peer], bytes], failed: dict[int, GearError], turn: int) -> bytes:
+        """Returns the first answer of a peer that is not in `failed`. Adds the peers that fail.
+
+        Peers that failed lately come last. `turn` says which peer comes first.
+        """
+        backoff, count = self._directory.backoff, len(self._directory.peers)
+        for number in sorted(range(count), key=lambda each: (each in backoff.active(), (each - turn) % count)):
             if number in failed:
                 continue
             try:
-                return self._directory.peers[number].file_chunk(self.dataset, file, offset)
+                return call(self._directory.peers[number])
             except (ClusterError, CorruptShardError, DatasetReplacedError) as error:
                 backoff.record_failure(number)
                 failed[number] = error

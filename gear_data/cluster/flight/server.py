@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight.keepalive import enable_keepalive
 from gear_data.cluster.flight.server_errors import ClientGoneError, as_flight_errors, flight_error
 from gear_data.cluster.protocol import (
+    MAX_SPANS,
     MESSAGE_BYTES,
     STREAM_SCHEMA,
     Request,
@@ -42,6 +43,15 @@ class _FileRequest(msgspec.Struct, frozen=True):
 
     file: str
     offset: int
+
+
+class _VideoRequest(msgspec.Struct, frozen=True):
+    """Fields of the action `video`, in addition to the handshake.
+
+    See `ShardServer.video_bytes`.
+    """
+
+    ranges: Annotated[list[tuple[int, int, int]], msgspec.Meta(max_length=MAX_SPANS)]
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -84,9 +94,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         enable_keepalive(self.port)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        """Answers the actions `describe` and `file`.
+        """Answers the actions `describe`, `file` and `video`.
 
-        `describe` returns the served shards, as JSON. `file` returns a chunk of the manifest or of a table.
+        `describe` returns the served shards, as JSON. `file` returns a chunk of the manifest or of a table. `video`
+        returns ranges of bytes of video files.
         """
         self.last_used = time.monotonic()
         with as_flight_errors():
@@ -94,8 +105,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 yield handshake(self._shards.identity, shards=self._shards.shards, verbs=self._rdma is not None)
             elif action.type == "file":
                 yield self._file_chunk(action.body.to_pybytes())
+            elif action.type == "video":
+                yield self._video_bytes(action.body.to_pybytes())
             else:
-                raise NodeRefusedError(f"has no action {action.type[:40]!r}; the actions are describe and file")
+                raise NodeRefusedError(f"has no action {action.type[:40]!r}; the actions are describe, file and video")
 
     def _file_chunk(self, body: bytes) -> bytes:
         check_handshake(body, self._shards.identity)
@@ -104,6 +117,14 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         except (ValueError, RecursionError) as error:
             raise NodeRefusedError("received a malformed request for a file") from error
         return self._shards.file_chunk(request.file, request.offset)
+
+    def _video_bytes(self, body: bytes) -> bytes:
+        check_handshake(body, self._shards.identity)
+        try:
+            request = msgspec.json.decode(body, type=_VideoRequest)
+        except (ValueError, RecursionError) as error:
+            raise NodeRefusedError("received a malformed request for videos") from error
+        return self._shards.video_bytes(request.ranges)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serves one stream until the client closes it.
@@ -134,7 +155,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _refuse(self, *arguments: Any) -> NoReturn:
         """Refuses a call that no node answers. Arrow's own method would send a traceback."""
-        raise flight_error(NodeRefusedError("answers only the actions describe and file, and exchanges of requests"))
+        raise flight_error(
+            NodeRefusedError("answers only the actions describe, file and video, and exchanges of requests")
+        )
 
     list_actions = list_flights = get_flight_info = do_get = do_put = _refuse
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.mapped_shards import ShardLease
 from gear_data.storage.variable_columns import OFFSET_BYTES, validated, value_bytes, value_offsets
+from gear_data.storage.videos.stored_packets import read_video_index, stored_packets
+from gear_data.video.index_tables import VideoIndex
+from gear_data.video.packet_bytes import ByteRange, PacketBytes
 
 _NOT_SERVED = -1
 
@@ -275,6 +279,34 @@ class ShardServer:
             raise CorruptShardError(
                 f"table {name!r} cannot be read: {error}", hint="restore it on that node"
             ) from error
+
+    def video_bytes(self, ranges: Sequence[ByteRange]) -> bytes:
+        """Returns ranges of bytes of the dataset's video files, one after another.
+
+        Args:
+            ranges: the number of a file, the first byte, and the byte after the last.
+
+        Raises:
+            NodeRefusedError: There is no such file or range, or all ranges have more bytes than a message.
+            CorruptShardError: A file is missing or truncated, or a table of the videos is damaged.
+            RemoteError: A file at a URL cannot be fetched.
+            DatasetReplacedError: The dataset was replaced.
+        """
+        index, packets = self._videos
+        for file, first, last in ranges:
+            if not 0 <= file < len(index):
+                raise NodeRefusedError(f"has no video file {file}; it has {len(index)}")
+            if not 0 <= first <= last <= index.file(file).size:
+                raise NodeRefusedError(f"has no bytes {first} to {last} of video file {file}")
+        if sum(last - first for _, first, last in ranges) > MESSAGE_BYTES:
+            raise NodeRefusedError(f"received a request for more than {MESSAGE_BYTES >> 20} MiB of videos at once")
+        return b"".join(packets.read(ranges))
+
+    @cached_property
+    def _videos(self) -> tuple[VideoIndex, PacketBytes]:
+        """The index of the video files, and what reads them."""
+        index = read_video_index(self.files, self.manifest)
+        return index, stored_packets(self.files, index)
 
 
 def _too_large() -> NodeRefusedError:

@@ -14,12 +14,12 @@ import pyarrow as pa
 from gear_data.errors import ManifestError
 from gear_data.schema import ColumnSpec
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.arrow_files import read_table
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import Manifest
+from gear_data.storage.videos.stored_packets import read_video_index
 from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
-from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_SCHEMA, PACKETS_TABLE, VideoIndex
+from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import PacketBytes
 from gear_data.video.segments import VideoSegments, segment_columns
 
@@ -81,22 +81,10 @@ def read_videos(
         CorruptShardError: a table is damaged.
         ManifestError: the tables contradict each other.
     """
-    index = _read_index(files, manifest)
+    index = read_video_index(files, manifest)
     table = files.name(manifest.tables["episodes"])
     cameras = {spec.name: _segments(spec, index, episodes, lengths, table) for spec in manifest.schema.videos}
     return StoredVideos(index, cameras, packets(index))
-
-
-def _read_index(files: DatasetFiles, manifest: Manifest) -> VideoIndex:
-    if not manifest.schema.videos:
-        return VideoIndex(FILES_SCHEMA.empty_table(), PACKETS_SCHEMA.empty_table(), str(files.location))
-    tables: list[Any] = []
-    for name in (FILES_TABLE, PACKETS_TABLE):
-        entry = manifest.tables[name]
-        with files.local(entry) as path:
-            tables.append(read_table(path, entry.checksum))
-            files.mapped.add(entry, path)
-    return VideoIndex(tables[0], tables[1], str(files.location))
 
 
 def _segments(spec: ColumnSpec, index: VideoIndex, episodes: Any, lengths: Int64Array, table: str) -> VideoSegments:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from gear_data.common.paths import is_remote, join
+from gear_data.storage.arrow_files import read_table
 from gear_data.storage.dataset_files import CachedFiles, DatasetFiles
-from gear_data.storage.manifest import check_inside
+from gear_data.storage.manifest import Manifest, check_inside
 from gear_data.storage.remote.cache import ShardCache, default_folder
 from gear_data.storage.videos.fetched import FetchedPackets
 from gear_data.storage.videos.mapped import mapped_packets
-from gear_data.video.index_tables import FILES_TABLE, TABLE_FILES, VideoIndex
+from gear_data.video.index_tables import (
+    FILES_SCHEMA,
+    FILES_TABLE,
+    PACKETS_SCHEMA,
+    PACKETS_TABLE,
+    TABLE_FILES,
+    VideoIndex,
+)
 from gear_data.video.packet_bytes import ByteRange, PacketBytes
 
 
@@ -70,3 +79,20 @@ def stored_packets(files: DatasetFiles, index: VideoIndex) -> PacketBytes:
     cache = files.cache if isinstance(files, CachedFiles) else ShardCache(default_folder(), None)
     fetched = FetchedPackets(index, urls, cache)
     return fetched if len(remote) == len(index) else StoredPackets(local, fetched, remote)
+
+
+def read_video_index(files: DatasetFiles, manifest: Manifest) -> VideoIndex:
+    """Maps and checks the tables of a dataset's video files. Without cameras, the index has no files.
+
+    Raises:
+        CorruptShardError: a table is damaged.
+    """
+    if not manifest.schema.videos:
+        return VideoIndex(FILES_SCHEMA.empty_table(), PACKETS_SCHEMA.empty_table(), str(files.location))
+    tables: list[Any] = []
+    for name in (FILES_TABLE, PACKETS_TABLE):
+        entry = manifest.tables[name]
+        with files.local(entry) as path:
+            tables.append(read_table(path, entry.checksum))
+            files.mapped.add(entry, path)
+    return VideoIndex(tables[0], tables[1], str(files.location))

@@ -92,7 +92,7 @@ def all_calls(client, options):
         calls[f"do_exchange {name}"] = lambda d=descriptor: client.do_exchange(d, options)[1].read_chunk()
     for ticket in (b"", b"\xff\xfe", b"x" * 100_000):
         calls[f"do_get {len(ticket)}"] = lambda t=ticket: client.do_get(flight.Ticket(t), options).read_all()
-    for action in ("", "shutdown", "describe\n", "\u00e9" * 10_000, "file"):
+    for action in ("", "shutdown", "describe\n", "\u00e9" * 10_000, "file", "video"):
         for body in (b"", b"\xff" * 9, b"[" * 100_000, b'{"version":' + b"9" * 10_000):
             calls[f"do_action {action[:9]} {len(body)}"] = lambda a=action, b=body: list(
                 client.do_action(flight.Action(a, b), options)
