@@ -90,8 +90,13 @@ class PyavDecoder:
         # Bilinear: when it scales down it averages over the pixels that a new pixel covers.
         frame = self._reformatter.reformat(picture.image, width, height, "rgb24", threads=1)
         plane = frame.planes[0]
-        rows = np.frombuffer(plane, np.uint8).reshape(height, plane.line_size)
-        np.copyto(out.reshape(height, 3 * width), rows[:, : 3 * width])
+        pixels = np.frombuffer(plane, np.uint8)
+        if plane.line_size == 3 * width:
+            np.copyto(out.reshape(-1), pixels)
+        else:
+            # FFmpeg aligns the rows of its frames.
+            rows = pixels.reshape(height, plane.line_size)
+            np.copyto(out.reshape(height, 3 * width), rows[:, : 3 * width])
 
 
 def reorder_depth(pts: list[int]) -> int:
