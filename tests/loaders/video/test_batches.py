@@ -13,6 +13,7 @@ import gear_data
 from gear_data import Mixture, RandomCrop, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from tests.support.cameras.filmed import FRONT, WRIST, Filmed
+from tests.support.command_line import run_json
 
 OPTIONS: dict[str, Any] = {"batch_size": 7, "context": 4, "seed": 5, "framework": "numpy"}
 
@@ -259,3 +260,39 @@ def test_the_specification_names_the_decoder(dataset: gear_data.Dataset) -> None
     (shape,) = [output["shape"] for output in spec["outputs"] if output["key"] == FRONT]
     assert shape == [8, 10, 3]
     assert "video_decoder" not in SequenceLoader(dataset, columns=["actions"], **OPTIONS).spec()
+
+
+# Other uses of the specification
+
+
+def test_a_rollout_has_the_environments_frames(filmed: Filmed, dataset: gear_data.Dataset) -> None:
+    for preset in ("lerobot", "raw"):
+        options = {**OPTIONS, "context": 1, "columns": ["actions", FRONT], "offsets": {FRONT: [-2, 0]}}
+        loader = SequenceLoader(dataset, preset=preset, **options)
+        ((batch, rows),) = first_batches(loader, 1)
+        rollout = gear_data.Rollout.from_spec(loader.spec())
+        for number, (episode, start, _) in enumerate(rows):
+            frames = filmed.frames[FRONT][episode]
+            rollout.reset({FRONT: frames[0]})
+            for step in range(start):
+                rollout.update(
+                    np.zeros(batch["action" if preset == "lerobot" else "actions"].shape[-1]),
+                    0.0,
+                    {FRONT: frames[step + 1]},
+                )
+            assert np.array_equal(rollout.inputs()[FRONT][0], batch[FRONT][number])
+    with pytest.raises(InvalidArgumentError, match="the frame is an array of float64"):
+        rollout = gear_data.Rollout.from_spec(SequenceLoader(dataset, preset="lerobot", **options).spec())
+        rollout.reset({FRONT: frames[0] / 255})
+        rollout.inputs()
+
+
+def test_the_command_resizes(filmed: Filmed, capsys: pytest.CaptureFixture[str]) -> None:
+    def padded(*options: str) -> float:
+        facts = run_json(capsys, "feed", filmed.path, "--steps", 2, "--batch-size", 4, "--context", 2, *options)
+        return facts["padded_bytes_per_s"] / facts["windows_per_s"]
+
+    frames = 2 * 3 * (48 * 64 + 32 * 48 - 2 * 16 * 20)
+    assert padded() - padded("--resize", "16x20", "--decode-threads", "1") == pytest.approx(frames)
+    with pytest.raises(SystemExit):
+        run_json(capsys, "feed", filmed.path, "--resize", "16")
