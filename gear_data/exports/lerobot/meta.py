@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from gear_data.dataset.dataset import Dataset
 from gear_data.exports.exporter import episode_blocks
 from gear_data.exports.lerobot.features import CLOCK, TASK, Feature, VideoFeature
-from gear_data.exports.lerobot.videos.sampled_statistics import frame_statistics
+from gear_data.exports.lerobot.videos.sampled_statistics import sampled_statistics
 from gear_data.exports.lerobot.videos.video_writer import CHUNK_FILES, VIDEO_MB, VIDEO_PATH, WrittenVideos
 from gear_data.exports.metadata import episode_metadata, final_observations, source_metadata
 from gear_data.exports.nested import nested_finals
@@ -106,7 +106,7 @@ def write_meta(
     fixed = [feature for feature in data.columns if not feature.spec.variable_length]
     all_statistics = {**{feature.name: dataset.statistics[feature.spec.name] for feature in fixed}, **data.statistics}
     statistics = {name: _stats(dataset, each) for name, each in all_statistics.items()}
-    statistics.update({camera.name: frame_statistics(dataset, camera.spec.name) for camera in cameras})
+    statistics.update({camera.name: sampled_statistics(dataset, camera.spec) for camera in cameras})
     _write_json(folder / "meta/stats.json", statistics)
     _write_texts(folder / "meta/tasks.parquet", tasks, TASK)
     if subtasks := _subtasks(dataset):

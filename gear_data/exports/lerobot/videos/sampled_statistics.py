@@ -2,66 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.internals import store_of
+from gear_data.schema import ColumnSpec
+from gear_data.video.frame_statistics import choose_sample, count_values, frame_statistics
+from gear_data.video.segments import VideoSegments
 
-#: Frames of the sample, evenly distributed over all steps.
+#: Frames of the sample of a column, evenly distributed over all steps.
 SAMPLE = 256
-#: Frames that are decoded at once.
-_AT_ONCE = 16
-#: LeRobot's names of the quantiles.
-_QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+#: LeRobot's names of the quantiles of `frame_statistics`.
+_QUANTILES = ("q01", "q10", "q50", "q90", "q99")
 
 
-def frame_statistics(dataset: Dataset, column: str) -> dict[str, Any]:
-    """Returns LeRobot's statistics of a column of frames, for each channel in [0, 1].
+def sampled_statistics(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
+    """Returns LeRobot's statistics of frames, for each channel in [0, 1].
 
     Args:
         dataset: the dataset or view.
-        column: a camera, or a column of uint8 frames [H, W, 3].
+        spec: a camera, or a column of uint8 frames [H, W, 3].
     """
-    counts = np.zeros((3, 256), np.int64)
-    frames = 0
-    for block in _sample(dataset, column):
-        frames += len(block)
-        for channel in range(3):
-            counts[channel] += np.bincount(block[..., channel].reshape(-1), minlength=256)
-    return {name: _per_channel(values) for name, values in _moments(counts).items()} | {"count": [frames]}
+    found: Any = dataset.statistics.get(spec.name) if spec.video is not None else None
+    if found is not None:
+        frames = found.sampled_frames
+    else:
+        frames, counts = _camera_counts(dataset, spec.name) if spec.video else _column_counts(dataset, spec.name)
+        found = frame_statistics(counts)
+    values = {name: getattr(found, name) for name in ("min", "max", "mean", "std")}
+    values.update(zip(_QUANTILES, found.quantiles, strict=True))
+    return {name: (each / 255).reshape(3, 1, 1).tolist() for name, each in values.items()} | {"count": [frames]}
 
 
-def _sample(dataset: Dataset, column: str) -> Iterable[npt.NDArray[np.uint8]]:
+def _camera_counts(dataset: Dataset, camera: str) -> tuple[int, npt.NDArray[np.int64]]:
+    """Returns the number of frames of a sample, and int64 [3, 256]: how often each value occurs in each channel."""
+    videos = store_of(dataset).videos
+    segments = videos.segments[camera]
+    if dataset.episode_ids is not None:
+        segments = VideoSegments(segments.file[dataset.episode_ids], segments.first_frame[dataset.episode_ids])
+    sample = choose_sample(videos.index, segments, dataset.lengths)
+    return len(sample), count_values(videos.reader, sample)
+
+
+def _column_counts(dataset: Dataset, column: str) -> tuple[int, npt.NDArray[np.int64]]:
+    """Returns the same as `_camera_counts` of a column in the shards."""
     steps = np.unique(np.linspace(0, dataset.num_steps - 1, min(SAMPLE, dataset.num_steps)).astype(np.int64))
+    counts = np.zeros((3, 256), np.int64)
     positions = np.searchsorted(dataset.offsets, steps, "right") - 1
     for position in np.unique(positions).tolist():
-        frames = dataset[position][column]
-        inside = steps[positions == position] - dataset.offsets[position]
-        for first in range(0, len(inside), _AT_ONCE):
-            yield frames[inside[first : first + _AT_ONCE]]
-
-
-def _moments(counts: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.float64]]:
-    """Returns statistics [3] of values that occur `counts` times, int64 [3, 256]."""
-    values = np.arange(256) / 255
-    total = counts.sum(axis=1)
-    mean = counts @ values / total
-    std = np.sqrt(np.maximum(counts @ values**2 / total - mean**2, 0))
-    present = counts > 0
-    found = {
-        "min": values[present.argmax(axis=1)],
-        "max": values[255 - present[:, ::-1].argmax(axis=1)],
-        "mean": mean,
-        "std": std,
-    }
-    reached = counts.cumsum(axis=1)
-    for name, probability in _QUANTILES.items():
-        found[name] = values[(reached >= np.ceil(probability * total)[:, None]).argmax(axis=1)]
-    return found
-
-
-def _per_channel(values: npt.NDArray[np.float64]) -> list[Any]:
-    return values.reshape(3, 1, 1).tolist()
+        frames = dataset[position][column][steps[positions == position] - dataset.offsets[position]]
+        for channel in range(3):
+            counts[channel] += np.bincount(frames[..., channel].reshape(-1), minlength=256)
+    return len(steps), counts
