@@ -75,7 +75,7 @@ class FrameReader:
         requests = file_requests(self.index, file, frame, np.arange(len(file)) if rows is None else rows, ahead)
         self._check(requests, out)
         cache = process_state().cache
-        tasks: list[Task] = []
+        found: list[Task] = []
         jobs: list[tuple[FileRequest, GroupJob]] = []
         for request in requests:
             missed = []
@@ -84,12 +84,17 @@ class FrameReader:
                 if picture is None:
                     missed.append(number)
                 else:
-                    tasks.append(partial(self._show_cached, request, picture, out))
+                    found.append(partial(self._show_cached, request, picture, out))
             jobs += [(request, self._job(request, job)) for job in plan_jobs(self.index, request.number, missed)]
+        # The longest work begins first, so that all threads end at about the same time.
+        jobs.sort(key=lambda each: each[1].first - each[1].last)
         ranges = [packet_ranges(self.index, job) for _, job in jobs]
         data = iter(self.packets.read([each for of_job in ranges for each in of_job]))
-        for (request, job), of_job in zip(jobs, ranges, strict=True):
-            tasks.append(partial(self._decode, request, job, of_job, [next(data) for _ in of_job], out))
+        tasks: list[Task] = [
+            partial(self._decode, request, job, of_job, [next(data) for _ in of_job], out)
+            for (request, job), of_job in zip(jobs, ranges, strict=True)
+        ]
+        tasks += found
         alone = self._threads == 1 or len(tasks) < 2
         run_all(tasks, None if alone else process_state().executor(self._threads), self._threads)
 
