@@ -12,6 +12,7 @@ import feed
 import gpu
 import pytest
 import selection
+import video
 from feeding import contenders
 from feeding.contenders import CONTENDERS, INLINE, THREADS
 from feeding.environments import requirements
@@ -31,6 +32,7 @@ OF_OPTIONS = {
     "gear_profile.py": "--profile",
     "gear_wait.py": "--wait",
 }
+OF_VIDEO = {contender.script: contender.environment for contender in video.CONTENDERS}
 
 
 def programs(folder: str) -> set[str]:
@@ -94,11 +96,12 @@ def test_every_script_of_a_peer_is_run() -> None:
             names = arguments[arguments.index("--shapes") + 1].split(",")
             reached = reached.union(*(shapes[name].peers for name in names))
     assert reached == {contender.name for contender in CONTENDERS}
-    assert programs("peers") == {contender.script for contender in CONTENDERS} | OF_OPTIONS.keys()
+    assert programs("peers") == {contender.script for contender in CONTENDERS} | OF_OPTIONS.keys() | OF_VIDEO.keys()
     source = inspect.getsource(feed) + (BENCHMARKS / "feeding" / "data.py").read_text()
     assert all(f'"{script}"' in source for script in OF_OPTIONS)
     environments = {contender.environment for contender in CONTENDERS} - {None}
-    assert environments == {file.stem for file in requirements("").parent.glob("*.txt")}
+    files = {file.stem for file in requirements("").parent.glob("*.txt")}
+    assert environments | set(OF_VIDEO.values()) - {None} == files
     # Reverb has no wheels for all versions of Python. Its absence is reported.
     assert environments - {value.partition("=")[0] for value in values("feed.py", "--python")} == {"reverb"}
     assert re.search(r"not installed \(run with --install\)", inspect.getsource(contenders))

@@ -11,8 +11,7 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +28,10 @@ from feeding.contenders import CONTENDERS, INLINE, THREADS
 from feeding.scenarios import SCENARIOS
 
 from gear_data.demo.rollouts import write_rollouts
-from tests.support.benchmarks.commands import BENCHMARKS, COMMANDS
-from tests.support.benchmarks.results import Result, read_record, rows_of
-from tests.support.benchmarks.warm_python import warm_python
-
-#: Only for a benchmark that hangs.
-TIMEOUT_SECONDS = 300
+from tests.support.benchmarks.commands import BENCHMARKS
+from tests.support.benchmarks.results import Result, rows_of
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture(scope="module")
-def python() -> Iterator[Path]:
-    with warm_python() as executable:
-        yield executable
 
 
 @pytest.fixture(scope="module")
@@ -68,25 +57,6 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("gear_data", "kernels", "loaders", "benchmarks"):
         shutil.copytree(BENCHMARKS.parent / name, folder / name, symlinks=True)
     return folder
-
-
-@pytest.fixture(scope="module")
-def run(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """run(name, **places) runs the command `COMMANDS[name]`."""
-
-    def run(name: str, **places: object) -> Result:
-        folder = tmp_path_factory.mktemp("run")
-        written = folder / "record.json"
-        script, *arguments = COMMANDS[name].format(json=written, scratch=folder, python=python, **places).split()
-        # No peer may be fetched from the network.
-        variables = {**os.environ, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        done = subprocess.run(
-            [python, BENCHMARKS / script, *arguments],
-            cwd=folder, capture_output=True, text=True, env=variables, timeout=TIMEOUT_SECONDS,
-        )  # fmt: skip
-        return Result(done.returncode, done.stdout, done.stderr, read_record(written))
-
-    return run
 
 
 # selection.py

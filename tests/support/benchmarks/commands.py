@@ -46,6 +46,9 @@ COMMANDS = {
     "a peer that cannot be installed": "feed.py --quick --shapes hopper-64x100 --peers hf --install "
     "--venvs {scratch}/venvs --json {json}",
     "tuning": "tune.py --quick --steps 4000 --seconds 0.5 --rounds 1 --run-seconds 0.005 --json {json}",
+    "video": "video.py --quick --codecs av1 --frames 60 --seconds 0.02 --rounds 1 --cold-batches 1 --resize 0 "
+    "--seed 1 --install --venvs {scratch}/venvs --json {json}",
+    "memory of video": "video.py --quick --codecs h264 --leak --leak-batches 8 --python lerobot={python} --json {json}",
     "host of a GPU": "host_cost.py --quick --json {json}",
     "no GPU": "gpu.py --quick --json {json}",
     # By a stand-in for CuPy.

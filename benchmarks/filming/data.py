@@ -1,0 +1,159 @@
+"""LeRobot v3.0 datasets with one camera, made for benchmarks/video.py.
+
+The files are written here, without gear_data, so that LeRobot and gear_data read the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+FPS = 30
+STATE, ACTION = 14, 14
+#: The camera as LeRobot names it.
+CAMERA = "observation.images.front"
+_DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How the camera's file is encoded.
+
+    Attributes:
+        encoder: FFmpeg's name.
+        group: frames from one key frame to the next.
+        options: of the encoder.
+    """
+
+    encoder: str
+    group: int
+    options: dict[str, str]
+
+
+#: Name -> codec. AV1 is as LeRobot encodes it.
+CODECS = {
+    "h264": Codec("libx264", 12, {"preset": "veryfast", "x264-params": "scenecut=0"}),
+    "mpeg4": Codec("mpeg4", 12, {"qscale": "5"}),
+    "av1": Codec("libsvtav1", 2, {"preset": "12", "crf": "30"}),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size of a dataset: `frames` frames of height x width, in episodes of `episode` steps."""
+
+    frames: int
+    episode: int
+    height: int
+    width: int
+
+
+def scene_frame(scene: npt.NDArray[np.uint8], number: int, height: int, width: int) -> npt.NDArray[np.uint8]:
+    """Returns a frame of a camera that moves over a scene of blocks, with a bar that says the frame's number."""
+    y, x = (3 * number) % (scene.shape[0] - height), (2 * number) % (scene.shape[1] - width)
+    frame = scene[y : y + height, x : x + width].copy()
+    frame[: height // 8] = 255 * (number % 2)
+    frame[: height // 8, : 1 + number % width] = (200, 40, 90)
+    return frame
+
+
+def write_video(path: Path, codec: Codec, size: Size, seed: int) -> None:
+    """Encodes all episodes into one file."""
+    os.environ.setdefault("SVT_LOG", "1")
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (size.height // 8 + 16, size.width // 8 + 16, 3), np.uint8)
+    scene = np.ascontiguousarray(blocks.repeat(16, 0).repeat(16, 1))
+    # Noise, as a sensor has it.
+    scene = np.clip(scene + random.integers(-8, 9, scene.shape), 0, 255).astype(np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream(codec.encoder, rate=FPS, options=codec.options)
+        stream.height, stream.width, stream.pix_fmt = size.height, size.width, "yuv420p"
+        stream.codec_context.gop_size = codec.group
+        for number in range(size.frames):
+            image = scene_frame(scene, number, size.height, size.width)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, "rgb24")))
+        container.mux(stream.encode(None))
+
+
+def write_lerobot(folder: Path, codec: Codec, size: Size, seed: int) -> Path:
+    """Writes a LeRobot v3.0 dataset: one data file and one video file. Returns the folder."""
+    random = np.random.default_rng(seed)
+    starts = np.arange(0, size.frames, size.episode)
+    lengths = np.minimum(starts + size.episode, size.frames) - starts
+    count, zeros = len(starts), np.zeros(len(starts), np.int64)
+    episode = np.repeat(np.arange(count), lengths)
+    step = np.arange(size.frames) - starts[episode]
+    vectors = {"observation.state": STATE, "action": ACTION}
+    columns: dict[str, Any] = {
+        name: pa.FixedSizeListArray.from_arrays(
+            pa.array(random.standard_normal(size.frames * width, dtype=np.float32)), width
+        )
+        for name, width in vectors.items()
+    }
+    columns["timestamp"] = (step / FPS).astype(np.float32)
+    columns |= {"frame_index": step, "episode_index": episode, "index": np.arange(size.frames)}
+    columns["task_index"] = np.zeros(size.frames, np.int64)
+    places = {"chunk_index": 0, "file_index": 0}
+    _write_table(folder / _DATA.format(**places), columns)
+    video = folder / _VIDEO.format(video_key=CAMERA, **places)
+    write_video(video, codec, size, seed)
+    episodes: dict[str, Any] = {
+        "episode_index": np.arange(count),
+        "tasks": pa.array([["move"]] * count, pa.list_(pa.string())),
+        "length": lengths,
+        **{f"{part}/{name}": zeros for part in ("data", "meta/episodes", f"videos/{CAMERA}") for name in places},
+        "dataset_from_index": starts,
+        "dataset_to_index": starts + lengths,
+        f"videos/{CAMERA}/from_timestamp": starts / FPS,
+        f"videos/{CAMERA}/to_timestamp": (starts + lengths) / FPS,
+    }
+    _write_table(folder / "meta/episodes/chunk-000/file-000.parquet", episodes)
+    pd.DataFrame({"task_index": [0]}, index=["move"]).to_parquet(folder / "meta/tasks.parquet")
+    features: dict[str, Any] = {name: {"dtype": "float32", "shape": [vectors[name]], "names": None} for name in vectors}
+    features[CAMERA] = {
+        "dtype": "video", "shape": [size.height, size.width, 3], "names": ["height", "width", "channels"],
+        "info": {"video.fps": FPS, "video.height": size.height, "video.width": size.width, "video.channels": 3},
+    }  # fmt: skip
+    for name in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
+        features[name] = {"dtype": "float32" if name == "timestamp" else "int64", "shape": [1], "names": None}
+    info = {
+        "codebase_version": "v3.0", "robot_type": "arm", "total_episodes": count, "total_frames": size.frames,
+        "total_tasks": 1, "chunks_size": 1000, "data_files_size_in_mb": 100, "video_files_size_in_mb": 200, "fps": FPS,
+        "splits": {"train": f"0:{count}"}, "data_path": _DATA, "video_path": _VIDEO, "features": features,
+    }  # fmt: skip
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    (folder / "meta/stats.json").write_text("{}")
+    return folder
+
+
+def video_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.mp4"))
+
+
+def drop_page_cache(folder: Path) -> None:
+    """Asks the system to forget the pages of all files in a folder. Pages that a process maps stay."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+def _write_table(path: Path, columns: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
