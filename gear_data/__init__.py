@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gear_data import errors
     from gear_data.cluster.placement import Placement
+    from gear_data.dataset.cameras.video_frames import VideoFrames
     from gear_data.dataset.dataset import Dataset
     from gear_data.dataset.episode import Episode
     from gear_data.dataset.open import open_dataset as open
@@ -49,6 +50,7 @@ _PUBLIC = {
     "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
     "Dataset": ("gear_data.dataset.dataset", "Dataset"),
+    "VideoFrames": ("gear_data.dataset.cameras.video_frames", "VideoFrames"),
     "Episode": ("gear_data.dataset.episode", "Episode"),
     "Evaluation": ("gear_data.evaluation.episodes", "Evaluation"),
     "Fifo": ("gear_data.selection.samplers", "Fifo"),
@@ -109,6 +111,7 @@ __all__ = [
     "TopK",
     "TuneReport",
     "Uniform",
+    "VideoFrames",
     "Weighted",
     "convert",
     "errors",
