@@ -150,6 +150,13 @@ FAULTS: tuple[Fault, ...] = (
         "spans are read from a replica.",
     ),
     Fault(
+        "a peer lacks a video file, or its file is truncated",
+        "server.shard_server:ShardServer.video_bytes",
+        None,
+        "The peer sends CorruptShardError; the bytes are read from another peer, which then comes first for this file. "
+        "The peer's shards are read as before.",
+    ),
+    Fault(
         "a peer serves another dataset than before, or than the others",
         "client.shard_directory:ShardDirectory.update",
         None,
@@ -185,6 +192,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a client sends a malformed request, or asks for rows that do not exist",
         "protocol:Request.from_bytes",
+        None,
+        "The client gets NodeRefusedError. The server goes on.",
+    ),
+    Fault(
+        "a client asks for bytes outside a video file, or for too many",
+        "server.shard_server:ShardServer.video_bytes",
         None,
         "The client gets NodeRefusedError. The server goes on.",
     ),

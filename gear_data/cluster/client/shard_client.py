@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -161,38 +162,60 @@ class ShardClient:
 
     def _file_chunk(self, file: str, offset: int, failed: dict[int, GearError]) -> bytes:
         """Returns a chunk of a file from a peer that is not in `failed`. Adds the peers that fail."""
-        return self._from_any_peer(lambda peer: peer.file_chunk(self.dataset, file, offset), failed, 0)
+        return self._from_any_peer(lambda peer: peer.file_chunk(self.dataset, file, offset), failed, 0)[0]
 
-    def video_bytes(self, ranges: Sequence[ByteRange], turn: int) -> bytes:
+    def video_bytes(self, ranges: Sequence[ByteRange], first: int) -> tuple[bytes, int]:
         """Reads ranges of bytes of video files from one of the nodes.
+
+        If a node fails, another one is asked. If a node cannot be reached, the retry policy decides.
 
         Args:
             ranges: The number of a file, the first byte, and the byte after the last; together at most
                 `protocol.MESSAGE_BYTES` bytes.
-            turn: Any number. Equal numbers begin with the same node.
+            first: The number of the node to ask first, modulo the number of nodes.
 
         Returns:
-            All ranges, one after another.
+            All ranges, one after another; and the number of the node that sent them.
 
         Raises:
             NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError: No node returns them.
         """
-        return self._from_any_peer(lambda peer: peer.video_bytes(self.dataset, ranges), {}, turn)
+        while True:
+            failed = dict[int, GearError]()
+            try:
+                return self._from_any_peer(lambda peer: peer.video_bytes(self.dataset, ranges), failed, first)
+            except (ClusterError, CorruptShardError, DatasetReplacedError):
+                # A node that does not answer may have the files that the others lack.
+                silent = {number: error for number, error in failed.items() if isinstance(error, NodeUnreachableError)}
+                if not silent:
+                    raise
+                error = next(iter(silent.values()))
+                if self._retries.wait(silent, error) is None:
+                    raise error from None
 
-    def _from_any_peer(self, call: Callable[[Peer], bytes], failed: dict[int, GearError], turn: int) -> bytes:
-        """Returns the first answer of a peer that is not in `failed`. Adds the peers that fail.
+    def _from_any_peer(
+        self, call: Callable[[Peer], bytes], failed: dict[int, GearError], first: int
+    ) -> tuple[bytes, int]:
+        """Returns the first answer of a peer that is not in `failed`, and the peer's number. Adds the peers that fail.
 
-        Peers that failed lately come last. `turn` says which peer comes first.
+        Peers that failed lately come last. The others are asked from number `first` on.
         """
         backoff, count = self._directory.backoff, len(self._directory.peers)
-        for number in sorted(range(count), key=lambda each: (each in backoff.active(), (each - turn) % count)):
+        for number in sorted(range(count), key=lambda each: (each in backoff.active(), (each - first) % count)):
             if number in failed:
                 continue
+            begin = time.monotonic()
             try:
-                return call(self._directory.peers[number])
-            except (ClusterError, CorruptShardError, DatasetReplacedError) as error:
-                backoff.record_failure(number)
+                answer = call(self._directory.peers[number])
+            except (ClusterError, DatasetReplacedError) as error:
+                backoff.record_failure(number, begin)
                 failed[number] = error
+            except CorruptShardError as error:
+                # The peer lacks a file. Its shards can be read.
+                failed[number] = error
+            else:
+                backoff.record_success(number)
+                return answer, number
         raise next(iter(failed.values()), InvalidArgumentError("there are no nodes; list at least one"))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,12 +18,16 @@ _REQUESTS = 4
 class NodePackets:
     """`PacketBytes` of the nodes that serve a dataset. They are sent by Arrow Flight.
 
+    Each file is read from the node that sent bytes of it before. So nodes that hold different files are asked once.
+
     Args:
         client: reads from the nodes.
     """
 
     def __init__(self, client: ShardClient) -> None:
         self._client = client
+        #: Number of a file -> the number of the node that sent bytes of it.
+        self._sources: dict[int, int] = {}
 
     def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
         """Returns the bytes of each range.
@@ -31,15 +36,33 @@ class NodePackets:
             NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError: no node returns them.
         """
         pieces = [_pieces(each) for each in ranges]
-        groups = list(_groups([piece for of_range in pieces for piece in of_range]))
+        by_source = defaultdict[int, list[ByteRange]](list)
+        for piece in dict.fromkeys(piece for of_range in pieces for piece in of_range):
+            by_source[self._sources.get(piece[0], piece[0])].append(piece)
+        groups = [group for of_source in by_source.values() for group in _groups(of_source)]
+        data: dict[ByteRange, memoryview] = {}
         with ThreadPoolExecutor(min(_REQUESTS, max(1, len(groups))), "gear-video") as threads:
-            answers = threads.map(lambda group: self._client.video_bytes(group, group[0][0]), groups)
-            data = iter([part for group, answer in zip(groups, answers, strict=True) for part in _cut(group, answer)])
-        found = []
-        for of_range in pieces:
-            parts = [next(data) for _ in of_range]
-            found.append(parts[0] if len(parts) == 1 else memoryview(b"".join(parts)))
-        return found
+            for found in threads.map(self._fetch, groups):
+                data.update(found)
+        return [
+            data[of_range[0]] if len(of_range) == 1 else memoryview(b"".join(data[piece] for piece in of_range))
+            for of_range in pieces
+        ]
+
+    def _fetch(self, group: Sequence[ByteRange]) -> dict[ByteRange, memoryview]:
+        first, files = group[0][0], {file for file, _, _ in group}
+        try:
+            answer, source = self._client.video_bytes(group, self._sources.get(first, first))
+        except CorruptShardError:
+            if len(files) == 1:
+                raise
+            # No node has all the files.
+            found: dict[ByteRange, memoryview] = {}
+            for file in sorted(files):
+                found.update(self._fetch([piece for piece in group if piece[0] == file]))
+            return found
+        self._sources.update(dict.fromkeys(files, source))
+        return dict(zip(group, _cut(group, answer), strict=True))
 
 
 class LocalOrNodePackets:
@@ -52,13 +75,33 @@ class LocalOrNodePackets:
 
     def __init__(self, local: PacketBytes, nodes: PacketBytes) -> None:
         self._local, self._nodes = local, nodes
+        #: Numbers of the files that are missing here.
+        self._missing: set[int] = set()
 
     def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
         """Returns the bytes of each range. Raises the errors of `NodePackets.read`."""
-        try:
-            return self._local.read(ranges)
-        except CorruptShardError:
-            return self._nodes.read(ranges)
+        found: list[memoryview | None] = self._read_local(ranges)
+        elsewhere = [number for number, data in enumerate(found) if data is None]
+        if elsewhere:
+            for number, data in zip(elsewhere, self._nodes.read([ranges[each] for each in elsewhere]), strict=True):
+                found[number] = data
+        return [data for data in found if data is not None]
+
+    def _read_local(self, ranges: Sequence[ByteRange]) -> list[memoryview | None]:
+        """Returns the bytes of each range; None for a file that is missing here."""
+        if not any(file in self._missing for file, _, _ in ranges):
+            try:
+                return [*self._local.read(ranges)]
+            except CorruptShardError:
+                if len({file for file, _, _ in ranges}) == 1:
+                    self._missing.add(ranges[0][0])
+                    return [None] * len(ranges)
+        found: list[memoryview | None] = [None] * len(ranges)
+        for file in {file for file, _, _ in ranges} - self._missing:
+            numbers = [number for number, each in enumerate(ranges) if each[0] == file]
+            for number, data in zip(numbers, self._read_local([ranges[each] for each in numbers]), strict=True):
+                found[number] = data
+        return found
 
 
 def _pieces(wanted: ByteRange) -> list[ByteRange]:

@@ -11,7 +11,7 @@ import xxhash
 
 from gear_data.storage.manifest import FileEntry
 from gear_data.storage.remote.cache import ShardCache
-from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
+from gear_data.storage.remote.range_reader import RangeReader, filesystem_of
 from gear_data.storage.videos.pages import Pages, file_pages
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange
@@ -81,15 +81,19 @@ class FetchedPackets:
     def _fetch(self, run: Sequence[tuple[int, int]]) -> dict[tuple[int, int], memoryview]:
         file, pages = run[0][0], self._pages(run[0][0])
         first, last = pages.span(run[0][1])[0], pages.span(run[-1][1])[1]
-        data = memoryview(self._request(file, first, last))
+        data = self._request(file, first, last)
         return {each: data[slice(*(at - first for at in pages.span(each[1])))] for each in run}
 
-    def _request(self, file: int, first: int, last: int) -> bytes:
+    def _request(self, file: int, first: int, last: int) -> memoryview:
         # The file system is asked for each time: those of a parent process do not work in a forked child.
         filesystem, path = filesystem_of(self._urls[file])
-        with open_range_reader(filesystem, path, self._index.file(file).size, self._urls[file]) as reader:
-            reader.seek(first)
-            return reader.read(last - first)
+        # Without a buffer: a buffered reader requests at least 2 MiB.
+        reader = RangeReader(filesystem, path, self._index.file(file).size, self._urls[file])
+        reader.seek(first)
+        data, done = memoryview(bytearray(last - first)), 0
+        while count := reader.readinto(data[done:]):
+            done += count
+        return data[:done]
 
     def _entry(self, file: int, page: int) -> FileEntry:
         """Returns the entry of a page in the cache. Its name is a hash of the file's checksum and the range."""

@@ -110,6 +110,8 @@ def test_ranges_are_fetched_and_kept(index: VideoIndex, server: Server, tmp_path
     assert server.bytes <= 4 * (largest + (8 << 10))
     assert server.bytes < len(server.content)
     assert len(server.requests) <= 3, "adjacent pages share a request"
+    bounds = {*file_pages(video, index.groups(0)).bounds.tolist()}
+    assert {end for request in server.requests for end in request} <= bounds, "more than the pages was requested"
     server.requests.clear()
     assert [bytes(data) for data in packets_of(index, tmp_path).read(wanted)] == [bytes(data) for data in found]
     assert not server.requests, "another process finds the pages in the cache"
