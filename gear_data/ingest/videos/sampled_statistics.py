@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,19 +60,20 @@ def camera_statistics(
     statistics = {}
     index, files = source.staged.index, indexed_files(source)
     lengths = episodes.column("length").to_numpy()
-    for name in (spec.name for spec in source.videos.columns):
-        segments = VideoSegments(*(episodes.column(column).to_numpy() for column in segment_columns(name)))
-        sample = choose_sample(index, segments, lengths)
-        needed = _Needed.of(index, files, sample)
-        counts = _contained_counts(needed) if shareable else needed.counts()
-        if isinstance(counts, str):
-            message = f"a sample of the frames cannot be decoded: {counts}; the camera has no statistics"
-            findings.add(Finding("video-statistics-left-out", message, column=name))
-            continue
-        found = frame_statistics(counts)
-        statistics[name] = ColumnStatistics(
-            counts.sum(axis=1), found.mean, found.std, found.min, found.max, len(sample), found.quantiles
-        )
+    with _Worker() as worker:
+        for name in (spec.name for spec in source.videos.columns):
+            segments = VideoSegments(*(episodes.column(column).to_numpy() for column in segment_columns(name)))
+            needed = _Needed.of(index, files, choose_sample(index, segments, lengths))
+            counts = worker.counts(needed) if shareable else needed.counts()
+            if isinstance(counts, str):
+                message = f"a sample of the frames cannot be decoded: {counts}; the camera has no statistics"
+                findings.add(Finding("video-statistics-left-out", message, column=name))
+                continue
+            found = frame_statistics(counts)
+            frames = len(needed.sample)
+            statistics[name] = ColumnStatistics(
+                counts.sum(axis=1), found.mean, found.std, found.min, found.max, frames, found.quantiles
+            )
     return statistics
 
 
@@ -111,29 +113,54 @@ class _Needed:
             return "too little memory"
 
 
-def _contained_counts(needed: _Needed) -> Int64Array | str:
-    """Returns `needed.counts()` of a worker process."""
-    ours, theirs = Pipe()
-    with theirs:
-        command = [sys.executable, "-m", "gear_data.ingest.videos.sampled_statistics", str(theirs.fileno())]
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-    limit = _SECONDS + _SECONDS_PER_FRAME * len(needed.sample)
-    try:
-        with ours:
-            ours.send((needed.tables, needed.files, needed.sample))
-            if ours.poll(limit):
-                counts: Int64Array | str = ours.recv()
+class _Worker:
+    """A worker process. It starts with the first sample, and again after it died."""
+
+    def __init__(self) -> None:
+        self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def counts(self, needed: _Needed) -> Int64Array | str:
+        """Returns `needed.counts()` of the worker."""
+        process, connection = self._started()
+        limit = _SECONDS + _SECONDS_PER_FRAME * len(needed.sample)
+        try:
+            connection.send((needed.tables, needed.files, needed.sample))
+            if connection.poll(limit):
+                counts: Int64Array | str = connection.recv()
                 return counts
-            return f"FFmpeg did not finish within {limit:.0f} s"
-    except (EOFError, OSError):
-        return f"FFmpeg ended its process with status {process.wait()}"
-    finally:
-        process.kill()
-        process.wait()
+            problem = f"FFmpeg did not finish within {limit:.0f} s"
+        except (EOFError, OSError):
+            problem = f"FFmpeg ended its process with status {process.wait()}"
+        self._end()
+        return problem
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
+        if self._running is None:
+            ours, theirs = Pipe()
+            with theirs:
+                command = [sys.executable, "-m", "gear_data.ingest.videos.sampled_statistics", str(theirs.fileno())]
+                process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._running = process, ours
+        return self._running
+
+    def _end(self) -> None:
+        if self._running is not None:
+            process, connection = self._running
+            self._running = None
+            process.kill()
+            process.wait()
+            connection.close()
 
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with Connection(int(sys.argv[1])) as connection, suppress(EOFError, OSError):
-        connection.send(_Needed(*connection.recv()).counts())
+    with Connection(int(sys.argv[1])) as inherited, suppress(EOFError, OSError):
+        while True:
+            inherited.send(_Needed(*inherited.recv()).counts())

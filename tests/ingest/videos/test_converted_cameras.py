@@ -15,9 +15,10 @@ from PIL import Image
 
 import gear_data
 from gear_data.errors import BadEpisodeError, InvalidArgumentError, UnknownNameError
+from gear_data.ingest.location import locate
 
 pytest.importorskip("av")
-from gear_data.ingest.videos.sampled_statistics import _contained_counts, _Needed
+from gear_data.ingest.videos.sampled_statistics import _Needed, _Worker
 from gear_data.video.frame_statistics import FrameSample
 from gear_data.video.index_tables import index_tables
 from gear_data.video.indexing.demux import index_file
@@ -159,4 +160,7 @@ class _Crash:
 def test_a_crash_is_contained(robot: tuple[Path, list[Path]]) -> None:
     tables = index_tables([index_file(robot[1][0], "0.mp4")])
     needed = _Needed(tables, [_Crash()], FrameSample(np.zeros(1, np.int64), np.zeros(1, np.int64)))  # type: ignore[list-item]
-    assert "status -6" in str(_contained_counts(needed))
+    alone = _Needed(tables, locate(str(robot[1][0]), None).files, needed.sample)
+    with _Worker() as worker:
+        assert "status -6" in str(worker.counts(needed))
+        np.testing.assert_array_equal(worker.counts(alone), alone.counts())

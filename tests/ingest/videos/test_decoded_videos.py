@@ -55,7 +55,7 @@ class Segmented:
 def decoded(source: Segmented, mode: str, **options: Any) -> DecodedVideos:
     packets = SourcePackets(options.pop("files", source.videos.files))
     chosen: dict[str, Any] = {"size": None, "skip_bad": False, "threads": 2, **options}
-    return DecodedVideos(source, source.index, packets, mode=mode, **chosen)  # type: ignore[arg-type]
+    return DecodedVideos(source, source.index, packets, mode=mode, **chosen)
 
 
 def all_frames(path: str) -> np.ndarray[Any, Any]:
