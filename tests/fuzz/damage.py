@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz import damage_formats as formats
+from tests.fuzz.damage_mp4 import damage_mp4
 
 #: Values that replace a value of a JSON file.
 _JSON = (None, True, -1, 0, 1 << 70, 1e308, "", "x", "../../etc/passwd", "\0", [], {}, [[]], {"a": {}}, float("nan"))
@@ -25,6 +26,7 @@ _KNOWN: tuple[tuple[str, Callable[[Path, random.Random], str], int], ...] = (
     (".zarr.zip", formats.damage_members, 5),
     (".gz", formats.damage_gzipped_npy, 8),
     (".tfrecord", formats.damage_records, 8),
+    (".mp4", damage_mp4, 12),
 )
 
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
+import av
 import h5py
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import feather
+
+from gear_data.errors import GearError
 
 #: Column -> values of an episode as bytes, or as a list for text.
 Values = dict[str, bytes | list[Any]]
@@ -64,6 +67,36 @@ def statistics_differ(folder: Path, statistics: Mapping[str, Any]) -> str | None
         same = np.allclose(found.mean, values.mean(axis=0), rtol=1e-9, atol=1e-12)
         if not same or (found.min != values.min(axis=0)).any() or (found.max != values.max(axis=0)).any():
             return f"statistics of {name} are not the shards'"
+    return None
+
+
+def frames_differ(folder: Path, dataset: Any, intact: Set[int]) -> str | None:
+    """Returns the first episode with a frame that PyAV reads otherwise, in sequence from the file.
+
+    It is None if there is none. A file is left out if it has a packet whose digest is not in `intact`: decoders guess
+    the frames of damaged packets.
+    """
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    episodes, files, packets = (
+        _read(folder / manifest["tables"][name]["file"]) for name in ("episodes", "videos", "video_packets")
+    )
+    ends = np.cumsum(files.column("packets").to_numpy())
+    for i, row in enumerate(episodes.to_pylist()):
+        for camera in (video["name"] for video in manifest["videos"]):
+            number, first = row[f"videos/{camera}/file"], row[f"videos/{camera}/first_frame"]
+            count = files.column("packets")[number].as_py()
+            digests = packets.column("digest").slice(int(ends[number]) - count, count).to_pylist()
+            if not intact.issuperset(digests):
+                continue
+            try:
+                found = np.asarray(dataset.episode(row["episode_id"])[camera])
+            except GearError:
+                continue
+            with av.open(str(folder / files.column("file")[number].as_py())) as container:
+                frames = sorted(container.decode(video=0), key=lambda frame: frame.pts)
+            expected = [frame.to_ndarray(format="rgb24") for frame in frames[first : first + row["length"]]]
+            if len(found) != len(expected) or not np.array_equal(found, expected):
+                return f"episode {i}, camera {camera} differs from its file"
     return None
 
 

@@ -31,11 +31,14 @@ import numpy as np
 import gear_data
 from gear_data.errors import GearError
 from gear_data.ingest.sources.registry import known_formats
+from gear_data.video.indexing.demux import index_file
 from tests.fuzz.damage import damage
-from tests.fuzz.plain_readings import READERS, differences, source_differs, statistics_differ
-from tests.support import source_makers
+from tests.fuzz.plain_readings import READERS, differences, frames_differ, source_differs, statistics_differ
+from tests.support.makers.videos import VIDEO_MAKERS
 from tests.support.rollouts import make_rollouts
+from tests.support.source_makers import MAKERS as SOURCE_MAKERS
 
+MAKERS = SOURCE_MAKERS | VIDEO_MAKERS
 #: Limits of a case, in seconds and in bytes of memory.
 TIME_LIMIT = 20
 MEMORY_LIMIT = 512 << 20
@@ -47,6 +50,9 @@ _LEFT_OUT = ("step-rows-lance",)
 
 #: Part of the cases that compute statistics again, which takes most of the time of such a case.
 _DEEP = 0.1
+
+#: Digests of the packets of undamaged videos.
+_PACKETS: set[int] = set()
 
 #: Exit statuses of a case's process.
 _CONVERTED, _REFUSED, _FAILED = 0, 3, 4
@@ -114,11 +120,16 @@ def convert(name: str, source: Path, destination: Path, rng: random.Random) -> i
     except GearError as error:
         print(f"{type(error).__name__}: {error}")
         return _REFUSED
-    if not gear_data.verify(destination, deep=rng.random() < _DEEP, progress=False).ok:
+    deep, decode = rng.random() < _DEEP, rng.random() < _DEEP
+    if not gear_data.verify(destination, deep=deep, progress=False).ok:
         print("the converted dataset does not verify")
         return _FAILED
     dataset = gear_data.open(destination)
     difference = differences(destination, iter(dataset)) or statistics_differ(destination, dataset.statistics)
+    if difference is None and dataset.schema.videos:
+        difference = frames_differ(destination, dataset, _PACKETS)
+        if decode:  # a conversion decodes nothing, so frames may be damaged
+            gear_data.verify(destination, decode=True, progress=False)
     if (
         difference is None
         and bad == "error"
@@ -156,6 +167,8 @@ def read(folder: Path, rng: random.Random) -> int:
             deep = rng.random() < _DEEP
             if gear_data.verify(path, deep=deep, progress=False).ok:
                 difference = differences(path, iter(episodes))
+                if ds.schema.videos:
+                    difference = difference or frames_differ(path, ds, _PACKETS)
                 if deep:
                     difference = difference or statistics_differ(path, ds.statistics)
                 if difference is not None:
@@ -171,7 +184,7 @@ def read(folder: Path, rng: random.Random) -> int:
 
 def check(name: str, source: Path, destination: Path, rng: random.Random) -> int:
     """Reads a source of a maker: opens a gear dataset, converts any other source."""
-    return read(source, rng) if name == "gear" else convert(name, source, destination, rng)
+    return read(source, rng) if name.startswith("gear") else convert(name, source, destination, rng)
 
 
 def run(case: FuzzCase, source: Path, keep: Path) -> str:
@@ -217,7 +230,7 @@ def make_sources(names: list[str], folder: Path) -> dict[str, Path]:
 
         def body(name: str = name) -> int:
             try:
-                source_makers.MAKERS[name](folder / name, make_rollouts(4, seed=1, max_length=9))
+                MAKERS[name](folder / name, make_rollouts(4, seed=1, max_length=9))
             except ImportError as error:
                 print(f"{error}")
                 return _REFUSED
@@ -227,6 +240,8 @@ def make_sources(names: list[str], folder: Path) -> dict[str, Path]:
         status, _ = in_child(body, log, 120)
         if status == 0:
             sources[name] = folder / name
+            for path in (folder / name).rglob("*.mp4"):
+                _PACKETS.update(index_file(path, path.name).packets.digest.tolist())
         else:
             print(f"no source of format {name}: {log.read_text().strip().splitlines()[-1:]}")
     return sources
@@ -254,6 +269,9 @@ def warm_up(names: list[str]) -> None:
     if any(name.endswith(("-json", "-csv", "-saved", "-tar")) for name in names):
         for module in ("csv.csv", "json.json", "webdataset.webdataset"):
             importlib.import_module(f"datasets.packaged_modules.{module}")
+    if VIDEO_MAKERS.keys() & {*names}:
+        for module in ("av", "gear_data.video.decoding.pyav"):
+            importlib.import_module(module)
     if "rlds" in names:
         try:
             for module in ("tensorflow_datasets", "tensorflow", "keras"):
@@ -266,13 +284,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60, help="default 60")
     parser.add_argument("--seed", type=int, default=0, help="default 0")
-    parser.add_argument("--format", action="append", choices=sorted(source_makers.MAKERS), help="default all")
+    parser.add_argument("--format", action="append", choices=sorted(MAKERS), help="default all")
     parser.add_argument("--case", type=int, help="run only this case")
     parser.add_argument(
         "--keep", type=Path, default=Path(tempfile.gettempdir()) / "gear-fuzz", help="folder for failed cases"
     )
     options = parser.parse_args()
-    names = options.format or [name for name in source_makers.MAKERS if name not in _LEFT_OUT]
+    names = options.format or [name for name in MAKERS if name not in _LEFT_OUT]
     os.fsync = lambda _: None  # durability is not needed, and fsync takes most of a case's time
     warm_up(names)
     counts = {name: Counter[str]() for name in names}

@@ -93,6 +93,8 @@ class IndexedSource:
             if position is None or (block.first == 0 and used == 0):
                 position, first = block.position, 0
             used += block.source_rows
+            if not len(block):  # all its episodes were left out
+                continue
             for run in self._with_segments(block):
                 yield replace(run, position=position, first=first, source_rows=used)
                 first, used = first + len(run), 0
