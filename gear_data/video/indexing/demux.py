@@ -92,13 +92,24 @@ def _packets(container: Any, stream: Any, data: memoryview, file: str) -> Packet
             raise CorruptSourceError(
                 f"the bytes of packet {len(found)} are not stored in one piece", file=file, hint=_ENCODE
             )
-        flags = KEY * packet.is_keyframe | DISCARD * packet.is_discard
+        key = packet.is_keyframe and (stream.codec_context.name != "mpeg4" or _is_intra(payload))
+        flags = KEY * key | DISCARD * packet.is_discard
         found.append((packet.pts, first, size, flags, xxhash.xxh3_64_intdigest(payload)))
     columns = zip(*found, strict=True) if found else ((),) * 5
     types = (np.int64, np.int64, np.int32, np.uint8, np.uint64)
     packets = Packets(*(np.array(column, dtype) for column, dtype in zip(columns, types, strict=True)))
     _check(packets, file)
     return packets
+
+
+def _is_intra(packet: bytes) -> bool:
+    """Returns whether a packet of MPEG-4 part 2 holds an I picture.
+
+    A container may say so of others. Decoding would begin there, and give wrong frames without an error. For the other
+    codecs FFmpeg looks into the packets, or their decoders refuse to begin there.
+    """
+    start = packet.find(b"\0\0\1\xb6")
+    return start >= 0 and len(packet) > start + 4 and packet[start + 4] >> 6 == 0
 
 
 def _check(packets: Packets, file: str) -> None:

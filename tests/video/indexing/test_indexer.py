@@ -100,6 +100,28 @@ def test_a_declared_size_beyond_reason(video: Path, tmp_path: Path) -> None:
     assert isinstance(result, CorruptSourceError) or (result.height, result.width) == (48, 64)
 
 
+def test_key_frames_that_are_none(tmp_path: Path) -> None:
+    """Without the table `stss`, an MP4 file says that every frame of MPEG-4 is a key frame."""
+    write_video(tmp_path / "bar.mp4", moving_bar(9), "mpeg4", g="4")
+    found = index_file(tmp_path / "bar.mp4", "bar.mp4")
+    content = (tmp_path / "bar.mp4").read_bytes()
+    (tmp_path / "none.mp4").write_bytes(content.replace(b"stss", b"free"))
+    lying = index_file(tmp_path / "none.mp4", "none.mp4")
+    assert np.flatnonzero(found.packets.flags & KEY).tolist() == [0, 4, 8]
+    np.testing.assert_array_equal(lying.packets.flags, found.packets.flags)
+
+
+def test_packets_that_are_the_same_bytes(video: Path, tmp_path: Path) -> None:
+    """A table of sizes (`stsz`) may declare more bytes of packets than the file has."""
+    content = bytearray(video.read_bytes())
+    sizes = content.index(b"stsz") + 12
+    count = int.from_bytes(content[sizes : sizes + 4], "big")
+    content[sizes + 4 : sizes + 4 + 4 * count] = struct.pack(">I", len(content) // 2) * count
+    (tmp_path / "bomb.mp4").write_bytes(content)
+    with pytest.raises(CorruptSourceError, match="bomb"):
+        index_file(tmp_path / "bomb.mp4", "bomb.mp4")
+
+
 def test_several_streams_and_none(tmp_path: Path) -> None:
     with av.open(str(tmp_path / "two.mp4"), "w") as container:
         streams = [container.add_stream("mpeg4", FPS) for _ in range(2)]
