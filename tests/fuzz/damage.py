@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz import damage_formats as formats
-from tests.fuzz.damage_mp4 import damage_mp4
+from tests.fuzz.mp4_boxes import damage_mp4
 
 #: Values that replace a value of a JSON file.
 _JSON = (None, True, -1, 0, 1 << 70, 1e308, "", "x", "../../etc/passwd", "\0", [], {}, [[]], {"a": {}}, float("nan"))
