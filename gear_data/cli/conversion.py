@@ -207,8 +207,11 @@ def _repair(options: argparse.Namespace) -> int:
     report = gear_data.repair(options.dataset, options.source)
     if options.json:
         print_json(report.to_json())
-    elif report.shards:
-        print(f"rebuilt {', '.join(report.shards)} ({pluralize(report.episodes, 'episode')})")
+    elif report.videos or report.shards:
+        if report.videos:
+            print(f"restored {', '.join(report.videos)}")
+        if report.shards:
+            print(f"rebuilt {', '.join(report.shards)} ({pluralize(report.episodes, 'episode')})")
     else:
         print("the dataset is sound; nothing was changed")
     return 0

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gear_data.common.paths import is_remote, plain_path
+from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
 from gear_data.errors import (
     CorruptShardError,
@@ -23,13 +24,19 @@ from gear_data.errors import (
     UnknownNameError,
 )
 from gear_data.ingest.engine.spec import ConversionSpec
+from gear_data.ingest.merging.dataset_cameras import read_index
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.several.parts import plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.source import EpisodeSource
+from gear_data.ingest.videos.arguments import LINK
+from gear_data.ingest.videos.restoring import restore_videos
+from gear_data.ingest.videos.source_videos import source_videos
+from gear_data.ingest.videos.staged_index import stage_videos
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.content_hash import content_hashes
+from gear_data.storage.dataset_files import open_files
 from gear_data.storage.episode_block import END, EpisodeBlock, Position
 from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry
@@ -49,14 +56,16 @@ class RepairReport:
     Attributes:
         shards: The files of the rebuilt shards.
         episodes: The number of episodes in them.
+        videos: The restored video files.
     """
 
     shards: tuple[str, ...]
     episodes: int
+    videos: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as a JSON-able mapping."""
-        return {**asdict(self), "shards": list(self.shards)}
+        return {**asdict(self), "shards": list(self.shards), "videos": list(self.videos)}
 
 
 @dataclass(frozen=True)
@@ -73,9 +82,10 @@ class _Damaged:
 
 
 def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None = None) -> RepairReport:
-    """Rebuilds the shards that fail verification. Other shards do not change.
+    """Rebuilds the shards, and restores the video files, that fail verification.
 
-    A shard is replaced only if the rebuilt episodes have the content hashes of the episode table.
+    A shard is replaced only if the rebuilt episodes have the content hashes of the episode table, and a video file only
+    if the source's file has its checksum. Nothing else changes.
 
     Args:
         path: The folder of a dataset on this machine.
@@ -107,30 +117,37 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
                 f"is damaged: {bad[entry.file]}", file=str(folder / entry.file), hint=_CONVERT_AGAIN
             )
     damaged = [index for index, shard in enumerate(manifest.shards) if shard.entry.file in bad]
-    if not damaged and not (folder / PROGRESS).exists():  # else a repair that was killed may have left it
+    index = read_index(open_files(folder), manifest)
+    videos = [] if index is None else [name for name in index.files.column("file").to_pylist() if name in bad]
+    # A repair that was killed may have left the folder of its progress.
+    if not damaged and not videos and not (folder / PROGRESS).exists():
         return RepairReport((), 0)
     hint = "wait until it has finished, then run repair again"
     with folder_lock(folder / PROGRESS, name=place, hint=hint):
         if Manifest.load(folder).to_text() != manifest.to_text():
             raise DestinationExistsError("was replaced or repaired meanwhile", file=place, hint="run repair again")
-        for path in [*folder.glob(".*.tmp"), *folder.glob("shards/.*.tmp")]:
+        for path in [*folder.glob(".*.tmp"), *folder.glob("shards/.*.tmp"), *folder.glob("videos/**/.*.tmp")]:
             path.unlink(missing_ok=True)  # left by a repair that was killed
-        if damaged:
-            _rebuild(folder, manifest, damaged, source, progress)
+        if damaged or videos:
+            spec, opened = _open_source(manifest, folder, source)
+            if index is not None:
+                restore_videos(folder, index, videos, source_videos(opened))
+            if damaged:
+                opened = _with_cameras(spec, opened, progress)
+                _rebuild(folder, manifest, damaged, opened, str(source), progress)
     return RepairReport(
-        tuple(manifest.shards[i].entry.file for i in damaged), sum(manifest.shards[i].episodes for i in damaged)
+        tuple(manifest.shards[i].entry.file for i in damaged),
+        sum(manifest.shards[i].episodes for i in damaged),
+        tuple(videos),
     )
 
 
-def _rebuild(folder: Path, manifest: Manifest, damaged: Sequence[int], source: Any, progress: bool | None) -> None:
-    """Rebuilds the shards with the indices `damaged`."""
-    if "merged" in manifest.provenance:
-        raise InvalidArgumentError(
-            f"the dataset is a merge of {manifest.provenance.get('source')}, and was not converted from one source",
-            file=str(folder),
-            hint="repair those datasets (a linked shard is damaged in them, too), then merge them again",
-        )
-    opened = _open_source(manifest, folder, source)
+def _rebuild(
+    folder: Path, manifest: Manifest, damaged: Sequence[int], opened: EpisodeSource, name: str, progress: bool | None
+) -> None:
+    """Rebuilds the shards with the indices `damaged` from the source of a name."""
+    if stored_schema(opened) != manifest.schema:
+        raise SourceChangedError("does not have the columns of the dataset", file=name, hint=_CONVERT_AGAIN)
     contents = read_episodes(folder / manifest.tables["episodes"].file, manifest).column("content").to_pylist()
     first = [0]
     for shard in manifest.shards:
@@ -141,7 +158,7 @@ def _rebuild(folder: Path, manifest: Manifest, damaged: Sequence[int], source: A
             wanted = [_Damaged(i, first[i] - first[shards.start]) for i in damaged if i in shards]
             for index, blocks in _episodes(opened, manifest, wanted, start, stop):
                 own = contents[first[index] : first[index + 1]]
-                with _rebuilt(folder, manifest, manifest.shards[index], blocks, own, str(source)) as shards_now[index]:
+                with _rebuilt(folder, manifest, manifest.shards[index], blocks, own, name) as shards_now[index]:
                     if shards_now[index] != manifest.shards[index]:
                         # Another version of Arrow may write the same episodes as other bytes. The manifest comes before
                         # the shard: readers that opened the old manifest notice that the shard is not theirs.
@@ -150,7 +167,13 @@ def _rebuild(folder: Path, manifest: Manifest, damaged: Sequence[int], source: A
                 bar.update(manifest.shards[index].steps)
 
 
-def _open_source(manifest: Manifest, folder: Path, source: Any) -> EpisodeSource:
+def _open_source(manifest: Manifest, folder: Path, source: Any) -> tuple[ConversionSpec, EpisodeSource]:
+    if "merged" in manifest.provenance:
+        raise InvalidArgumentError(
+            f"the dataset is a merge of {manifest.provenance.get('source')}, and was not converted from one source",
+            file=str(folder),
+            hint="repair those datasets (a linked shard is damaged in them, too), then merge them again",
+        )
     try:
         spec = ConversionSpec.from_json(plain_source(source), manifest.provenance["options"])
     except (KeyError, msgspec.ValidationError) as error:
@@ -166,9 +189,17 @@ def _open_source(manifest: Manifest, folder: Path, source: Any) -> EpisodeSource
             file=location.name,
             hint=f"the dataset was converted from {manifest.provenance.get('source')}",
         ) from error
-    if stored_schema(opened) != manifest.schema:
-        raise SourceChangedError("does not have the columns of the dataset", file=location.name, hint=_CONVERT_AGAIN)
-    return opened
+    return spec, opened
+
+
+def _with_cameras(spec: ConversionSpec, source: EpisodeSource, progress: bool | None) -> EpisodeSource:
+    """Returns the source with the frames of its cameras, indexed again."""
+    with scratch_folder() as scratch:
+        if (videos := source_videos(source)).columns:
+            store, jobs = LocalFileStore(scratch), len(os.sched_getaffinity(0))
+            stage_videos(videos, store, LINK, source.findings, jobs=jobs, progress=progress)
+            return spec.with_stored_cameras(source, store, threads=jobs)
+    return source
 
 
 def _tasks(manifest: Manifest, folder: Path) -> Iterator[tuple[Position, Position, range]]:

@@ -17,7 +17,7 @@ from gear_data.storage.arrow_files import read_table
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.remote.range_reader import filesystem_of
-from gear_data.storage.videos.mapped import video_entry
+from gear_data.storage.videos.mapped import is_kept, video_entry
 from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, VideoIndex
 from gear_data.video.segments import VideoSegments, VideoTimes
 
@@ -60,7 +60,7 @@ def source_of_videos(files: DatasetFiles, manifest: Manifest, index: VideoIndex,
 
 
 def _source_file(location: str, file: str, size: int) -> SourceFile:
-    place = file if is_remote(file) or PurePosixPath(file).is_absolute() else join(location, file)
+    place = join(location, file) if is_kept(file) else file
     if not is_remote(place):
         return SourceFile(os.path.abspath(place), file, size)
     filesystem, path = filesystem_of(place)

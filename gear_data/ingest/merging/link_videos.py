@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
 
-from gear_data.common.paths import is_remote
 from gear_data.ingest.merging.dataset_cameras import read_index
 from gear_data.ingest.merging.inputs import MergeInput
 from gear_data.ingest.merging.link import place
 from gear_data.ingest.videos.arguments import KEEP, LINK
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.storage.manifest import FileEntry
-from gear_data.storage.videos.mapped import video_entry
+from gear_data.storage.videos.mapped import is_kept, video_entry
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.staging import write_table
 from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_TABLE, TABLE_FILES
@@ -36,9 +34,9 @@ class LinkedVideos:
 
 
 def link_videos(inputs: Sequence[MergeInput], store: FileStore) -> LinkedVideos:
-    """Puts the video files of all datasets into one folder, as `link_shards` does, and writes their tables.
+    """Puts the video files of all datasets into one folder, and writes their tables.
 
-    Files that a dataset only refers to stay where they are.
+    They become hard links or copies, as shards do. Files that a dataset only refers to stay where they are.
 
     Raises:
         CorruptShardError: a file is missing or has another size, or a copied one has another checksum.
@@ -53,7 +51,7 @@ def link_videos(inputs: Sequence[MergeInput], store: FileStore) -> LinkedVideos:
         names = []
         for number in range(len(index)):
             entry = video_entry(item.files, index, number)
-            if is_remote(entry.file) or PurePosixPath(entry.file).is_absolute():
+            if not is_kept(entry.file):
                 names.append(entry.file)
                 continue
             names.append(f"{VIDEOS}/{part:05d}/{entry.file.removeprefix(f'{VIDEOS}/')}")

@@ -38,7 +38,7 @@ def indexed_source(source: EpisodeSource, store: FileStore, *, skip_bad: bool) -
     videos = source_videos(source)
     if not videos.columns or isinstance(source, IndexedSource):
         return source
-    return IndexedSource(source, read_staged_videos(store, len(videos.files)), skip_bad=skip_bad)
+    return IndexedSource(source, read_staged_videos(store, videos), skip_bad=skip_bad)
 
 
 class IndexedSource:

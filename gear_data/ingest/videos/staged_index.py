@@ -43,8 +43,8 @@ from gear_data.video.index_tables import (
 )
 from gear_data.video.indexing.indexer import index_files
 
-#: Files of a part.
-_PART = 64
+#: A part ends with this many files, or bytes of files.
+_PART_FILES, _PART_BYTES = 64, 256 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,17 +88,17 @@ def stage_videos(
         StorageFullError, UnwritableError: the folder cannot be written to.
         ResumeError: files of an earlier run cannot be used.
     """
-    parts = [range(first, min(first + _PART, len(videos.files))) for first in range(0, len(videos.files), _PART)]
-    missing = [part for number, part in enumerate(parts) if read_progress_file(store, _part_file(number)) is None]
+    parts = enumerate(_parts(videos.files))
+    missing = {each: part for each, part in parts if read_progress_file(store, _part_file(each)) is None}
     names = kept_names(videos.files)
-    numbers = [number for part in missing for number in part]
+    numbers = [number for part in missing.values() for number in part]
     total = sum(videos.files[number].size for number in numbers)
     with (
         progress_bar(total, "videos", "B", progress) as bar,
         scratch_folder() as folder,
     ):
         indexed = _indexed(videos.files, numbers, folder, jobs)
-        for part in missing:
+        for each, part in missing.items():
             found: dict[int, VideoFile] = {}
             problems: dict[int, str] = {}
             for number in part:
@@ -114,8 +114,8 @@ def stage_videos(
                 if file.filesystem is not None:
                     path.unlink(missing_ok=True)
                 bar.update(file.size)
-            _write_part(store, part.start // _PART, found, problems)
-    _add_findings(videos, read_staged_videos(store, len(videos.files)), findings)
+            _write_part(store, each, found, problems)
+    _add_findings(videos, read_staged_videos(store, videos), findings)
 
 
 def _indexed(
@@ -139,6 +139,18 @@ def _indexed(
         yield paths[number], result
 
 
+def _parts(files: Sequence[SourceFile]) -> list[range]:
+    """Returns the numbers of the files of each part, which depend only on the sizes of the files."""
+    parts: list[range] = []
+    first = size = 0
+    for number, file in enumerate(files):
+        size += file.size
+        if number + 1 - first == _PART_FILES or size >= _PART_BYTES or number + 1 == len(files):
+            parts.append(range(first, number + 1))
+            first, size = number + 1, 0
+    return parts
+
+
 def _part_file(number: int) -> str:
     return f"{PROGRESS}/videos/{number:06d}.json"
 
@@ -154,12 +166,12 @@ def _write_part(store: FileStore, number: int, found: Mapping[int, VideoFile], p
     write_progress_file(store, file, {"tables": checksums, "files": list(found), "problems": numbered})
 
 
-def read_staged_videos(store: FileStore, files: int) -> StagedVideos:
+def read_staged_videos(store: FileStore, videos: SourceVideos) -> StagedVideos:
     """Reads the index that `stage_videos` wrote.
 
     Args:
         store: the dataset's folder.
-        files: number of the source's video files.
+        videos: the cameras of the source.
 
     Raises:
         ResumeError: a part is missing, or was changed.
@@ -167,11 +179,9 @@ def read_staged_videos(store: FileStore, files: int) -> StagedVideos:
     tables: dict[str, list[pa.Table]] = {FILES_TABLE: [], PACKETS_TABLE: []}
     rows: dict[int, int] = {}
     problems: dict[int, str] = {}
-    for number in range(-(-files // _PART)):
-        file = _part_file(number)
-        part = read_progress_file(store, file)
-        if part is None:
-            raise ResumeError("is missing", file=f"{store.name}/{file}", hint=START_OVER)
+    parts = 0
+    while (part := read_progress_file(store, file := _part_file(parts))) is not None:
+        parts += 1
         try:
             for each in part["files"]:
                 rows[int(each)] = len(rows)
@@ -180,6 +190,12 @@ def read_staged_videos(store: FileStore, files: int) -> StagedVideos:
             raise ResumeError(f"cannot be read: {error}", file=f"{store.name}/{file}", hint=START_OVER) from error
         for kind, found in tables.items():
             found.append(read_progress_table(store, file, kind))
+    if sorted([*rows, *problems]) != list(range(len(videos.files))):
+        raise ResumeError(
+            f"has {len(rows) + len(problems)} of {len(videos.files)} video files in {parts} parts",
+            file=f"{store.name}/{PROGRESS}/videos",
+            hint=START_OVER,
+        )
     index = VideoIndex(
         pa.concat_tables([FILES_SCHEMA.empty_table(), *tables[FILES_TABLE]]).combine_chunks(),
         pa.concat_tables([PACKETS_SCHEMA.empty_table(), *tables[PACKETS_TABLE]]).combine_chunks(),

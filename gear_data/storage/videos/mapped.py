@@ -14,6 +14,11 @@ from gear_data.video.index_tables import FILES_TABLE, TABLE_FILES, VideoIndex
 from gear_data.video.packet_bytes import LocalPackets
 
 
+def is_kept(file: str) -> bool:
+    """Returns whether a video file is in the dataset's folder. A linked file has an absolute path or a URL."""
+    return not PurePosixPath(file).is_absolute() and not is_remote(file)
+
+
 def video_entry(files: DatasetFiles, index: VideoIndex, number: int) -> FileEntry:
     """Returns the entry of a video file.
 
@@ -23,7 +28,7 @@ def video_entry(files: DatasetFiles, index: VideoIndex, number: int) -> FileEntr
         ManifestError: the path is relative and leaves the folder.
     """
     video = index.file(number)
-    if not PurePosixPath(video.file).is_absolute() and not is_remote(video.file):
+    if is_kept(video.file):
         check_inside(video.file, f"{files.location}/{TABLE_FILES[FILES_TABLE]}")
     return FileEntry(video.file, video.size, video.checksum)
 

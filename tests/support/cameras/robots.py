@@ -1,4 +1,4 @@
-"""Small LeRobot v2.1 datasets with cameras, and the frames that a dataset converted from them must have."""
+"""Small LeRobot v2.1 datasets with cameras, and the frames of their files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_robot(
 
 
 def frames_of(files: dict[str, list[Path]]) -> dict[str, list[Frames]]:
-    """Returns camera -> the frames of each episode, decoded one after the other from the source's files."""
+    """Returns camera -> the frames of each episode, decoded in sequence."""
     return {camera: [decoded(path) for path in paths] for camera, paths in files.items()}
 
 
