@@ -10,6 +10,8 @@ import gear_data
 from gear_data import SequenceLoader
 from gear_data.dataset.internals import store_of
 from gear_data.video.decoding import frame_reader
+from gear_data.video.decoding.frame_cache import FrameCache
+from gear_data.video.decoding.process_state import process_state
 from tests.support.cameras.filmed import WRIST, Filmed
 
 
@@ -24,6 +26,8 @@ def decoded_groups(
         return cut(index, job, *data)
 
     monkeypatch.setattr(frame_reader, "cut_packets", counted)
+    # The cache of the process has frames of other tests.
+    monkeypatch.setattr(process_state(), "cache", FrameCache())
     loader = SequenceLoader(
         gear_data.open(filmed.path), 2, context=1, columns=[WRIST], sampler="shuffle", epochs=1, seed=4,
         decode_threads=1, **options,
@@ -37,7 +41,6 @@ def test_groups_are_decoded_once(filmed: Filmed, monkeypatch: pytest.MonkeyPatch
     videos = store_of(gear_data.open(filmed.path)).videos
     segments = videos.segments[WRIST]
     groups = sum(int(videos.index.groups(number).group.max()) + 1 for number in segments.file.tolist())
-    # The cache outlives loaders: without room, it has no frame.
     for prefetch in (0, 30):
         assert len(decoded_groups(filmed, monkeypatch, prefetch=prefetch, video_cache=0)) > groups
     found = decoded_groups(filmed, monkeypatch, prefetch=30, video_cache=1 << 20)
