@@ -168,10 +168,11 @@ class DatasetStore:
         new_discount = None if discount == 1 and COLUMN.name in stored else abs(discount)
         if new_discount == self.discount:
             return self
-        if new_discount is not None and self.bad_files:
+        bad_shards = self.bad_files & {shard.entry.file for shard in self.manifest.shards}
+        if new_discount is not None and bad_shards:
             raise CorruptShardError(
                 f"is damaged: computing {COLUMN.name} of discount {new_discount} needs all shards",
-                file=f"{self.path}/{min(self.bad_files)}",
+                file=f"{self.path}/{min(bad_shards)}",
                 hint="run 'gear-data repair' first",
             )
         store = copy(self)

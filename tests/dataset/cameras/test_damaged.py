@@ -15,7 +15,7 @@ from gear_data.errors import CorruptShardError, DatasetReplacedError, EmptySourc
 from gear_data.storage.dataset_files import open_files
 from gear_data.video.decoding.frame_cache import FrameCache
 from gear_data.video.decoding.process_state import process_state
-from tests.support.cameras.filmed import FRONT, WRIST, Filmed
+from tests.support.cameras.filmed import FPS, FRONT, WRIST, Filmed
 
 
 @pytest.fixture
@@ -58,3 +58,14 @@ def test_a_replaced_dataset_is_noticed(copied: Path) -> None:
         _ = ds[0][WRIST][0]
     # A file that was mapped goes on as it was.
     np.testing.assert_array_equal(frames[0], first)
+
+
+def test_bad_videos_are_skipped_at_opening(copied: Path, filmed: Filmed, tmp_path: Path) -> None:
+    gear_data.export(gear_data.open(copied), tmp_path / "lerobot", "lerobot", fps=FPS)
+    gear_data.convert(tmp_path / "lerobot", tmp_path / "converted", progress=False)
+    (bad,) = (tmp_path / "converted").glob("videos/*wrist/*/file-002.mp4")
+    bad.unlink()
+    with pytest.warns(RuntimeWarning, match=r"file-002\.mp4 is left out"):
+        ds = gear_data.open(tmp_path / "converted", on_bad_shard="skip")
+    assert [episode.id for episode in ds] == [0, 1, 3, 4]
+    np.testing.assert_array_equal(ds.with_discount(0.9)[2][WRIST], filmed.frames[WRIST][3])
