@@ -60,7 +60,10 @@ def choose_sample(index: VideoIndex, segments: VideoSegments, lengths: Int64Arra
 def _frames(
     index: VideoIndex, segments: VideoSegments, lengths: Int64Array, ends: Int64Array, count: int, *, snap: bool
 ) -> FrameSample:
-    """Returns the frames of `count` evenly distributed steps; with `snap`, the key frames of their groups."""
+    """Returns the frames of `count` evenly distributed steps.
+
+    With `snap`: the key frames of their groups.
+    """
     steps = np.unique(np.linspace(0, ends[-1] - 1, count).astype(np.int64)) if count else np.zeros(0, np.int64)
     episodes = np.searchsorted(ends, steps, "right")
     first = segments.first_frame[episodes]
@@ -74,7 +77,7 @@ def _frames(
 
 
 def _key_frames(index: VideoIndex, number: int) -> Int64Array:
-    """Returns int64 [frames]: for each frame of a file, the key frame that begins its group."""
+    """Returns int64 [frames]: the key frame of the group of each frame."""
     groups, video = index.groups(number), index.file(number)
     rank = np.empty(len(video.packets), np.int64)
     rank[video.frames] = np.arange(video.num_frames)
@@ -85,7 +88,7 @@ def _key_frames(index: VideoIndex, number: int) -> Int64Array:
 
 
 def count_values(reader: FrameReader, sample: FrameSample) -> Int64Array:
-    """Decodes a sample. Returns int64 [3, 256]: how often each value occurs in each channel.
+    """Decodes a sample, and counts the values of each channel: int64 [3, 256].
 
     Raises the errors of `FrameReader.read`.
     """
@@ -108,7 +111,10 @@ def count_values(reader: FrameReader, sample: FrameSample) -> Int64Array:
 
 @dataclass(frozen=True, eq=False)
 class FrameStatistics:
-    """Statistics of the values 0 to 255 for each channel, float64 [3]; `quantiles` [probabilities, 3]."""
+    """Statistics of the values 0 to 255 for each channel.
+
+    Arrays are float64 [3]; `quantiles` is [probabilities, 3].
+    """
 
     mean: npt.NDArray[np.float64]
     std: npt.NDArray[np.float64]

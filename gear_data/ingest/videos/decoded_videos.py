@@ -1,4 +1,4 @@
-"""Cameras as ordinary columns: decoded pixels (`frames`), or one JPEG file for each step (`jpeg`)."""
+"""Cameras as ordinary columns: pixels (`frames`), or JPEG files (`jpeg`)."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class DecodedVideos:
         return out
 
     def _encoded(self, spec: ColumnSpec, piece: EpisodeBlock, bad: npt.NDArray[np.bool_]) -> list[bytes]:
-        """Returns a JPEG file for each step, and marks the episodes that cannot be decoded."""
+        """Returns a JPEG file for each step; marks undecodable episodes as bad."""
         shape = self._shape(spec)
         at_once = max(1, _PIECE_BYTES // int(np.prod(shape)))
         result: list[bytes] = []
@@ -179,7 +179,7 @@ class DecodedVideos:
         out: npt.NDArray[np.uint8],
         bad: npt.NDArray[np.bool_],
     ) -> None:
-        """Decodes the frames of an episode from a step on. Marks the episode as bad if that fails.
+        """Decodes frames of an episode from a step on; marks a failure as bad.
 
         Raises:
             BadEpisodeError: it fails, and bad episodes are not skipped.

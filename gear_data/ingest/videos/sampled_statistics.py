@@ -93,7 +93,7 @@ class _Needed:
 
     @staticmethod
     def of(index: VideoIndex, files: Sequence[SourceFile], sample: FrameSample) -> _Needed:
-        """Returns what a sample of a large index needs."""
+        """Returns the part of an index and of its files that a sample needs."""
         numbers, places = np.unique(sample.file, return_inverse=True)
         starts = offsets_of(index.files.column("packets").to_numpy())
         packets = [index.packets.slice(starts[i], starts[i + 1] - starts[i]) for i in numbers.tolist()]

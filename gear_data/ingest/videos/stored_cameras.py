@@ -1,4 +1,4 @@
-"""What a dataset stores of a source's cameras: their files, or decoded columns."""
+"""Cameras as a dataset stores them: as files, or as decoded columns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gear_data.storage.writing.file_store import FileStore
 def stored_cameras(
     source: EpisodeSource, store: FileStore, *, mode: str, size: tuple[int, int] | None, skip_bad: bool, threads: int
 ) -> EpisodeSource:
-    """Returns a source whose blocks are ready to be stored. `stage_videos` has indexed its files.
+    """Returns a source whose blocks are ready to be stored.
 
-    Returns the same source if it has no cameras, or is ready.
+    `stage_videos` has indexed its files. A source without cameras, or one that is ready, is returned unchanged.
 
     Args:
         source: the source.

@@ -1,4 +1,4 @@
-"""Cameras that the user names (`--video-column NAME=GLOB`): one file for an episode, in order.
+"""Cameras that the user names: `--video-column NAME=GLOB`, one file an episode.
 
 Two ways lead from an episode to its file:
 
