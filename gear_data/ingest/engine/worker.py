@@ -62,13 +62,20 @@ def _serve(parent: _Parent) -> None:
         parent.receive()  # the parent reads a reply only after it sent a task
         parent.send(error)
         return
+    task = parent.receive()
+    try:
+        # The parent indexed the videos before it sent a task. All tasks share their index.
+        source = spec.with_stored_cameras(source, store, threads)
+    except GearError as error:
+        parent.send(error)
+        return
     while True:
-        task = parent.receive()
         try:
             parent.send(run_task(task, spec, source, store, parent.send))
         except GearError as error:
             parent.send(error)
             return
+        task = parent.receive()
 
 
 if __name__ == "__main__":
