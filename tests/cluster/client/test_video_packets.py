@@ -17,6 +17,7 @@ import gear_data
 from gear_data.cluster import protocol
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.client import video_packets
+from gear_data.cluster.client.retry_policy import RetryPolicy
 from gear_data.cluster.client.video_packets import LocalOrNodePackets, NodePackets
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight.server import FlightServer
@@ -24,12 +25,12 @@ from gear_data.cluster.protocol import handshake
 from gear_data.cluster.server import shard_server
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.dataset.internals import store_of
-from gear_data.errors import CorruptShardError, NodeRefusedError
+from gear_data.errors import CorruptShardError, NodeRefusedError, NodeUnreachableError
 from gear_data.storage.dataset_files import FolderFiles
 from gear_data.storage.videos.stored_packets import read_video_index, stored_packets
 from tests.support.cameras.filmed import FRONT, WRIST, Filmed, film
 
-Serve = Callable[[Path], FlightServer]
+Serve = Callable[..., FlightServer]
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,9 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "10")
     servers = []
 
-    def start(folder: Path) -> FlightServer:
-        servers.append(FlightServer(ShardServer(FolderFiles(folder)), Address("127.0.0.1", 0), ServerCredentials()))
+    def start(folder: Path, port: int = 0) -> FlightServer:
+        address = Address("127.0.0.1", port)
+        servers.append(FlightServer(ShardServer(FolderFiles(folder)), address, ServerCredentials()))
         return servers[-1]
 
     yield start
@@ -110,6 +112,52 @@ def test_a_file_that_this_node_lacks_comes_from_another(filmed: Filmed, serve: S
     nodes = NodePackets(store_of(gear_data.open(url(serve(filmed.path))))._client)
     both = LocalOrNodePackets(stored_packets(files, index), nodes)
     assert bytes(both.read([(0, 3, 50)])[0]) == (filmed.path / "videos" / "front.mp4").read_bytes()[3:50]
+
+
+def test_nodes_that_hold_different_files(filmed: Filmed, serve: Serve, tmp_path: Path) -> None:
+    files = FolderFiles(filmed.path)
+    index = read_video_index(files, files.manifest())
+    held = [{0, 2}, {1, 3, 4, 5}]
+    folders = [tmp_path / f"node-{number}" for number in range(2)]
+    for folder, numbers in zip(folders, held, strict=True):
+        shutil.copytree(filmed.path, folder)
+        for number in {*range(len(index))} - numbers:
+            (folder / index.file(number).file).unlink()
+    servers = [serve(folder) for folder in folders]
+    client = store_of(gear_data.open(url(*servers)))._client
+    ranges = [(number, 3 * number, 60) for number in (5, 0, 2, 1, 0, 4)]
+    expected = [(filmed.path / index.file(file).file).read_bytes()[first:last] for file, first, last in ranges]
+    packets = NodePackets(client)
+    assert [bytes(data) for data in packets.read(ranges)] == expected
+    assert packets._sources == {0: 0, 2: 0, 1: 1, 4: 1, 5: 1}
+    assert not client._directory.backoff.active(), "a node that lacks a file is no failed node"
+    both = LocalOrNodePackets(stored_packets(FolderFiles(folders[0]), index), packets)
+    for _ in range(2):
+        assert [bytes(data) for data in both.read(ranges)] == expected
+    assert both._missing == {1, 4, 5}
+
+
+def test_a_node_that_returns_in_time(filmed: Filmed, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(filmed.path)
+    port = server.port
+    client = store_of(gear_data.open(url(server)))._client
+    server.shutdown()
+    with pytest.raises(NodeUnreachableError):
+        client.video_bytes([(0, 0, 10)], 0)
+    wait = client._retries.wait
+    restarted = []
+
+    def restart(*arguments: Any) -> float | None:
+        if not restarted:
+            restarted.append(serve(filmed.path, port))
+        return wait(*arguments)
+
+    client._directory.backoff.record_success(0)
+    monkeypatch.setattr(client._retries, "policy", RetryPolicy(60.0, 0.05))
+    monkeypatch.setattr(client._retries, "wait", restart)
+    content = (filmed.path / "videos" / "front.mp4").read_bytes()
+    assert client.video_bytes([(0, 2, 30)], 0) == (content[2:30], 0)
+    assert restarted
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from gear_data.common import retry
 from gear_data.errors import CorruptShardError, RemoteError
 from gear_data.storage.remote.cache import ShardCache
 from gear_data.storage.videos import pages as pages_module
@@ -38,12 +40,15 @@ class Server:
         self.content = path.read_bytes()
         self.filesystem.pipe_file("/videos/noise.mp4", self.content)
         self.requests: list[tuple[int, int]] = []
-        self.damaged = 0
+        self.damaged = self.failures = 0
         read = self.filesystem.cat_file
 
         def cat_file(name: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
             assert start is not None and end is not None, "the whole file was read"
             self.requests.append((start, end))
+            if self.failures:
+                self.failures -= 1
+                raise ConnectionResetError("the server went away")
             data = bytearray(read(name, start=start, end=end, **options))
             if self.damaged:
                 self.damaged -= 1
@@ -149,3 +154,36 @@ def test_a_file_that_is_gone(index: VideoIndex, server: Server, tmp_path: Path) 
     packets = FetchedPackets(index, ["memory://videos/other.mp4"], ShardCache(tmp_path, None))
     with pytest.raises(RemoteError, match="no longer exists"):
         packets.read([group_range(index.file(0), 0)])
+
+
+def test_an_outage_of_the_server(
+    index: VideoIndex, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.001)
+    wanted = group_range(index.file(0), 3)
+    server.failures = 2
+    assert bytes(packets_of(index, tmp_path / "a").read([wanted])[0]) == server.content[wanted[1] : wanted[2]]
+    assert len(server.requests) == 3
+    server.failures = 1000
+    with pytest.raises(RemoteError, match="went away"):
+        packets_of(index, tmp_path / "b").read([wanted])
+
+
+def test_several_processes_share_a_small_cache(index: VideoIndex, server: Server, tmp_path: Path) -> None:
+    """Pages are evicted while other processes request them. The reader was made before the fork."""
+    packets = packets_of(index, tmp_path, 20 << 10)
+    ranges = [group_range(index.file(0), group) for group in range(FRAMES // GROUP)]
+    packets.read(ranges[:1])
+
+    def read(seed: int) -> None:
+        for number in np.random.default_rng(seed).integers(0, len(ranges), 20).tolist():
+            _, first, last = ranges[number]
+            if bytes(packets.read([ranges[number]])[0]) != server.content[first:last]:
+                raise SystemExit(3)
+
+    processes = [multiprocessing.get_context("fork").Process(target=read, args=(seed,)) for seed in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
