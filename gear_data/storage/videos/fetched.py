@@ -66,7 +66,10 @@ class FetchedPackets:
         return [self._cut(each, pages) for each in ranges]
 
     def _runs(self, missing: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-        """Yields runs of adjacent pages of one file, each of at most `_REQUEST_BYTES` bytes or of one page."""
+        """Yields runs of adjacent pages of one file.
+
+        A run has at most `_REQUEST_BYTES` bytes, or one page.
+        """
         run: list[tuple[int, int]] = []
         for file, page in missing:
             pages = self._pages(file)
@@ -85,7 +88,7 @@ class FetchedPackets:
         return {each: data[slice(*(at - first for at in pages.span(each[1])))] for each in run}
 
     def _request(self, file: int, first: int, last: int) -> memoryview:
-        # The file system is asked for each time: those of a parent process do not work in a forked child.
+        # The file system is asked for each time: a parent's file system does not work in a forked child.
         filesystem, path = filesystem_of(self._urls[file])
         # Without a buffer: a buffered reader requests at least 2 MiB.
         reader = RangeReader(filesystem, path, self._index.file(file).size, self._urls[file])
@@ -96,7 +99,10 @@ class FetchedPackets:
         return data[:done]
 
     def _entry(self, file: int, page: int) -> FileEntry:
-        """Returns the entry of a page in the cache. Its name is a hash of the file's checksum and the range."""
+        """Returns the entry of a page in the cache.
+
+        Its name is a hash of the file's checksum and the range.
+        """
         first, last = self._pages(file).span(page)
         name = xxhash.xxh3_128_hexdigest(f"{self._index.file(file).checksum} {first} {last}".encode())
         return FileEntry(f"{self._urls[file]} [{first}:{last}]", last - first, f"xxh3-128:{name}")
