@@ -318,7 +318,7 @@ class Schema:
 
     @property
     def source_columns(self) -> tuple[ColumnSpec, ...]:
-        """The columns in the shards that came from the source: all except the derived ones."""
+        """The columns in the shards that came from the source, not derived ones."""
         return tuple(column for column in self.columns if not column.derived)
 
     @property

@@ -38,7 +38,10 @@ def _steps_left_out(components: Sequence[LoaderComponent]) -> dict[str, Any]:
 
 
 def _cameras(config: LoaderConfig, components: Sequence[LoaderComponent]) -> dict[str, Any]:
-    """Returns how cameras are decoded, if the batches have any. The sizes are in the outputs."""
+    """Returns how cameras are decoded, if the batches have any.
+
+    The sizes are in the outputs.
+    """
     if not any(component.cameras for component in components):
         return {}
     return {"video_decoder": decoder_version(config.video.options(None).backend)}

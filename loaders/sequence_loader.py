@@ -183,7 +183,7 @@ class SequenceLoader(LoaderBase):
         cls, dataset: Dataset | Mixture, path: str | os.PathLike[str], *, residency: str | None = None,
         num_workers: int | None = None, **arguments: Any,
     ) -> SequenceLoader:  # fmt: skip
-        """Makes a loader with the arguments in a file of `gear_data.tune`, such as loader.json.
+        """Makes a loader with the arguments in a file of `gear_data.tune`.
 
         Opens the dataset again, if the file has another residency or number of RDMA queue pairs.
 

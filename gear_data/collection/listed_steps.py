@@ -39,6 +39,9 @@ class TakenSteps:
             target[:, number] = source[:, place]
 
     def steps(self, array: ArrayLayout, memory: npt.NDArray[Any], rows: int) -> npt.NDArray[np.uint8]:
-        """Returns the steps of an array of this object, uint8 [rows, steps, bytes of a step], a view of the memory."""
+        """Returns the steps of an array, a view of the memory.
+
+        The result is uint8 [rows, steps, bytes of a step].
+        """
         shape = (rows, array.row_bytes // self.step_bytes, self.step_bytes)
         return np.ndarray(shape, np.uint8, memory, array.offset)

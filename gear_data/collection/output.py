@@ -133,7 +133,7 @@ class Output:
 
     @property
     def span(self) -> Output:
-        """The output of the range that has the listed steps; the output itself if it has no list.
+        """The output of the range of the listed steps; itself if it has no list.
 
         The range also has the window's first step. So it always has a valid step, as the nearest one of any other.
         """
@@ -160,7 +160,9 @@ class Output:
 
 
 def pixel_values(output: Output) -> npt.NDArray[Any]:
-    """Returns the value of each number of a frame with `CHANNELS_FIRST`, [256], in the array's dtype.
+    """Returns [256]: the value of each number of a frame with `CHANNELS_FIRST`.
+
+        They have the array's dtype.
 
     The numbers are divided in the dtype before rounding, as LeRobot divides them in float32.
     """

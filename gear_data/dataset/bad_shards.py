@@ -55,7 +55,7 @@ def _of_all_ranks(manifest: Manifest, errors: dict[str, str]) -> dict[str, str]:
 
 
 def sound_episodes(store: DatasetStore) -> Int64Array:
-    """Returns int64 [k], ascending: the ids of the episodes whose shards and videos are not bad.
+    """Returns int64 [k], ascending: the ids of episodes without bad files.
 
     Raises:
         EmptySourceError: no episode is left.

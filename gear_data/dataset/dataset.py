@@ -302,7 +302,7 @@ class Dataset:
         return self._store.values(name, self._ids(first, last))
 
     def sizes(self, first: int, last: int) -> Int64Array:
-        """Returns int64 [last - first]: bytes of each episode over all columns in the shards.
+        """Returns int64 [last - first]: bytes of each episode in the shards.
 
         The episodes are at positions first to last - 1. The videos of cameras are not counted.
 

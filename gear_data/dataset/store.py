@@ -333,7 +333,7 @@ class DatasetStore:
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
     def sizes(self, ids: Int64Array) -> Int64Array:
-        """Returns int64 [k]: bytes of each of these episodes over all columns in the shards."""
+        """Returns int64 [k]: bytes of each of these episodes in the shards."""
         sizes: Int64Array = self.lengths[ids] * self.schema.step_bytes
         shards, first_rows = (values[ids] for values in self.episode_starts)
         for column in self.schema.variable_columns:

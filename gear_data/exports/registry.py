@@ -126,7 +126,7 @@ def export(
 
 
 def _check_videos(dataset: Dataset, format: str, videos: bool, codec: str | None) -> None:
-    """Checks the arguments about videos, and whether the format can hold the dataset's cameras."""
+    """Checks the arguments about videos, and that the format can hold cameras."""
     if format == "lerobot":
         if codec is not None:
             check_codec(codec)

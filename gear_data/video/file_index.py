@@ -37,7 +37,7 @@ class Packets:
 
 @dataclass(frozen=True)
 class ColorProperties:
-    """How the numbers of a frame become colours: FFmpeg's constants, as the container declares them.
+    """Colours of a frame's numbers: FFmpeg's constants in the container.
 
     A decoder takes them where the stream itself does not say. 2 is "unspecified", and 0 for the range.
 
@@ -102,7 +102,7 @@ class VideoFile:
 
     @property
     def fps(self) -> float | None:
-        """Frames per second, from the median distance of two frames; None for a single frame."""
+        """Frames per second, by the median distance; None for a single frame."""
         distances = np.diff(self.packets.pts[self.frames])
         distance = Fraction(float(np.median(distances))) * self.time_base if len(distances) else Fraction(0)
         return float(1 / distance) if distance > 0 else None

@@ -30,7 +30,9 @@ class PacketBytes(Protocol):
 
 
 class LocalPackets:
-    """`PacketBytes` of files that this machine can map. A file is mapped at its first use.
+    """`PacketBytes` of files that this machine can map.
+
+    A file is mapped at its first use.
 
     It is picklable if its functions are, and usable in a forked child.
 

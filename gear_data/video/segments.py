@@ -14,7 +14,9 @@ from gear_data.video.index_tables import VideoIndex
 
 @dataclass(frozen=True, eq=False)
 class VideoSegments:
-    """The frames of n episodes of one camera. Step t of episode i has the frame first_frame[i] + t of its file.
+    """The frames of n episodes of one camera.
+
+    Step t of episode i has the frame first_frame[i] + t of its file.
 
     Attributes:
         file: int64 [n], number of the file in `VideoIndex`.
@@ -35,7 +37,7 @@ class VideoSegments:
 
 @dataclass(frozen=True, eq=False)
 class VideoTimes:
-    """The frames of n episodes of one camera, as a source knows them before its files are indexed.
+    """The frames of n episodes of one camera, as an unindexed source knows them.
 
     Attributes:
         file: int64 [n], number of the file among the source's files; -1 if the source has no file for the episode.
@@ -61,7 +63,10 @@ class VideoTimes:
 
 
 def segment_columns(camera: str) -> tuple[str, str]:
-    """Returns the columns of the episode table that have a camera's file (int64) and first frame (int64)."""
+    """Returns the names of a camera's two columns in the episode table.
+
+    They have the file (int64) and the first frame (int64).
+    """
     return f"videos/{camera}/file", f"videos/{camera}/first_frame"
 
 

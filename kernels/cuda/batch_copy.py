@@ -35,7 +35,10 @@ class Copies:
 
 
 class _Attributes(ctypes.Structure):
-    """CUmemcpyAttributes. The hints of locations are ignored for memory that is not managed."""
+    """CUmemcpyAttributes.
+
+    The hints of locations are ignored for memory that is not managed.
+    """
 
     _fields_ = (
         ("src_access_order", ctypes.c_int),

@@ -270,7 +270,7 @@ class DeviceBatchBuilder:
 
 
 def _steps_to_take(plan: BatchPlan, memory: torch.Tensor, number: int, rows: int) -> _StepsToTake:
-    """Returns the arrays of listed steps of batch `number`, of `rows` rows, and their parts."""
+    """Returns the arrays of listed steps of batch `number`, and their parts."""
     found = []
     for each in plan.takes:
         views = []

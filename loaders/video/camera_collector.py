@@ -118,7 +118,7 @@ class CameraCollector:
     def _fill(
         self, number: int, windows: Windows, hops: Int64Array | None, coming: Sequence[Windows], frames: Any
     ) -> int:
-        """Fills the array of a camera, and returns the number of frames that are not `fill`.
+        """Fills the array of a camera; returns the number of frames not `fill`.
 
         frames: the array, [B * width, ...].
         """

@@ -161,7 +161,10 @@ class ShardClient:
             yield chunk
 
     def _file_chunk(self, file: str, offset: int, failed: dict[int, GearError]) -> bytes:
-        """Returns a chunk of a file from a peer that is not in `failed`. Adds the peers that fail."""
+        """Returns a chunk of a file from a peer that is not in `failed`.
+
+        Adds the peers that fail.
+        """
         return self._from_any_peer(lambda peer: peer.file_chunk(self.dataset, file, offset), failed, 0)[0]
 
     def video_bytes(self, ranges: Sequence[ByteRange], first: int) -> tuple[bytes, int]:
@@ -196,7 +199,9 @@ class ShardClient:
     def _from_any_peer(
         self, call: Callable[[Peer], bytes], failed: dict[int, GearError], first: int
     ) -> tuple[bytes, int]:
-        """Returns the first answer of a peer that is not in `failed`, and the peer's number. Adds the peers that fail.
+        """Returns the first answer of a peer that is not in `failed`, and its number.
+
+        Adds the peers that fail.
 
         Peers that failed lately come last. The others are asked from number `first` on.
         """

@@ -66,7 +66,9 @@ class NodePackets:
 
 
 class LocalOrNodePackets:
-    """`PacketBytes` of this node's files. Files that are missing here are read from other nodes.
+    """`PacketBytes` of this node's files.
+
+    Files that are missing here are read from other nodes.
 
     Args:
         local: reads this node's files.
@@ -105,7 +107,7 @@ class LocalOrNodePackets:
 
 
 def _pieces(wanted: ByteRange) -> list[ByteRange]:
-    """Returns a range in pieces that each fit in a message; one piece for an empty range."""
+    """Returns a range in pieces that each fit in a message; at least one piece."""
     file, first, last = wanted
     starts = range(first, max(last, first + 1), MESSAGE_BYTES)
     return [(file, start, min(start + MESSAGE_BYTES, last)) for start in starts]

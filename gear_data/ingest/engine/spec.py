@@ -164,7 +164,10 @@ class ConversionSpec:
         return source, name, reason
 
     def with_stored_cameras(self, source: EpisodeSource, store: FileStore, threads: int = 1) -> EpisodeSource:
-        """Returns an opened source with its cameras as the dataset stores them. See `stored_cameras`."""
+        """Returns an opened source with its cameras as the dataset stores them.
+
+        See `stored_cameras`.
+        """
         return stored_cameras(
             source,
             store,

@@ -1,1 +1,1 @@
-"""Cameras of a source: their files, from finding them to copying them into a dataset."""
+"""Cameras of a source: their files are found, indexed, and put into a dataset."""

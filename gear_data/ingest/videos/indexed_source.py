@@ -25,7 +25,9 @@ _TOLERANCE = 1e-4
 
 
 def indexed_source(source: EpisodeSource, store: FileStore, *, skip_bad: bool) -> EpisodeSource:
-    """Returns a source whose files `stage_videos` indexed; the same source if it has no cameras, or is indexed.
+    """Returns a source whose files `stage_videos` indexed.
+
+    A source without cameras, or an indexed source, is returned as it is.
 
     Args:
         source: the source.
@@ -42,7 +44,9 @@ def indexed_source(source: EpisodeSource, store: FileStore, *, skip_bad: bool) -
 
 
 class IndexedSource:
-    """A source whose blocks say which frames of which indexed file an episode has. See `EpisodeSource`.
+    """A source whose blocks say which frames of which indexed file an episode has.
+
+    See `EpisodeSource`.
 
     An episode whose video is missing, unreadable, too short, or of another size is malformed.
 
@@ -133,7 +137,7 @@ class IndexedSource:
         self.findings.add_bad_episode(error, skip=self._skip_bad)
 
     def _clips(self, spec: ColumnSpec, block: EpisodeBlock) -> _Clips:
-        """Returns the frames of a block's episodes in one camera, or why an episode has none."""
+        """Returns the frames of a block's episodes in one camera, with problems."""
         times, staged = block.video_times[spec.name], self.staged
         clips = _Clips(np.zeros(len(block), np.int64), np.zeros(len(block), np.int64), [None] * len(block))
         lengths = block.lengths.tolist()
@@ -158,7 +162,10 @@ class IndexedSource:
 
 @dataclass(frozen=True, eq=False)
 class _Clips:
-    """The frames of n episodes: file and first frame, int64 [n], and for each the reason if it has none."""
+    """The frames of n episodes: file and first frame, int64 [n].
+
+    An episode without frames has a problem.
+    """
 
     file: npt.NDArray[np.int64]
     first_frame: npt.NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Puts the video files of a source into a dataset's folder: as clones, hard links or copies."""
+"""Puts video files into a dataset's folder: as clones, hard links or copies."""
 
 from __future__ import annotations
 

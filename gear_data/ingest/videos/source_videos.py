@@ -33,5 +33,5 @@ NO_VIDEOS = SourceVideos()
 
 
 def source_videos(source: EpisodeSource) -> SourceVideos:
-    """Returns the cameras of a source; `NO_VIDEOS` if the source has no attribute `videos`."""
+    """Returns the cameras of a source; `NO_VIDEOS` if it has no `videos`."""
     return getattr(source, "videos", NO_VIDEOS)

@@ -121,7 +121,10 @@ def stage_videos(
 def _indexed(
     files: Sequence[SourceFile], numbers: Sequence[int], folder: Path, jobs: int
 ) -> Iterator[tuple[Path, VideoFile | GearError]]:
-    """Yields a local path of each file, and its index. Remote files are downloaded into a folder first."""
+    """Yields a local path of each file, and its index.
+
+    Remote files are downloaded into a folder first.
+    """
     paths: list[Path] = []
 
     def inputs() -> Iterator[tuple[Path, str]]:
@@ -140,7 +143,10 @@ def _indexed(
 
 
 def _parts(files: Sequence[SourceFile]) -> list[range]:
-    """Returns the numbers of the files of each part, which depend only on the sizes of the files."""
+    """Returns the numbers of the files of each part.
+
+    They depend only on the sizes of the files.
+    """
     parts: list[range] = []
     first = size = 0
     for number, file in enumerate(files):

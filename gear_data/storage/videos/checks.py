@@ -101,7 +101,10 @@ def _check(files: DatasetFiles, index: VideoIndex, number: int, decode: bool, wo
 
 @contextmanager
 def _local(files: DatasetFiles, entry: FileEntry) -> Iterator[Path]:
-    """Yields a local path of a file. A file at a URL that the dataset only links to is downloaded."""
+    """Yields a local path of a file.
+
+    A file at a URL that the dataset only links to is downloaded.
+    """
     if not is_remote(entry.file):
         with files.local(entry) as path:
             yield path

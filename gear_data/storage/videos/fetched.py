@@ -1,4 +1,4 @@
-"""Packets of video files at URLs, fetched in ranges and kept in the cache of remote files."""
+"""Packets of video files at URLs, fetched in ranges and kept in a cache."""
 
 from __future__ import annotations
 

@@ -15,7 +15,10 @@ from gear_data.video.packet_bytes import LocalPackets
 
 
 def is_kept(file: str) -> bool:
-    """Returns whether a video file is in the dataset's folder. A linked file has an absolute path or a URL."""
+    """Returns whether a video file is in the dataset's folder.
+
+    A linked file has an absolute path or a URL.
+    """
     return not PurePosixPath(file).is_absolute() and not is_remote(file)
 
 
@@ -34,7 +37,7 @@ def video_entry(files: DatasetFiles, index: VideoIndex, number: int) -> FileEntr
 
 
 def mapped_packets(files: DatasetFiles, index: VideoIndex) -> LocalPackets:
-    """Returns the packets of a dataset's video files, each file mapped at its first use.
+    """Returns what reads packets of files that are mapped at their first use.
 
     Args:
         files: files of the dataset.

@@ -1,4 +1,4 @@
-"""StoredPackets: packets of a dataset's video files, from this machine or from URLs."""
+"""StoredPackets: packets of video files, on this machine or at URLs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StoredPackets:
 
 
 def _is_place(name: str) -> bool:
-    """Returns whether a name is of a linked file: a URL, or an absolute path of this machine."""
+    """Returns whether a name is of a linked file: a URL, or an absolute path."""
     return is_remote(name) or PurePosixPath(name).is_absolute()
 
 
@@ -82,7 +82,9 @@ def stored_packets(files: DatasetFiles, index: VideoIndex) -> PacketBytes:
 
 
 def read_video_index(files: DatasetFiles, manifest: Manifest) -> VideoIndex:
-    """Maps and checks the tables of a dataset's video files. Without cameras, the index has no files.
+    """Maps and checks the tables of a dataset's video files.
+
+    Without cameras, the index has no files.
 
     Raises:
         CorruptShardError: a table is damaged.

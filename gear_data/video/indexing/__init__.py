@@ -1,1 +1,4 @@
-"""Indexing of video files: packets are found by demuxing, in worker processes, and nothing is decoded."""
+"""Indexing of video files: packets are found by demuxing in worker processes.
+
+Nothing is decoded.
+"""

@@ -24,7 +24,9 @@ _BYTES, _THREADS = 32 << 20, 4
 
 
 def check_file(path: Path, video: VideoFile, decode: bool) -> None:
-    """Indexes a file again and compares it with its index. FFmpeg reads the file in this process.
+    """Indexes a file again and compares it with its index.
+
+    FFmpeg reads the file in this process.
 
     Args:
         path: the file.

@@ -58,7 +58,10 @@ def index_file(path: Path, file: str) -> VideoFile:
 
 
 def _video_stream(container: Any, file: str) -> Any:
-    """Returns the only video stream. Pictures that are attached to a file are no streams of frames."""
+    """Returns the only video stream.
+
+    Pictures that are attached to a file are no streams of frames.
+    """
     streams = [each for each in container.streams.video if "attached_pic" not in str(each.disposition).lower()]
     if len(streams) != 1:
         raise CorruptSourceError(f"has {len(streams)} video streams, where 1 is expected", file=file, hint=_ENCODE)
@@ -113,7 +116,10 @@ def _is_intra(packet: bytes) -> bool:
 
 
 def _check(packets: Packets, file: str) -> None:
-    """Raises CorruptSourceError if frames cannot be numbered, or the first one cannot be decoded."""
+    """Raises CorruptSourceError if frames cannot be numbered.
+
+    The first packet must be a key frame.
+    """
     shown = packets.pts[packets.flags & DISCARD == 0]
     if not len(shown):
         raise CorruptSourceError("has no frames", file=file, hint=_AGAIN)

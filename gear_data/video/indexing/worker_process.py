@@ -19,7 +19,10 @@ Result = TypeVar("Result")
 
 
 class WorkerProcess:
-    """A worker process, started at its first file and again after it died. One thread uses it at a time."""
+    """A worker process, started at its first file and again after it died.
+
+    One thread uses it at a time.
+    """
 
     def __init__(self) -> None:
         self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None

@@ -38,7 +38,10 @@ def sampled_statistics(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
 
 
 def _camera_counts(dataset: Dataset, camera: str) -> tuple[int, npt.NDArray[np.int64]]:
-    """Returns the number of frames of a sample, and int64 [3, 256]: how often each value occurs in each channel."""
+    """Returns the number of frames of a sample, and the counts of their values.
+
+    The counts are int64 [3, 256]: how often each value occurs in each channel.
+    """
     videos = store_of(dataset).videos
     segments = videos.segments[camera]
     if dataset.episode_ids is not None:
