@@ -42,7 +42,7 @@ class _SpecRecord(msgspec.Struct, forbid_unknown_fields=True):
     mapping: dict[str, Any] | None = None
     stack: dict[str, tuple[str, ...]] | None = None
     video_columns: dict[str, str] | None = None
-    videos: str = "keep"
+    videos: str | None = None
     video_size: tuple[int, int] | None = None
 
 
@@ -109,7 +109,8 @@ class ConversionSpec:
             mapping=None if options.mapping is None else options.mapping.to_json(),
             stack=dict(options.stack) or None,
             video_columns=dict(options.video_columns) or None,
-            videos=self.videos,
+            # As in manifests without this option: such conversions can be resumed.
+            videos=None if self.videos == KEEP else self.videos,
             video_size=self.video_size,
         )
         return msgspec.to_builtins(record)  # type: ignore[no-any-return]
@@ -137,7 +138,7 @@ class ConversionSpec:
         )
         return ConversionSpec(
             source, record.split, record.format, options, record.keep_encoded, record.strict, record.shard_bytes,
-            videos=record.videos, video_size=record.video_size,
+            videos=record.videos or KEEP, video_size=record.video_size,
         )  # fmt: skip
 
     def open(self, location: Location | None = None, *, threads: int = 1) -> tuple[EpisodeSource, str, str]:
