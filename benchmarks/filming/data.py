@@ -18,6 +18,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gear_data.video.encoder_threads import open_encoder
+
 FPS = 30
 STATE, ACTION = 14, 14
 #: The camera as LeRobot names it.
@@ -81,6 +83,7 @@ def write_video(path: Path, codec: Codec, size: Size, seed: int) -> None:
         stream: Any = container.add_stream(codec.encoder, rate=FPS, options=codec.options)
         stream.height, stream.width, stream.pix_fmt = size.height, size.width, "yuv420p"
         stream.codec_context.gop_size = codec.group
+        open_encoder(stream.codec_context)
         for number in range(size.frames):
             image = scene_frame(scene, number, size.height, size.width)
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, "rgb24")))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from gear_data.video.encoder_threads import open_encoder
 from gear_data.video.file_index import DISCARD, KEY, ColorProperties, Packets, VideoFile
 from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.packet_bytes import LocalPackets
@@ -74,6 +75,7 @@ def encode(
             context.max_b_frames = encoding.b_frames
         for name, value in encoding.colors.items():
             setattr(context, name, value)
+        open_encoder(context)
         for number in range(frames):
             y, x = number % 24, 2 * number % 32
             image = np.ascontiguousarray(scene[y : y + height, x : x + width])

@@ -11,6 +11,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.video.encoder_threads import open_encoder
 from gear_data.video.indexing.demux import index_file
 from gear_data.video.segments import VideoSegments
 from tests.support.cameras.attached import attach_cameras
@@ -44,6 +45,7 @@ def write_video(path: Path, frames: npt.NDArray[np.uint8], codec: str = "libx264
         stream = container.add_stream(codec, FPS, options=options)
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
+        open_encoder(stream.codec_context)
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())

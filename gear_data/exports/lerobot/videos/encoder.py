@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gear_data.common.extras import import_extra
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.video.encoder_threads import open_encoder
 
 #: Name of a codec, as `video_codec` takes it -> FFmpeg's encoder.
 ENCODERS = {"av1": "libsvtav1", "h264": "libx264"}
@@ -98,6 +99,8 @@ class VideoEncoder:
 
     def _write(self, frame: Any) -> None:
         try:
+            if not self._stream.codec_context.is_open:
+                open_encoder(self._stream.codec_context)
             for packet in self._stream.encode(frame):
                 self._bytes += packet.size
                 self._container.mux(packet)
