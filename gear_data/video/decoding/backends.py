@@ -7,7 +7,8 @@ from collections.abc import Callable
 from gear_data.video.decoding import pyav, torchcodec
 from gear_data.video.decoding.decoder import Decoder
 from gear_data.video.decoding.options import Backend
-from gear_data.video.file_index import VideoFile
+from gear_data.video.decoding.pyav import exact_conversion
+from gear_data.video.file_index import ColorProperties, VideoFile
 
 
 def decoder_maker(backend: Backend) -> Callable[[VideoFile], Decoder]:
@@ -27,3 +28,11 @@ def decoder_version(backend: Backend) -> str:
         MissingExtraError: the library is not installed, or does not load.
     """
     return torchcodec.version() if backend == "torchcodec" else pyav.version()
+
+
+def gives_planes(backend: Backend, pixel_format: str, height: int, width: int, colors: ColorProperties) -> bool:
+    """Returns whether decoders give the YUV of frames with these properties.
+
+    The answer may depend on this machine's processor.
+    """
+    return backend != "torchcodec" and height % 2 == 0 and exact_conversion(pixel_format, width, colors) is not None

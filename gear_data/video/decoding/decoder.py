@@ -10,11 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import CorruptShardError
+from gear_data.video.decoding.yuv import YuvConversion
 from gear_data.video.file_index import VideoFile
 
 
 class DecodeError(Exception):
     """Raised by a decoder; the reader names the file and the frame."""
+
+
+class NoPlanesError(Exception):
+    """Raised by a decoder for a frame whose YUV it cannot give. It can give RGB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,16 @@ class Decoder(Protocol):
 
     def write(self, picture: Picture, out: npt.NDArray[np.uint8]) -> None:
         """Writes a frame as RGB into uint8 [H, W, 3], scaled to H and W."""
+
+    def write_planes(self, picture: Picture, out: npt.NDArray[np.uint8]) -> YuvConversion:
+        """Writes a frame as YUV into uint8 [bytes].
+
+        Returns:
+            How the numbers become the RGB of `write`.
+
+        Raises:
+            NoPlanesError: the frame has another format, or its RGB is computed in another way.
+        """
 
 
 def undecodable(video: VideoFile, frame: int | None, problem: object) -> CorruptShardError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
 
@@ -11,14 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import CorruptShardError, InvalidArgumentError
-from gear_data.video.decoding.backends import decoder_maker
-from gear_data.video.decoding.decoder import DecodeError, Decoder, Picture, undecodable
+from gear_data.video.decoding.backends import decoder_maker, gives_planes
+from gear_data.video.decoding.decoder import DecodeError, Picture, undecodable
 from gear_data.video.decoding.jobs import GroupJob, cut_packets, packet_ranges, plan_jobs
 from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.decoding.process_state import process_state
 from gear_data.video.decoding.requests import FileRequest, file_requests
+from gear_data.video.decoding.targets import FrameTarget, RgbFrames, YuvFrames
 from gear_data.video.decoding.threads import Task, run_all
-from gear_data.video.file_index import VideoFile
+from gear_data.video.file_index import ColorProperties, VideoFile
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange, PacketBytes
 
@@ -72,8 +73,48 @@ class FrameReader:
             CorruptShardError: a packet is damaged or does not decode, or a frame has another size than the index says.
             RemoteError, ClusterError: the bytes cannot be fetched.
         """
+        self._read(file, frame, RgbFrames(out), rows, ahead)
+
+    def read_planes(
+        self, file: Int64Array, frame: Int64Array, out: YuvFrames, ahead: tuple[Int64Array, Int64Array] | None = None
+    ) -> None:
+        """Writes frames as YUV, as the file has them. Request i goes to row i; see `read`.
+
+        Raises:
+            NoPlanesError: a frame is not such YUV, or FFmpeg converts it to RGB in another way on this machine.
+            InvalidArgumentError: frames are resized; or see `read`.
+            CorruptShardError, RemoteError, ClusterError: see `read`.
+        """
+        if self.options.size is not None:
+            raise InvalidArgumentError("frames are not resized as YUV", hint="read RGB, or leave the size out")
+        self._read(file, frame, out, None, ahead)
+
+    def gives_planes(self, files: Int64Array) -> bool:
+        """Returns whether `read_planes` reads the frames of some files.
+
+        The index of the files says so. All files must have one size.
+        """
+        names = ["pixel_format", "height", "width", "color_range", "color_space", "color_primaries", "color_transfer"]
+        kinds = self.index.files.select(names).take(np.unique(files)).group_by(names).aggregate([]).to_pylist()
+        if self.options.size is not None or len({(each["height"], each["width"]) for each in kinds}) != 1:
+            return False
+        return all(
+            gives_planes(self.options.backend, pixel_format, height, width, ColorProperties(*colors))
+            for pixel_format, height, width, *colors in map(dict.values, kinds)
+        )
+
+    def _read(
+        self,
+        file: Int64Array,
+        frame: Int64Array,
+        out: FrameTarget,
+        rows: Int64Array | None,
+        ahead: tuple[Int64Array, Int64Array] | None,
+    ) -> None:
         requests = file_requests(self.index, file, frame, np.arange(len(file)) if rows is None else rows, ahead)
-        self._check(requests, out)
+        out.check(
+            {self.options.size} if self.options.size else {(each.video.height, each.video.width) for each in requests}
+        )
         cache = process_state().cache
         found: list[Task] = []
         jobs: list[tuple[FileRequest, GroupJob]] = []
@@ -97,17 +138,6 @@ class FrameReader:
         tasks += found
         alone = self._threads == 1 or len(tasks) < 2
         run_all(tasks, None if alone else process_state().executor(self._threads), self._threads)
-
-    def _check(self, requests: Sequence[FileRequest], out: Frames) -> None:
-        sizes = (
-            {self.options.size} if self.options.size else {(each.video.height, each.video.width) for each in requests}
-        )
-        shapes = {(len(out), *size, 3) for size in sizes}
-        if out.dtype != np.uint8 or not out.flags.c_contiguous or not shapes <= {out.shape}:
-            raise InvalidArgumentError(
-                f"an array of {out.dtype} {out.shape} cannot hold frames of height and width {sorted(sizes)}",
-                hint="pass a C-contiguous array of uint8 [n, height, width, 3], or set a size for all frames",
-            )
 
     def _key(self, video: VideoFile, part: int) -> Hashable:
         """Returns the key of a frame (by its time) or group of a file.
@@ -140,14 +170,14 @@ class FrameReader:
         """Returns the key of the decoders that can decode a file."""
         return self._make_decoder, video.codec, video.extradata, video.height, video.width, video.colors
 
-    def _show_cached(self, request: FileRequest, picture: Picture, out: Frames) -> None:
+    def _show_cached(self, request: FileRequest, picture: Picture, out: FrameTarget) -> None:
         state, parameters = process_state(), self._parameters(request.video)
         decoder = state.take_decoder(parameters) or self._make_decoder(request.video)
-        _show(decoder, request, picture, out)
+        out.write(decoder, picture, request.rows[picture.pts])
         state.give_back(parameters, decoder, self._threads)
 
     def _decode(
-        self, request: FileRequest, job: GroupJob, ranges: list[ByteRange], data: list[memoryview], out: Frames
+        self, request: FileRequest, job: GroupJob, ranges: list[ByteRange], data: list[memoryview], out: FrameTarget
     ) -> None:
         if not self.options.cache_bytes:
             self._decode_missing(request, job, dict(job.frames), ranges, data, out)
@@ -170,7 +200,7 @@ class FrameReader:
         missing: dict[int, int],
         ranges: list[ByteRange],
         data: list[memoryview],
-        out: Frames,
+        out: FrameTarget,
     ) -> None:
         video, limit, state = request.video, self.options.cache_bytes, process_state()
         parameters = self._parameters(video)
@@ -186,7 +216,7 @@ class FrameReader:
                     )
                 wanted = missing.pop(picture.pts, None) is not None
                 if wanted:
-                    _show(decoder, request, picture, out)
+                    out.write(decoder, picture, request.rows[picture.pts])
                 if limit:
                     state.cache.put(
                         self._key(video, picture.pts), picture, limit, expected=picture.pts in request.expected
@@ -200,10 +230,3 @@ class FrameReader:
                 raise undecodable(video, min(missing.values()), error) from error
         if missing:
             raise undecodable(video, min(missing.values()), "the decoder gave no such frame")
-
-
-def _show(decoder: Decoder, request: FileRequest, picture: Picture, out: Frames) -> None:
-    first, *others = request.rows[picture.pts]
-    decoder.write(picture, out[first])
-    for row in others:
-        out[row] = out[first]

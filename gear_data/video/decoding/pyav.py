@@ -10,11 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.extras import import_extra
-from gear_data.video.decoding.decoder import DecodeError, EncodedPacket, Picture, undecodable
-from gear_data.video.file_index import VideoFile
+from gear_data.video.decoding.decoder import DecodeError, EncodedPacket, NoPlanesError, Picture, undecodable
+from gear_data.video.decoding.yuv import YuvConversion, to_rgb, yuv_bytes, yuv_conversion
+from gear_data.video.file_index import ColorProperties, VideoFile
 
 #: Decoders for codecs whose decoder of the same name needs a GPU.
 _DECODERS = {"av1": "libdav1d"}
+#: Pixels of the frame that is converted to compare this machine's RGB with `to_rgb`.
+_COMPARED_PIXELS = 1 << 16
 
 
 @cache
@@ -97,6 +100,52 @@ class PyavDecoder:
             # FFmpeg aligns the rows of its frames.
             rows = pixels.reshape(height, plane.line_size)
             np.copyto(out.reshape(height, 3 * width), rows[:, : 3 * width])
+
+    def write_planes(self, picture: Picture, out: npt.NDArray[np.uint8]) -> YuvConversion:
+        frame = picture.image
+        colors = ColorProperties(frame.color_range, frame.colorspace, frame.color_primaries, frame.color_trc)
+        conversion = exact_conversion(frame.format.name, picture.width, colors)
+        if conversion is None:
+            raise NoPlanesError(f"a frame of {frame.format.name} with {colors}")
+        first = 0
+        for plane in frame.planes:
+            last = first + plane.height * plane.width
+            rows = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
+            np.copyto(out[first:last].reshape(plane.height, plane.width), rows[: plane.height, : plane.width])
+            first = last
+        return conversion
+
+
+@cache
+def exact_conversion(pixel_format: str, width: int, colors: ColorProperties) -> YuvConversion | None:
+    """Returns the integers by which FFmpeg's scaler converts frames on this machine.
+
+    Returns None if no integers give its RGB: FFmpeg has code for each processor, and other processors round in other
+    ways. A frame of random numbers is converted to find out.
+
+    Args:
+        pixel_format: FFmpeg's name.
+        width: of the frames.
+        colors: of the frames.
+    """
+    conversion = yuv_conversion(pixel_format, colors.space, colors.range)
+    if conversion is None or width < 1 or width % 2:
+        return None
+    height = -(-_COMPARED_PIXELS // width // 2) * 2
+    frame = _av().VideoFrame(width, height, pixel_format)
+    frame.color_range, frame.colorspace = colors.range, colors.space
+    frame.color_primaries, frame.color_trc = colors.primaries, colors.transfer
+    planes = np.random.default_rng(0).integers(0, 256, yuv_bytes(height, width), np.uint8)
+    first = 0
+    for plane in frame.planes:
+        last = first + plane.height * plane.width
+        # `update` wants whole lines.
+        lines = np.zeros((plane.buffer_size // plane.line_size, plane.line_size), np.uint8)
+        lines[: plane.height, : plane.width] = planes[first:last].reshape(plane.height, plane.width)
+        plane.update(lines)
+        first = last
+    rgb = frame.to_ndarray(format="rgb24")
+    return conversion if np.array_equal(rgb, to_rgb(planes, height, width, conversion)) else None
 
 
 def reorder_depth(pts: list[int]) -> int:

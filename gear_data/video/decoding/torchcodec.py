@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import MissingExtraError
-from gear_data.video.decoding.decoder import DecodeError, EncodedPacket, Picture, undecodable
+from gear_data.video.decoding.decoder import DecodeError, EncodedPacket, NoPlanesError, Picture, undecodable
 from gear_data.video.decoding.matroska import CODECS, in_matroska
+from gear_data.video.decoding.yuv import YuvConversion
 from gear_data.video.file_index import VideoFile
 
 
@@ -71,6 +72,9 @@ class TorchcodecDecoder:
         image = torch.from_numpy(picture.image).permute(2, 0, 1)[None].float()
         scaled = torch.nn.functional.interpolate(image, out.shape[:2], mode="bilinear", antialias=True)
         np.copyto(out, scaled[0].permute(1, 2, 0).round().clamp(0, 255).byte().numpy())
+
+    def write_planes(self, picture: Picture, out: npt.NDArray[np.uint8]) -> YuvConversion:
+        raise NoPlanesError("torchcodec gives RGB only")
 
 
 def version() -> str:
