@@ -8,6 +8,8 @@ VENV ?= .venv
 # One more than the cores: many tests wait for disks, timeouts and other processes.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN := $(VENV)/bin
+# Else every process of the tests would compile all modules that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Tests compare with OGBench's functions. The simulators that it depends on are heavy, and not needed for that.
 INSTALL_ALONE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt
