@@ -22,6 +22,17 @@ from gear_data.selection.windows import Int64Array, Windows
 Finals = Callable[[], tuple[Int64Array, dict[str, npt.NDArray[Any]]]]
 
 
+def read_only(array: Int64Array) -> Int64Array:
+    """Returns a view that cannot be written.
+
+    Kernels are compiled separately for arrays that can be written and arrays that cannot: `collect` takes 20 seconds.
+    Columns of an Arrow table are of either kind.
+    """
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 class ShardReader:
     """A `ColumnReader` over mapped shards.
 
@@ -43,9 +54,7 @@ class ShardReader:
         # Loads the kernel here, not in a prefetch thread.
         self._collect = cpu.collect.collect
         self.shards = shards
-        self.shard = shard
-        self.start = start
-        self.length = length
+        self.shard, self.start, self.length = read_only(shard), read_only(start), read_only(length)
         self._finals = finals
         self.final_rows: Int64Array = np.empty(0, np.int64)
         self._final_columns: dict[str, npt.NDArray[Any]] = {}

@@ -21,7 +21,7 @@ from gear_data.collection.reader import OutputBuffers
 from gear_data.kernels import cpu
 from gear_data.kernels.output_plan import OutputPlanArray
 from gear_data.residency import ShardReader, Shards
-from gear_data.residency.reader import Finals
+from gear_data.residency.reader import Finals, read_only
 from gear_data.residency.row_ranges import ColumnReads, column_reads, row_sizes
 from gear_data.selection.windows import Int64Array, Windows
 from gear_data.storage.mapped_shards import ShardLease
@@ -92,7 +92,7 @@ class _Batch:
 
     @cached_property
     def zeros(self) -> Int64Array:
-        return np.zeros(len(self.windows), np.int64)
+        return read_only(np.zeros(len(self.windows), np.int64))
 
 
 class ClusterReader:
@@ -155,7 +155,7 @@ class ClusterReader:
         batch = _Batch(
             windows,
             buffers,
-            self._length[episode],
+            read_only(self._length[episode]),
             finals[episode] if len(finals) else _NO_ROWS,
             lease.addresses[shard],
         )
@@ -242,7 +242,7 @@ class ClusterReader:
             windows.start[spans],
             windows.length[spans],
             buffers.row_of_window[spans] if len(buffers.row_of_window) else spans,
-            batch.numbers,
+            read_only(batch.numbers),
             batch.zeros,
             batch.total,
             batch.finals,

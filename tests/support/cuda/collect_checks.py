@@ -28,6 +28,7 @@ from gear_data.kernels.cuda.launch_arguments import (
     plan_buffers,
 )
 from gear_data.kernels.output_plan import TIMESTEP_TYPES
+from gear_data.residency.reader import read_only
 from gear_data.schema import DTYPES, ColumnSpec, Schema
 from gear_data.selection.windows import Windows
 from tests.support.cuda.runner import Runner
@@ -95,9 +96,9 @@ class Columns:
 
     def read(self, windows: Windows, buffers: OutputBuffers) -> None:
         cpu.collect.collect(
-            windows.episode_id, windows.start, windows.length, buffers.row_of_window, self.shards, self.bases,
-            np.array(self.lengths, np.int64), self.finals, self.addresses, buffers.plan, buffers.addresses,
-            buffers.windows_per_batch, buffers.valid,
+            windows.episode_id, windows.start, windows.length, buffers.row_of_window, read_only(self.shards),
+            read_only(self.bases), read_only(np.array(self.lengths, np.int64)), self.finals, self.addresses,
+            buffers.plan, buffers.addresses, buffers.windows_per_batch, buffers.valid,
         )  # fmt: skip
         self._read_on_device(windows, buffers)
 
