@@ -69,46 +69,45 @@ def test_a_folder_that_is_not_private_is_not_used(planted: str, tmp_path: Path) 
     assert list(temporary.iterdir()) == [name]
 
 
-#: Converts a column of every type, with arrays of the kinds in the arguments. Each kind is compiled separately.
+#: Converts a column of every type, by a kernel that is compiled separately for each kind of array in the arguments.
+#: `gear_data.kernels.cpu.collect` calls the same converters, and takes ten times as long to compile.
 CONVERSIONS = """
 import sys
 import numba, numpy as np
-from gear_data.kernels.cpu.collect import collect
-from gear_data.kernels.output_plan import KIND_CONVERT, OUTPUT_PLAN, SOURCE_TYPES
+from gear_data.kernels.cpu.convert import _to_float32, _to_float64
+from gear_data.kernels.output_plan import SOURCE_TYPES
+
+@numba.njit(cache=True)
+def convert(kind, out_type, source_type, source, target, count, affine, period):
+    if out_type == 0:
+        _to_float32(source_type, source, target, count, affine, period)
+    else:
+        _to_float64(source_type, source, target, count, affine, period)
 
 shift, *kinds = sys.argv[1:]
 for i in range(int(shift)):
     numba.njit(lambda x: x)(i)
-zeros, none, steps, elements = np.zeros(1, np.int64), np.empty(0, np.int64), 7, 3
-affine = np.repeat([0.0, 1.0], elements)
+affine = np.repeat([0.0, 1.0], 3)
 for kind in kinds:
-    lengths = np.array([steps])
-    lengths.flags.writeable = kind == "writable"
+    array = np.zeros(1)
+    array.flags.writeable = kind == "writable"
     for source_type, name in enumerate(SOURCE_TYPES):
-        source = np.arange(steps * elements).reshape(steps, elements).astype(name)
+        source = np.arange(21).astype(name)
         for out_type, out in enumerate(("float32", "float64")):
-            target = np.zeros((steps, elements), out)
-            plan = np.zeros(1, OUTPUT_PLAN)
-            fields = {
-                "kind": KIND_CONVERT, "source_bytes": source[0].nbytes, "out_bytes": target[0].nbytes,
-                "elements": elements, "source_type": source_type, "out_type": out_type, "width": steps,
-                "within": 1, "affine": affine.ctypes.data, "affine_rows": 1,
-            }
-            for field, value in fields.items():
-                plan[field] = value
-            places = np.array([[source.ctypes.data]]), plan, np.array([target.ctypes.data])
-            windows = zeros, zeros, np.array([steps])
-            collect(*windows, none, zeros, zeros, lengths, none, *places, 1, np.zeros(1, np.int64))
+            target = np.zeros(21, out)
+            convert(array, out_type, source_type, source.ctypes.data, target.ctypes.data, 21, affine.ctypes.data, 3)
             assert (target == source).all(), (kind, name, out)
-    assert bool(collect.stats.cache_hits) is (len(kinds) == 2)
+assert bool(convert.stats.cache_hits) is (len(kinds) == 2)
 """
 
 
 def test_kernels_that_two_processes_compiled_do_not_mix(tmp_path: Path) -> None:
     """Names must differ without Numba's numbers, which each process starts at 1."""
+    program = tmp_path / "conversions.py"
+    program.write_text(CONVERSIONS)
     for arguments in (("0", "writable"), ("3", "read-only"), ("0", "writable", "read-only")):
         subprocess.run(
-            [sys.executable, "-c", CONVERSIONS, *arguments],
+            [sys.executable, program, *arguments],
             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
             timeout=300,
             check=True,
