@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -40,10 +41,41 @@ from tests.support.rollouts import (
     write_parquet,
     write_steps,
 )
+from tests.support.running import kernels_ahead
 
 # No deadline, because the first example may compile a kernel. Every run has the same examples.
 settings.register_profile("feed", deadline=None, derandomize=True)
 settings.load_profile("feed")
+
+
+def _starts_workers(config: pytest.Config) -> bool:
+    """Returns whether this process of pytest only starts others, which run the tests."""
+    return bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _starts_workers(config):
+        kernels_ahead.begin()
+    else:
+        # Imports leave a million objects, and no garbage.
+        gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    # Each collection of garbage would look at the million objects, which takes half a second.
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _starts_workers(config):
+        kernels_ahead.end()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_kernels() -> None:
+    """Waits for the kernels that are compiled for all processes."""
+    kernels_ahead.wait()
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Helpers for tests of threads and of interrupts."""
+"""Helpers for tests of threads, of processes and of interrupts."""
