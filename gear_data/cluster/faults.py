@@ -178,9 +178,21 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "offsets of text, read by RDMA, are damaged",
-        "rdma.variable_ranges:ValueSpans.locate",
+        "rdma.reads.variable_ranges:ValueSpans.locate",
         None,
         "CorruptShardError before any value is read; the spans are read from a replica.",
+    ),
+    Fault(
+        "a peer has too little memory for its video files",
+        "rdma.server:RdmaServer",
+        None,
+        "Transport `auto`: the peer warns, and sends videos by Arrow Flight. `verbs`: HostMemoryError when it starts.",
+    ),
+    Fault(
+        "a peer holds a video file in memory no more, or a shorter one",
+        "rdma.reads.video_read:VideoRead",
+        None,
+        "NodeRefusedError before any READ. As after a failed READ.",
     ),
     # Clients, as a server sees them.
     Fault(

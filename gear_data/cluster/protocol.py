@@ -30,7 +30,7 @@ from gear_data.errors import NodeRefusedError
 from gear_data.selection.windows import Int64Array
 
 #: Version of this protocol. Nodes of different versions refuse each other.
-VERSION = 3
+VERSION = 4
 
 #: Alignment of the parts of a response, in bytes.
 ALIGNMENT = 64

@@ -6,8 +6,10 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+import pyarrow as pa
 import xxhash
 
 from gear_data.common.progress import progress_bar
@@ -15,6 +17,7 @@ from gear_data.errors import CorruptShardError
 from gear_data.residency.shared_memory import HEADER_BYTES, Segment, write
 from gear_data.residency.shared_memory_registry import shared_buffer
 from gear_data.schema import Schema
+from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import FileEntry, ShardEntry
 from gear_data.storage.mapped_shards import MappedShards
@@ -41,6 +44,30 @@ class _CopyRange:
     count: int
 
 
+@dataclass
+class _Layout:
+    """A segment that is being planned.
+
+    Attributes:
+        pieces: the ranges to copy.
+        end: the byte after the last one.
+    """
+
+    pieces: list[_CopyRange] = field(default_factory=list)
+    end: int = HEADER_BYTES
+
+    def place(self, entry: FileEntry, start: int, count: int) -> int:
+        """Adds `count` bytes from byte `start` of a file.
+
+        Returns their place in the segment.
+        """
+        first = -(-self.end // _ALIGNMENT) * _ALIGNMENT
+        for done in range(0, count, _PIECE):
+            self.pieces.append(_CopyRange(entry, start + done, first + done, min(_PIECE, count - done)))
+        self.end = first + count
+        return first
+
+
 def host_shards(
     files: DatasetFiles,
     schema: Schema,
@@ -65,11 +92,11 @@ def host_shards(
         HostMemoryError: there is too little memory for a copy.
         CorruptShardError: a shard is missing, truncated, or cannot be read.
     """
-    pieces, places, size = _layout(schema, shards)
-    pieces = [piece for piece in pieces if piece.entry.file not in bad]
+    layout, places = _place_columns(schema, shards)
+    pieces = [piece for piece in layout.pieces if piece.entry.file not in bad]
     key = contents_key(files, schema, shards, bad)
     # Two kinds of segments have two keys: a process that wants the write seal must not find a segment without it.
-    segment = Segment(f"pinned.{key}" if registrable else key, size, registrable)
+    segment = Segment(f"pinned.{key}" if registrable else key, layout.end, registrable)
     buffer = shared_buffer(segment, lambda descriptor: _fill(descriptor, files, pieces))
     mapped = MappedShards(schema, places, lambda shard: buffer, files.mapped)
     for shard in range(len(shards)):
@@ -77,23 +104,39 @@ def host_shards(
     return mapped
 
 
-def _layout(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[list[_CopyRange], tuple[ShardEntry, ...], int]:
-    """Returns (the ranges to copy, the shards, the segment's bytes).
+def host_files(files: DatasetFiles, entries: Sequence[FileEntry], name: str) -> tuple[pa.Buffer, Int64Array]:
+    """Copies whole files to one segment of shared memory.
+
+    The first process of this machine fills the segment, and the others map it.
+
+    Args:
+        files: files of the dataset.
+        entries: the files.
+        name: see `Segment`.
+
+    Returns:
+        The segment, and int64 [n], the place of each file's first byte in it.
+
+    Raises:
+        HostMemoryError: there is too little memory for a copy.
+        CorruptShardError: a file is missing, truncated, or cannot be read.
+    """
+    layout, digest = _Layout(), xxhash.xxh3_128()
+    places = [layout.place(entry, 0, entry.bytes) for entry in entries]
+    for entry in entries:
+        digest.update(json.dumps([entry.file, entry.bytes, entry.checksum, *files.identity(entry)]).encode())
+    segment = Segment(f"files.{digest.hexdigest()}", layout.end, name=name)
+    buffer = shared_buffer(segment, lambda descriptor: _fill(descriptor, files, layout.pieces))
+    return buffer, np.array(places, np.int64)
+
+
+def _place_columns(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[_Layout, tuple[ShardEntry, ...]]:
+    """Returns the layout of a segment with all columns, and the shards.
 
     The shards' entries have the offsets of columns in the segment.
     """
-    pieces: list[_CopyRange] = []
-    end = HEADER_BYTES
-
-    def place(entry: FileEntry, start: int, count: int) -> int:
-        nonlocal end
-        first = -(-end // _ALIGNMENT) * _ALIGNMENT
-        for done in range(0, count, _PIECE):
-            pieces.append(_CopyRange(entry, start + done, first + done, min(_PIECE, count - done)))
-        end = first + count
-        return first
-
-    placed = []
+    layout, placed = _Layout(), []
+    place = layout.place
     for shard in shards:
         buffers, variable = {}, {}
         for column in schema:
@@ -106,7 +149,7 @@ def _layout(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[list[_CopyRan
             else:
                 buffers[column.name] = place(shard.entry, start, shard.steps * column.row_bytes)
         placed.append(replace(shard, buffers=buffers, variable=variable))
-    return pieces, tuple(placed), end
+    return layout, tuple(placed)
 
 
 def contents_key(files: DatasetFiles, schema: Schema, shards: Sequence[ShardEntry], bad: frozenset[str]) -> str:

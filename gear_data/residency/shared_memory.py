@@ -40,11 +40,13 @@ class Segment:
         key: a name for the contents; ASCII.
         size: bytes, including the header.
         registrable: whether CUDA can register a mapping: there is no write seal.
+        name: the word for the contents in errors.
     """
 
     key: str
     size: int
     registrable: bool = False
+    name: str = "columns"
 
     @property
     def header(self) -> bytes:
@@ -77,7 +79,8 @@ def create_segment(segment: Segment, fill: Callable[[int], None]) -> int:
     available = available_memory()
     if segment.size > available:
         raise HostMemoryError(
-            f"one copy of the columns takes {segment.size:,} bytes of memory, {available:,} are available", hint=_REMEDY
+            f"one copy of the {segment.name} takes {segment.size:,} bytes of memory, {available:,} are available",
+            hint=_REMEDY,
         )
     descriptor = os.memfd_create(f"gear-data-{segment.key}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -112,7 +115,7 @@ def write(descriptor: int, data: memoryview, position: int, file: str | None = N
         except OSError as error:
             if error.errno not in (errno.ENOMEM, errno.ENOSPC):
                 raise
-            raise HostMemoryError("memory ran out while the columns were loaded", file=file, hint=_REMEDY) from error
+            raise HostMemoryError("memory ran out while this file was loaded", file=file, hint=_REMEDY) from error
         data, position = data[written:], position + written
 
 

@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import gear_data
+from gear_data.video.segments import VideoSegments
+from tests.support.cameras.attached import attach_cameras, video_file
 from tests.support.feed import data as feed_data
 from tests.support.rdma import guest, remote_batches
 
@@ -67,7 +69,19 @@ def with_text(episodes, folder):
     ]
     pq.write_table(table.append_column("observations.text", pa.array(texts)), folder / "d.parquet")
     gear_data.convert(folder / "d.parquet", folder / "d", progress=False, format="episode-rows", shard_bytes=1 << 19)
+    attach_videos(folder / "d", [len(each["rewards"]) for each in episodes])
     return gear_data.open(folder / "d")
+
+
+def attach_videos(folder, lengths):
+    """Gives a dataset a camera with three files of random bytes."""
+    file = np.arange(len(lengths)) % 3
+    first = np.array([sum(lengths[each % 3 : each : 3]) for each in range(len(lengths))])
+    videos = [video_file(f"videos/{number}.mp4", sum(lengths[number::3])) for number in range(3)]
+    for video in videos:
+        (folder / video.file).parent.mkdir(exist_ok=True)
+        (folder / video.file).write_bytes(np.random.default_rng(video.size).bytes(video.size))
+    attach_cameras(folder, videos, {"observations.images.front": VideoSegments(file, first)})
 
 
 def variables(folder: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,9 +24,9 @@ from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.protocol import handshake
 from gear_data.cluster.rdma import device, messages, native, ports
 from gear_data.cluster.rdma import pyverbs_library as library
-from gear_data.cluster.rdma import variable_ranges as values
 from gear_data.cluster.rdma import work_requests as work
 from gear_data.cluster.rdma.messages import QueuePairEnd
+from gear_data.cluster.rdma.reads import variable_ranges as values
 from gear_data.common.secret import Secret
 from gear_data.errors import (
     CorruptShardError,
@@ -178,8 +179,12 @@ def test_queue_pair_messages_round_trip():
     assert messages.parse_queue_pair_request(messages.queue_pair_request("d", ends)) == ends
     assert messages.parse_queue_pair_request(handshake("d")) is None
     table = np.arange(24).reshape(2, 3, 2, 2)
-    found_ends, found = messages.parse_queue_pair_response(messages.queue_pair_response(ends, [4, 1], table), 2, 6, 3)
+    videos = np.array([[2, 4096, 7, 100], [9, 8192, 8, 1]])
+    found_ends, found, found_videos = messages.parse_queue_pair_response(
+        messages.queue_pair_response(ends, [4, 1], table, videos), 2, 6, 3
+    )
     assert found_ends == ends and found.shape == (6, 3, 2, 2)
+    np.testing.assert_array_equal(found_videos, videos)
     np.testing.assert_array_equal(found[[4, 1]], table)
     assert not found[[0, 2, 3, 5]].any()
 
@@ -195,25 +200,53 @@ def test_malformed_ends_are_refused(ends):
         messages.parse_queue_pair_request(json.dumps({"queue_pairs": ends}).encode())
 
 
+#: Number, address, key and bytes of two video files.
+VIDEOS = np.array([[2, 4096, 7, 100], [9, 8192, 8, 1]])
+
+
+def other_videos(at, value, parts):
+    """Returns parts with another number in the table of video files."""
+    table = VIDEOS.copy()
+    table[at] = value
+    return [*parts[:3], table.reshape(-1).view(np.uint8)]
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda parts: [],
-        lambda parts: parts[:2],
+        lambda parts: parts[:3],
+        lambda parts: [*parts, parts[3]],
         lambda parts: [parts[0][:-1], *parts[1:]],
         lambda parts: [np.frombuffer(b"[" * 100_000, np.uint8), *parts[1:]],
         lambda parts: [np.frombuffer(json.dumps([GOOD]).encode(), np.uint8), *parts[1:]],
         lambda parts: [np.frombuffer(json.dumps([GOOD] * 3).encode(), np.uint8), *parts[1:]],
-        lambda parts: [parts[0], parts[1][:-1], parts[2]],
-        lambda parts: [parts[0], parts[1], parts[2][:-8]],
-        lambda parts: [parts[0], np.array([4, 6]).view(np.uint8), parts[2]],
-        lambda parts: [parts[0], np.array([-1, 1]).view(np.uint8), parts[2]],
-        lambda parts: [*parts[:2], np.where(np.arange(24) == 3, 1 << 32, 1).view(np.uint8)],
-        lambda parts: [*parts[:2], np.where(np.arange(24) == 4, -5, 1).view(np.uint8)],
+        lambda parts: [parts[0], parts[1][:-1], *parts[2:]],
+        lambda parts: [*parts[:2], parts[2][:-8], parts[3]],
+        lambda parts: [parts[0], np.array([4, 6]).view(np.uint8), *parts[2:]],
+        lambda parts: [parts[0], np.array([-1, 1]).view(np.uint8), *parts[2:]],
+        lambda parts: [*parts[:2], np.where(np.arange(24) == 3, 1 << 32, 1).view(np.uint8), parts[3]],
+        lambda parts: [*parts[:2], np.where(np.arange(24) == 4, -5, 1).view(np.uint8), parts[3]],
+        lambda parts: [*parts[:3], parts[3][:-8]],
+        *(
+            partial(other_videos, at, value)
+            for at, value in (
+                ((0, 0), -1),
+                ((0, 0), 9),
+                ((1, 0), 2),
+                ((0, 1), -1),
+                ((1, 1), (1 << 63) - 1),
+                ((0, 2), 1 << 32),
+                ((0, 2), -1),
+                ((1, 3), 0),
+                ((0, 3), -5),
+                ((0, 3), (1 << 63) - 1),
+            )
+        ),
     ],
 )
 def test_malformed_responses_are_refused(change):
-    parts = messages.queue_pair_response([END, END], [4, 1], np.ones((2, 3, 2, 2), np.int64))
+    parts = messages.queue_pair_response([END, END], [4, 1], np.ones((2, 3, 2, 2), np.int64), VIDEOS)
     messages.parse_queue_pair_response(parts, 2, 6, 3)
     with pytest.raises(NodeRefusedError, match=r"malformed|impossible"):
         messages.parse_queue_pair_response(change(parts), 2, 6, 3)

@@ -23,8 +23,8 @@ from gear_data import SequenceLoader
 from gear_data.cluster.flight.fetch import FlightFetch
 from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.rdma import client as client_module
-from gear_data.cluster.rdma import span_read as span_read_module
 from gear_data.cluster.rdma.fetch import RdmaFetch
+from gear_data.cluster.rdma.reads import span_read as span_read_module
 from gear_data.cluster.rdma.server import RdmaServer
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import CorruptShardError, InvalidArgumentError, NodeRefusedError, NodeUnreachableError

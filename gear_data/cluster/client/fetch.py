@@ -6,9 +6,9 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from gear_data.cluster.protocol import FetchedSpans
 from gear_data.errors import ClusterError, CorruptShardError, DatasetReplacedError, DeviceError, GearError
@@ -171,3 +171,17 @@ class Fetch(ABC, Generic[C, S]):
             else:
                 error.file = error.file or self._name
                 self.error = error
+
+
+F = TypeVar("F", bound=Fetch[Any, Any])
+
+
+def take_all(fetches: Iterable[F]) -> Iterator[tuple[F, FetchedSpans]]:
+    """Takes responses from fetches in turns, until each fetch is complete or has failed."""
+    active = deque(fetches)
+    while active:
+        fetch = active.popleft()
+        if fetch.take():
+            active.append(fetch)
+        while fetch.done:
+            yield fetch, fetch.done.popleft()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from gear_data.cluster.client.fetch import Fetch
+from gear_data.cluster.client.fetch import Fetch, take_all
 from gear_data.cluster.client.retry_policy import Retries
 from gear_data.cluster.client.shard_directory import ShardDirectory
 from gear_data.cluster.client.transports import PeerTransports
 from gear_data.cluster.flight.fetch import split_into_batches
 from gear_data.cluster.protocol import FetchedSpans, Request
-from gear_data.cluster.rdma.span_read import WriteTargets
+from gear_data.cluster.rdma.reads.span_read import WriteTargets
 from gear_data.errors import GearError, NodeUnreachableError
 from gear_data.selection.windows import Int64Array
 
@@ -86,7 +85,8 @@ class FetchSession:
             As `start`.
         """
         while True:
-            yield from self._take_all()
+            for _, result in take_all(self._fetches):
+                yield result
             self._record_outcomes()
             unread = [spans for fetch in self._fetches for spans in fetch.unread]
             if not unread:
@@ -97,16 +97,6 @@ class FetchSession:
         """Drops the fetches in flight. Nothing is written to the targets after this call."""
         for fetch in self._fetches:
             fetch.abandon()
-
-    def _take_all(self) -> Iterator[FetchedSpans]:
-        """Takes responses from the fetches in turns, until each is complete or has failed."""
-        active = deque(self._fetches)
-        while active:
-            fetch = active.popleft()
-            if fetch.take():
-                active.append(fetch)
-            while fetch.done:
-                yield fetch.done.popleft()
 
     def _record_outcomes(self) -> None:
         """Records which peers succeeded and which failed.

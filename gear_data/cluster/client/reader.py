@@ -16,7 +16,7 @@ from gear_data.cluster.client.shards import read_variable
 from gear_data.cluster.client.staging import ClusterStaging
 from gear_data.cluster.client.zero_copy import direct_output, row_targets
 from gear_data.cluster.protocol import ColumnGroup, FetchedSpans, Request
-from gear_data.cluster.rdma.span_read import WriteTargets
+from gear_data.cluster.rdma.reads.span_read import WriteTargets
 from gear_data.collection.reader import OutputBuffers
 from gear_data.kernels import cpu
 from gear_data.kernels.output_plan import OutputPlanArray

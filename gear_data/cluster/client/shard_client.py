@@ -13,6 +13,7 @@ import numpy as np
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.client.fetch_session import FetchSession
+from gear_data.cluster.client.held_videos import HeldVideos
 from gear_data.cluster.client.options import CHECKSUM_VARIABLE, ClientOptions
 from gear_data.cluster.client.peer import Peer
 from gear_data.cluster.client.retry_policy import NO_RETRY, Retries, RetryPolicy
@@ -20,7 +21,7 @@ from gear_data.cluster.client.shard_directory import ClusterManifest, ShardDirec
 from gear_data.cluster.client.transports import PeerTransports
 from gear_data.cluster.flight.grpc_fork import using_grpc
 from gear_data.cluster.protocol import MAX_RESPONSE_BYTES, FetchedSpans, Request
-from gear_data.cluster.rdma.span_read import WriteTargets
+from gear_data.cluster.rdma.reads.span_read import WriteTargets
 from gear_data.cluster.transport_names import AUTO, FLIGHT, VERBS, check_transport
 from gear_data.errors import (
     ClusterError,
@@ -63,6 +64,7 @@ class ShardClient:
 
     Attributes:
         manifest: The dataset's manifest.
+        held_videos: Reads video files from the nodes' memory.
 
     Raises:
         UnknownNameError: There is no such transport.
@@ -91,6 +93,7 @@ class ShardClient:
         self._turn = 0
         self.manifest = self._discover() if known is None else known.manifest
         self._transports = PeerTransports(self._directory, self.manifest, transport)
+        self.held_videos = HeldVideos(self._directory, self._transports, self._retries)
 
     @property
     def dataset(self) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.protocol import ColumnGroup, Request
-from gear_data.cluster.rdma.span_read import WriteTargets
+from gear_data.cluster.rdma.reads.span_read import WriteTargets
 from gear_data.kernels import cpu
 from gear_data.residency import ShardReader, Shards
 from gear_data.residency.device.staging import StagedRows, StagingBuffer

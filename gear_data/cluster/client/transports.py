@@ -8,14 +8,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from gear_data.cluster.client.fetch import Fetch, WaitLimits
 from gear_data.cluster.client.shard_directory import ShardDirectory
-from gear_data.cluster.flight.fetch import FlightFetch
+from gear_data.cluster.flight.fetch import FlightFetch, split_into_batches
 from gear_data.cluster.protocol import Request
 from gear_data.cluster.rdma.client import RdmaClient
 from gear_data.cluster.rdma.fetch import RdmaFetch
 from gear_data.cluster.rdma.gpu_memory import gpu_transfer_method
-from gear_data.cluster.rdma.span_read import WriteTargets
+from gear_data.cluster.rdma.reads.span_read import WriteTargets
 from gear_data.cluster.transport_names import AUTO, FLIGHT, VERBS, has_device
 from gear_data.errors import DeviceError, MissingExtraError
 from gear_data.selection.windows import Int64Array
@@ -38,6 +40,7 @@ class PeerTransports:
         transport: `verbs`, `flight` or `auto`.
 
     Attributes:
+        transport: See above.
         rdma: The RDMA client; None where RDMA is not used.
 
     Raises:
@@ -45,22 +48,22 @@ class PeerTransports:
     """
 
     def __init__(self, directory: ShardDirectory, manifest: Manifest, transport: str) -> None:
-        self._directory, self._manifest, self._transport = directory, manifest, transport
+        self._directory, self._manifest, self.transport = directory, manifest, transport
         self.rdma = self._open_rdma()
         #: Peer -> time until which it is read by Arrow Flight.
         self._fallback_until: dict[int, float] = {}
 
     def _open_rdma(self) -> RdmaClient | None:
-        if self._transport == FLIGHT or not self._directory.rdma_peers:
+        if self.transport == FLIGHT or not self._directory.rdma_peers:
             return None
-        if self._transport == AUTO and not has_device():
+        if self.transport == AUTO and not has_device():
             return None
         client = RdmaClient(self._manifest, self._directory.dataset)
         try:
             # Opened now, so that a problem shows before training.
             client.open()
         except (DeviceError, MissingExtraError) as error:
-            if self._transport == VERBS:
+            if self.transport == VERBS:
                 raise
             _log.warning("RDMA is not used: %s", error)
             return None
@@ -91,11 +94,18 @@ class PeerTransports:
             targets: Memory that rows are written to if they are read by RDMA.
             latest: See `WaitLimits`.
         """
-        peer = self._directory.peers[number]
+        peer, rdma = self._directory.peers[number], self.rdma_to(number)
         waits = WaitLimits(peer.endpoint.timeout, latest)
-        has_rdma = number in self._directory.rdma_peers
-        if self.rdma is not None and has_rdma and self._fallback_until.get(number, 0.0) <= time.monotonic():
-            return RdmaFetch(self.rdma, number, peer.endpoint, request, batches, targets, waits)
+        if rdma is not None:
+            return RdmaFetch(
+                rdma,
+                number,
+                peer.endpoint,
+                lambda connection, spans: rdma.span_read(connection, request, spans, targets),
+                batches,
+                waits,
+                is_direct=targets is not None,
+            )
         return FlightFetch(
             number,
             peer,
@@ -104,6 +114,34 @@ class PeerTransports:
             request,
             batches,
             waits,
+        )
+
+    def rdma_to(self, number: int) -> RdmaClient | None:
+        """Returns the RDMA client; None if a peer is read by Arrow Flight now."""
+        has_rdma = number in self._directory.rdma_peers
+        return self.rdma if has_rdma and self._fallback_until.get(number, 0.0) <= time.monotonic() else None
+
+    def fetch_videos(self, number: int, ranges: Int64Array) -> RdmaFetch | None:
+        """Creates the fetch of ranges of video files from one peer. Posts nothing yet.
+
+        Args:
+            number: Number of the peer.
+            ranges: See `VideoRead`. None is empty. Without ranges the fetch only connects.
+
+        Returns:
+            None if the peer is read by Arrow Flight now.
+        """
+        rdma, endpoint = self.rdma_to(number), self._directory.peers[number].endpoint
+        if rdma is None:
+            return None
+        sizes = ranges[:, 2] - ranges[:, 1]
+        return RdmaFetch(
+            rdma,
+            number,
+            endpoint,
+            lambda connection, spans: rdma.video_read(connection, ranges[spans]),
+            split_into_batches(np.arange(len(ranges)), sizes) if len(ranges) else [],
+            WaitLimits(endpoint.timeout),
         )
 
     def fall_back(self, fetch: Fetch[Any, Any]) -> bool:
@@ -115,7 +153,7 @@ class PeerTransports:
             False, without a change, if the fetch used Arrow Flight, the transport is not `auto`, or the fetch has taken
             all its time.
         """
-        if not (isinstance(fetch, RdmaFetch) and self._transport == AUTO) or fetch.deadline <= time.monotonic():
+        if not (isinstance(fetch, RdmaFetch) and self.transport == AUTO) or fetch.deadline <= time.monotonic():
             return False
         self._fallback_until[fetch.peer] = time.monotonic() + FALLBACK_SECONDS
         _log.warning("%s; reading this peer by Arrow Flight for %g s", fetch.error, FALLBACK_SECONDS)

@@ -16,9 +16,10 @@ _REQUESTS = 4
 
 
 class NodePackets:
-    """`PacketBytes` of the nodes that serve a dataset. They are sent by Arrow Flight.
+    """`PacketBytes` of the nodes that serve a dataset.
 
-    Each file is read from the node that sent bytes of it before. So nodes that hold different files are asked once.
+    Files in a node's memory are read by RDMA, if the transport allows it. The others are sent by Arrow Flight. Each of
+    those is read from the node that sent bytes of it before. So nodes that hold different files are asked once.
 
     Args:
         client: reads from the nodes.
@@ -33,14 +34,17 @@ class NodePackets:
         """Returns the bytes of each range.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError: no node returns them.
+            NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError, DeviceError: no node
+                returns them.
         """
         pieces = [_pieces(each) for each in ranges]
+        wanted = dict.fromkeys(piece for of_range in pieces for piece in of_range)
+        data = {piece: memoryview(b"") for piece in wanted if piece[1] == piece[2]}
+        data |= self._client.held_videos.read(wanted.keys() - data.keys())
         by_source = defaultdict[int, list[ByteRange]](list)
-        for piece in dict.fromkeys(piece for of_range in pieces for piece in of_range):
+        for piece in (piece for piece in wanted if piece not in data):
             by_source[self._sources.get(piece[0], piece[0])].append(piece)
         groups = [group for of_source in by_source.values() for group in _groups(of_source)]
-        data: dict[ByteRange, memoryview] = {}
         with ThreadPoolExecutor(min(_REQUESTS, max(1, len(groups))), "gear-video") as threads:
             for found in threads.map(self._fetch, groups):
                 data.update(found)

@@ -13,7 +13,9 @@ from gear_data.cluster.protocol import Request
 from gear_data.cluster.rdma.connection import RdmaConnection
 from gear_data.cluster.rdma.device import Device, open_device
 from gear_data.cluster.rdma.local_memory import LocalMemory
-from gear_data.cluster.rdma.span_read import ReadContext, SpanRead, WriteTargets
+from gear_data.cluster.rdma.reads.read_context import ReadContext
+from gear_data.cluster.rdma.reads.span_read import SpanRead, WriteTargets
+from gear_data.cluster.rdma.reads.video_read import VideoRead
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import Manifest
 
@@ -102,9 +104,15 @@ class RdmaClient:
         self, connection: RdmaConnection, request: Request, spans: Int64Array, targets: WriteTargets | None
     ) -> SpanRead:
         """Returns the read of some spans over a connection. Nothing is posted yet."""
+        return SpanRead(self._context(), connection, request, spans, targets)
+
+    def video_read(self, connection: RdmaConnection, ranges: Int64Array) -> VideoRead:
+        """Returns the read of ranges of video files over a connection; see `VideoRead`. Nothing is posted yet."""
+        return VideoRead(self._context(), connection, ranges)
+
+    def _context(self) -> ReadContext:
         opened = self.open()
-        context = ReadContext(self._manifest, opened.memory, opened.device.max_read_bytes)
-        return SpanRead(context, connection, request, spans, targets)
+        return ReadContext(self._manifest, opened.memory, opened.device.max_read_bytes)
 
     def close_idle(self) -> None:
         """Closes the device, and with it all idle connections."""

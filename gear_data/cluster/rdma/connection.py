@@ -25,7 +25,8 @@ class RdmaConnection:
         seconds: Time that connecting may take.
 
     Attributes:
-        table: int64 [shards, columns, 2, 2]; see `messages`.
+        table: int64 [shards, columns, 2, 2], the columns in the node's memory; see `messages`.
+        videos: int64 [videos, 4], the video files in the node's memory; see `messages`.
 
     Raises:
         NodeUnreachableError, NodeRefusedError: The node grants no queue pairs.
@@ -47,7 +48,7 @@ class RdmaConnection:
             request = queue_pair_request(dataset, [pair.end for pair in self._pairs])
             self._stream = Stream(endpoint, request, seconds)
             response = self._stream.take(max(deadline - time.monotonic(), 1e-3))
-            ends, self.table = parse_queue_pair_response(response, len(self._pairs), shards, columns)
+            ends, self.table, self.videos = parse_queue_pair_response(response, len(self._pairs), shards, columns)
             for pair, end in zip(self._pairs, ends, strict=True):
                 pair.connect(end, endpoint.timeout)
         except BaseException as error:

@@ -1,16 +1,19 @@
-"""RdmaFetch: reads spans from one peer's memory by RDMA READ."""
+"""RdmaFetch: reads rows or bytes of videos from one peer's memory by RDMA READ."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from gear_data.cluster.client.fetch import Fetch, WaitLimits
 from gear_data.cluster.flight.client import Endpoint
-from gear_data.cluster.protocol import FetchedSpans, Request
+from gear_data.cluster.protocol import FetchedSpans
 from gear_data.cluster.rdma.client import RdmaClient
 from gear_data.cluster.rdma.connection import RdmaConnection
-from gear_data.cluster.rdma.span_read import SpanRead, WriteTargets
 from gear_data.common.cancellation import check_cancelled
 from gear_data.errors import NodeUnreachableError
 from gear_data.selection.windows import Int64Array
@@ -22,7 +25,23 @@ _BUSY_SECONDS, _PAUSE_SECONDS = 100e-6, 50e-6
 _RDMA_SHARE = 0.5
 
 
-class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
+class Read(Protocol):
+    """A read of some spans that is in progress.
+
+    Attributes:
+        parts: The parts of the response, once `advance` has returned True.
+    """
+
+    parts: list[npt.NDArray[np.uint8]]
+
+    def post(self) -> None:
+        """Posts the READs that are known by now."""
+
+    def advance(self) -> bool:
+        """Returns whether everything has arrived. Never waits."""
+
+
+class RdmaFetch(Fetch[RdmaConnection, Read]):
     """A `Fetch` by RDMA READ.
 
     Posts all READs at once: queue pairs hold back READs that the device cannot take yet.
@@ -30,10 +49,10 @@ class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
     Args:
         client: The RDMA client.
         number, endpoint: The peer.
-        request: The whole request, for all peers.
+        plan: Returns the read of some spans over a connection. Posts nothing.
         batches: Positions of the spans of each read from this peer.
-        targets: See `WriteTargets`.
         waits: See `Fetch`.
+        is_direct: See `FetchedSpans`.
     """
 
     def __init__(
@@ -41,17 +60,22 @@ class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
         client: RdmaClient,
         number: int,
         endpoint: Endpoint,
-        request: Request,
+        plan: Callable[[RdmaConnection, Int64Array], Read],
         batches: Sequence[Int64Array],
-        targets: WriteTargets | None,
         waits: WaitLimits,
+        *,
+        is_direct: bool = False,
     ) -> None:
         super().__init__(number, endpoint.name, batches, waits)
-        self._client, self._endpoint, self._request = client, endpoint, request
-        self._targets = targets
+        self._client, self._endpoint, self._plan, self._is_direct = client, endpoint, plan, is_direct
         self._limit = _RDMA_SHARE * waits.timeout
         #: Time of the last completion; before it, the time when the first READs were posted.
         self._last_progress = 0.0
+
+    @property
+    def videos(self) -> Int64Array | None:
+        """The video files in the peer's memory; see `messages`. None without a connection."""
+        return None if self._connection is None else self._connection.videos
 
     def _acquire(self) -> RdmaConnection:
         return self._client.acquire(self.peer, self._endpoint, min(self._seconds_left(), self._limit))
@@ -60,7 +84,7 @@ class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
         if self._pending:
             self._last_progress = time.monotonic()
         while self._pending:
-            read = self._client.span_read(connection, self._request, self._pending[0], self._targets)
+            read = self._plan(connection, self._pending[0])
             # Recorded before it is posted: the memory that it writes to must outlive the connection.
             self._in_flight.append((self._pending.popleft(), read))
             read.post()
@@ -70,7 +94,7 @@ class RdmaFetch(Fetch[RdmaConnection, SpanRead]):
         for _ in range(len(self._in_flight) if some else 0):
             spans, read = self._in_flight[0]
             if read.advance():
-                self.done.append(FetchedSpans(spans, read.parts, self._targets is not None))
+                self.done.append(FetchedSpans(spans, read.parts, self._is_direct))
                 self._in_flight.popleft()
             else:
                 self._in_flight.rotate(-1)

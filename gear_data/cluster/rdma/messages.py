@@ -3,11 +3,12 @@
 They are sent over an Arrow Flight stream, and so protected by its token and TLS.
 
 The client opens the stream with the usual handshake (`protocol.handshake`) and lists its queue pairs under
-`queue_pairs`. The node answers with three parts:
+`queue_pairs`. The node answers with four parts:
 
 1. its own ends of the queue pairs, in the same order, as JSON;
 2. int64 [served], the shards that it serves;
-3. int64 [served, columns, 2, 2], the address and the key of two buffers for each column of each served shard.
+3. int64 [served, columns, 2, 2], the address and the key of two buffers for each column of each served shard;
+4. int64 [videos, 4], the number, address, key and bytes of each video file in its memory, by rising number.
 
 A column of fixed size has its rows in the first buffer. A column of text or bytes has its int64 offsets in the first
 buffer and its values in the second. (0, 0) stands for a buffer that is missing or empty. The node keeps its ends for
@@ -30,6 +31,9 @@ from gear_data.cluster.protocol import ONE_VERSION_HINT, handshake
 from gear_data.errors import NodeRefusedError
 from gear_data.selection.windows import Int64Array
 
+#: Numbers of a row of the table of video files.
+_VIDEO_WORDS = 4
+_MAX_INT64 = (1 << 63) - 1
 _UInt24 = Annotated[int, Meta(ge=0, lt=1 << 24)]
 
 
@@ -93,19 +97,19 @@ def parse_queue_pair_request(command: bytes) -> tuple[QueuePairEnd, ...] | None:
 
 
 def queue_pair_response(
-    ends: Sequence[QueuePairEnd], shards: Sequence[int], table: Int64Array
+    ends: Sequence[QueuePairEnd], shards: Sequence[int], table: Int64Array, videos: Int64Array
 ) -> list[npt.NDArray[np.uint8]]:
     """Returns the parts of a node's response.
 
-    They are its ends, the shards that it serves, and their table.
+    They are its ends, the shards that it serves, their table, and the table of video files.
     """
     text = np.frombuffer(msgspec.json.encode(list(ends)), np.uint8)
-    return [text, np.array(shards, np.int64).view(np.uint8), table.reshape(-1).view(np.uint8)]
+    return [text, *(part.reshape(-1).view(np.uint8) for part in (np.array(shards, np.int64), table, videos))]
 
 
 def parse_queue_pair_response(
     parts: Sequence[npt.NDArray[np.uint8]], pairs: int, shards: int, columns: int
-) -> tuple[tuple[QueuePairEnd, ...], Int64Array]:
+) -> tuple[tuple[QueuePairEnd, ...], Int64Array, Int64Array]:
     """Checks a node's response.
 
     Args:
@@ -114,14 +118,16 @@ def parse_queue_pair_response(
         shards, columns: Number of shards and columns of the dataset.
 
     Returns:
-        The node's ends, and the table of all shards, int64 [shards, columns, 2, 2]. It has (0, 0)
-        for shards that the node does not serve.
+        The node's ends; the table of all shards, int64 [shards, columns, 2, 2], with (0, 0) for shards that the node
+        does not serve; and the table of video files, int64 [videos, 4].
 
     Raises:
         NodeRefusedError: The response is malformed.
     """
-    if len(parts) != 3 or len(parts[1]) % 8 or len(parts[2]) != 4 * columns * len(parts[1]):
+    if len(parts) != 4 or len(parts[1]) % 8 or len(parts[2]) != 4 * columns * len(parts[1]):
         raise NodeRefusedError("sent a malformed table of columns", hint=ONE_VERSION_HINT)
+    if len(parts[3]) % (8 * _VIDEO_WORDS):
+        raise NodeRefusedError("sent a malformed table of video files", hint=ONE_VERSION_HINT)
     try:
         ends = msgspec.json.decode(parts[0].tobytes(), type=_QueuePairEnds)
     except (ValueError, RecursionError) as error:
@@ -135,4 +141,11 @@ def parse_queue_pair_response(
         raise NodeRefusedError("sent a table of columns with impossible numbers", hint=ONE_VERSION_HINT)
     table = np.zeros((shards, columns, 2, 2), np.int64)
     table[served] = found
-    return ends, table
+    videos = parts[3].view(np.int64).reshape(-1, _VIDEO_WORDS)
+    file, address, key, size = videos.T
+    if (
+        (videos < 0).any() or (np.diff(file) <= 0).any() or (size == 0).any() or (key >= 1 << 32).any()
+        or (address > _MAX_INT64 - size).any()
+    ):  # fmt: skip
+        raise NodeRefusedError("sent a table of video files with impossible numbers", hint=ONE_VERSION_HINT)
+    return ends, table, videos

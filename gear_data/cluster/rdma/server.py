@@ -1,4 +1,4 @@
-"""RdmaServer: a node's columns, registered for remote reads by its clients."""
+"""RdmaServer: a node's columns and videos, registered for remote reads by its clients."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gear_data.cluster.rdma.device import open_device
 from gear_data.cluster.rdma.messages import QueuePairEnd, queue_pair_response
 from gear_data.cluster.rdma.queue_pair import QueuePair
 from gear_data.cluster.server.shard_server import Response, ShardServer
+from gear_data.cluster.server.video_memory import NO_VIDEOS, VideoMemory
 from gear_data.cluster.transport_names import AUTO, VERBS, has_device
 from gear_data.errors import DeviceError, HostMemoryError, InvalidArgumentError, MissingExtraError, NodeRefusedError
 from gear_data.residency.available_memory import available_memory
@@ -31,38 +32,52 @@ _log = logging.getLogger(__name__)
 
 
 class RdmaServer:
-    """Registered columns of the served shards. Thread-safe.
+    """Registered columns and video files of the served shards. Thread-safe.
 
-    Every column of every shard is a separate region (a column of text or bytes is two: offsets and values). So the
-    device itself refuses reads outside of them. A client with a queue pair can read all regions until its stream ends,
-    and can write nothing.
+    Every column of every shard is a separate region (a column of text or bytes is two: offsets and values), and so is
+    every video file. So the device itself refuses reads outside of them. A client with a queue pair can read all
+    regions until its stream ends, and can write nothing.
 
     Args:
-        shards: Shards in memory (residency `host`).
+        shards: Shards in memory (residency `host`). Their video files are loaded into memory here.
+        needs_videos: Whether too little memory for the video files is an error. If not, they are left out.
 
     Raises:
         DeviceError, MissingExtraError: As `open_device`; or the memory cannot be registered.
-        HostMemoryError: This kernel cannot register read-only memory, and there is too little memory for a copy.
+        HostMemoryError: There is too little memory for the video files; or this kernel cannot register read-only
+            memory, and there is too little for a copy.
+        CorruptShardError: As `ShardServer.load_videos`.
     """
 
-    def __init__(self, shards: ShardServer) -> None:
+    def __init__(self, shards: ShardServer, *, needs_videos: bool) -> None:
         self._shards = shards
         self._device = open_device()
         self._available, self._lock = MAX_QUEUE_PAIRS, threading.Lock()
         self._regions: list[Any] = []
-        #: Copies of columns that some regions are of.
+        #: Copies of memory that some regions are of.
         self._copies: list[npt.NDArray[np.uint8]] = []
         try:
-            self._table = self._register_all(*shards.column_memory())
+            # Kept: it owns the memory.
+            self._videos = _load_videos(shards, required=needs_videos)
+            addresses, sizes = shards.column_memory()
+            regions = self._register_all(
+                np.concatenate([addresses.reshape(-1), self._videos.addresses]),
+                np.concatenate([sizes.reshape(-1), self._videos.sizes]),
+            )
         except BaseException:
             self.close()
             raise
+        self._table = regions[: addresses.size].reshape(*addresses.shape, 2)
+        self._video_table = np.column_stack([self._videos.files, regions[addresses.size :], self._videos.sizes])
 
     def _register_all(self, addresses: Int64Array, sizes: Int64Array) -> Int64Array:
-        """Registers all columns, and copies them first where that is necessary.
+        """Registers memory, and copies it first where that is necessary.
+
+        Args:
+            addresses, sizes: int64 [n], the memory. Size 0 stands for a missing buffer.
 
         Returns:
-            int64 [shards, columns, 2, 2]; see `messages`.
+            int64 [n, 2], address and key; (0, 0) for a missing buffer.
         """
         try:
             return self._register(addresses, sizes)
@@ -74,12 +89,12 @@ class RdmaServer:
         available = available_memory()
         if total > available:
             raise HostMemoryError(
-                f"before Linux 6.2, RDMA needs a copy of the columns: {total:,} bytes, and {available:,} are available",
+                f"before Linux 6.2, RDMA needs another copy: {total:,} bytes, and {available:,} are available",
                 hint="use a newer kernel, serve fewer shards, or --transport flight",
             )
         _log.warning("before Linux 6.2, RDMA cannot register shared memory: copying %s bytes", f"{total:,}")
         copies = addresses.copy()
-        for index in map(tuple, np.argwhere(sizes).tolist()):
+        for index in np.flatnonzero(sizes).tolist():
             size = int(sizes[index])
             copy = np.empty(size, np.uint8)
             ctypes.memmove(copy.ctypes.data, int(addresses[index]), size)
@@ -89,8 +104,8 @@ class RdmaServer:
 
     def _register(self, addresses: Int64Array, sizes: Int64Array) -> Int64Array:
         read = self._device.library.enums.IBV_ACCESS_REMOTE_READ
-        table = np.zeros((*addresses.shape, 2), np.int64)
-        for index in map(tuple, np.argwhere(sizes).tolist()):
+        table = np.zeros((len(addresses), 2), np.int64)
+        for index in np.flatnonzero(sizes).tolist():
             region = self._device.register(int(addresses[index]), int(sizes[index]), read)
             self._regions.append(region)
             table[index] = addresses[index], region.rkey
@@ -104,7 +119,7 @@ class RdmaServer:
             clients: The client's ends.
 
         Yields:
-            The response to the client: this node's ends, the served shards, and their table; see `messages`.
+            The response to the client: this node's ends, the served shards, and the tables of memory; see `messages`.
 
         Raises:
             NodeRefusedError: There are too many queue pairs, or the client is on another kind of network.
@@ -119,7 +134,7 @@ class RdmaServer:
                 stack.callback(pair.close)
                 pair.connect(client, _TIMEOUT)
                 ends.append(pair.end)
-            yield Response.of(queue_pair_response(ends, self._shards.shards, self._table))
+            yield Response.of(queue_pair_response(ends, self._shards.shards, self._table, self._video_table))
 
     def _reserve(self, count: int) -> None:
         """Takes queue pairs from the available ones; a negative count returns them."""
@@ -143,7 +158,8 @@ class RdmaServer:
 def open_rdma_server(shards: ShardServer, transport: str) -> RdmaServer | None:
     """Registers the shards for RDMA if the transport asks for it.
 
-    `verbs` requires RDMA. `auto` uses it if there is a device, and the shards are in memory.
+    `verbs` requires RDMA. `auto` uses it if there is a device, and the shards are in memory. Their video files are
+    loaded into memory, too. If there is too little memory for the video files, `auto` leaves them out.
 
     Returns:
         None if RDMA is not used.
@@ -151,16 +167,27 @@ def open_rdma_server(shards: ShardServer, transport: str) -> RdmaServer | None:
     Raises:
         InvalidArgumentError: `verbs`, and the shards are not in memory.
         DeviceError, MissingExtraError, HostMemoryError: `verbs`; as `RdmaServer`.
+        CorruptShardError: As `RdmaServer`.
     """
     if transport == VERBS:
         if not shards.in_memory:
             raise InvalidArgumentError(
                 "RDMA reads memory, and these shards are in files", hint="add --residency host, or --transport flight"
             )
-        return RdmaServer(shards)
+        return RdmaServer(shards, needs_videos=True)
     if transport == AUTO and shards.in_memory and has_device():
         try:
-            return RdmaServer(shards)
+            return RdmaServer(shards, needs_videos=False)
         except (DeviceError, MissingExtraError, HostMemoryError) as error:
             _log.warning("RDMA is not used: %s", error)
     return None
+
+
+def _load_videos(shards: ShardServer, *, required: bool) -> VideoMemory:
+    try:
+        return shards.load_videos()
+    except HostMemoryError as error:
+        if required:
+            raise
+        _log.warning("videos are not read by RDMA: %s", error)
+        return NO_VIDEOS

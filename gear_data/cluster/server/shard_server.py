@@ -17,6 +17,7 @@ from gear_data.cluster.protocol import (
     Request,
     part_offsets,
 )
+from gear_data.cluster.server.video_memory import VideoMemory, load_videos
 from gear_data.collection.buffers import BufferPool
 from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, NodeRefusedError
 from gear_data.kernels import cpu
@@ -133,6 +134,10 @@ class ShardServer:
                 addresses[shard, column] = [buffer.address for buffer in buffers]
                 sizes[shard, column] = [buffer.size for buffer in buffers]
         return addresses, sizes
+
+    def load_videos(self) -> VideoMemory:
+        """Copies the video files of the served shards to shared memory; see `video_memory.load_videos`."""
+        return load_videos(self.files, self.manifest, self._videos[0], self.shards)
 
     def answer(self, request: Request) -> Response:
         """Returns the rows of a request.

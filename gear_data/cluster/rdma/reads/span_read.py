@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from gear_data.cluster.protocol import MAX_RESPONSE_BYTES, Request, part_offsets
 from gear_data.cluster.rdma.connection import RdmaConnection
-from gear_data.cluster.rdma.local_memory import LocalMemory, Memory
-from gear_data.cluster.rdma.variable_ranges import ValueSpans
+from gear_data.cluster.rdma.local_memory import Memory
+from gear_data.cluster.rdma.reads.read_context import ReadContext
+from gear_data.cluster.rdma.reads.variable_ranges import ValueSpans
 from gear_data.cluster.rdma.work_requests import Reads
 from gear_data.errors import InvalidArgumentError, NodeRefusedError
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.manifest import Manifest
 from gear_data.storage.variable_columns import OFFSET_BYTES
 
 _NOTHING: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -36,21 +36,6 @@ class WriteTargets:
 
     memory: Memory
     addresses: tuple[Int64Array | None, ...]
-
-
-@dataclass(frozen=True)
-class ReadContext:
-    """Objects that all reads of a client share.
-
-    Attributes:
-        manifest: The dataset's manifest.
-        memory: Registered memory of this process.
-        max_read_bytes: Most bytes of one READ.
-    """
-
-    manifest: Manifest
-    memory: LocalMemory
-    max_read_bytes: int
 
 
 class SpanRead:

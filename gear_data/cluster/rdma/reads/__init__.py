@@ -1,0 +1,1 @@
+"""Reads of another node's memory: rows of shards, and bytes of video files."""
