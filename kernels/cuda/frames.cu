@@ -1,6 +1,6 @@
 // Frames of cameras: YUV to the arrays of a batch.
 //
-// A frame of H x W pixels, both even, is H * W bytes of luma, then H * W / 4 of u, then as many of v.
+// A frame has H x W pixels, both even: H * W bytes of luma, then H * W / 4 of u, then as many of v.
 // `gear_data.video.decoding.yuv` has the same arithmetic. A thread converts 4 adjacent pixels of the frame, counted
 // without regard to lines: they are one word of luma, two numbers of u and two of v. So all widths have aligned words.
 // This file includes no headers.

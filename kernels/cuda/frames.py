@@ -11,6 +11,8 @@ from gear_data.kernels.cuda.launch_arguments import BLOCK, Launcher
 #: How a frame of the batch is made: the place of its YUV among the given frames, or -1 for padding; and the integers of
 #: `YuvConversion`. This is `Record` of `frames.cu`.
 RECORD = np.dtype([("slot", np.int32), ("conversion", np.int32, 6), ("unused", np.int32)])
+#: Bytes of a value -> the kernel.
+_WITH_TABLE = {2: "gear_frames_2", 4: "gear_frames_4", 8: "gear_frames_8"}
 #: Groups of 4 pixels that a thread converts at a time.
 _GROUPS = 4
 
@@ -59,4 +61,4 @@ def convert_frames(
     if table is None:
         launcher.launch("gear_frames", blocks, BLOCK, target, *work)
     else:
-        launcher.launch(f"gear_frames_{itemsize}", blocks, BLOCK, target, table, *work)
+        launcher.launch(_WITH_TABLE[itemsize], blocks, BLOCK, target, table, *work)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gear_data.collection.buffers import Allocate, plain_memory
+from gear_data.collection.buffers import plain_memory
 from gear_data.dataset.internals import store_of
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import DeviceError, InvalidArgumentError, MissingExtraError
+from gear_data.kernels.cuda.launcher import CudaLauncher
 from gear_data.loaders.builders.batch import BatchBuilder, RankRows
 from gear_data.loaders.builders.cpu import CpuBatchBuilder
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
@@ -19,6 +21,11 @@ from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.window_source import WindowSource
 from gear_data.residency.device.columns import current_device
 from gear_data.residency.device.link import LinkRates, link_rates
+
+if TYPE_CHECKING:
+    import torch
+
+    from gear_data.loaders.video.frame_converter import FrameConverter
 
 _log = logging.getLogger(__name__)
 
@@ -184,33 +191,46 @@ class BuilderFactory:
                 hint="iterate the loader itself: a thread prefetches",
             )
         device = self.framework.device
-
-        def cameras(*, reuse: bool, allocate: Allocate) -> list[CameraCollector | None]:
-            every = dict(enumerate(components))
-            groups = [every] if self.joined else [{number: each} for number, each in every.items()]
-            return [
-                CameraCollector(group, readers, max_rows, ahead=ahead, reuse=reuse, allocate=allocate)
-                if any(each.cameras for each in group.values())
-                else None
-                for group in groups
-            ]
-
-        if self.backend == "cuda" and device is not None and not in_worker:
-            from gear_data.loaders.builders.device import DeviceBatchBuilder
-            from gear_data.loaders.frameworks.pinned_batches import pinned_memory
-
-            return DeviceBatchBuilder(
-                components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
-                device=device, sm_budget=self.sm_budget, most=most, pin=self.framework.pin,
-                cameras=cameras(reuse=True, allocate=pinned_memory if self.framework.pin else plain_memory),
-            )  # fmt: skip
-        deliver, allocate = self.framework.deliver, plain_memory
+        deliver, allocate, converter = self.framework.deliver, plain_memory, None
         if device is not None and device.type == "cuda" and self.framework.pin and not in_worker:
             from gear_data.loaders.frameworks.pinned_batches import PinnedDelivery, pinned_memory
 
-            deliver, allocate = PinnedDelivery(device), pinned_memory
+            if postprocess.leaves_cameras and any(component.cameras for component in components):
+                converter = self._frame_converter(device)
+            deliver, allocate = PinnedDelivery(device, converter), pinned_memory
+        every = dict(enumerate(components))
+        groups = [every] if self.joined else [{number: each} for number, each in every.items()]
+        cameras = [
+            CameraCollector(
+                group, readers, max_rows, ahead=ahead, planar=converter is not None, reuse=not in_worker,
+                allocate=allocate,
+            )
+            if any(each.cameras for each in group.values())
+            else None
+            for group in groups
+        ]  # fmt: skip
+        if self.backend == "cuda" and device is not None and deliver is not None and not in_worker:
+            from gear_data.loaders.builders.device import DeviceBatchBuilder
+
+            return DeviceBatchBuilder(
+                components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
+                device=device, sm_budget=self.sm_budget, most=most, upload=deliver, cameras=cameras,
+            )  # fmt: skip
         return CpuBatchBuilder(
             components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
-            reuse=not in_worker, deliver=deliver, allocate=allocate,
-            cameras=cameras(reuse=not in_worker, allocate=allocate),
+            reuse=not in_worker, deliver=deliver, allocate=allocate, cameras=cameras,
         )  # fmt: skip
+
+    def _frame_converter(self, device: torch.device) -> FrameConverter | None:
+        """Returns what makes cameras from YUV on the device.
+
+        Returns None if no kernel runs there. Then frames are copied as RGB.
+        """
+        from gear_data.loaders.builders.device import device_number
+        from gear_data.loaders.video.frame_converter import FrameConverter
+
+        try:
+            return FrameConverter(device, CudaLauncher(device_number(device), self.sm_budget))
+        except (MissingExtraError, DeviceError) as error:
+            _log.info("frames of cameras are copied to the device as RGB: %s", error.message)
+            return None

@@ -23,8 +23,8 @@ from gear_data.loaders.builders.grouping import are_alike, concatenated
 from gear_data.loaders.builders.postprocess import Postprocessor
 from gear_data.loaders.builders.window_facts import SourceFacts, WindowFacts, sampled_facts
 from gear_data.loaders.component import WINDOW_IDS, LoaderComponent
-from gear_data.loaders.frameworks.pinned_batches import PinnedDelivery
-from gear_data.loaders.frameworks.torch_tensors import to_device, to_tensors
+from gear_data.loaders.frameworks.framework import Change
+from gear_data.loaders.frameworks.torch_tensors import to_tensors
 from gear_data.loaders.video.camera_collector import CameraCollector
 from gear_data.loaders.window_source import WindowSource
 from gear_data.residency import DeviceColumns, ShardReader
@@ -81,7 +81,7 @@ class DeviceBatchBuilder:
         device: a CUDA device.
         sm_budget: the share of its multiprocessors that collecting takes.
         most: see `DeviceCollector`.
-        pin: whether tensors that the CPU makes go to the device through pinned memory.
+        upload: copies tensors that the CPU makes to the device, in the consumer's current stream.
         cameras: for each collector, what adds cameras to its batches in memory of the CPU; None: they have none.
 
     Raises:
@@ -90,8 +90,8 @@ class DeviceBatchBuilder:
 
     def __init__(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
-        *, joined: bool, max_rows: int, max_batches: int, device: torch.device, sm_budget: float, most: int, pin: bool,
-        cameras: Sequence[CameraCollector | None],
+        *, joined: bool, max_rows: int, max_batches: int, device: torch.device, sm_budget: float, most: int,
+        upload: Change, cameras: Sequence[CameraCollector | None],
     ) -> None:  # fmt: skip
         self.source = source
         self.postprocess = postprocess
@@ -99,7 +99,7 @@ class DeviceBatchBuilder:
         self._rows = rows
         self._facts = SourceFacts(components, source)
         self._device, self._cameras = device, cameras
-        self._upload = PinnedDelivery(device) if pin else functools.partial(to_device, device=device, pin=False)
+        self._upload = upload
         slots = rows.batch_size
         collect_sources = [component.collect_source() for component in components]
         sources = [

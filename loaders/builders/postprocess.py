@@ -65,6 +65,12 @@ class Postprocessor:
         )
         #: Whether `__call__` returns a batch of the framework's arrays unchanged, so that a builder can skip the call.
         self.only_converts = config.transform is None and not self._changes_arrays
+        #: Whether nothing reads the arrays of cameras, so that a builder can make them after the call.
+        self.leaves_cameras = (
+            config.transform is None
+            and config.augment is None
+            and not any(component.postprocess for component in components)
+        )
 
     def __call__(self, step: int, windows: Windows, batch: Batch) -> Batch:
         """Returns the batch of a step.

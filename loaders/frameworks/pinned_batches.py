@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,11 @@ import torch
 from gear_data.errors import HostMemoryError
 from gear_data.loaders.builders.batch import Batch
 from gear_data.loaders.frameworks.torch_tensors import to_device
+from gear_data.loaders.video.planar_frames import PlanarFrames
 from gear_data.residency.device.buffers import wait_before_free
+
+if TYPE_CHECKING:
+    from gear_data.loaders.video.frame_converter import FrameConverter
 
 
 def pinned_memory(size: int) -> npt.NDArray[np.uint8]:
@@ -42,10 +46,11 @@ class PinnedDelivery:
 
     Args:
         device: a CUDA device.
+        convert: makes the arrays of cameras that come as `PlanarFrames`; None: no camera does.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, convert: FrameConverter | None = None) -> None:
+        self._device, self._convert = device, convert
         self._process = os.getpid()
         self._copies: deque[tuple[torch.cuda.Event, Batch]] = deque()
 
@@ -56,6 +61,11 @@ class PinnedDelivery:
         """
         self._drop_copied()
         copied = to_device(batch, self._device, pin=True)
+        if self._convert is not None:
+            for key, value in batch.items():
+                if isinstance(value, PlanarFrames):
+                    memory = torch.from_numpy(value.memory).pin_memory()
+                    copied[key] = self._convert(value, memory.to(device=self._device, non_blocking=True))
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         self._copies.append((event, batch))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from gear_data.collection.buffers import ALIGNMENT, Allocate, BufferPool, plain_memory
+from gear_data.collection.buffers import Allocate, BufferPool, plain_memory
 from gear_data.collection.output import CHANNELS_FIRST, Output, pixel_values
 from gear_data.dataset.internals import store_of
 from gear_data.kernels import cpu
@@ -17,9 +18,14 @@ from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.presets.transitions import INTERVALS
 from gear_data.loaders.video.frame_steps import frame_steps
+from gear_data.loaders.video.planar_frames import PlanarFrames, PlanarPool
 from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.windows import Int64Array, Windows
+from gear_data.video.decoding.decoder import NoPlanesError
+from gear_data.video.decoding.targets import YuvFrames
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,29 +68,46 @@ class FrameRequests:
     frame: Int64Array
     places: Int64Array
 
+    def distinct(self) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Returns file and frame of each distinct request, and which of them each request is."""
+        requests = np.stack([self.file, self.frame])
+        _, first, inverse = np.unique(requests, axis=1, return_index=True, return_inverse=True)
+        return self.file[first], self.frame[first], inverse.reshape(-1)
+
 
 class CameraCollector:
     """Adds cameras to batches. Safe to call from several threads.
+
+    A camera is added as its array, or as `PlanarFrames` from which a GPU makes the same array.
 
     Args:
         components: number of a dataset in the loader -> the dataset. Their cameras are alike (`check_alike`).
         readers: of the loader's datasets.
         max_rows: the most windows of a batch.
         ahead: the batches that this process builds next; None: unknown.
+        planar: whether cameras may be added as `PlanarFrames`, where their files allow it.
         reuse, allocate: see `BufferPool`.
     """
 
     def __init__(
         self, components: dict[int, LoaderComponent], readers: CameraReaders, max_rows: int, *,
-        ahead: LookAhead | None, reuse: bool, allocate: Allocate = plain_memory,
+        ahead: LookAhead | None, planar: bool, reuse: bool, allocate: Allocate = plain_memory,
     ) -> None:  # fmt: skip
         self._outputs = {number: component.cameras for number, component in components.items()}
         self._stores = {number: store_of(component.dataset) for number, component in components.items()}
         self._readers, self._ahead = readers, ahead
         self._cameras = next(iter(self._outputs.values()))
-        aligned = [-(-max_rows * output.row_bytes // ALIGNMENT) * ALIGNMENT for output in self._cameras]
-        *self._offsets, size = itertools.accumulate(aligned, initial=0)
-        self._pool = BufferPool(size, lambda memory: None, reuse=reuse, allocate=allocate)
+        self._pools = [
+            BufferPool(max_rows * output.row_bytes, lambda memory: None, reuse=reuse, allocate=allocate)
+            for output in self._cameras
+        ]
+        #: For each camera, the memory of its frames as YUV; None: its array is made here.
+        self._planar = [
+            PlanarPool(output, max_rows, reuse=reuse, allocate=allocate)
+            if planar and self._has_planes(number)
+            else None
+            for number, output in enumerate(self._cameras)
+        ]
         # Frames before their conversion never leave this process.
         converted = [max_rows * o.width * _pixels(o) for o in self._cameras if o.camera == CHANNELS_FIRST]
         self._scratch = BufferPool(max([1, *converted]), lambda memory: None, reuse=True)
@@ -103,33 +126,57 @@ class CameraCollector:
         Raises:
             CorruptShardError, RemoteError, ClusterError, MissingExtraError: see `FrameReader.read`.
         """
-        memory, _ = self._pool.lease()
         rows, padded, valid = len(windows), 0, 0
         coming = [] if self._ahead is None else list(self._ahead.after(step))
-        for number, (output, offset) in enumerate(zip(self._cameras, self._offsets, strict=True)):
-            frames = np.ndarray((rows * output.width, *output.shape), output.array_dtype, memory, offset)
-            filled = self._fill(number, windows, arrays.get(INTERVALS), coming, frames)
-            valid += filled * output.step_bytes
+        for number, output in enumerate(self._cameras):
+            ahead = [request for each in coming for request in self._requests(number, each, None)]
+            wanted = [each for each in self._requests(number, windows, arrays.get(INTERVALS)) if len(each.places)]
+            arrays[output.key] = self._array(number, rows, wanted, ahead)
+            valid += sum(len(each.places) for each in wanted) * output.step_bytes
             padded += rows * output.row_bytes
-            # The array keeps the lease of the buffer alive.
-            arrays[output.key] = np.ndarray((rows, *output.array_shape), output.array_dtype, memory, offset)
         return padded, valid
 
-    def _fill(
-        self, number: int, windows: Windows, hops: Int64Array | None, coming: Sequence[Windows], frames: Any
-    ) -> int:
-        """Fills the array of a camera; returns the number of frames not `fill`.
+    def _has_planes(self, number: int) -> bool:
+        """Returns whether the files of a camera are such that it can be added as YUV."""
+        if np.ndim(self._cameras[number].fill):
+            return False
+        for dataset, outputs in self._outputs.items():
+            camera = outputs[number].source
+            files = self._stores[dataset].videos.segments[camera].file
+            if not self._readers.reader(dataset, camera).gives_planes(files):
+                return False
+        return True
 
-        frames: the array, [B * width, ...].
+    def _array(
+        self, number: int, rows: int, wanted: Sequence[FrameRequests], ahead: Sequence[FrameRequests]
+    ) -> npt.NDArray[Any] | PlanarFrames:
+        """Returns a camera of a batch.
+
+        Args:
+            number: of the camera.
+            rows: windows of the batch.
+            wanted: the frames that are not `fill`.
+            ahead: frames of the batches that are built next.
         """
+        planar = self._planar[number]
+        if planar is not None:
+            try:
+                return self._read_planes(planar, number, rows, wanted, ahead)
+            except NoPlanesError as error:
+                # Frames may differ from the index. The array is the same in both ways.
+                _log.info("camera '%s' is converted to RGB here: %s", self._cameras[number].source, error)
+                self._planar[number] = None
+        output = self._cameras[number]
+        memory, _ = self._pools[number].lease()
+        frames = np.ndarray((rows * output.width, *output.shape), output.array_dtype, memory)
         padding = np.ones(len(frames), np.bool_)
-        ahead = [request for each in coming for request in self._requests(number, each, None)]
-        for wanted in self._requests(number, windows, hops):
-            self._read(self._outputs[wanted.dataset][number], wanted, ahead, frames)
-            padding[wanted.places] = False
+        for each in wanted:
+            self._read(number, each, ahead, frames)
+            padding[each.places] = False
         if padding.any():
-            frames[padding] = self._cameras[number].fill
-        return len(frames) - int(padding.sum())
+            frames[padding] = output.fill
+        # The array keeps the lease of the buffer alive.
+        return np.ndarray((rows, *output.array_shape), output.array_dtype, memory)
 
     def _requests(self, number: int, windows: Windows, hops: Int64Array | None) -> Iterator[FrameRequests]:
         """Yields the frames of some windows, dataset by dataset.
@@ -153,28 +200,49 @@ class CameraCollector:
             frame = segments.first_frame[episode] + steps[row, column]
             yield FrameRequests(dataset, segments.file[episode], frame, rows[row] * output.width + column)
 
-    def _read(self, output: Output, wanted: FrameRequests, ahead: Sequence[FrameRequests], frames: Any) -> None:
-        """Decodes frames to their places. Each distinct frame is decoded once."""
-        if not len(wanted.places):
-            return
-        reader = self._readers.reader(wanted.dataset, output.source)
-        later = [each for each in ahead if each.dataset == wanted.dataset]
-        hint = (np.concatenate([e.file for e in later]), np.concatenate([e.frame for e in later])) if later else None
+    def _read(self, number: int, wanted: FrameRequests, ahead: Sequence[FrameRequests], frames: Any) -> None:
+        """Decodes frames to their places. Each distinct frame is decoded once.
+
+        frames: the array, [B * width, ...].
+        """
+        output = self._outputs[wanted.dataset][number]
+        reader, hint = self._readers.reader(wanted.dataset, output.source), _hint(wanted, ahead)
         if output.camera != CHANNELS_FIRST:
             reader.read(wanted.file, wanted.frame, frames, wanted.places, hint)
             return
-        requests = np.stack([wanted.file, wanted.frame])
-        _, first, inverse = np.unique(requests, axis=1, return_index=True, return_inverse=True)
+        file, frame, inverse = wanted.distinct()
         channels, height, width = output.shape
         memory, _ = self._scratch.lease()
-        decoded = np.ndarray((len(first), height, width, channels), np.uint8, memory)
-        reader.read(wanted.file[first], wanted.frame[first], decoded, None, hint)
+        decoded = np.ndarray((len(file), height, width, channels), np.uint8, memory)
+        reader.read(file, frame, decoded, None, hint)
         table = pixel_values(output)
         bits = np.dtype(f"u{table.itemsize}")  # the kernel knows no bfloat16
         cpu.gather.channels_first(
-            decoded.reshape(len(first), -1, channels), inverse.reshape(-1), wanted.places, table.view(bits),
+            decoded.reshape(len(file), -1, channels), inverse, wanted.places, table.view(bits),
             frames.view(bits).reshape(len(frames), channels, -1),
         )  # fmt: skip
+
+    def _read_planes(
+        self, pool: PlanarPool, number: int, rows: int, wanted: Sequence[FrameRequests], ahead: Sequence[FrameRequests]
+    ) -> PlanarFrames:
+        """Decodes the frames of a camera as YUV, each distinct frame once."""
+        distinct = [each.distinct() for each in wanted]
+        frames = pool.lease(rows, sum(len(file) for file, _, _ in distinct))
+        records, planes, first = frames.records, frames.planes, 0
+        for each, (file, frame, inverse) in zip(wanted, distinct, strict=True):
+            target = YuvFrames(planes[first : first + len(file)], np.empty((len(file), 6), np.int32))
+            camera = self._outputs[each.dataset][number].source
+            self._readers.reader(each.dataset, camera).read_planes(file, frame, target, _hint(each, ahead))
+            records["slot"][each.places] = first + inverse
+            records["conversion"][each.places] = target.conversions[inverse]
+            first += len(file)
+        return frames
+
+
+def _hint(wanted: FrameRequests, ahead: Sequence[FrameRequests]) -> tuple[Int64Array, Int64Array] | None:
+    """Returns file and frame of each request for a dataset that comes next."""
+    later = [each for each in ahead if each.dataset == wanted.dataset]
+    return (np.concatenate([e.file for e in later]), np.concatenate([e.frame for e in later])) if later else None
 
 
 def _pixels(output: Output) -> int:

@@ -14,9 +14,10 @@ from tests.support.cuda.runner import Runner
 
 
 class Case:
-    """Random frames of one size, and the frames of a batch: some repeated, some padding.
+    """Random frames of one size, and a batch of them.
 
-    `rgb` is the batch, uint8 [frames, H, W, 3]; `padding` says which frames are padding.
+    The batch has repeated frames and padding. `rgb` is the batch, uint8 [frames, H, W, 3]; `padding` says which frames
+    are padding.
     """
 
     def __init__(self, height: int, width: int, *, slots: int = 3, frames: int = 5, seed: int = 0) -> None:
