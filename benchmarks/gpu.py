@@ -5,14 +5,15 @@ sections, and a fourth one writes the results:
 
     python benchmarks/gpu.py --only a,b,c,h --json gpu-kernels.json
     python benchmarks/gpu.py --only i,e --json gpu-loaders.json
-    python benchmarks/gpu.py --only d,f,g --json gpu-rest.json
+    python benchmarks/gpu.py --only d,f,g,j --json gpu-rest.json
     python benchmarks/gpu.py --write-results gpu-kernels.json gpu-loaders.json gpu-rest.json
 
 (a) ceilings: pinned memory read by the copy engine and by kernels, copies within the device, an empty launch;
 (b) collection from pinned memory; (c) collection from device memory; (d) selection;
 (e) Decision Transformer training steps per second, by loader, also as a CUDA graph; (f) constants of the collector to
 try first, and the batches from which the GPU is faster than the CPU; (g) filters by cuDF, if cudf-polars is installed;
-(h) collection from tables of 2, 16 and 64 GiB, as they fit; (i) batches of SequenceLoader and of peers.
+(h) collection from tables of 2, 16 and 64 GiB, as they fit; (i) batches of SequenceLoader and of peers; (j) frames of
+cameras, copied as YUV and converted by a kernel, against copies of the finished array.
 
 Every section runs in a separate process. If a section fails, the report says so, and the other sections run. Batches
 and draws are compared with the CPU's before they are timed. The GPU's clocks are warmed for 0.3 s before each case.
@@ -47,6 +48,7 @@ from gpu_sections.ceilings import DEVICE_COPY, SM_READS, ceilings
 from gpu_sections.device import Gpu, gpu_facts, no_gpu
 from gpu_sections.filters import filters
 from gpu_sections.footprints import footprints
+from gpu_sections.frames import frames
 from gpu_sections.knobs import knobs
 from gpu_sections.report import Section, from_json, table, verdict
 from gpu_sections.results import PAGE, ResultsError, write_results
@@ -67,10 +69,22 @@ TITLES = {
     "f": "constants of the collector, against those built in; time by the CPU to time by the GPU",
     "d": "selection",
     "g": "filters, time by the CPU to time by cuDF",
+    "j": "frames of cameras, time to copy the array to time to copy and convert YUV",
 }
 #: Seconds of a command, and of each section.
 TOTAL_SECONDS = 460.0
-SECONDS = {"a": 40.0, "b": 100.0, "c": 80.0, "d": 80.0, "e": 140.0, "f": 90.0, "g": 40.0, "h": 120.0, "i": 140.0}
+SECONDS = {
+    "a": 40.0,
+    "b": 100.0,
+    "c": 80.0,
+    "d": 80.0,
+    "e": 140.0,
+    "f": 90.0,
+    "g": 40.0,
+    "h": 120.0,
+    "i": 140.0,
+    "j": 40.0,
+}
 #: Sections that are compared with the ceilings of (a).
 _COMPARED = "bcdhi"
 #: Seconds in which a section may start and end, in addition to its own.
@@ -107,6 +121,8 @@ def run_section(name: str, found: dict[str, Any], folder: Path, quick: bool, end
         return ceilings(gpu, quick)
     if name == "f":
         return knobs(gpu, quick, left)
+    if name == "j":
+        return frames(gpu, quick, left)
     if name == "h":
         return footprints(gpu, found["bytes_per_second"], quick, left)
     empty = found["empty_launch_seconds"]

@@ -24,7 +24,7 @@ SANITIZERS = {"memcheck": ("--report-api-errors=no",), "racecheck": (), "syncche
 #: The sanitizers are slow, so tests with many generated examples are left out.
 _SANITIZED = ("tests/gpu/test_kernels.py", "-k", "device and not test_any")
 #: Sections of benchmarks/gpu.py that one command has time for.
-BENCHMARKS = ("benchmark:abch", "benchmark:ie", "benchmark:dfg")
+BENCHMARKS = ("benchmark:abch", "benchmark:ie", "benchmark:dfgj")
 STEPS = ("probe", "doctor", "tests", *BENCHMARKS, *SANITIZERS)
 _RECORD = "steps.json"
 

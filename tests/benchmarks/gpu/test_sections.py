@@ -18,6 +18,7 @@ from gpu_sections import ceilings as gpu_ceilings
 from gpu_sections import collection as gpu_collection
 from gpu_sections import device as gpu_device
 from gpu_sections import footprints as gpu_footprints
+from gpu_sections import frames as gpu_frames
 from gpu_sections import knobs as gpu_knobs
 from gpu_sections import selection as gpu_selection
 from gpu_sections.collection import CollectCase
@@ -218,6 +219,18 @@ def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypa
     reasons = "".join(section.notes)
     assert "on no GPU, batch 2: not run: InvalidArgumentError" in reasons
     assert f"{gpu_training.TORCHRL}, batch 2: not run: ModuleNotFoundError" in reasons
+
+
+def test_frames_are_compared_with_the_cpus(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = gpu_frames.frames(gpu, True, left)
+    assert [row.name for row in section.rows] == ["3 x 16 x 18 uint8", "2 x 8 x 8 float32"]
+    row = section.rows[0]
+    assert row.ratio == pytest.approx(row.values["us as the array"] / row.values["us as YUV"])
+    assert row.values["MB of the array"] == 2 * row.values["MB as YUV"]
+    assert gpu_frames.frames(gpu, True, lambda: 0.0).left_out == [each.name for each in gpu_frames.QUICK_CASES]
+    monkeypatch.setattr(gpu_frames, "convert_frames", lambda *arguments: None)
+    with pytest.raises(RuntimeError, match="3 x 16 x 18 uint8: frame 0 differs"):
+        gpu_frames.frames(gpu, True, left)
 
 
 def test_filters_are_measured_where_cudf_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from gpu_sections import ceilings, collection, device, footprints, knobs, selection
+from gpu_sections import ceilings, collection, device, footprints, frames, knobs, selection
 from gpu_sections.collection import CollectCase
 
 from gear_data.residency.device import link
@@ -114,6 +114,7 @@ def small_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footprints, "QUICK_FOOTPRINTS", (1 << 20, 2 << 20))
     monkeypatch.setattr(footprints, "CASES", SMALL[:1])
     monkeypatch.setattr(footprints, "_SETS", 2)
+    monkeypatch.setattr(frames, "QUICK_CASES", (frames.FrameCase(3, 16, 18, 1, 1.6), frames.FrameCase(2, 8, 8, 4)))
     monkeypatch.setattr(selection, "EPISODES", (300, 500))
     monkeypatch.setattr(selection, "DRAWS", (50, 100))
     monkeypatch.setattr(knobs, "VARIANTS", knobs.VARIANTS[:1])
