@@ -1,4 +1,7 @@
-"""Section (j): frames of cameras, copied as YUV and converted by a kernel, against copies of the finished array."""
+"""Section (j): frames of cameras, copied as YUV and converted by a kernel.
+
+The reference is a copy of the finished array.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,9 @@ _CONVERSION = YuvConversion(128, 9539, 14686, 17305, -1747, -4366)
 
 
 def frames(gpu: Gpu, quick: bool, left: Callable[[], float]) -> Section:
-    """Runs (j). The first frame and the last one are compared with the CPU's before anything is timed.
+    """Runs (j): times to copy and convert frames.
+
+    The first frame and the last one are compared with the CPU's before.
 
     Raises:
         RuntimeError: the kernel gives another frame.

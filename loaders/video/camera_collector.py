@@ -69,7 +69,7 @@ class FrameRequests:
     places: Int64Array
 
     def distinct(self) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Returns file and frame of each distinct request, and which of them each request is."""
+        """Returns file and frame of the distinct requests, and each request's place."""
         requests = np.stack([self.file, self.frame])
         _, first, inverse = np.unique(requests, axis=1, return_index=True, return_inverse=True)
         return self.file[first], self.frame[first], inverse.reshape(-1)
