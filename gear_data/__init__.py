@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gear_data.loaders.sequence_loader import SequenceLoader
     from gear_data.loaders.tuning.report import TuneReport
     from gear_data.loaders.tuning.tune import tune
+    from gear_data.recording.record import record
+    from gear_data.recording.writer import Writer
     from gear_data.residency.plan import ResidencyPlan
     from gear_data.schema import ColumnSpec, Schema
     from gear_data.selection.goals import Goals
@@ -73,6 +75,7 @@ _PUBLIC = {
     "Uniform": ("gear_data.selection.samplers", "Uniform"),
     "VideoFrames": ("gear_data.dataset.cameras.video_frames", "VideoFrames"),
     "Weighted": ("gear_data.selection.samplers", "Weighted"),
+    "Writer": ("gear_data.recording.writer", "Writer"),
     "convert": ("gear_data.ingest.convert", "convert"),
     "evaluate": ("gear_data.evaluation.episodes", "evaluate"),
     "export": ("gear_data.exports.registry", "export"),
@@ -80,6 +83,7 @@ _PUBLIC = {
     "lint": ("gear_data.ingest.lint", "lint"),
     "merge": ("gear_data.ingest.merge", "merge"),
     "open": ("gear_data.dataset.open", "open_dataset"),
+    "record": ("gear_data.recording.record", "record"),
     "repair": ("gear_data.ingest.repair", "repair"),
     "tune": ("gear_data.loaders.tuning.tune", "tune"),
     "verify": ("gear_data.storage.verify", "verify"),
@@ -113,6 +117,7 @@ __all__ = [
     "Uniform",
     "VideoFrames",
     "Weighted",
+    "Writer",
     "convert",
     "errors",
     "evaluate",
@@ -121,6 +126,7 @@ __all__ = [
     "lint",
     "merge",
     "open",
+    "record",
     "repair",
     "tune",
     "verify",

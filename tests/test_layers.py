@@ -38,7 +38,7 @@ LAYERS = (
     ("dataset",),
     ("loaders",),
     ("integrations",),
-    ("exports",),
+    ("exports", "recording"),
     ("demo", "cli"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

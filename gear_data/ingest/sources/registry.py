@@ -34,6 +34,7 @@ _MODULES = (
     "arrays.ogbench",
     "d3rlpy",
     "d4rl.reader",
+    "journal",
     "robomimic.reader",
     "memory.episodes",
     "lerobot.reader",

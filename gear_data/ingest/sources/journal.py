@@ -1,0 +1,176 @@
+"""Journals of `gear_data.Writer`: finished episodes that are not in shards yet.
+
+A journal is an Arrow IPC stream (`gear_data.storage.journal`). The journals of a folder are read in the order of their
+names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gear_data.errors import EmptySourceError, UnknownFormatError, UnsupportedColumnError
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.pipeline.columns import choose_columns
+from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.schema import ColumnSpec
+from gear_data.storage.episode_block import END, EpisodeBlock, Position
+from gear_data.storage.journal.reading import Journal, is_journal, read_journal
+from gear_data.storage.journal.record import RecordedEpisode
+from gear_data.storage.journal.writing import SUFFIX
+
+_BLOCK_BYTES = 16 << 20
+#: End flags, of which a journal stores one value for each episode.
+_FLAGS = ("terminated", "truncated")
+
+
+@dataclass(frozen=True)
+class _JournalFile:
+    """A journal on this machine."""
+
+    file: SourceFile
+
+    @cached_property
+    def contents(self) -> Journal:
+        return read_journal(Path(self.file.path))
+
+
+def _journal_files(location: Location) -> list[SourceFile]:
+    return [file for file in location.files if file.name.endswith(SUFFIX)]
+
+
+def probe(location: Location) -> str | None:
+    """Returns the reason if a local Arrow stream is a journal; otherwise None."""
+    for file in _journal_files(location):
+        if file.filesystem is None and is_journal(Path(file.path)):
+            return f"{file.name} is a journal of a Writer"
+    return None
+
+
+def open_(location: Location, options: SourceOptions) -> JournalSource:
+    """Opens journals.
+
+    Raises:
+        UnknownFormatError: there is no journal, or the journals are at a URL.
+        CorruptSourceError: a journal is damaged.
+        UnsupportedColumnError: the journals have different columns.
+        EmptySourceError: no journal has a finished episode.
+    """
+    files = _journal_files(location)
+    if not files or any(file.filesystem is not None for file in files):
+        raise UnknownFormatError("holds no journal on this machine", file=location.name, hint="leave --format out")
+    return JournalSource([_JournalFile(file) for file in files], location.name, options)
+
+
+class JournalSource:
+    """Journals as a source. See `EpisodeSource`. A position is (journal, episode in the journal)."""
+
+    rows_are_steps = False
+
+    def __init__(self, journals: Sequence[_JournalFile], name: str, options: SourceOptions) -> None:
+        self.findings = FindingLog()
+        self.resume_state: dict[str, Any] = {}
+        self._journals = journals
+        filled = [each for each in journals if each.contents.episodes]
+        if not filled:
+            raise EmptySourceError("has no finished episode", file=name)
+        self._recorded = filled[0].contents.columns
+        for each in filled:
+            if each.contents.columns != self._recorded:
+                raise UnsupportedColumnError(
+                    f"has other columns than {filled[0].file.name}",
+                    file=each.file.name,
+                    hint="convert the journals one by one, and merge the datasets",
+                )
+        for each in journals:
+            if each.contents.torn:
+                message = f"the last {each.contents.torn:,} bytes are of an unfinished episode; left out"
+                self.findings.add(Finding("journal-torn", message, 1, each.file.name))
+        self._names = choose_columns([column.name for column in self._recorded], options)
+        chosen = [column for column in self._recorded if column.name in self._names]
+        self.columns: tuple[ColumnSpec, ...] = (
+            *(replace(each, name=self._names[each.name], source=_renamed(each, self._names)) for each in chosen),
+            *(ColumnSpec(flag, "bool") for flag in _FLAGS),
+        )
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(each.contents.episodes) for each in self._journals)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return {}
+
+    def units(self) -> Sequence[Unit]:
+        filled = [(i, each.file.size) for i, each in enumerate(self._journals) if each.contents.episodes]
+        return [Unit(Position(i if n else 0, 0), size) for n, (i, size) in enumerate(filled)]
+
+    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
+        for number, journal in enumerate(self._journals):
+            episodes = journal.contents.episodes
+            first = start.row if number == start.file else 0
+            last = stop.row if number == stop.file and stop != END else len(episodes)
+            if number < start.file or Position(number, first) >= stop:
+                continue
+            size, begin = 0, first
+            for row in range(first, last):
+                size += sum(_bytes(values) for values in episodes[row].columns.values())
+                if size >= _BLOCK_BYTES or row + 1 == last:
+                    yield self._block(journal.file.name, episodes[begin : row + 1], Position(number, begin))
+                    size, begin = 0, row + 1
+
+    def _block(self, file: str, episodes: Sequence[RecordedEpisode], position: Position) -> EpisodeBlock:
+        lengths = np.array([episode.steps for episode in episodes], np.int64)
+        last = np.cumsum(lengths) - 1
+        columns: dict[str, Any] = {}
+        variable: dict[str, pa.Array] = {}
+        for column in self._recorded:
+            name = self._names.get(column.name)
+            if name is None:
+                continue
+            values = [episode.columns[column.name] for episode in episodes]
+            if column.variable_length:
+                variable[name] = pa.concat_arrays(values)
+            else:
+                columns[name] = np.concatenate(values)
+        for flag in _FLAGS:
+            columns[flag] = np.zeros(int(lengths.sum()), np.bool_)
+            columns[flag][last] = [getattr(episode, flag) for episode in episodes]
+        with_final = [episode for episode in episodes if episode.finals]
+        names = dict.fromkeys(name for episode in episodes for name in episode.facts)
+        return EpisodeBlock(
+            position=position,
+            lengths=lengths,
+            columns=columns,
+            sources=[file] * len(episodes),
+            rows=np.arange(position.row, position.row + len(episodes)),
+            has_final=np.array([bool(episode.finals) for episode in episodes]),
+            finals={
+                self._names[column.name]: np.stack([episode.finals[column.name] for episode in with_final])
+                if with_final
+                else np.empty((0, *column.shape), column.numpy_dtype)
+                for column in self._recorded
+                if column.has_final and column.name in self._names
+            },
+            metadata={name: [episode.facts.get(name) for episode in episodes] for name in names},
+            variable=variable,
+            source_rows=len(episodes),
+        )
+
+
+def _renamed(column: ColumnSpec, names: Mapping[str, str]) -> str | None:
+    return None if names[column.name] == column.name else column.name
+
+
+def _bytes(values: Any) -> int:
+    return int(values.nbytes)
+
+
+FORMAT = Format(name="journal", probe=probe, open=open_, priority=70, suffixes=(SUFFIX,))

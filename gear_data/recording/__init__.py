@@ -1,0 +1,1 @@
+"""Recording: steps of environments become episodes, a journal, and a dataset."""

@@ -1,0 +1,95 @@
+"""record: the steps of an environment become a dataset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+from gear_data.common.extras import import_extra
+from gear_data.common.progress import progress_bar
+from gear_data.errors import InvalidArgumentError
+from gear_data.ingest.convert import ConvertReport
+from gear_data.recording.writer import Writer
+
+
+def record(env: Any, path: str | os.PathLike[str], *, durability: Literal["episode", "flush", "os"] = "episode") -> Any:
+    """Records the steps of a Gymnasium environment as a dataset.
+
+        env = gear_data.record(gymnasium.make("CartPole-v1"), "cartpole/")
+
+    Every finished episode is on disk at once: see `Writer`. `env.close()` makes the dataset. After a crash, the same
+    call continues, or `gear-data convert cartpole.journal cartpole/` makes the dataset of the finished episodes.
+
+    Args:
+        env: a `gymnasium.Env` or a `gymnasium.vector.VectorEnv`.
+        path: the folder of the dataset. See `Writer`.
+        durability: see `Writer`.
+
+    Returns:
+        The environment, wrapped.
+
+    Raises:
+        InvalidArgumentError: `env` is no environment of Gymnasium.
+        MissingExtraError: Gymnasium is not installed.
+        GearError: The errors of `Writer`.
+    """
+    gymnasium = import_extra("gymnasium")
+    from gear_data.recording.environments import RecordedEnv, RecordedVectorEnv
+
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return RecordedVectorEnv(env, Writer(path, durability=durability))
+    if isinstance(env, gymnasium.Env):
+        return RecordedEnv(env, Writer(path, durability=durability))
+    raise InvalidArgumentError(
+        f"record needs a gymnasium.Env or gymnasium.vector.VectorEnv, not {type(env).__name__}",
+        hint="wrap an environment of gym with shimmy, or append steps to gear_data.Writer",
+    )
+
+
+def record_episodes(
+    env_id: str,
+    path: str,
+    episodes: int,
+    *,
+    policy: Callable[[Any], Any] | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> ConvertReport:
+    """Records episodes of an environment, and returns the report of the dataset.
+
+    A recording that was killed continues with its next episode.
+
+    Args:
+        env_id: the id of the environment, for `gymnasium.make`.
+        path: the folder of the dataset.
+        episodes: number of episodes.
+        policy: takes an observation and returns an action. None draws actions from the environment's space.
+        seed: episode i is reset with seed + i, and its actions are drawn with the same seed.
+        progress: show a bar; None shows one on a terminal.
+
+    Raises:
+        InvalidArgumentError: `episodes` is below 1.
+        MissingExtraError: Gymnasium is not installed.
+        GearError: The errors of `Writer`.
+    """
+    if episodes < 1:
+        raise InvalidArgumentError(f"episodes must be at least 1, not {episodes}")
+    gymnasium = import_extra("gymnasium")
+    from gear_data.recording.environments import RecordedEnv
+
+    with Writer(path) as writer, progress_bar(episodes, "episodes", "episode", progress) as bar:
+        env = RecordedEnv(gymnasium.make(env_id), writer)
+        bar.update(writer.episodes)
+        while writer.episodes < episodes:
+            number = seed + writer.episodes
+            observation, _ = env.reset(seed=number)
+            env.action_space.seed(number)
+            ended = False
+            while not ended:
+                action = env.action_space.sample() if policy is None else policy(observation)
+                observation, _, terminated, truncated, _ = env.step(action)
+                ended = terminated or truncated
+            bar.update(1)
+        env.env.close()  # type: ignore[no-untyped-call]
+        return writer.seal()

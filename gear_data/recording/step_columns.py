@@ -1,0 +1,118 @@
+"""The columns of recorded steps, and checks that steps have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
+from gear_data.schema import DTYPES, ColumnSpec
+
+#: Python types of one number -> kinds of dtypes that hold the number exactly, or as a float.
+_WEAK = {bool: "b", int: "iuf", float: "f"}
+
+
+def flat_step(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a step by dotted name: Dict spaces by key, Tuple spaces by index."""
+    flat: dict[str, Any] = {}
+    for name, value in step.items():
+        if isinstance(value, tuple) and any(not isinstance(each, bool | int | float) for each in value):
+            value = {str(number): each for number, each in enumerate(value)}
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{key}": each for key, each in flat_step(value).items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def infer_columns(step: Mapping[str, Any], where: str) -> tuple[ColumnSpec, ...]:
+    """Returns the columns of a first step.
+
+    Args:
+        step: dotted name -> value.
+        where: the step, for errors.
+
+    Raises:
+        UnsupportedColumnError: a value is neither numbers, text nor bytes.
+    """
+    return tuple(_infer(name, value, where) for name, value in step.items())
+
+
+def _infer(name: str, value: Any, where: str) -> ColumnSpec:
+    if isinstance(value, str | bytes):
+        return ColumnSpec(name, "string" if isinstance(value, str) else "binary")
+    array = np.asarray(value)
+    if array.dtype.name not in DTYPES or 0 in array.shape:
+        raise UnsupportedColumnError(
+            f"{where} has a value of dtype {array.dtype} and shape {array.shape}",
+            column=name,
+            hint="give numbers, booleans, text or bytes",
+        )
+    return ColumnSpec(name, array.dtype.name, array.shape, has_final=is_observation(name))
+
+
+def is_observation(name: str) -> bool:
+    """Returns whether a column is an observation: an episode may end with one more of it."""
+    return name.split(".", 1)[0] == "observations"
+
+
+def check_names(found: Iterable[str], columns: Mapping[str, Any], where: str) -> None:
+    """Checks that a step has all columns and no others.
+
+    Raises:
+        InvalidArgumentError: a column is missing, or there is another one.
+    """
+    if (names := set(found)) != columns.keys():
+        missing, more = sorted(columns.keys() - names), sorted(names - columns.keys())
+        problem = f"lacks {', '.join(missing)}" if missing else f"has another column: {', '.join(more)}"
+        raise InvalidArgumentError(
+            f"{where} {problem}", hint=f"give the columns of the first step: {', '.join(columns)}"
+        )
+
+
+def checked_rows(value: Any, column: ColumnSpec, rows: int, where: str) -> npt.NDArray[Any]:
+    """Returns values as an array [rows, *shape] of the column's dtype.
+
+    Numbers of Python become the column's dtype as NumPy converts them: whole numbers fit into floats.
+
+    Raises:
+        InvalidArgumentError: the values have another dtype or shape.
+    """
+    if column.variable_length:
+        return _checked_objects(value, column, rows, where)
+    dtype, shape = column.numpy_dtype, (rows, *column.shape)
+    array = np.asarray(value)
+    if array.dtype != dtype and _is_weak(value, dtype):
+        array = np.asarray(value, dtype)
+    if array.dtype != dtype or array.shape != shape:
+        given = f"{array.dtype} {list(array.shape[1:])}"
+        hint = f"convert it: numpy.asarray(value, '{dtype}')" if array.dtype != dtype else None
+        raise InvalidArgumentError(
+            f"{where} has {given}, and earlier steps have {dtype} {list(column.shape)}", column=column.name, hint=hint
+        )
+    return array
+
+
+def _is_weak(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Returns whether a value is made of Python's numbers, which a dtype holds."""
+    if isinstance(value, list | tuple):
+        return all(_is_weak(each, dtype) for each in value)
+    return dtype.kind in _WEAK.get(type(value), "")
+
+
+def _checked_objects(value: Any, column: ColumnSpec, rows: int, where: str) -> npt.NDArray[Any]:
+    kind = str if column.dtype == "string" else bytes
+    values = list(value)
+    for each in values:
+        if not isinstance(each, kind):
+            raise InvalidArgumentError(
+                f"{where} has a {type(each).__name__}, and earlier steps have {column.dtype}", column=column.name
+            )
+    if len(values) != rows:
+        raise InvalidArgumentError(f"{where} has {len(values)} values for {rows} rows", column=column.name)
+    array = np.empty(rows, object)
+    array[:] = values
+    return array

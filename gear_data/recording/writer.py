@@ -1,0 +1,364 @@
+"""Writer: records episodes, and makes a dataset of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.common.paths import is_remote, plain_path
+from gear_data.errors import DestinationExistsError, EmptySourceError, InvalidArgumentError, ResumeError
+from gear_data.ingest.convert import SHARD_BYTES, ConvertReport, convert
+from gear_data.recording.open_episodes import OpenEpisodes
+from gear_data.recording.step_columns import check_names, checked_rows, flat_step, infer_columns
+from gear_data.schema import ColumnSpec
+from gear_data.storage.journal.reading import read_journal
+from gear_data.storage.journal.record import RecordedEpisode
+from gear_data.storage.journal.writing import SUFFIX, JournalWriter
+from gear_data.storage.manifest import MANIFEST_NAME
+from gear_data.storage.writing.folder_lock import folder_lock
+
+DURABILITY = ("episode", "flush", "os")
+#: Types of a fact about an episode.
+_FACTS = (str, bool, int, float)
+
+
+class Writer:
+    """Records episodes step by step, and makes a dataset of them.
+
+    A finished episode goes into a journal beside the dataset, in the folder `PATH.journal`. `seal` converts the journal
+    to shards and removes it. If the process dies before, a new `Writer` of the same path continues: it has all
+    episodes that were finished. An episode that was open is lost as a whole.
+
+    Methods may be called from several threads. As a context manager, a Writer seals at the end of the block, also after
+    an exception: `with gear_data.Writer("runs/") as writer: ...`.
+
+    Args:
+        path: the folder of the dataset. It must not exist, or must be empty.
+        durability: when a finished episode outlives a loss of power: `episode`, when `end_episode` returns; `flush`,
+            when `flush` returns; `os`, when the operating system wrote it. It always outlives the process.
+        shard_bytes: the size at which a shard is closed, in bytes of column data.
+
+    Attributes:
+        episodes: number of finished episodes, with those of an earlier Writer.
+
+    Raises:
+        InvalidArgumentError: the path is a URL, or an argument has a wrong value.
+        DestinationExistsError: there is a dataset already, or another Writer is recording there.
+        UnwritableError: the folder cannot be written to.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Literal["episode", "flush", "os"] = "episode",
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        if durability not in DURABILITY:
+            raise InvalidArgumentError(f"durability must be one of {', '.join(DURABILITY)}, not {durability!r}")
+        if is_remote(text := plain_path(path)):
+            raise InvalidArgumentError(
+                "a Writer needs a folder of this machine", file=text, hint="record locally, then convert to the URL"
+            )
+        self._folder = Path(text)
+        self._journals = self._folder.with_name(f"{self._folder.name}.journal")
+        self._durability, self._shard_bytes = durability, shard_bytes
+        self._columns: dict[str, ColumnSpec] = {}
+        self._open: OpenEpisodes | None = None
+        self._journal: JournalWriter | None = None
+        self._report: ConvertReport | None = None
+        self._mutex = threading.RLock()
+        self._lock = ExitStack()
+        hint = "wait for the end of the other Writer, or choose another path"
+        self._lock.enter_context(folder_lock(self._journals, name=text, hint=hint))
+        try:
+            earlier = self._journal_files()
+            if earlier and (self._folder / MANIFEST_NAME).exists():
+                # The process ended between the dataset and the removal of its journal.
+                self._convert()
+                earlier = []
+            if not earlier and self._folder.exists() and any(self._folder.iterdir()):
+                raise DestinationExistsError(
+                    "the destination exists and is not empty", file=text, hint="choose another path"
+                )
+            self.episodes = sum(len(read_journal(each).episodes) for each in earlier)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def append(self, env_id: int = 0, **step: Any) -> None:
+        """Appends a step to the open episode of an environment.
+
+        Values are numbers, arrays, text or bytes, and mappings or tuples of these (Dict and Tuple spaces). The first
+        step of a Writer decides the columns, their dtypes and shapes. Python's numbers fit into a column of floats.
+
+        Args:
+            env_id: the environment.
+            step: column -> value, such as `observations=obs, actions=action, rewards=reward`.
+
+        Raises:
+            InvalidArgumentError: a column is missing, or there is another one, or a value has another dtype or shape.
+                The open episode stays as it is.
+            UnsupportedColumnError: a value of the first step is neither numbers, text nor bytes.
+        """
+        with self._mutex:
+            flat = flat_step(step)
+            opened = self._opened(flat)
+            slots = opened.slots([env_id])
+            where = f"step {opened.length(int(slots[0]))} of the open episode of environment {env_id}"
+            check_names(flat, self._columns, where)
+            rows = {name: _row(flat[name], column, where) for name, column in self._columns.items()}
+            opened.append(slots, rows)
+
+    def append_batch(
+        self,
+        env_id: Sequence[int] | None = None,
+        *,
+        terminated: Any = None,
+        truncated: Any = None,
+        final: Any = None,
+        **steps: Any,
+    ) -> None:
+        """Appends a step to the open episode of each of n environments, and ends episodes.
+
+        Args:
+            env_id: the environments, n different ints. None is 0 to n - 1.
+            terminated, truncated: bool [n], which episodes end with this step; None: none.
+            final: the observations after this step, as in `end_episode`, with n rows. Only rows of episodes that end
+                are used. None: episodes have no final observation.
+            steps: column -> n values.
+
+        Raises:
+            InvalidArgumentError, UnsupportedColumnError: see `append`. No environment has the step then.
+            StorageFullError, UnwritableError: see `end_episode`.
+        """
+        with self._mutex:
+            flat = flat_step(steps)
+            count = _rows_of(flat)
+            environments = list(range(count)) if env_id is None else [int(each) for each in env_id]
+            if len(environments) != count or len(set(environments)) != count:
+                raise InvalidArgumentError(f"env_id must be {count} different ints, not {environments!r:.80}")
+            opened = self._opened({name: value[0] for name, value in flat.items()})
+            where = f"a step of {count} environments"
+            check_names(flat, self._columns, where)
+            rows = {name: checked_rows(flat[name], column, count, where) for name, column in self._columns.items()}
+            flags = _flags(terminated, count, "terminated"), _flags(truncated, count, "truncated")
+            finals = {} if final is None else self._finals(final, count, where)
+            slots = opened.slots(environments)
+            opened.append(slots, rows)
+            for row in np.flatnonzero(flags[0] | flags[1]).tolist():
+                last = {name: values[row] for name, values in finals.items()}
+                self._end(int(slots[row]), bool(flags[0][row]), bool(flags[1][row]), last, {})
+
+    def end_episode(
+        self, env_id: int = 0, *, terminated: bool = False, truncated: bool = False, final: Any = None, **facts: Any
+    ) -> None:
+        """Ends the open episode of an environment, and writes the episode to the journal.
+
+        Args:
+            env_id: the environment.
+            terminated, truncated: how it ended, as Gymnasium's `step` says.
+            final: the observation after the last step: a value, or a mapping of values for a Dict space. None: there
+                is none.
+            facts: about the episode: text, numbers and booleans, such as `task="lift"` or `seed=3`. They become columns
+                of the episode table.
+
+        Raises:
+            InvalidArgumentError: the environment has no open episode, neither or a wrong flag is given, or the final
+                observation has another dtype or shape.
+            StorageFullError, UnwritableError: the journal cannot be written. The episode stays open: call again.
+        """
+        with self._mutex:
+            slot = self._slot_with_steps(env_id)
+            where = f"the final observation of environment {env_id}"
+            finals = (
+                {}
+                if final is None
+                else {name: values[0] for name, values in self._finals(_one_row(final), 1, where).items()}
+            )
+            for name, value in facts.items():
+                if type(value) not in _FACTS or (isinstance(value, float) and not math.isfinite(value)):
+                    raise InvalidArgumentError(
+                        f"the fact {name} is {value!r:.80}", hint="facts are text, finite numbers and booleans"
+                    )
+            self._end(slot, bool(terminated), bool(truncated), finals, facts)
+
+    def discard(self, env_id: int = 0) -> None:
+        """Removes the open episode of an environment, such as a failed demonstration."""
+        with self._mutex:
+            if self._open is not None:
+                self._open.clear(int(self._open.slots([env_id])[0]))
+
+    def flush(self) -> None:
+        """Waits until the disk has all finished episodes.
+
+        Raises:
+            StorageFullError, UnwritableError: the disk failed.
+        """
+        with self._mutex:
+            if self._journal is not None:
+                self._journal.sync()
+
+    def seal(self) -> ConvertReport:
+        """Makes the dataset of all finished episodes, and removes the journal. The Writer is closed then.
+
+        Open episodes end as truncated, without a final observation.
+
+        Returns:
+            The report of the conversion.
+
+        Raises:
+            EmptySourceError: no episode has a step.
+            GearError: the dataset cannot be written. The journal stays; `seal` can be called again.
+        """
+        with self._mutex:
+            if self._report is not None:
+                return self._report
+            for environment in self.open_episodes():
+                self.end_episode(environment, truncated=True)
+            if self._journal is not None:
+                self._journal.close()
+                self._journal = None
+            if not self.episodes:
+                raise EmptySourceError("no episode has a step", file=str(self._folder))
+            self._report = self._convert()
+            self._lock.close()
+            return self._report
+
+    def open_episodes(self) -> list[int]:
+        """Returns the environments that have an open episode, in the order in which they began to record."""
+        with self._mutex:
+            return [] if self._open is None else self._open.environments()
+
+    def close(self) -> None:
+        """Seals if there is an episode. Without one, nothing stays on disk."""
+        with self._mutex:
+            if self.episodes or self.open_episodes():
+                self.seal()
+            else:
+                self._lock.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _convert(self) -> ConvertReport:
+        """Makes the dataset of all journals, and removes the journals."""
+        try:
+            report = self._converted(resume=True)
+        except ResumeError:
+            if (self._folder / MANIFEST_NAME).exists():
+                raise
+            # A process that was killed inside `seal` left the half of a dataset, of fewer journals.
+            report = self._converted(overwrite=True)
+        for each in self._journal_files():
+            each.unlink()
+        return report
+
+    def _converted(self, *, resume: bool = False, overwrite: bool = False) -> ConvertReport:
+        return convert(
+            self._journals,
+            self._folder,
+            format="journal",
+            shard_bytes=self._shard_bytes,
+            resume=resume,
+            overwrite=overwrite,
+        )
+
+    def _journal_files(self) -> list[Path]:
+        return sorted(self._journals.glob(f"*{SUFFIX}"))
+
+    def _opened(self, first: Mapping[str, Any]) -> OpenEpisodes:
+        """Returns the open episodes. The first step decides the columns, and opens the journal.
+
+        Args:
+            first: a step: dotted name -> value.
+        """
+        if self._report is not None:
+            raise InvalidArgumentError("the Writer is closed: seal was called", hint="make another Writer")
+        if self._open is None:
+            columns = infer_columns(first, "the first step")
+            earlier = self._journal_files()
+            number = int(earlier[-1].stem) + 1 if earlier else 0
+            self._journal = JournalWriter(self._journals / f"{number:06d}{SUFFIX}", columns)
+            self._columns = {column.name: column for column in columns}
+            self._open = OpenEpisodes(columns)
+        return self._open
+
+    def _slot_with_steps(self, env_id: int) -> int:
+        slot = None if self._open is None else int(self._open.slots([env_id])[0])
+        if self._open is None or slot is None or not self._open.length(slot):
+            raise InvalidArgumentError(
+                f"environment {env_id} has no open episode", hint="append at least one step before end_episode"
+            )
+        return slot
+
+    def _finals(self, final: Any, count: int, where: str) -> dict[str, npt.NDArray[Any]]:
+        """Returns the final observations: name -> [count, ...]."""
+        wanted = {name: column for name, column in self._columns.items() if column.has_final}
+        flat = flat_step({"observations": final})
+        check_names(flat, wanted, where)
+        return {name: checked_rows(flat[name], column, count, where) for name, column in wanted.items()}
+
+    def _end(
+        self,
+        slot: int,
+        terminated: bool,
+        truncated: bool,
+        finals: Mapping[str, npt.NDArray[Any]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        if self._open is None or self._journal is None:
+            raise InvalidArgumentError("the Writer is closed: seal was called", hint="make another Writer")
+        episode = RecordedEpisode(self._open.steps(slot), terminated, truncated, finals, facts)
+        self._journal.append(episode)
+        self._open.clear(slot)
+        self.episodes += 1
+        if self._durability == "episode":
+            self._journal.sync()
+
+
+def _one_row(value: Any) -> Any:
+    """Returns a value, or the values of a mapping, with a first axis of one row."""
+    if isinstance(value, Mapping):
+        return {name: _one_row(each) for name, each in value.items()}
+    return [value] if isinstance(value, str | bytes) else np.asarray(value)[None]
+
+
+def _row(value: Any, column: ColumnSpec, where: str) -> npt.NDArray[Any]:
+    return checked_rows(
+        [value] if column.variable_length or np.ndim(value) == 0 else np.asarray(value)[None], column, 1, where
+    )
+
+
+def _rows_of(steps: Mapping[str, Any]) -> int:
+    """Returns the number of rows of the first column."""
+    if not steps:
+        raise InvalidArgumentError("a step has no columns", hint="give observations, actions, rewards, ...")
+    name, value = next(iter(steps.items()))
+    try:
+        return len(value)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"is {type(value).__name__}, not an array with a row for each environment", column=name
+        ) from None
+
+
+def _flags(value: Any, count: int, name: str) -> npt.NDArray[np.bool_]:
+    flags = np.zeros(count, np.bool_) if value is None else np.asarray(value)
+    if flags.dtype != np.bool_ or flags.shape != (count,):
+        raise InvalidArgumentError(f"{name} must be bool [{count}], not {flags.dtype} {list(flags.shape)}")
+    return flags

@@ -1,0 +1,1 @@
+"""Journals: finished episodes on disk before they are in shards."""

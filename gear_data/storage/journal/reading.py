@@ -1,0 +1,122 @@
+"""Reads journals. The end of a journal whose writer died is cut off."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from gear_data.common.regular_files import open_regular
+from gear_data.errors import CorruptSourceError, ManifestError
+from gear_data.schema import ColumnRecord, ColumnSpec
+from gear_data.storage.journal.record import RecordedEpisode, from_batch
+from gear_data.storage.journal.writing import COLUMNS
+
+#: What Arrow raises for a stream that ends early or is damaged.
+_DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, KeyError)
+
+
+@dataclass(frozen=True, eq=False)
+class Journal:
+    """The contents of a journal.
+
+    Attributes:
+        columns: all columns; empty if the writer died before it wrote them.
+        episodes: the finished episodes. Their values lie in a map of the file.
+        end: the first byte that belongs to no finished episode.
+        torn: bytes after `end`: an episode that was being written when its writer died.
+    """
+
+    columns: tuple[ColumnSpec, ...]
+    episodes: tuple[RecordedEpisode, ...]
+    end: int
+    torn: int
+
+
+def is_journal(path: Path) -> bool:
+    """Returns whether a file begins like a journal."""
+    try:
+        with open_regular(path) as opened, pa.ipc.open_stream(opened) as stream:
+            return COLUMNS in (stream.schema.metadata or {})
+    except _DAMAGE:
+        return False
+
+
+def read_journal(path: Path) -> Journal:
+    """Reads a journal, and compares every episode with its checksum.
+
+    Raises:
+        CorruptSourceError: the file cannot be read, or is no journal, or an episode is damaged that others follow.
+    """
+    file = str(path)
+    try:
+        with open_regular(path) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if not size:
+                return Journal((), (), 0, 0)
+            buffer = pa.py_buffer(mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ))
+    except OSError as error:
+        raise CorruptSourceError(f"cannot be read: {error.strerror or error}", file=file) from error
+    source = pa.BufferReader(buffer)
+    try:
+        stream = pa.ipc.open_stream(source)
+        described = (stream.schema.metadata or {})[COLUMNS]
+    except KeyError as error:
+        raise CorruptSourceError("is no journal of a Writer", file=file) from error
+    except _DAMAGE:
+        return Journal((), (), 0, size)
+    columns = _columns(described, stream.schema, file)
+    episodes: list[RecordedEpisode] = []
+    end = source.tell()
+    for number, (last, batch, metadata) in enumerate(_batches(stream, source)):
+        try:
+            episodes.append(from_batch(batch, metadata, columns, file))
+        except CorruptSourceError as error:
+            if _is_followed(stream, source):
+                error.row = number
+                error.hint = "restore the file; or cut it before this episode, to keep the episodes before"
+                raise
+            break
+        end = last
+    return Journal(columns, tuple(episodes), end, size - end - _end_marker(buffer, end))
+
+
+def _batches(stream: Any, source: Any) -> Iterator[tuple[int, pa.RecordBatch, dict[bytes, bytes] | None]]:
+    """Yields each whole record batch, with the byte after it and its metadata."""
+    while True:
+        try:
+            batch, metadata = stream.read_next_batch_with_custom_metadata()
+        except StopIteration:
+            return
+        except _DAMAGE:
+            return
+        yield source.tell(), batch, metadata
+
+
+def _is_followed(stream: Any, source: Any) -> bool:
+    """Returns whether another whole record batch follows."""
+    return next(_batches(stream, source), None) is not None
+
+
+def _end_marker(buffer: pa.Buffer, end: int) -> int:
+    """Returns the bytes of the marker with which a closed stream ends; 0 if it is missing."""
+    marker = b"\xff\xff\xff\xff\0\0\0\0"
+    return len(marker) if buffer[end : end + len(marker)].to_pybytes() == marker else 0
+
+
+def _columns(described: bytes, schema: pa.Schema, file: str) -> tuple[ColumnSpec, ...]:
+    try:
+        records = msgspec.convert([{**each, "role": None} for each in json.loads(described)], list[ColumnRecord])
+        columns = tuple(ColumnSpec.from_record(record) for record in records)
+    except (ValueError, TypeError, ManifestError) as error:
+        raise CorruptSourceError(f"its columns cannot be read: {error}", file=file) from error
+    if not columns or not pa.schema([column.arrow_field for column in columns]).equals(schema):
+        raise CorruptSourceError("its columns differ from its Arrow schema", file=file)
+    return columns

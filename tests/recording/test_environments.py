@@ -1,0 +1,200 @@
+"""Recorded environments against the steps that a plain loop over single environments takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import gear_data
+from gear_data.errors import InvalidArgumentError
+
+ENVIRONMENTS, STEPS = 3, 60
+
+
+class Counter(gymnasium.Env[Any, Any]):
+    """Counts up. Its number says how long its episodes are, and whether they terminate."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"count": gymnasium.spaces.Box(0, 1e6, (2,), np.float32), "pair": gymnasium.spaces.Discrete(1000)}
+    )
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, number: int) -> None:
+        self.number, self.episode, self.step_number = number, -1, 0
+        #: The same array in every step, as some simulators have it.
+        self._count = np.zeros(2, np.float32)
+
+    def _observation(self) -> dict[str, Any]:
+        self._count[:] = [100 * self.episode + self.step_number, self.number]
+        return {"count": self._count, "pair": np.int64(self.step_number)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.step_number = self.episode + 1, 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.step_number += 1
+        length = 3 + 2 * self.number + self.episode % 3
+        ended = self.step_number == length
+        terminates = self.number % 2 == 0
+        return self._observation(), float(action[0]), ended and terminates, ended and not terminates, {}
+
+
+def actions(t: int) -> npt.NDArray[np.float32]:
+    return np.linspace(-1, 1, ENVIRONMENTS, dtype=np.float32)[:, None] * (t % 7) / 7
+
+
+class Vector(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Counters in one of the three modes of automatic resets.
+
+    https://farama.org/Vector-Autoreset-Mode says how they differ.
+    """
+
+    num_envs = ENVIRONMENTS
+
+    def __init__(self, mode: str | None) -> None:
+        self.envs = [Counter(number) for number in range(ENVIRONMENTS)]
+        self.mode = mode or "NextStep"
+        self.metadata = {} if mode is None else {"autoreset_mode": SimpleNamespace(value=mode)}
+        self.ended = np.zeros(ENVIRONMENTS, bool)
+        self.observations: list[Any] = [None] * ENVIRONMENTS
+
+    def _batch(self) -> dict[str, Any]:
+        return {name: np.stack([each[name] for each in self.observations]) for name in ("count", "pair")}
+
+    def _reset(self, number: int) -> None:
+        observation, _ = self.envs[number].reset()
+        self.observations[number] = {name: np.array(value) for name, value in observation.items()}
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        for number in np.flatnonzero((options or {}).get("reset_mask", np.ones(ENVIRONMENTS, bool))):
+            self._reset(number)
+            self.ended[number] = False
+        return self._batch(), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        rewards, flags = np.zeros(ENVIRONMENTS), np.zeros((2, ENVIRONMENTS), bool)
+        finals = np.full(ENVIRONMENTS, None, object)
+        for number, env in enumerate(self.envs):
+            if self.mode == "NextStep" and self.ended[number]:
+                self._reset(number)
+                self.ended[number] = False
+                continue
+            observation, rewards[number], flags[0, number], flags[1, number], _ = env.step(actions[number])
+            self.observations[number] = {name: np.array(value) for name, value in observation.items()}
+            self.ended[number] = flags[:, number].any()
+            if self.mode == "SameStep" and self.ended[number]:
+                finals[number] = self.observations[number]
+                self._reset(number)
+        infos = {}
+        if self.mode == "SameStep" and flags.any():
+            infos = {"final_obs": finals, "_final_obs": flags.any(0)}
+        return self._batch(), rewards, flags[0], flags[1], infos
+
+
+def expected_episodes(number: int, counts: list[int]) -> Iterator[dict[str, Any]]:
+    """Yields the episodes of a counter, by its definition.
+
+    Args:
+        number: of the counter.
+        counts: steps of the loop at which each step of the counter was taken.
+    """
+    episode = 0
+    while counts:
+        length = 3 + 2 * number + episode % 3
+        taken, counts = counts[:length], counts[length:]
+        yield {
+            "count": np.array([[100 * episode + t, number] for t in range(len(taken) + 1)], np.float32),
+            "rewards": np.array([actions(t)[number, 0] for t in taken]),
+            "terminated": len(taken) == length and number % 2 == 0,
+            "end": taken[-1] if len(taken) == length else STEPS,
+        }
+        episode += 1
+
+
+def steps_of(number: int, mode: str) -> list[int]:
+    """Returns the steps of the loop that step a counter: with the next-step mode, one in between resets it."""
+    found: list[int] = []
+    t = episode = 0
+    while t < STEPS:
+        length = 3 + 2 * number + episode % 3
+        found += range(t, min(STEPS, t + length))
+        t += length + (mode == "NextStep")
+        episode += 1
+    return found
+
+
+@pytest.mark.parametrize("mode", [None, "NextStep", "SameStep", "Disabled"])
+def test_vector_environments(tmp_path: Path, mode: str | None) -> None:
+    env = gear_data.record(Vector(mode), tmp_path / "recorded", durability="os")
+    env.reset()
+    for t in range(STEPS):
+        _, _, terminated, truncated, _ = env.step(actions(t))
+        if mode == "Disabled" and (terminated | truncated).any():
+            env.reset(options={"reset_mask": terminated | truncated})
+    env.close()
+    expected = [
+        each
+        for number in range(ENVIRONMENTS)
+        for each in expected_episodes(number, steps_of(number, mode or "NextStep"))
+    ]
+    expected.sort(key=lambda each: each["end"])
+    ds = gear_data.open(tmp_path / "recorded")
+    assert len(ds) == len(expected) > 20
+    assert ds.episodes["terminated"].to_list() == [each["terminated"] for each in expected]
+    assert (ds.episodes["truncated"] | ds.episodes["terminated"]).all()
+    for number, each in enumerate(expected):
+        np.testing.assert_array_equal(ds[number]["observations.count"], each["count"][:-1])
+        np.testing.assert_array_equal(ds[number]["observations.pair"], np.arange(len(each["rewards"])))
+        np.testing.assert_array_equal(ds.final(number)["observations.count"], each["count"][-1])
+        np.testing.assert_array_equal(ds[number]["rewards"], each["rewards"])
+        np.testing.assert_array_equal(ds[number]["actions"][:, 0], each["rewards"].astype(np.float32))
+
+
+def test_an_environment(tmp_path: Path) -> None:
+    """A reset before the end of an episode truncates it."""
+    with gear_data.record(Counter(1), tmp_path / "recorded") as env:
+        env.reset(seed=7)
+        for t in range(12):
+            *_, terminated, truncated, _ = env.step(actions(t)[1])
+            if terminated or truncated:
+                env.reset()
+        env.reset(seed=8)
+        env.step(actions(0)[1])
+    ds = gear_data.open(tmp_path / "recorded")
+    assert ds.episodes["length"].to_list() == [5, 6, 1, 1]
+    assert ds.episodes["truncated"].to_list() == [True] * 4
+    assert ds.episodes["seed"].to_list() == [7, None, None, 8]
+    assert ds.final(2)["observations.count"].tolist() == [201, 1]
+    assert ds[0]["observations.count"][:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_gymnasiums_own_environments(tmp_path: Path) -> None:
+    """Returns and lengths are those that the wrappers of Gymnasium count."""
+    plain = gymnasium.wrappers.vector.RecordEpisodeStatistics(gymnasium.make_vec("CartPole-v1", num_envs=4))
+    env = gear_data.record(plain, tmp_path / "recorded", durability="os")
+    env.reset(seed=3)
+    env.action_space.seed(3)
+    counted = []
+    for _ in range(120):
+        *_, infos = env.step(env.action_space.sample())
+        for number in np.flatnonzero(infos.get("_episode", [])):
+            counted.append((infos["episode"]["r"][number], infos["episode"]["l"][number]))
+    env.close()
+    ds = gear_data.open(tmp_path / "recorded")
+    assert ds.episodes.select("return", "length").rows()[: len(counted)] == counted
+    assert len(counted) > 10 and len(ds) <= len(counted) + 4
+
+
+def test_others_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"needs a gymnasium\.Env"):
+        gear_data.record(object(), tmp_path / "recorded")
+    assert list(tmp_path.iterdir()) == []

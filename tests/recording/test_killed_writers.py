@@ -1,0 +1,124 @@
+"""A process that records is killed at any moment. Another one continues, and makes the dataset."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gear_data
+from gear_data.errors import DestinationExistsError
+from gear_data.recording.writer import Writer
+from gear_data.storage.journal.reading import read_journal
+from gear_data.storage.writing.staging import StagedDataset
+
+ENVIRONMENTS = 3
+
+
+def steps_of(episode: int) -> np.ndarray:
+    """Returns the actions of an episode: its number says what they must be."""
+    return episode * 1000 + np.arange(1 + episode * 7 % 50)
+
+
+def record_for_ever(folder: Path, acknowledged: int) -> None:
+    """Records episodes that continue the earlier ones, and seals now and then."""
+    with open(acknowledged, "wb", buffering=0) as pipe:
+        writer = Writer(folder, durability="os")
+        number = writer.episodes
+        while number < 400:
+            for action in steps_of(number):
+                writer.append(env_id=number % ENVIRONMENTS, actions=action, observations=np.full(64, action, np.uint8))
+            writer.end_episode(number % ENVIRONMENTS, terminated=True, final=np.zeros(64, np.uint8), number=number)
+            number += 1
+            pipe.write(number.to_bytes(4, "little"))
+        writer.seal()
+
+
+def killed(folder: Path, seconds: float) -> int:
+    """Lets a process record, kills it, and returns the number of episodes that it finished."""
+    reader, writer = os.pipe()
+    child = multiprocessing.get_context("fork").Process(target=record_for_ever, args=(folder, writer))
+    child.start()
+    os.close(writer)
+    time.sleep(seconds)
+    os.kill(child.pid or 0, signal.SIGKILL)
+    child.join()
+    with open(reader, "rb") as pipe:
+        found = pipe.read()
+    return int.from_bytes(found[-4:], "little")
+
+
+def test_finished_episodes_outlive_the_process(tmp_path: Path) -> None:
+    folder = tmp_path / "recorded"
+    choose = random.Random(3)
+    finished = runs = 0
+    while not (folder / "manifest.json").exists() and runs < 40:
+        runs += 1
+        finished = max(finished, killed(folder, choose.uniform(0.0, 0.25)))
+        journals = sorted(tmp_path.glob("recorded.journal/*.arrows"))
+        if journals:
+            found = [int(e.facts["number"]) for each in journals for e in read_journal(each).episodes]
+            assert found == list(range(len(found)))
+            assert finished <= len(found) <= finished + 1
+    if (tmp_path / "recorded.journal").exists():
+        with Writer(folder) as writer:
+            assert writer.episodes >= finished
+    ds = gear_data.open(folder)
+    assert ds.episodes["number"].to_list() == list(range(len(ds)))
+    for number in range(len(ds)):
+        np.testing.assert_array_equal(ds[number]["actions"], steps_of(number))
+    assert not (tmp_path / "recorded.journal").exists()
+
+
+def in_a_child(function: Callable[[], None]) -> None:
+    """Calls a function in a forked process, which ends by `os._exit`."""
+    child = multiprocessing.get_context("fork").Process(target=function)
+    child.start()
+    child.join()
+    assert child.exitcode == 9
+
+
+def add_episode(writer: Writer, number: int) -> None:
+    for action in steps_of(number):
+        writer.append(actions=action)
+    writer.end_episode(terminated=True, number=number)
+
+
+def test_killed_inside_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shards are there, and the manifest is not. More episodes follow."""
+
+    def record_and_die() -> None:
+        writer = Writer(tmp_path / "recorded")
+        add_episode(writer, 0)
+        monkeypatch.setattr(StagedDataset, "finish", lambda *_: os._exit(9))
+        writer.seal()
+
+    in_a_child(record_and_die)
+    assert (tmp_path / "recorded" / "shards").exists()
+    with Writer(tmp_path / "recorded") as writer:
+        add_episode(writer, 1)
+    assert gear_data.open(tmp_path / "recorded").episodes["number"].to_list() == [0, 1]
+
+
+def test_killed_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is recorded twice."""
+
+    def record_and_die() -> None:
+        writer = Writer(tmp_path / "recorded")
+        add_episode(writer, 0)
+        monkeypatch.setattr(writer, "_journal_files", lambda: os._exit(9))
+        writer.seal()
+
+    in_a_child(record_and_die)
+    assert list(tmp_path.glob("recorded.journal/*.arrows"))
+    with pytest.raises(DestinationExistsError, match="not empty"):
+        Writer(tmp_path / "recorded")
+    assert not (tmp_path / "recorded.journal").exists()
+    assert len(gear_data.open(tmp_path / "recorded")) == 1

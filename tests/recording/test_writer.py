@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import gear_data
+from gear_data.errors import DestinationExistsError, EmptySourceError, InvalidArgumentError, UnsupportedColumnError
+
+Episode = dict[str, Any]
+
+
+def episodes(count: int, seed: int = 0) -> list[Episode]:
+    """Returns episodes as `convert` takes them from memory: T + 1 observations, and end flags of the last step."""
+    random = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        steps = int(random.integers(1, 40))
+        found.append(
+            {
+                "observations": {
+                    "position": random.random((steps + 1, 3)),
+                    "image": random.integers(0, 256, (steps + 1, 4, 5, 3), np.uint8),
+                },
+                "actions": random.random((steps, 2), np.float32),
+                "rewards": random.random(steps),
+                "infos": {"contact": random.random(steps) < 0.5, "words": [f"step {t}" for t in range(steps)]},
+                "terminated": bool(number % 2),
+                "truncated": not number % 2,
+                "seed": number,
+                "task": "lift" if number % 3 else "öffnen",
+            }
+        )
+    return found
+
+
+def step_of(episode: Episode, t: int) -> dict[str, Any]:
+    return {
+        "observations": {name: values[t] for name, values in episode["observations"].items()},
+        "actions": episode["actions"][t],
+        "rewards": episode["rewards"][t],
+        "infos": {name: values[t] for name, values in episode["infos"].items()},
+    }
+
+
+def final_of(episode: Episode) -> dict[str, npt.NDArray[Any]]:
+    return {name: values[-1] for name, values in episode["observations"].items()}
+
+
+def end(writer: gear_data.Writer, episode: Episode, env_id: int = 0) -> None:
+    facts = {name: episode[name] for name in ("terminated", "truncated", "seed", "task")}
+    writer.end_episode(env_id, final=final_of(episode), **facts)
+
+
+def record(writer: gear_data.Writer, recorded: list[Episode]) -> None:
+    for episode in recorded:
+        for t in range(len(episode["rewards"])):
+            writer.append(**step_of(episode, t))
+        end(writer, episode)
+
+
+def test_the_dataset_is_that_of_a_conversion(tmp_path: Path) -> None:
+    recorded = episodes(60)
+    with gear_data.Writer(tmp_path / "recorded") as writer:
+        record(writer, recorded)
+    report = gear_data.convert(recorded, tmp_path / "converted")
+    ds, expected = gear_data.open(tmp_path / "recorded"), gear_data.open(tmp_path / "converted")
+    assert ds.fingerprint == report.fingerprint
+    assert ds.episodes["seed"].to_list() == list(range(60))
+    assert ds.episodes["task"].to_list() == expected.episodes["task"].to_list()
+    assert ds.episodes["return"].to_list() == expected.episodes["return"].to_list()
+    assert gear_data.verify(tmp_path / "recorded").ok
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["converted", "recorded"]
+
+
+def test_environments_may_take_turns(tmp_path: Path) -> None:
+    """Episodes are in the order of their ends."""
+    recorded = episodes(12)
+    with gear_data.Writer(tmp_path / "recorded", durability="os") as writer:
+        for first in range(0, 12, 4):
+            group = recorded[first : first + 4]
+            for t in range(max(len(each["rewards"]) for each in group)):
+                for number, episode in enumerate(group):
+                    if t < len(episode["rewards"]):
+                        writer.append(env_id=number, **step_of(episode, t))
+            for number, episode in enumerate(group):
+                end(writer, episode, env_id=number)
+    assert gear_data.open(tmp_path / "recorded").fingerprint == gear_data.convert(recorded, tmp_path / "c").fingerprint
+
+
+def test_batches_of_environments(tmp_path: Path) -> None:
+    """A step of all environments at once gives the same episodes as one environment at a time."""
+    random = np.random.default_rng(1)
+    count, steps = 5, 300
+    observations = random.random((steps + 1, count, 3), np.float32)
+    actions, rewards = random.integers(0, 4, (steps, count)), random.random((steps, count))
+    terminated, truncated = random.random((steps, count)) < 0.02, random.random((steps, count)) < 0.02
+    expected: list[Episode] = []
+    begun = [0] * count
+    with gear_data.Writer(tmp_path / "recorded") as writer:
+        for t in range(steps):
+            writer.append_batch(
+                observations=observations[t], actions=actions[t], rewards=rewards[t],
+                terminated=terminated[t], truncated=truncated[t], final=observations[t + 1],
+            )  # fmt: skip
+            for number in range(count):
+                if terminated[t, number] or truncated[t, number]:
+                    part = slice(begun[number], t + 1)
+                    expected.append(
+                        {
+                            "observations": observations[begun[number] : t + 2, number],
+                            "actions": actions[part, number],
+                            "rewards": rewards[part, number],
+                            "terminated": bool(terminated[t, number]),
+                            "truncated": bool(truncated[t, number]),
+                        }
+                    )
+                    begun[number] = t + 1
+        assert writer.episodes == len(expected) > 20
+        for number in range(count):
+            writer.discard(number)
+    assert gear_data.open(tmp_path / "recorded").fingerprint == gear_data.convert(expected, tmp_path / "c").fingerprint
+
+
+def test_open_episodes_are_truncated_at_the_end(tmp_path: Path) -> None:
+    with gear_data.Writer(tmp_path / "recorded") as writer:
+        for t in range(600):
+            writer.append(observations=np.full(2, t, np.float32), actions=t)
+    ds = gear_data.open(tmp_path / "recorded")
+    assert ds.episodes.select("length", "truncated", "terminated").rows() == [(600, True, False)]
+    assert ds.final(0) is None
+    assert ds[0]["observations"][:, 0].tolist() == list(range(600))
+
+
+def test_an_earlier_writer_is_continued(tmp_path: Path) -> None:
+    recorded = episodes(9)
+    earlier = gear_data.Writer(tmp_path / "recorded")
+    record(earlier, recorded[:4])
+    earlier.append(**step_of(recorded[4], 0))  # lost with the process
+    earlier._lock.close()
+    with gear_data.Writer(tmp_path / "recorded") as writer:
+        assert writer.episodes == 4
+        record(writer, recorded[4:])
+    assert gear_data.open(tmp_path / "recorded").fingerprint == gear_data.convert(recorded, tmp_path / "c").fingerprint
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    with gear_data.Writer(tmp_path / "recorded") as writer:
+        with pytest.raises(DestinationExistsError, match="another process is writing here"):
+            gear_data.Writer(tmp_path / "recorded")
+        writer.append(actions=1)
+    with pytest.raises(DestinationExistsError, match="not empty"):
+        gear_data.Writer(tmp_path / "recorded")
+
+
+def test_a_writer_without_steps_leaves_nothing(tmp_path: Path) -> None:
+    with gear_data.Writer(tmp_path / "recorded"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    writer = gear_data.Writer(tmp_path / "recorded")
+    with pytest.raises(EmptySourceError):
+        writer.seal()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "step, message",
+    [
+        ({"actions": 1.0}, "step 1 of the open episode of environment 0 lacks observations"),
+        ({"observations": np.zeros(2, np.float32), "actions": 1.0, "more": 3}, "has another column: more"),
+        ({"observations": np.zeros(2), "actions": 1.0}, r"has float64 \[2\], and earlier steps have float32 \[2\]"),
+        ({"observations": np.zeros(3, np.float32), "actions": 1.0}, r"has float32 \[3\]"),
+        ({"observations": np.zeros(2, np.float32), "actions": "left"}, "column 'actions'"),
+        ({"observations": np.zeros(2, np.float32), "actions": True}, "has bool"),
+    ],
+)
+def test_wrong_steps_leave_the_episode_as_it_is(tmp_path: Path, step: dict[str, Any], message: str) -> None:
+    right = {"observations": np.ones(2, np.float32), "actions": 0.5}
+    with gear_data.Writer(tmp_path / "recorded") as writer:
+        writer.append(**right)
+        with pytest.raises(InvalidArgumentError, match=message):
+            writer.append(**step)
+        writer.append(**{**right, "actions": 2})  # a whole number fits into a float
+        with pytest.raises(InvalidArgumentError, match="the final observation of environment 0"):
+            writer.end_episode(terminated=True, final=np.ones(3, np.float32))
+        writer.end_episode(terminated=True, final=np.full(2, 3, np.float32))
+    ds = gear_data.open(tmp_path / "recorded")
+    assert ds[0]["actions"].tolist() == [0.5, 2.0]
+    assert ds.final(0)["observations"].tolist() == [3, 3]
+
+
+def test_wrong_batches_add_no_step(tmp_path: Path) -> None:
+    rows = {"observations": np.zeros((3, 2)), "actions": np.zeros(3, np.int64)}
+    with gear_data.Writer(tmp_path / "recorded") as writer:
+        writer.append_batch(**rows)
+        for change, message in (
+            ({"observations": np.zeros((3, 4))}, "a step of 3 environments"),
+            ({"actions": np.zeros(2, np.int64)}, r"column 'actions'"),
+            ({"env_id": [0, 1]}, "3 different ints"),
+            ({"env_id": [0, 1, 1]}, "3 different ints"),
+            ({"terminated": [1, 0, 0]}, r"terminated must be bool \[3\]"),
+            ({"final": np.zeros((2, 2)), "terminated": np.ones(3, bool)}, "a step of 3 environments"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=message):
+                writer.append_batch(**{**rows, **change})
+        writer.append_batch(**rows, terminated=np.ones(3, bool))
+    assert gear_data.open(tmp_path / "recorded").episodes["length"].to_list() == [2, 2, 2]
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="durability must be one of"):
+        gear_data.Writer(tmp_path / "a", durability="always")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="folder of this machine"):
+        gear_data.Writer("s3://bucket/dataset")
+    with gear_data.Writer(tmp_path / "b") as writer:
+        with pytest.raises(UnsupportedColumnError, match="dtype object"):
+            writer.append(actions=object())
+        with pytest.raises(InvalidArgumentError, match="has no open episode"):
+            writer.end_episode(terminated=True)
+        writer.append(actions=1)
+        for fact in (float("nan"), [1], None):
+            with pytest.raises(InvalidArgumentError, match="the fact x is"):
+                writer.end_episode(x=fact)
+    with pytest.raises(InvalidArgumentError, match="is closed"):
+        writer.append(actions=1)
+
+
+def test_discarded_episodes_are_not_recorded(tmp_path: Path) -> None:
+    with gear_data.Writer(tmp_path / "recorded") as writer:
+        for number in range(6):
+            for t in range(3):
+                writer.append(actions=10 * number + t, infos={"note": "é" * t})
+            if number % 2:
+                writer.discard()
+            else:
+                writer.end_episode(terminated=True)
+    ds = gear_data.open(tmp_path / "recorded")
+    assert [ds[i]["actions"][0] for i in range(len(ds))] == [0, 20, 40]
+    assert ds[2]["infos.note"].tolist() == ["", "é", "éé"]
