@@ -235,7 +235,7 @@ class Writer:
             return self._report
 
     def open_episodes(self) -> list[int]:
-        """Returns the environments that have an open episode, in the order in which they began to record."""
+        """Returns the environments with an open episode, in the order of their first steps."""
         with self._mutex:
             return [] if self._open is None else self._open.environments()
 
@@ -282,7 +282,9 @@ class Writer:
         return sorted(self._journals.glob(f"*{SUFFIX}"))
 
     def _opened(self, first: Mapping[str, Any]) -> OpenEpisodes:
-        """Returns the open episodes. The first step decides the columns, and opens the journal.
+        """Returns the open episodes.
+
+        The first step decides the columns, and opens the journal.
 
         Args:
             first: a step: dotted name -> value.

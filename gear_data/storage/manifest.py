@@ -349,6 +349,12 @@ def fingerprint(schema: Schema, contents: list[bytes]) -> str:
 
 def not_a_dataset(folder: str, *, exists: bool, unfinished: bool) -> DatasetNotFoundError:
     """Returns the error for a folder without a manifest."""
+    if Path(f"{folder}.journal").is_dir():
+        return DatasetNotFoundError(
+            "a Writer records here and has not sealed the dataset, or its process died",
+            file=folder,
+            hint=f"make the dataset of its finished episodes: gear-data convert {folder}.journal {folder}",
+        )
     if not exists:
         return DatasetNotFoundError("no such dataset", file=folder, hint="check the path or URL")
     if unfinished:

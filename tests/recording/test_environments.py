@@ -1,4 +1,4 @@
-"""Recorded environments against the steps that a plain loop over single environments takes."""
+"""Recorded environments against the definition of their episodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ ENVIRONMENTS, STEPS = 3, 60
 
 
 class Counter(gymnasium.Env[Any, Any]):
-    """Counts up. Its number says how long its episodes are, and whether they terminate."""
+    """Counts up.
+
+    Its number says how long its episodes are, and whether they terminate.
+    """
 
     observation_space = gymnasium.spaces.Dict(
         {"count": gymnasium.spaces.Box(0, 1e6, (2,), np.float32), "pair": gymnasium.spaces.Discrete(1000)}
@@ -121,7 +124,10 @@ def expected_episodes(number: int, counts: list[int]) -> Iterator[dict[str, Any]
 
 
 def steps_of(number: int, mode: str) -> list[int]:
-    """Returns the steps of the loop that step a counter: with the next-step mode, one in between resets it."""
+    """Returns the steps of the loop that step a counter.
+
+    With the next-step mode, one step between two episodes resets the counter.
+    """
     found: list[int] = []
     t = episode = 0
     while t < STEPS:

@@ -1,4 +1,4 @@
-"""A process that records is killed at any moment. Another one continues, and makes the dataset."""
+"""Processes that record are killed at any moment. Others continue, and make the dataset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.errors import DestinationExistsError
+from gear_data.errors import DatasetNotFoundError, DestinationExistsError
 from gear_data.recording.writer import Writer
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.writing.staging import StagedDataset
@@ -23,7 +23,7 @@ ENVIRONMENTS = 3
 
 
 def steps_of(episode: int) -> np.ndarray:
-    """Returns the actions of an episode: its number says what they must be."""
+    """Returns the actions of an episode, which depend on its number."""
     return episode * 1000 + np.arange(1 + episode * 7 % 50)
 
 
@@ -42,7 +42,7 @@ def record_for_ever(folder: Path, acknowledged: int) -> None:
 
 
 def killed(folder: Path, seconds: float) -> int:
-    """Lets a process record, kills it, and returns the number of episodes that it finished."""
+    """Kills a process that records. Returns the number of episodes that it finished."""
     reader, writer = os.pipe()
     child = multiprocessing.get_context("fork").Process(target=record_for_ever, args=(folder, writer))
     child.start()
@@ -102,6 +102,8 @@ def test_killed_inside_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     in_a_child(record_and_die)
     assert (tmp_path / "recorded" / "shards").exists()
+    with pytest.raises(DatasetNotFoundError, match=r"gear-data convert .*recorded\.journal .*recorded"):
+        gear_data.open(tmp_path / "recorded")
     with Writer(tmp_path / "recorded") as writer:
         add_episode(writer, 1)
     assert gear_data.open(tmp_path / "recorded").episodes["number"].to_list() == [0, 1]

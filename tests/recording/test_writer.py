@@ -14,7 +14,10 @@ Episode = dict[str, Any]
 
 
 def episodes(count: int, seed: int = 0) -> list[Episode]:
-    """Returns episodes as `convert` takes them from memory: T + 1 observations, and end flags of the last step."""
+    """Returns episodes as `convert` takes them from memory.
+
+    They have T + 1 observations, and one end flag of each kind.
+    """
     random = np.random.default_rng(seed)
     found = []
     for number in range(count):
@@ -92,7 +95,7 @@ def test_environments_may_take_turns(tmp_path: Path) -> None:
 
 
 def test_batches_of_environments(tmp_path: Path) -> None:
-    """A step of all environments at once gives the same episodes as one environment at a time."""
+    """Steps of all environments at once give the same episodes as single steps."""
     random = np.random.default_rng(1)
     count, steps = 5, 300
     observations = random.random((steps + 1, count, 3), np.float32)

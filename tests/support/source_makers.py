@@ -25,6 +25,7 @@ from pyarrow import feather
 
 import gear_data
 from tests.support.makers.frames import calvin, dqn_replay, vd4rl
+from tests.support.makers.journals import journals
 from tests.support.rollouts import (
     Rollout,
     episode_numbers,
@@ -509,6 +510,7 @@ MAKERS: dict[str, Maker] = {
     "episode-rows-tar": tar_episode_rows,
     "step-rows-lance": lance_step_rows,
     "images": text_and_images,
+    "journal": journals,
     "d4rl": d4rl,
     "d4rl-no-timeouts": d4rl_without_timeouts,
     "lerobot-v2.1": lerobot_v21,

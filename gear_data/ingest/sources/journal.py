@@ -70,7 +70,10 @@ def open_(location: Location, options: SourceOptions) -> JournalSource:
 
 
 class JournalSource:
-    """Journals as a source. See `EpisodeSource`. A position is (journal, episode in the journal)."""
+    """Journals as a source. See `EpisodeSource`.
+
+    A position is (journal, episode in the journal).
+    """
 
     rows_are_steps = False
 

@@ -19,7 +19,7 @@ from gear_data.schema import ColumnRecord, ColumnSpec
 from gear_data.storage.journal.record import RecordedEpisode, from_batch
 from gear_data.storage.journal.writing import COLUMNS
 
-#: What Arrow raises for a stream that ends early or is damaged.
+#: Exceptions of Arrow for a stream that ends early or is damaged.
 _DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, KeyError)
 
 
@@ -106,7 +106,7 @@ def _is_followed(stream: Any, source: Any) -> bool:
 
 
 def _end_marker(buffer: pa.Buffer, end: int) -> int:
-    """Returns the bytes of the marker with which a closed stream ends; 0 if it is missing."""
+    """Returns the number of bytes of the marker that ends a closed stream, or 0."""
     marker = b"\xff\xff\xff\xff\0\0\0\0"
     return len(marker) if buffer[end : end + len(marker)].to_pybytes() == marker else 0
 

@@ -122,7 +122,10 @@ def _values(array: pa.Array, column: ColumnSpec) -> Any:
 
 
 def _checksum(batch: pa.RecordBatch, facts: _Facts) -> str:
-    """Returns the checksum of a batch's values and facts. It does not depend on the layout of buffers."""
+    """Returns the checksum of a batch's values and facts.
+
+    It does not depend on the layout of buffers.
+    """
     digest = xxhash.xxh3_128()
     digest.update(msgspec.json.encode(msgspec.structs.replace(facts, checksum=""), order="sorted"))
     for array in batch.columns:

@@ -22,7 +22,9 @@ COLUMNS = b"gear.journal"
 
 
 class JournalWriter:
-    """Appends finished episodes to a journal, an Arrow IPC stream with a record batch for each episode.
+    """Appends finished episodes to a journal.
+
+    A journal is an Arrow IPC stream, with a record batch for each episode.
 
     An episode that `append` wrote outlives the process. After `sync`, it also outlives a loss of power.
 
@@ -80,7 +82,7 @@ class JournalWriter:
             os.close(self._file)
 
     def _write(self) -> None:
-        """Writes what the stream gave, at the end of the file."""
+        """Writes the stream's new bytes at the end of the file."""
         data = memoryview(self._sink.take())
         with typed_write_errors(self._path):
             try:
@@ -113,6 +115,6 @@ class _Sink(io.RawIOBase):
         return part.nbytes
 
     def take(self) -> bytearray:
-        """Returns what was written since the last call."""
+        """Returns the bytes since the last call."""
         parts, self._parts = self._parts, bytearray()
         return parts
