@@ -119,7 +119,8 @@ class SequenceLoader(LoaderBase):
             `{"observations": ["position", "velocity"]}`. The batches are those of a dataset that was converted so.
         resize: (H, W) of all cameras, or a mapping of cameras to (H, W). None: as in the files.
         decode_threads: threads of a process that decode. None: its cores, divided by the number of DataLoader workers.
-        video_cache, video_backend: bytes of decoded frames that a process keeps; `pyav`, `torchcodec` or `auto`.
+        video_cache, video_backend: bytes of decoded frames that a process keeps; `pyav`, `torchcodec`, `auto`
+            (`pyav`), or `nvdec`: a GPU decodes, through torchcodec, which has not run on a GPU yet.
 
     Raises:
         UnknownNameError: no such preset, sampler or column; the message lists the known ones.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gear_data.video.decoding import pyav, torchcodec
+from gear_data.video.decoding import nvdec, pyav, torchcodec
 from gear_data.video.decoding.decoder import Decoder
 from gear_data.video.decoding.options import Backend
 from gear_data.video.decoding.pyav import exact_conversion
@@ -16,8 +16,11 @@ def decoder_maker(backend: Backend) -> Callable[[VideoFile], Decoder]:
 
     Raises:
         MissingExtraError: the library is not installed, or does not load.
+        DeviceError: the backend needs a GPU, and torch sees none.
     """
     decoder_version(backend)
+    if backend == "nvdec":
+        return nvdec.nvdec_decoder
     return torchcodec.TorchcodecDecoder if backend == "torchcodec" else pyav.PyavDecoder
 
 
@@ -26,7 +29,10 @@ def decoder_version(backend: Backend) -> str:
 
     Raises:
         MissingExtraError: the library is not installed, or does not load.
+        DeviceError: the backend needs a GPU, and torch sees none.
     """
+    if backend == "nvdec":
+        return nvdec.version()
     return torchcodec.version() if backend == "torchcodec" else pyav.version()
 
 
@@ -35,4 +41,4 @@ def gives_planes(backend: Backend, pixel_format: str, height: int, width: int, c
 
     The answer may depend on this machine's processor.
     """
-    return backend != "torchcodec" and height % 2 == 0 and exact_conversion(pixel_format, width, colors) is not None
+    return backend in ("auto", "pyav") and height % 2 == 0 and exact_conversion(pixel_format, width, colors) is not None

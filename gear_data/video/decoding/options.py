@@ -7,8 +7,8 @@ from typing import Literal
 
 from gear_data.errors import InvalidArgumentError, unknown_name
 
-Backend = Literal["auto", "pyav", "torchcodec"]
-BACKENDS: tuple[Backend, ...] = ("auto", "pyav", "torchcodec")
+Backend = Literal["auto", "pyav", "torchcodec", "nvdec"]
+BACKENDS: tuple[Backend, ...] = ("auto", "pyav", "torchcodec", "nvdec")
 #: Bytes of decoded frames that a process keeps by default.
 CACHE_BYTES = 256 << 20
 
@@ -19,7 +19,8 @@ class DecodeOptions:
 
     Attributes:
         threads: threads that decode, at least 1. None: the cores that this process may use.
-        backend: `pyav`, `torchcodec`, or `auto`, which is `pyav`.
+        backend: `pyav`, `torchcodec`, `nvdec` (a GPU decodes, through torchcodec; not run on a GPU yet), or `auto`,
+            which is `pyav`.
         size: (height, width) of the frames that are read. None: as in the file.
         cache_bytes: decoded frames that the process keeps, in bytes. The limit holds for all readers of the process
             together. 0: this reader keeps nothing.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import MissingExtraError
+from gear_data.errors import DeviceError, MissingExtraError
 from gear_data.video.decoding.decoder import DecodeError, EncodedPacket, NoPlanesError, Picture, undecodable
 from gear_data.video.decoding.matroska import CODECS, in_matroska
 from gear_data.video.decoding.yuv import YuvConversion
@@ -31,22 +31,32 @@ def _torchcodec() -> Any:
         ) from error
 
 
+def decoders() -> Any:
+    """Returns the module `torchcodec.decoders`.
+
+    Raises:
+        MissingExtraError: torchcodec is not installed, or does not load.
+    """
+    return _torchcodec().decoders
+
+
 class TorchcodecDecoder:
-    """Decodes packets by torchcodec, on the CPU. See `Decoder`.
+    """Decodes packets by torchcodec. See `Decoder`.
 
     torchcodec opens whole files. So it gets each group of pictures in a small container.
 
     Args:
         video: one of the files.
+        device: torch's name of the device that decodes.
 
     Raises:
         MissingExtraError: torchcodec is not installed, or does not load.
         CorruptShardError: no container for the codec.
     """
 
-    def __init__(self, video: VideoFile) -> None:
-        self._decoders = _torchcodec().decoders
-        self._video = video
+    def __init__(self, video: VideoFile, device: str = "cpu") -> None:
+        self._decoders = decoders()
+        self._video, self._device = video, device
         if video.codec not in CODECS:
             raise undecodable(video, None, f"the backend torchcodec does not know codec '{video.codec}'")
 
@@ -54,12 +64,21 @@ class TorchcodecDecoder:
         times = sorted(each.pts for each in packets)
         try:
             decoder = self._decoders.VideoDecoder(
-                in_matroska(self._video, packets), dimension_order="NHWC", num_ffmpeg_threads=1
+                in_matroska(self._video, packets), dimension_order="NHWC", num_ffmpeg_threads=1, device=self._device
             )
             for number, pts in enumerate(times):
                 if pts >= since:
-                    image = decoder.get_frame_at(number).data.numpy()
+                    image = decoder.get_frame_at(number).data.cpu().numpy()
+                    # torchcodec knows after the first frame.
+                    if self._device != "cpu" and decoder.cpu_fallback:
+                        raise DeviceError(
+                            f"torchcodec decodes on the CPU, not on {self._device}: {decoder.cpu_fallback}",
+                            file=self._video.file,
+                            hint="install FFmpeg's libraries with NVDEC; or pass video_backend='pyav'",
+                        )
                     yield Picture(pts, image, image.shape[0], image.shape[1], image.nbytes)
+        except DeviceError:  # a RuntimeError, too
+            raise
         except (RuntimeError, ValueError, IndexError) as error:
             raise DecodeError(f"torchcodec says: {str(error).partition(chr(10))[0]}") from error
 

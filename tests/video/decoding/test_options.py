@@ -23,5 +23,7 @@ def test_values_out_of_range_are_errors(arguments: dict[str, Any], problem: str)
 
 
 def test_unknown_backend_is_an_error_that_lists_the_known() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown video backend 'decord'\s+known: auto, pyav, torchcodec"):
+    with pytest.raises(
+        UnknownNameError, match=r"unknown video backend 'decord'\s+known: auto, nvdec, pyav, torchcodec"
+    ):
         DecodeOptions(backend="decord")  # type: ignore[arg-type]
