@@ -85,7 +85,7 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
         self._ended = np.zeros(env.num_envs, np.bool_)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets the environments, or those of `options["reset_mask"]`."""
+        """Resets the environments that `options["reset_mask"]` names, or all."""
         mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_)), np.bool_)
         self._cut(mask)
         observations, infos = self.env.reset(seed=seed, options=options)
@@ -129,7 +129,10 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
 
 
 def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> str:
-    """Returns `NextStep`, `SameStep` or `Disabled`. Gymnasium 1.0 has only the first, and does not name it."""
+    """Returns `NextStep`, `SameStep` or `Disabled`.
+
+    Gymnasium 1.0 has only the first mode, and does not name it.
+    """
     mode = env.metadata.get("autoreset_mode")
     return "NextStep" if mode is None else str(getattr(mode, "value", mode))
 

@@ -47,7 +47,10 @@ class OpenEpisodes:
         return slots
 
     def environments(self) -> list[int]:
-        """Returns the environments with an open episode, in the order of their first steps."""
+        """Returns the environments with an open episode.
+
+        They are in the order of their first steps.
+        """
         return [environment for environment, slot in self._slots.items() if self._lengths[slot]]
 
     def length(self, slot: int) -> int:
@@ -69,7 +72,10 @@ class OpenEpisodes:
         self._lengths[slots] = at + 1
 
     def steps(self, slot: int) -> dict[str, Any]:
-        """Returns the columns of an open episode: name -> [T, ...] without copying, or an Arrow array of text."""
+        """Returns the columns of an open episode.
+
+        They are name -> [T, ...] without copying, or an Arrow array of text or bytes.
+        """
         length = self._lengths[slot]
         return {
             column.name: pa.array(self._arrays[column.name][slot, :length].tolist(), column.arrow_type)

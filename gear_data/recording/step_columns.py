@@ -16,7 +16,10 @@ _WEAK = {bool: "b", int: "iuf", float: "f"}
 
 
 def flat_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a step by dotted name: Dict spaces by key, Tuple spaces by index."""
+    """Returns the values of a step by dotted name.
+
+    The parts of Dict spaces are named by key, and the parts of Tuple spaces by index.
+    """
     flat: dict[str, Any] = {}
     for name, value in step.items():
         if isinstance(value, tuple) and any(not isinstance(each, bool | int | float) for each in value):
@@ -55,7 +58,10 @@ def _infer(name: str, value: Any, where: str) -> ColumnSpec:
 
 
 def is_observation(name: str) -> bool:
-    """Returns whether a column is an observation: an episode may end with one more of it."""
+    """Returns whether a column is an observation.
+
+    An episode may end with one more observation than it has steps.
+    """
     return name.split(".", 1)[0] == "observations"
 
 

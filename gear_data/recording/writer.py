@@ -34,7 +34,7 @@ _FACTS = (str, bool, int, float)
 class Writer:
     """Records episodes step by step, and makes a dataset of them.
 
-    A finished episode goes into a journal beside the dataset, in the folder `PATH.journal`. `seal` converts the journal
+    A finished episode goes into a journal next to the dataset, in the folder `PATH.journal`. `seal` converts the journal
     to shards and removes it. If the process dies before, a new `Writer` of the same path continues: it has all
     episodes that were finished. An episode that was open is lost as a whole.
 
@@ -48,7 +48,7 @@ class Writer:
         shard_bytes: the size at which a shard is closed, in bytes of column data.
 
     Attributes:
-        episodes: number of finished episodes, with those of an earlier Writer.
+        episodes: number of finished episodes. The episodes of an earlier Writer count.
 
     Raises:
         InvalidArgumentError: the path is a URL, or an argument has a wrong value.
@@ -139,7 +139,8 @@ class Writer:
 
         Raises:
             InvalidArgumentError, UnsupportedColumnError: see `append`. No environment has the step then.
-            StorageFullError, UnwritableError: see `end_episode`.
+            StorageFullError, UnwritableError: the journal cannot be written. Episodes that are not in it stay open,
+                with this step: call `end_episode` for them.
         """
         with self._mutex:
             flat = flat_step(steps)
@@ -166,15 +167,16 @@ class Writer:
 
         Args:
             env_id: the environment.
-            terminated, truncated: how it ended, as Gymnasium's `step` says.
-            final: the observation after the last step: a value, or a mapping of values for a Dict space. None: there
-                is none.
+            terminated, truncated: how it ended, as Gymnasium's `step` says. An episode that did not terminate is
+                recorded as truncated.
+            final: the observation after the last step: a value, or a mapping of values for a Dict space. None: the
+                episode has no final observation.
             facts: about the episode: text, numbers and booleans, such as `task="lift"` or `seed=3`. They become columns
                 of the episode table.
 
         Raises:
-            InvalidArgumentError: the environment has no open episode, neither or a wrong flag is given, or the final
-                observation has another dtype or shape.
+            InvalidArgumentError: the environment has no open episode, or the final observation has another dtype or
+                shape, or a fact is no text, number or boolean.
             StorageFullError, UnwritableError: the journal cannot be written. The episode stays open: call again.
         """
         with self._mutex:
@@ -190,7 +192,7 @@ class Writer:
                     raise InvalidArgumentError(
                         f"the fact {name} is {value!r:.80}", hint="facts are text, finite numbers and booleans"
                     )
-            self._end(slot, bool(terminated), bool(truncated), finals, facts)
+            self._end(slot, bool(terminated), bool(truncated or not terminated), finals, facts)
 
     def discard(self, env_id: int = 0) -> None:
         """Removes the open episode of an environment, such as a failed demonstration."""
@@ -209,9 +211,9 @@ class Writer:
                 self._journal.sync()
 
     def seal(self) -> ConvertReport:
-        """Makes the dataset of all finished episodes, and removes the journal. The Writer is closed then.
+        """Makes the dataset of all finished episodes, and closes the Writer.
 
-        Open episodes end as truncated, without a final observation.
+        The journal is removed. Open episodes end as truncated, without a final observation.
 
         Returns:
             The report of the conversion.
@@ -235,7 +237,10 @@ class Writer:
             return self._report
 
     def open_episodes(self) -> list[int]:
-        """Returns the environments with an open episode, in the order of their first steps."""
+        """Returns the environments with an open episode.
+
+        They are in the order of their first steps.
+        """
         with self._mutex:
             return [] if self._open is None else self._open.environments()
 

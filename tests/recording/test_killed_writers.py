@@ -1,4 +1,4 @@
-"""Processes that record are killed at any moment. Others continue, and make the dataset."""
+"""Processes that record are killed, and others continue."""
 
 from __future__ import annotations
 

@@ -239,7 +239,8 @@ def test_discarded_episodes_are_not_recorded(tmp_path: Path) -> None:
             if number % 2:
                 writer.discard()
             else:
-                writer.end_episode(terminated=True)
+                writer.end_episode()
     ds = gear_data.open(tmp_path / "recorded")
+    assert ds.episodes["truncated"].all()
     assert [ds[i]["actions"][0] for i in range(len(ds))] == [0, 20, 40]
     assert ds[2]["infos.note"].tolist() == ["", "é", "éé"]
