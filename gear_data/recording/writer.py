@@ -34,9 +34,9 @@ _FACTS = (str, bool, int, float)
 class Writer:
     """Records episodes step by step, and makes a dataset of them.
 
-    A finished episode goes into a journal next to the dataset, in the folder `PATH.journal`. `seal` converts the journal
-    to shards and removes it. If the process dies before, a new `Writer` of the same path continues: it has all
-    episodes that were finished. An episode that was open is lost as a whole.
+    A finished episode goes into a journal in the folder `PATH.journal`. `seal` converts the journal to shards and
+    removes it. If the process dies before, a new `Writer` of the same path continues: it has all episodes that were
+    finished. An episode that was open is lost as a whole.
 
     Methods may be called from several threads. As a context manager, a Writer seals at the end of the block, also after
     an exception: `with gear_data.Writer("runs/") as writer: ...`.
