@@ -24,6 +24,9 @@ from tests.support.cameras.attached import attach_cameras, video_file
 from tests.support.feed import data as feed_data
 from tests.support.rdma import guest, remote_batches
 
+#: Seconds. Above the limits below, whose errors have the guest's output, and below `faulthandler_timeout`.
+pytestmark = pytest.mark.timeout(860)
+
 HERE = Path(guest.__file__).parent
 REQUIRED = "GEAR_DATA_REQUIRE_VERBS"
 #: Kernels are compiled here for any processor, and loaded in the guest, whose processor is another one.
@@ -56,7 +59,7 @@ def prepared(guests_available, tmp_path_factory):
         **remote_batches.batches(store.reader(), dataset.schema, store.lengths),
     )
     warm = [sys.executable, str(HERE / "warm.py"), str(folder / "d"), str(folder / "cache")]
-    subprocess.run(warm, check=True, env={**os.environ, **variables(folder)}, timeout=120)
+    subprocess.run(warm, check=True, env={**os.environ, **variables(folder)}, timeout=300)
     return folder
 
 
@@ -162,7 +165,7 @@ def test_two_machines(started, prepared, protection, tmp_path):
 @pytest.fixture(scope="module")
 def one_guest(started):
     machine, out = started
-    status = machine.wait(440)
+    status = machine.wait(800)
     assert status == 0, machine.log
     print(machine.log)
     rows = [json.loads(line) for line in (out / "results").read_text().splitlines()]

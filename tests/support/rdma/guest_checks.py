@@ -478,7 +478,8 @@ def check_nothing_is_left_behind(world: World) -> None:
 
 
 def main(dataset: str, expected: str, protection: str) -> None:
-    faulthandler.dump_traceback_later(420, exit=True)
+    # Four minutes on two idle cores, and twice as long if other tests run.
+    faulthandler.dump_traceback_later(780, exit=True)
     backoff.MIN_BACKOFF_SECONDS = 0.1  # the checks kill nodes
     world = World(Path(dataset), Path(expected), Path(protection))
     with Path("/out/results").open("w") as file:
