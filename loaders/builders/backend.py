@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from gear_data.collection.buffers import plain_memory
 from gear_data.dataset.internals import store_of
 from gear_data.errors import DeviceError, InvalidArgumentError, MissingExtraError
-from gear_data.kernels.cuda.launcher import CudaLauncher
 from gear_data.loaders.builders.batch import BatchBuilder, RankRows
 from gear_data.loaders.builders.cpu import CpuBatchBuilder
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
@@ -230,7 +229,7 @@ class BuilderFactory:
         from gear_data.loaders.video.frame_converter import FrameConverter
 
         try:
-            return FrameConverter(device, CudaLauncher(device_number(device), self.sm_budget))
+            return FrameConverter(device, device_number(device), self.sm_budget)
         except (MissingExtraError, DeviceError) as error:
             _log.info("frames of cameras are copied to the device as RGB: %s", error.message)
             return None

@@ -19,12 +19,17 @@ class FrameConverter:
 
     Args:
         device: the device.
-        launcher: starts the kernels there.
+        number: its number.
+        sm_budget: see `CudaLauncher`.
+
+    Raises:
+        InvalidArgumentError, MissingExtraError, DeviceError: see `CudaLauncher`.
     """
 
-    def __init__(self, device: torch.device, launcher: CudaLauncher) -> None:
-        self._device, self._launcher = device, launcher
-        self._stream = import_extra("cupy", "gpu").cuda.ExternalStream
+    def __init__(self, device: torch.device, number: int, sm_budget: float) -> None:
+        self._launcher = CudaLauncher(number, sm_budget)
+        self._device, self._number = device, number
+        self._cuda = import_extra("cupy", "gpu").cuda
 
     def __call__(self, frames: PlanarFrames, uploaded: torch.Tensor) -> torch.Tensor:
         """Returns the array of a camera, [B, ...] as the output of the camera says.
@@ -43,7 +48,9 @@ class FrameConverter:
             *frames.size, frames.fill_bits,
         )  # fmt: skip
         table = address if output.camera == CHANNELS_FIRST else None
-        with self._stream(torch.cuda.current_stream(self._device).cuda_stream):
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        # CuPy has a current stream for each device.
+        with self._cuda.Device(self._number), self._cuda.ExternalStream(stream):
             convert_frames(self._launcher, memory.data_ptr(), arguments, table, output.array_dtype.itemsize)
         dtype = to_tensors({"": np.empty(0, output.array_dtype)})[""].dtype
         return memory.view(dtype).view(frames.rows, *output.array_shape)

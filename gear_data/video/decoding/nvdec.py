@@ -49,7 +49,7 @@ class _Capabilities(ctypes.Structure):
 
 
 def nvdec_decoder(video: VideoFile) -> torchcodec.TorchcodecDecoder:
-    """Makes a decoder of files like a given one, whose frames the current CUDA device decodes.
+    """Makes a decoder of files like a given one, on the current CUDA device.
 
     Decoded frames are copied to this machine's memory as RGB.
 
@@ -107,7 +107,7 @@ def check_capabilities(video: VideoFile, library: Any) -> None:
     found = _Capabilities(_CODECS[video.codec], chroma_format, more_bits)
     status = library.cuvidGetDecoderCaps(ctypes.byref(found))
     if status:
-        raise refuse(f"the driver cannot say what it decodes (CUDA error {status})")
+        raise refuse(f"the driver does not answer (CUDA error {status})")
     if not found.is_supported:
         raise refuse("this GPU does not know the codec with this pixel format")
     if height < found.min_height or width < found.min_width:

@@ -89,6 +89,13 @@ def test_the_cpu_may_collect_the_other_columns(gpu: StandInGpu, path: Path, uplo
     assert set(gpu.cupy.launched) == {"gear_frames_4"}
 
 
+@pytest.mark.parametrize("gpu", ["consumer first", "device first"], indirect=True)
+def test_memory_is_not_used_again_too_early(gpu: StandInGpu, path: Path, uploads: list[torch.Tensor]) -> None:
+    loader = SequenceLoader(gear_data.open(path), **OPTIONS, **LEROBOT, device="cuda")
+    got = from_device(gpu, loader, 12)
+    same(got, copies(SequenceLoader(gear_data.open(path), **OPTIONS, **LEROBOT), 12))
+
+
 @pytest.mark.parametrize("join", [False, True])
 def test_mixtures(gpu: StandInGpu, path: Path, uploads: list[torch.Tensor], join: bool) -> None:
     def mixed() -> Mixture:
