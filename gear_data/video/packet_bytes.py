@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -26,6 +26,22 @@ class PacketBytes(Protocol):
         Raises:
             CorruptShardError: a file is missing, has another size, or ends before a range.
             RemoteError, ClusterError: the bytes cannot be fetched.
+        """
+
+
+@runtime_checkable
+class FetchingPackets(PacketBytes, Protocol):
+    """`PacketBytes` that fetches bytes over a network, and keeps them."""
+
+    def fetch(self, ranges: Sequence[ByteRange], ahead: Callable[[], Sequence[ByteRange]]) -> None:
+        """Fetches ranges that the next calls of `read` want, in one round of requests.
+
+        Args:
+            ranges: ranges that are read now. If all of them are here, nothing is fetched.
+            ahead: returns the ranges that are read later. As many are fetched as fit into a limit of bytes.
+
+        Raises:
+            CorruptShardError, RemoteError: a range that is read now cannot be fetched.
         """
 
 

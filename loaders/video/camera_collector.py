@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,10 @@ from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.windows import Int64Array, Windows
 from gear_data.video.decoding.decoder import NoPlanesError
+from gear_data.video.decoding.jobs import frame_ranges
 from gear_data.video.decoding.targets import YuvFrames
+from gear_data.video.index_tables import VideoIndex
+from gear_data.video.packet_bytes import ByteRange, FetchingPackets
 
 _log = logging.getLogger(__name__)
 
@@ -128,13 +132,33 @@ class CameraCollector:
         """
         rows, padded, valid = len(windows), 0, 0
         coming = [] if self._ahead is None else list(self._ahead.after(step))
-        for number, output in enumerate(self._cameras):
-            ahead = [request for each in coming for request in self._requests(number, each, None)]
-            wanted = [each for each in self._requests(number, windows, arrays.get(INTERVALS)) if len(each.places)]
+        requests = [
+            (
+                [each for each in self._requests(number, windows, arrays.get(INTERVALS)) if len(each.places)],
+                [request for each in coming for request in self._requests(number, each, None)],
+            )
+            for number in range(len(self._cameras))
+        ]
+        self._fetch(*([each for of_camera in some for each in of_camera] for some in zip(*requests, strict=True)))
+        for number, (output, (wanted, ahead)) in enumerate(zip(self._cameras, requests, strict=True)):
             arrays[output.key] = self._array(number, rows, wanted, ahead)
             valid += sum(len(each.places) for each in wanted) * output.step_bytes
             padded += rows * output.row_bytes
         return padded, valid
+
+    def _fetch(self, wanted: Sequence[FrameRequests], ahead: Sequence[FrameRequests]) -> None:
+        """Fetches the bytes of all cameras of a batch in one round, if they are at URLs.
+
+        If a round is necessary, it also fetches bytes of the coming batches.
+        """
+        for dataset, store in self._stores.items():
+            packets = store.videos.packets
+            if isinstance(packets, FetchingPackets):
+                now, later = (
+                    partial(_ranges, store.videos.index, [each for each in some if each.dataset == dataset])
+                    for some in (wanted, ahead)
+                )
+                packets.fetch(now(), later)
 
     def _has_planes(self, number: int) -> bool:
         """Returns whether the files of a camera are such that it can be added as YUV."""
@@ -248,3 +272,8 @@ def _hint(wanted: FrameRequests, ahead: Sequence[FrameRequests]) -> tuple[Int64A
 def _pixels(output: Output) -> int:
     """Returns the bytes of a frame before its conversion."""
     return int(np.prod(output.shape))
+
+
+def _ranges(index: VideoIndex, requests: Sequence[FrameRequests]) -> list[ByteRange]:
+    """Returns the ranges of bytes that some frames need."""
+    return [found for each in requests for found in frame_ranges(index, each.file, each.frame)]

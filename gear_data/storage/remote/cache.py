@@ -43,6 +43,9 @@ class ShardCache:
         limit: size limit in bytes. None is 32 GiB, or half of the available disk space if that is less. Files in use
             are kept even above the limit.
 
+    Attributes:
+        folder, limit: see above.
+
     Raises:
         InvalidArgumentError: the limit is not a number of bytes.
     """
@@ -51,7 +54,7 @@ class ShardCache:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidArgumentError(f"cache_bytes must be a number of bytes of at least 0, not {limit!r}")
         self.folder = folder
-        self._limit = limit
+        self.limit = limit
         self._files = folder / "files"
         self._locks = folder / "locks"
 
@@ -176,7 +179,7 @@ class ShardCache:
                 status = path.stat()
                 entries.append((path.suffix != _FETCHING, status.st_mtime_ns, path, status.st_size))
         total = sum(bytes_ for *_, bytes_ in entries)
-        limit = self._limit
+        limit = self.limit
         if limit is None:
             limit = min(_DEFAULT_BYTES, (shutil.disk_usage(self._files).free + total) // 2)
         if size > limit:

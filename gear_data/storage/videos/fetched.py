@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import BinaryIO
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
+from gear_data.errors import CorruptShardError, RemoteError
 from gear_data.storage.manifest import FileEntry
 from gear_data.storage.remote.cache import ShardCache
 from gear_data.storage.remote.range_reader import RangeReader, filesystem_of
@@ -17,11 +23,26 @@ from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange
 
 #: Requests at once.
-_REQUESTS = 16
+_REQUESTS = 32
 #: Most bytes of one request for adjacent pages.
 _REQUEST_BYTES = 8 << 20
+#: Most bytes that are fetched for later reads in one round.
+_AHEAD_BYTES = 32 << 20
 #: Files whose pages a process keeps in memory.
 _FILES_KEPT = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class _Round:
+    """Pages that one thread fetches together.
+
+    Attributes:
+        process: the process of the thread.
+        ended: set when the pages are in the cache, or could not be fetched.
+    """
+
+    process: int = field(default_factory=os.getpid)
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 class FetchedPackets:
@@ -41,6 +62,8 @@ class FetchedPackets:
         self._urls = urls
         self._cache = cache
         self._pages = lru_cache(_FILES_KEPT)(self._file_pages)
+        #: Pages that are being fetched.
+        self._rounds: dict[tuple[int, int], _Round] = {}
 
     def _file_pages(self, file: int) -> Pages:
         return file_pages(self._index.file(file), self._index.groups(file))
@@ -53,17 +76,88 @@ class FetchedPackets:
             RemoteError: a file cannot be fetched.
             StorageFullError, UnwritableError: the cache cannot be written to.
         """
-        wanted = sorted(
-            {(file, page) for file, first, last in ranges for page in self._pages(file).of_range(first, last)}
-        )
-        missing = [(file, page) for file, page in wanted if not self._cache.holds(self._entry(file, page))]
-        runs = list(self._runs(missing))
+        wanted = self._wanted(ranges)
+        runs = list(self._runs(self._missing(wanted)))
         fetched: dict[tuple[int, int], memoryview] = {}
         with ThreadPoolExecutor(min(_REQUESTS, max(1, len(runs))), "gear-video") as threads:
             for found in threads.map(self._fetch, runs):
                 fetched.update(found)
         pages = {(file, page): self._page(file, page, fetched.get((file, page))) for file, page in wanted}
         return [self._cut(each, pages) for each in ranges]
+
+    def fetch(self, ranges: Sequence[ByteRange], ahead: Callable[[], Sequence[ByteRange]]) -> None:
+        """Fetches pages into the cache; see `FetchingPackets.fetch`.
+
+        Pages that another thread is fetching are waited for. If the pages take more than half of the cache, nothing is
+        fetched.
+        """
+        wanted = self._wanted(ranges)
+        missing = self._missing(wanted)
+        limit = self._cache.limit
+        if not missing or (limit is not None and 2 * int(self._ends(wanted)[-1]) > limit):
+            return
+        round_ = _Round()
+        own = [page for page in missing if self._claim(page, round_)]
+        others = {self._rounds.get(page) for page in missing} - {round_, None}
+        later = [page for page in self._missing(self._wanted(ahead())) if self._claim(page, round_)]
+        try:
+            self._fetch_round(own, self._first_bytes(later))
+        finally:
+            for page in (*own, *later):
+                self._rounds.pop(page, None)
+            round_.ended.set()
+        for other in others:
+            if other is not None:
+                # A page that this round could not fetch is fetched by `read`.
+                other.ended.wait()
+
+    def _claim(self, page: tuple[int, int], round_: _Round) -> bool:
+        """Returns whether a round fetches a page. Otherwise another round of this process does."""
+        known = self._rounds.setdefault(page, round_)
+        if known.process != round_.process:
+            # The thread of this round ended with the fork.
+            known = self._rounds[page] = round_
+        return known is round_
+
+    def _first_bytes(self, pages: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Returns the first pages, with `_AHEAD_BYTES` bytes together, or a quarter of the cache."""
+        limit = self._cache.limit
+        most = _AHEAD_BYTES if limit is None else min(_AHEAD_BYTES, limit // 4)
+        return pages[: int(np.searchsorted(self._ends(pages), most, "right"))]
+
+    def _ends(self, pages: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:
+        """Returns for each page the bytes of all pages up to its end."""
+        spans = [self._pages(file).span(page) for file, page in pages]
+        return np.cumsum([last - first for first, last in spans], dtype=np.int64)
+
+    def _fetch_round(self, now: Sequence[tuple[int, int]], later: Sequence[tuple[int, int]]) -> None:
+        runs = [(run, pages is now) for pages in (now, later) for run in self._runs(pages)]
+        if not runs:
+            return
+        with ThreadPoolExecutor(min(_REQUESTS, len(runs)), "gear-video") as threads:
+            tasks = [threads.submit(self._keep, run) for run, _ in runs]
+        for task, (_, needed) in zip(tasks, runs, strict=True):
+            try:
+                task.result()
+            except (CorruptShardError, RemoteError):
+                # Pages of later reads may be missing.
+                if needed:
+                    raise
+
+    def _keep(self, run: Sequence[tuple[int, int]]) -> None:
+        """Fetches adjacent pages into the cache."""
+        for (file, page), data in self._fetch(run).items():
+            self._page(file, page, data)
+
+    def _wanted(self, ranges: Iterable[ByteRange]) -> list[tuple[int, int]]:
+        """Returns the file and the number of each page of some ranges, ascending."""
+        return sorted(
+            {(file, page) for file, first, last in ranges for page in self._pages(file).of_range(first, last)}
+        )
+
+    def _missing(self, pages: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Returns the pages that are not in the cache."""
+        return [(file, page) for file, page in pages if not self._cache.holds(self._entry(file, page))]
 
     def _runs(self, missing: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
         """Yields runs of adjacent pages of one file.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -21,7 +21,7 @@ from gear_data.video.index_tables import (
     TABLE_FILES,
     VideoIndex,
 )
-from gear_data.video.packet_bytes import ByteRange, PacketBytes
+from gear_data.video.packet_bytes import ByteRange, FetchingPackets, PacketBytes
 
 
 class StoredPackets:
@@ -33,7 +33,7 @@ class StoredPackets:
         remote: numbers of the files at URLs.
     """
 
-    def __init__(self, local: PacketBytes, fetched: PacketBytes, remote: frozenset[int]) -> None:
+    def __init__(self, local: PacketBytes, fetched: FetchingPackets, remote: frozenset[int]) -> None:
         self._local, self._fetched, self._remote = local, fetched, remote
 
     def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
@@ -45,6 +45,13 @@ class StoredPackets:
                 for number, data in zip(numbers, packets.read([ranges[i] for i in numbers]), strict=True):
                     found[number] = data
         return found
+
+    def fetch(self, ranges: Sequence[ByteRange], ahead: Callable[[], Sequence[ByteRange]]) -> None:
+        """Fetches ranges of the files at URLs; see `FetchingPackets.fetch`."""
+        self._fetched.fetch(
+            [each for each in ranges if each[0] in self._remote],
+            lambda: [each for each in ahead() if each[0] in self._remote],
+        )
 
 
 def _is_place(name: str) -> bool:

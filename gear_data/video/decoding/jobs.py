@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from gear_data.video.decoding.decoder import EncodedPacket, undecodable
@@ -87,6 +88,20 @@ def packet_ranges(index: VideoIndex, job: GroupJob) -> list[ByteRange]:
             ranges[-1] = (job.file, ranges[-1][1], position + size)
         else:
             ranges.append((job.file, position, position + size))
+    return ranges
+
+
+def frame_ranges(index: VideoIndex, file: npt.NDArray[np.int64], frame: npt.NDArray[np.int64]) -> list[ByteRange]:
+    """Returns the ranges of bytes that some frames need.
+
+    Args:
+        index: the files.
+        file, frame: int64 [n], the file and the number of each frame. They may repeat.
+    """
+    ranges: list[ByteRange] = []
+    for number in np.unique(file).tolist():
+        for job in plan_jobs(index, number, np.unique(frame[file == number]).tolist()):
+            ranges += packet_ranges(index, job)
     return ranges
 
 
