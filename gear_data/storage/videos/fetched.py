@@ -99,7 +99,8 @@ class FetchedPackets:
         round_ = _Round()
         own = [page for page in missing if self._claim(page, round_)]
         others = {self._rounds.get(page) for page in missing} - {round_, None}
-        later = [page for page in self._missing(self._wanted(ahead())) if self._claim(page, round_)]
+        coming = sorted({*self._missing(self._wanted(ahead()))} - {*missing})
+        later = [page for page in coming if self._claim(page, round_)]
         try:
             self._fetch_round(own, self._first_bytes(later))
         finally:

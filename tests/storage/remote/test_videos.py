@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import gear_data
+from gear_data.storage.videos import pages as pages_module
+from gear_data.storage.videos.fetched import FetchedPackets
 from gear_data.video.indexing.demux import index_file
 from gear_data.video.segments import VideoSegments
 from tests.support.cameras.attached import attach_cameras
@@ -42,10 +44,12 @@ def test_a_dataset_on_s3(plain: Path, s3_url: str, tmp_path: Path) -> None:
     assert check_equal_batches(remote, gear_data.open(filmed.path), **options) == 3
 
 
-def test_a_local_dataset_that_links_to_a_url(plain: Path, memory_url: str, tmp_path: Path) -> None:
+def test_a_local_dataset_that_links_to_a_url(
+    plain: Path, memory_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(plain, tmp_path / "d")
     lengths = lengths_of(plain)
-    write_video(tmp_path / "videos" / "all.mp4", moving_bar(sum(lengths)), g="7", bf="2")
+    write_video(tmp_path / "videos" / "all.mp4", moving_bar(sum(lengths)), g="1")
     upload(tmp_path / "videos", memory_url)
     starts = np.cumsum([0, *lengths[:-1]])
     segments = VideoSegments(np.zeros(len(lengths), np.int64), starts)
@@ -56,3 +60,24 @@ def test_a_local_dataset_that_links_to_a_url(plain: Path, memory_url: str, tmp_p
     (tmp_path / "videos" / "all.mp4").unlink()
     episode = gear_data.open(tmp_path / "d")[1]
     np.testing.assert_array_equal(episode[FRONT], frames[starts[1] : starts[1] + lengths[1]])
+    # All cameras of a batch, and the coming batches, are fetched in one round.
+    monkeypatch.setattr(pages_module, "PAGE_BYTES", 1)
+    rounds: list[tuple[int, int]] = []
+    fetch_round = FetchedPackets._fetch_round
+
+    def recording(self: Any, now: Any, later: Any) -> None:
+        rounds.append((len(now), len(later)))
+        fetch_round(self, now, later)
+
+    monkeypatch.setattr(FetchedPackets, "_fetch_round", recording)
+    options = {"preset": "raw", "columns": [FRONT], "batch_size": 2, "context": 1, "framework": "numpy", "steps": 6}
+    for prefetch in (0, 2):
+        monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path / f"cache-{prefetch}"))
+        loader = gear_data.SequenceLoader(
+            gear_data.open(tmp_path / "d"), **options, window_ids=True, seed=1, prefetch=prefetch, video_cache=0
+        )
+        for batch in loader:
+            rows = starts[batch["episode_id"]] + batch["start"]
+            np.testing.assert_array_equal(batch[FRONT][:, 0], frames[rows])
+        assert rounds and any(later for _, later in rounds) == bool(prefetch)
+        rounds.clear()

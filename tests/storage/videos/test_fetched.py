@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from gear_data.common import retry
 from gear_data.errors import CorruptShardError, RemoteError
 from gear_data.storage.remote.cache import ShardCache
+from gear_data.storage.videos import fetched as fetched_module
 from gear_data.storage.videos import pages as pages_module
 from gear_data.storage.videos.fetched import FetchedPackets
 from gear_data.storage.videos.pages import file_pages
@@ -187,3 +190,95 @@ def test_several_processes_share_a_small_cache(index: VideoIndex, server: Server
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_later_ranges_are_fetched_in_the_same_round(
+    index: VideoIndex, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages_module, "PAGE_BYTES", 1)
+    now, later = [[group_range(index.file(0), group) for group in groups] for groups in ((7, 0), (3, 4))]
+    packets = packets_of(index, tmp_path)
+    packets.fetch(now, lambda: later)
+    assert len(server.requests) == 3, "adjacent pages share a request"
+    server.requests.clear()
+    found = packets.read([*now, *later])
+    assert [bytes(data) for data in found] == [server.content[first:last] for _, first, last in [*now, *later]]
+
+    def unexpected() -> Any:
+        raise AssertionError("everything that is read now is here")
+
+    packets.fetch(now, unexpected)
+    assert not server.requests
+
+
+def test_later_ranges_are_limited(
+    index: VideoIndex, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages_module, "PAGE_BYTES", 1)
+    bounds = file_pages(index.file(0), index.groups(0)).bounds
+    groups = [group_range(index.file(0), group) for group in range(len(bounds) - 1)]
+    limit = int(bounds[4] - bounds[1])
+    for most, cache, pages in ((0, None, 1), (limit, None, 4), (limit - 1, None, 3), (1 << 20, 4 * limit, 4)):
+        monkeypatch.setattr(fetched_module, "_AHEAD_BYTES", most)
+        server.requests.clear()
+        packets_of(index, tmp_path / f"{most}", cache).fetch(groups[:1], lambda: groups)
+        assert server.bytes == bounds[pages] - bounds[0]
+    # The pages of a batch would displace each other in this cache.
+    server.requests.clear()
+    packets_of(index, tmp_path / "small", limit).fetch(groups, lambda: groups)
+    assert not server.requests
+
+
+def test_errors_of_later_ranges_are_raised_when_they_are_read(
+    index: VideoIndex, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages_module, "PAGE_BYTES", 1)
+    now, later = group_range(index.file(0), 0), group_range(index.file(0), 9)
+    packets = packets_of(index, tmp_path)
+    request = packets._request
+
+    def lost(file: int, first: int, last: int) -> memoryview:
+        if last > later[1]:
+            raise RemoteError("lost")
+        return request(file, first, last)
+
+    monkeypatch.setattr(packets, "_request", lost)
+    packets.fetch([now], lambda: [later])
+    assert bytes(packets.read([now])[0]) == server.content[now[1] : now[2]]
+    for call in (lambda: packets.fetch([later], list), lambda: packets.read([later])):
+        with pytest.raises(RemoteError, match="lost"):
+            call()
+
+
+def test_two_threads_fetch_a_page_once(
+    index: VideoIndex, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second thread waits for the first. A forked child waits for no thread of its parent."""
+    wanted = group_range(index.file(0), 0)
+    packets = packets_of(index, tmp_path)
+    request, started, goes_on = packets._request, threading.Event(), threading.Event()
+
+    def slow(*arguments: int) -> memoryview:
+        started.set()
+        assert goes_on.wait(30)
+        return request(*arguments)
+
+    monkeypatch.setattr(packets, "_request", slow)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(packets.fetch, [wanted], list)
+        assert started.wait(30)
+        second = threads.submit(packets.fetch, [wanted], list)
+        child = multiprocessing.get_context("fork").Process(target=_fetch_in_child, args=(packets, request, wanted))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        assert not second.done()
+        goes_on.set()
+        first.result(30)
+        second.result(30)
+    assert len(server.requests) == 1
+
+
+def _fetch_in_child(packets: FetchedPackets, request: Any, wanted: Any) -> None:
+    packets._request = request  # type: ignore[method-assign]
+    packets.fetch([wanted], list)
