@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
+import multiprocessing.spawn
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +42,7 @@ from tests.support.rollouts import (
     write_steps,
 )
 from tests.support.running import kernels_ahead
+from tests.support.running.warm_python import python
 
 # No deadline, because the first example may compile a kernel. Every run has the same examples.
 settings.register_profile("feed", deadline=None, derandomize=True)
@@ -175,6 +176,15 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def quick_spawn() -> Iterator[None]:
+    """Lets spawned processes start with torch imported."""
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(python())
+    yield
+    multiprocessing.set_executable(before)
 
 
 Make = Callable[..., gear_data.Dataset]

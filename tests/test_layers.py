@@ -189,6 +189,6 @@ def test_tests_mirror_the_packages() -> None:
 def test_no_test_edits_the_import_path() -> None:
     edit = re.compile(r"sys\.path(\.(insert|append|extend)|\s*\+?=|\[)")
     # It starts programs as `python` does, with their own folder first on the path.
-    interpreter = TESTS / "support" / "benchmarks" / "fork_server.py"
+    interpreter = TESTS / "support" / "running" / "fork_server.py"
     for path in sorted({*TESTS.rglob("*.py")} - {interpreter}):
         assert not edit.search(path.read_text()), f"{path} edits sys.path: put helpers into tests/support"

@@ -14,17 +14,19 @@ import pytest
 
 from tests.support.benchmarks.commands import BENCHMARKS, COMMANDS
 from tests.support.benchmarks.results import Result, read_record
-from tests.support.benchmarks.warm_python import warm_python
+from tests.support.running.warm_python import MODULES, warm_python
 
 #: Only for a benchmark that hangs.
 TIMEOUT_SECONDS = 300
+#: Modules of peers, and pandas, which pyarrow imports if it is installed.
+PEERS = ("d3rlpy", "datasets", "h5py", "pandas", "tensordict", "torchrl.data")
 
 Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
 def python() -> Iterator[Path]:
-    with warm_python() as executable:
+    with warm_python([*MODULES, *PEERS]) as executable:
         yield executable
 
 

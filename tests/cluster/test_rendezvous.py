@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from gear_data.errors import ClusterError, InvalidArgumentError, StateMismatchEr
 from tests.support.cluster import hold_rank, join_rank
 from tests.support.cluster.runs import all_ended, free_port, runs, servers
 from tests.support.feed import data as feed_data
+from tests.support.running.warm_python import python
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def torchrun(nodes, ranks, *arguments):
 
     Returns their exit statuses.
     """
-    common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
+    common = [python(), "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
     common += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     agents = [subprocess.Popen([*common, "--node-rank", str(node), *map(str, arguments)]) for node in range(nodes)]
     try:

@@ -30,6 +30,7 @@ from gear_data.errors import (
 from gear_data.storage.writing.file_store import LocalFileStore
 from gear_data.storage.writing.progress_files import PROGRESS
 from tests.support.manifests import edited_manifest
+from tests.support.running.warm_python import python
 
 
 def _flip(path: Path) -> None:
@@ -248,7 +249,7 @@ def test_ranks_agree_on_what_is_left_out(dataset: Path, tmp_path: Path) -> None:
     _cut(sorted((other / "shards").iterdir())[2])
     script = tmp_path / "rank.py"
     script.write_text(_RANK)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launch, str(script), str(dataset), str(other)], capture_output=True, text=True, check=False, timeout=120
     )

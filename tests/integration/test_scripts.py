@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import gear_data
+from tests.support.running.warm_python import python
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 CONVERT, PRETRAIN, EXPORT = "convert_hf_dataset", "pretrain_decision_transformer", "export_eval_batches"
@@ -199,7 +200,7 @@ def test_resume_in_another_process_gives_the_losses_of_one_run(run: Run, rollout
     """
     script = SCRIPTS / f"{PRETRAIN}.py"
     part = tmp_path / "part"
-    killed = start(sys.executable, script, rollouts_path, "--out", part, "--steps", "1000000", *SMALL,
+    killed = start(python(), script, rollouts_path, "--out", part, "--steps", "1000000", *SMALL,
                    "--checkpoint-every", "5")  # fmt: skip
     whole = run(PRETRAIN, rollouts_path, "--out", tmp_path / "whole", "--steps", "40", *SMALL)
     assert whole.status == 0, whole.err
@@ -245,7 +246,7 @@ def test_two_ranks_train_on_the_same_global_batches(run: Run, rollouts_path: Pat
     Each rank has half of a batch. Losses differ only by the order of sums.
     """
     arguments = ("--steps", "6", *SMALL[:-1], "0", "--learning-rate", "0.01", "--warmup-steps", "0")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    torchrun = (python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     script = SCRIPTS / f"{PRETRAIN}.py"
     ranks = start(*torchrun, script, rollouts_path, "--out", tmp_path / "two", *arguments, "--device", "cpu", "--json")
     one = run(PRETRAIN, rollouts_path, "--out", tmp_path / "one", *arguments, "--device", "cpu")

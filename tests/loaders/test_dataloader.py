@@ -21,6 +21,7 @@ from tests.support.feed.batches import clones, same
 
 OPTIONS = {"batch_size": 6, "context": 5, "seed": 12}
 pytestmark = [
+    pytest.mark.usefixtures("quick_spawn"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]

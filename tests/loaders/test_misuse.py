@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from gear_data import SequenceLoader
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import clones, same
+from tests.support.running.warm_python import python
 
 OPTIONS = {"batch_size": 6, "context": 5, "seed": 12}
 
@@ -71,7 +71,7 @@ def test_accelerate(tmp_path):
     folder = tmp_path / "d"
     feed_data.convert_episodes(feed_data.locomotion([9, 20, 31, 4], seed=3), folder)
     (tmp_path / "script.py").write_text(_ACCELERATE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*command, str(tmp_path / "script.py"), str(folder), str(tmp_path)], check=True, timeout=200)
     import gear_data
 

@@ -229,6 +229,7 @@ def test_a_mixture_of_local_and_remote(local, remote, join):
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.usefixtures("quick_spawn")
 def test_workers_of_a_data_loader(local, remote, start):
     options = {"batch_size": 16, "context": 8, "seed": 3, "steps": 12, "preset": "decision_transformer"}
     expected = list(SequenceLoader(local, **options))

@@ -324,6 +324,7 @@ def test_one_thread_at_a_time(dataset):
         (1, "spawn", 2, True),
     ],
 )
+@pytest.mark.usefixtures("quick_spawn")
 def test_workers_give_the_inline_batches(dataset, workers, start, prefetch, decode):
     decoders = {TEXT: data.word_mapping, IMAGE: ImageDecoder(dtype="float32")} if decode else None
     options = {**OPTIONS, "steps": 9, "decoders": decoders}

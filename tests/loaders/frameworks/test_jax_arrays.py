@@ -6,7 +6,6 @@ import itertools
 import os
 import socket
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import gear_data
 from gear_data import SequenceLoader
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed import data as feed_data
+from tests.support.running.warm_python import python
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -150,7 +150,7 @@ def run(path, count):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    command = [sys.executable, "-m", "tests.support.running.jax_devices", str(path), address, str(count)]
+    command = [python(), "-m", "tests.support.running.jax_devices", str(path), address, str(count)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     programs = [subprocess.Popen([*command, str(rank)], env=environment, **pipes) for rank in range(count)]
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from tests.support.running.warm_python import python
 
 HERE = Path(__file__).parent
 #: A variable in the environment of all processes that this one starts: other tests may run on this machine too.
@@ -62,7 +63,7 @@ class Rank:
         known = {"SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_NODEID": node, "MASTER_PORT": port, **variables}
         environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "GEAR_DATA_NODE_TIMEOUT": "3"}
         environment |= {name: str(value) for name, value in known.items()}
-        command = [sys.executable, str(HERE / "hold_rank.py"), str(path), options]
+        command = [python(), str(HERE / "hold_rank.py"), str(path), options]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

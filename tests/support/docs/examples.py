@@ -32,6 +32,7 @@ from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFencedCodeBlockLexer
 
 from gear_data.cli import main
+from tests.support.running.warm_python import python
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Folders of the repository that examples may use: they are linked.
@@ -219,5 +220,7 @@ def _check_extras(words: list[str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    # `torchrun` of the first folder starts quickly.
+    folders = [Path(python()).parent, Path(sys.executable).parent]
+    path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}

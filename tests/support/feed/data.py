@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 
 import gear_data
 from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
+from tests.support.running.warm_python import python
 
 
 def nested(values: np.ndarray, offsets: np.ndarray) -> pa.Array:
@@ -86,7 +86,7 @@ def run_two_ranks(script: Path, dataset: Path, folder: Path) -> None:
 
     They write to `out-RANK...` in the folder.
     """
-    arguments = [sys.executable, script, dataset, folder / "out", folder / "store"]
+    arguments = [python(), script, dataset, folder / "out", folder / "store"]
     processes = [subprocess.Popen([*map(str, arguments), str(rank), "2"]) for rank in range(2)]
     try:
         assert [process.wait(timeout=240) for process in processes] == [0, 0]

@@ -1,9 +1,9 @@
-"""Imports `preload` once, and forks for every program of a client.
+"""Imports modules once, and forks for every program of a client.
 
-    python fork_server.py SOCKET
+    python fork_server.py SOCKET MODULES...
 
-A fork runs a script or a module as `python` would: with the client's files, folder, variables and cores. The server
-ends when its standard input does, with all its forks.
+A fork runs a script, `-m` or `-c` as `python` would: with the client's files, folder, variables and cores. The server
+ends when its standard input does, with all its forks. It removes the folder of its socket.
 """
 
 from __future__ import annotations
@@ -11,25 +11,37 @@ from __future__ import annotations
 import atexit
 import fcntl
 import gc
+import importlib
+import itertools
 import json
+import multiprocessing
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NoReturn
-
-import preload  # noqa: F401
 
 Request = dict[str, Any]
 #: The largest number of files that a socket sends at once.
 _MOST_FILES = 253
 #: Descriptors from here on are free.
 _FREE = 300
+
+
+def preload(modules: Sequence[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+    if "numba" in sys.modules:
+        # The first compilation imports a second of modules.
+        sys.modules["numba"].njit(lambda: 0)()
 
 
 def serve(place: str) -> Request | None:
@@ -112,29 +124,34 @@ def run(request: Request) -> None:
     os.environ.update(request["variables"])
     os.sched_setaffinity(0, request["cores"])
     # The streams of the server belong to other files.
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
+    sys.stdout, sys.stderr = (open(file, "w", closefd=False, buffering=1) for file in (1, 2))  # noqa: SIM115
     tempfile.tempdir = None
-    # The first program compiles the project's modules, and the others load them.
-    sys.dont_write_bytecode, sys.pycache_prefix = False, os.path.dirname(request["executable"])
+    if sys.dont_write_bytecode:
+        # The first program compiles the project's modules, and the others load them.
+        sys.dont_write_bytecode, sys.pycache_prefix = False, os.path.dirname(request["executable"])
     sys.executable = request["executable"]
-    first, *arguments = request["arguments"]
-    if first == "-m":
-        first, *arguments = arguments
-    is_module = request["arguments"][0] == "-m"
-    paths = [request["folder"] if is_module else os.path.dirname(os.path.abspath(first))]
+    multiprocessing.set_executable(sys.executable)
+    # Lines of output are written at once either way.
+    kind, *arguments = itertools.dropwhile(lambda each: each in ("-B", "-u"), request["arguments"])
+    paths = [os.path.dirname(os.path.abspath(kind)) if os.path.exists(kind) else request["folder"]]
     paths += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[0:1] = paths
-    sys.argv = [first, *arguments]
-    if is_module:
-        runpy.run_module(first, run_name="__main__", alter_sys=True)
+    if kind == "-m":
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(arguments[0], "<string>", "exec"), vars(main))
     else:
-        runpy.run_path(first, run_name="__main__")
+        sys.argv = [kind, *arguments]
+        runpy.run_path(kind, run_name="__main__")
 
 
 def end(request: Request) -> NoReturn:
     """Runs a program and ends the process with its status.
 
-    The interpreter is not taken apart: a third of a second for the modules of `preload`.
+    The interpreter is not taken apart: that takes a third of a second.
     """
     status = 0
     try:
@@ -154,6 +171,8 @@ def end(request: Request) -> NoReturn:
 
 
 if __name__ == "__main__":
+    preload(sys.argv[2:])
     found = serve(sys.argv[1])
     if found is not None:
         end(found)
+    shutil.rmtree(os.path.dirname(sys.argv[1]))
