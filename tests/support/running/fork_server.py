@@ -9,6 +9,7 @@ ends when its standard input does, with all its forks. It removes the folder of 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -136,6 +137,10 @@ def run(request: Request) -> None:
     paths = [os.path.dirname(os.path.abspath(kind)) if os.path.exists(kind) else request["folder"]]
     paths += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[0:1] = paths
+    # `python` imports it from the folders of PYTHONPATH.
+    sys.modules.pop("sitecustomize", None)
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
     if kind == "-m":
         sys.argv = arguments
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
@@ -165,8 +170,9 @@ def end(request: Request) -> NoReturn:
         status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:  # a function of `atexit` may have closed it
+            stream.flush()
     os._exit(status)
 
 
