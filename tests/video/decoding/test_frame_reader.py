@@ -21,15 +21,12 @@ import xxhash
 from gear_data.errors import CorruptShardError, InvalidArgumentError, MissingExtraError
 from gear_data.video.decoding import process_state
 from gear_data.video.decoding.backends import decoder_version
-from gear_data.video.decoding.decoder import NoPlanesError
 from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
-from gear_data.video.decoding.targets import YuvFrames
-from gear_data.video.decoding.yuv import YuvConversion, to_rgb
 from gear_data.video.file_index import ColorProperties
 from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.packet_bytes import ByteRange
-from tests.support.cameras.encoded import ENCODINGS, Frames, decoded, encode, index_of, local_packets, video_index
+from tests.support.cameras.encoded import Frames, decoded, index_of, local_packets, video_index
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -42,25 +39,6 @@ def _torchcodec_loads() -> bool:
 
 
 needs_torchcodec = pytest.mark.skipif(not _torchcodec_loads(), reason="torchcodec does not load")
-
-
-@pytest.fixture(autouse=True)
-def no_cached_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_state, "_state", process_state.ProcessState())
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("encoded")
-    files = {name: folder / f"{number}.mp4" for number, name in enumerate(ENCODINGS)}
-    for number, (name, path) in enumerate(files.items()):
-        encode(path, ENCODINGS[name], seed=number)
-    return files
-
-
-@pytest.fixture(scope="module")
-def expected(paths: dict[str, Path]) -> dict[str, Frames]:
-    return {name: decoded(path) for name, path in paths.items()}
 
 
 def read(reader: FrameReader, file: Int64Array, frame: Int64Array, size: tuple[int, int] = (48, 64)) -> Frames:
@@ -350,56 +328,3 @@ def test_no_request_reads_nothing(paths: dict[str, Path]) -> None:
     reader = FrameReader(video_index([paths["h264"]]), local_packets([paths["h264"]]), DecodeOptions())
     nothing = np.zeros(0, np.int64)
     reader.read(nothing, nothing, np.empty((0, 48, 64, 3), np.uint8))
-
-
-# YUV
-
-
-@pytest.mark.parametrize("cache_bytes", [0, 1 << 28])
-def test_planes_become_the_same_rgb(paths: dict[str, Path], expected: dict[str, Frames], cache_bytes: int) -> None:
-    names = [name for name in ENCODINGS if name not in ("h264, no subsampling", "av1, 10 bits")]
-    files = [paths[name] for name in names]
-    reader = FrameReader(video_index(files), local_packets(files), DecodeOptions(2, cache_bytes=cache_bytes))
-    file, frame = np.divmod(np.random.default_rng(1).permutation(len(names) * 26)[:80], 26)
-    # One frame twice.
-    file[1], frame[1] = file[0], frame[0]
-    out = YuvFrames(np.full((80, 5000), 77, np.uint8), np.zeros((80, 6), np.int32))
-    for _ in range(2):
-        reader.read_planes(file, frame, out)
-        for row, (number, each) in enumerate(zip(file.tolist(), frame.tolist(), strict=True)):
-            rgb = to_rgb(out.planes[row, :4608], 48, 64, YuvConversion(*out.conversions[row].tolist()))
-            assert np.array_equal(rgb, expected[names[number]][each]), (names[number], each)
-    assert (out.planes[:, 4608:] == 77).all()
-
-
-@pytest.mark.parametrize("name", ["h264, no subsampling", "av1, 10 bits"])
-def test_frames_of_other_formats_have_no_planes(paths: dict[str, Path], name: str) -> None:
-    reader = FrameReader(video_index([paths[name]]), local_packets([paths[name]]), DecodeOptions(1))
-    out = YuvFrames(np.zeros((1, 4608), np.uint8), np.zeros((1, 6), np.int32))
-    with pytest.raises(NoPlanesError):
-        reader.read_planes(np.zeros(1, np.int64), np.zeros(1, np.int64), out)
-    # The reader still gives RGB.
-    assert read(reader, np.zeros(1, np.int64), np.zeros(1, np.int64)).any()
-
-
-def test_rows_that_cannot_hold_planes_are_refused(paths: dict[str, Path]) -> None:
-    for options, row_bytes in ((DecodeOptions(1), 4607), (DecodeOptions(1, size=(24, 32)), 5000)):
-        reader = FrameReader(video_index([paths["mpeg4"]]), local_packets([paths["mpeg4"]]), options)
-        out = YuvFrames(np.zeros((1, row_bytes), np.uint8), np.zeros((1, 6), np.int32))
-        with pytest.raises(InvalidArgumentError, match="YUV"):
-            reader.read_planes(np.zeros(1, np.int64), np.zeros(1, np.int64), out)
-
-
-def test_the_index_says_which_files_have_planes(paths: dict[str, Path], tmp_path: Path) -> None:
-    odd = tmp_path / "odd.mp4"
-    encode(odd, ENCODINGS["vp9"], height=47, width=64, frames=2)
-    files = {**paths, "odd": odd}
-    index = video_index(list(files.values()))
-    reader = FrameReader(index, local_packets(list(files.values())), DecodeOptions(1))
-    others = {"h264, no subsampling", "av1, 10 bits", "odd"}
-    for number, name in enumerate(files):
-        assert reader.gives_planes(np.array([number])) == (name not in others), name
-    assert reader.gives_planes(np.array([0, 1, 0, 3]))
-    assert not reader.gives_planes(np.array([0, list(files).index("odd")]))
-    scaled = FrameReader(index, reader.packets, DecodeOptions(1, size=(24, 32)))
-    assert not scaled.gives_planes(np.array([0]))
