@@ -165,11 +165,14 @@ def abandoned_on_error(staged: StagedDataset, target: Target) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        kept = staged.abandon()
+        # Videos were copied, and perhaps downloaded, before the first shard. They are of use only if the same
+        # conversion can succeed later: when there is space, or the server is back.
+        later = isinstance(error, OSError | KeyboardInterrupt) and not target.replaces
+        kept = staged.abandon(keep_videos=later)
         # A failed overwrite keeps the old dataset, and nothing of the new one.
-        if kept and not target.replaces:
-            text = f"{pluralize(kept, 'finished shard')} {'is' if kept == 1 else 'are'} kept: "
-            text += "--resume (resume=True) continues from there"
+        if (kept.shards or kept.videos) and not target.replaces:
+            files = pluralize(kept.shards, "finished shard") if kept.shards else "finished video files"
+            text = f"{files} {'is' if kept.shards == 1 else 'are'} kept: --resume (resume=True) continues from there"
             if isinstance(error, GearError):
                 error.hint = f"{error.hint}\n  {text}" if error.hint else text
             elif isinstance(error, KeyboardInterrupt):

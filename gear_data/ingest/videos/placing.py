@@ -65,9 +65,11 @@ def place(store: FileStore, source: Path, name: str, video: VideoFile) -> None:
         video: its index.
 
     Raises:
-        SourceChangedError: the file changed since it was indexed.
+        SourceChangedError: the file changed since it was indexed, or is gone.
         StorageFullError, UnwritableError: the folder cannot be written to.
     """
+    if not source.is_file():
+        raise SourceChangedError("was removed while it was read", file=str(source), hint="restore the file")
     if isinstance(store, LocalFileStore):
         with suppress(_NoCloneError):
             with store.writing(name) as path:

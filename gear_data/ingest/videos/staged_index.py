@@ -23,7 +23,7 @@ from gear_data.ingest.videos.arguments import KEEP
 from gear_data.ingest.videos.placing import kept_names, linked_name, place
 from gear_data.ingest.videos.source_videos import SourceVideos
 from gear_data.storage.arrow_files import write_ipc
-from gear_data.storage.atomic import checksum
+from gear_data.storage.atomic import checksum, typed_write_errors
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.progress_files import (
     PROGRESS,
@@ -133,7 +133,7 @@ def _indexed(
             path = Path(file.path)
             if file.filesystem is not None:
                 path = folder / str(number)
-                with file.open() as source, open(path, "wb") as target:
+                with file.open() as source, typed_write_errors(path), open(path, "wb") as target:
                     shutil.copyfileobj(source, target, 8 << 20)
             paths.append(path)
             yield path, file.name

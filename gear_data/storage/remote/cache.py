@@ -182,7 +182,7 @@ class ShardCache:
         limit = self.limit
         if limit is None:
             limit = min(_DEFAULT_BYTES, (shutil.disk_usage(self._files).free + total) // 2)
-        if size > limit:
+        if size > limit > 0:
             _log.warning(
                 "%s: the limit of %d bytes is smaller than a file of %d bytes, which will be fetched often; "
                 "raise cache_bytes",

@@ -15,6 +15,7 @@ from gear_data.common.paths import is_remote
 from gear_data.common.private_folder import scratch_folder
 from gear_data.errors import CorruptShardError, RemoteError
 from gear_data.schema import Schema
+from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import FileEntry
 from gear_data.storage.remote.object_store import ObjectStore
@@ -113,7 +114,11 @@ def _local(files: DatasetFiles, entry: FileEntry) -> Iterator[Path]:
     with scratch_folder() as scratch:
         path = scratch / "video"
         try:
-            with ObjectStore(folder).reader(name, entry.bytes) as source, path.open("wb") as file:
+            with (
+                ObjectStore(folder).reader(name, entry.bytes) as source,
+                typed_write_errors(path),
+                path.open("wb") as file,
+            ):
                 shutil.copyfileobj(source, file, _COPY_BYTES)
         except RemoteError as error:
             if not isinstance(error.__cause__, FileNotFoundError):

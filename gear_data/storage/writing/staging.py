@@ -84,6 +84,19 @@ class TaskResult:
         return TaskResult(record.prefix, shards, record.statistics, record.findings)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The files of a failed conversion that a later run can use.
+
+    Attributes:
+        shards: the number of finished shards.
+        videos: whether there are finished video files.
+    """
+
+    shards: int
+    videos: bool
+
+
 class StagedDataset:
     """A dataset folder that a conversion fills.
 
@@ -216,20 +229,22 @@ class StagedDataset:
         put_text(self._store, MANIFEST_NAME, text)
         self._store.clear(PROGRESS, keep=LOCK)
 
-    def abandon(self) -> int:
-        """Cleans up after a failure and returns the number of finished shards.
+    def abandon(self, *, keep_videos: bool = False) -> Kept:
+        """Cleans up after a failure, and returns what a later run can use.
 
-        The files are kept if there are finished shards, from which a later run can resume. Otherwise video files are
-        removed, too.
+        The files are kept if there are finished shards. Otherwise video files are removed, too.
+
+        Args:
+            keep_videos: finished video files are a reason to keep the files, too.
         """
         if self._store.size(MANIFEST_NAME) is not None:
-            return 0  # interrupted after the dataset was complete
-        shards = self._finished_shards()
-        if not shards:
+            return Kept(0, False)  # interrupted after the dataset was complete
+        kept = Kept(self._finished_shards(), keep_videos and bool(self._store.files(f"{PROGRESS}/videos")))
+        if not kept.shards and not kept.videos:
             self._store.clear(PROGRESS, keep=LOCK)
             self._store.remove("shards")
             self._store.remove("videos")
-        return shards
+        return kept
 
     def _finished_shards(self) -> int:
         files = (file for file in self._store.files(PROGRESS) if file.endswith(".json"))

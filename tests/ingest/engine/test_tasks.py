@@ -189,6 +189,17 @@ def test_ray_writes_the_same_bytes(
 
 
 @pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("videos", ["keep", "jpeg"])
+def test_ray_reads_cameras(sources: Any, videos: Any, tmp_path: Path) -> None:
+    robots = pytest.importorskip("tests.support.cameras.robots")
+    robots.write_robot(tmp_path / "robot", sources.make_rollouts(3), [robots.FRONT])
+    for engine in ("local", "ray"):
+        gear_data.convert(tmp_path / "robot", tmp_path / engine, engine=engine, jobs=1, videos=videos, **_OPTIONS)
+    assert len(gear_data.open(tmp_path / "ray").manifest.provenance["tasks"]) == 3
+    assert sources.folder_contents(tmp_path / "ray") == sources.folder_contents(tmp_path / "local")
+
+
+@pytest.mark.usefixtures("ray_cluster")
 def test_ray_survives_a_worker_that_dies(sources: Any, kill_one: Callable[[str], list[int]], tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(60, max_length=2000)
     for i in range(20):
