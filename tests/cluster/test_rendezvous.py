@@ -23,6 +23,10 @@ from gear_data import SequenceLoader
 from gear_data.cluster.key_value_store import KeyValueStore
 from gear_data.cluster.server.node_server import LINGER_SECONDS
 from gear_data.errors import ClusterError, InvalidArgumentError, StateMismatchError, UnknownNameError
+from gear_data.video.indexing.demux import index_file
+from gear_data.video.segments import VideoSegments
+from tests.support.cameras.attached import attach_cameras
+from tests.support.cameras.filmed import moving_bar, write_video
 from tests.support.cluster import hold_rank, join_rank
 from tests.support.cluster.runs import all_ended, free_port, runs, servers
 from tests.support.feed import data as feed_data
@@ -35,9 +39,24 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(folder):
+def filmed(folder, tmp_path_factory):
+    """The same dataset with a camera: a video file an episode."""
+    copy = tmp_path_factory.mktemp("filmed") / "d"
+    shutil.copytree(folder, copy)
+    lengths = gear_data.open(folder).lengths.tolist()
+    names = [f"videos/{episode}.mp4" for episode in range(len(lengths))]
+    for length, name in zip(lengths, names, strict=True):
+        write_video(copy / name, moving_bar(length), g="4")
+    episodes = np.arange(len(lengths))
+    files = [index_file(copy / name, name) for name in names]
+    attach_cameras(copy, files, {join_rank.CAMERA: VideoSegments(episodes, 0 * episodes)})
+    return copy
+
+
+@pytest.fixture(scope="module")
+def expected(filmed):
     """The batches of one process that has all shards."""
-    dataset = gear_data.open(folder)
+    dataset = gear_data.open(filmed)
     found = {
         name: join_rank.stacked(SequenceLoader(dataset, **{**join_rank.OPTIONS, **more}))
         for name, more in join_rank.LOADERS.items()
@@ -49,14 +68,21 @@ def expected(folder):
 
 
 def parts(folder, nodes, to):
-    """Makes a copy of a dataset for each node, with only its shards."""
-    placement = gear_data.open(folder).placement([f"node-{number}" for number in range(nodes)])
-    manifest = gear_data.open(folder).manifest
+    """Makes a copy of a dataset for each node, with only its shards.
+
+    Of videos, a node has those of the episodes in its shards.
+    """
+    dataset = gear_data.open(folder)
+    placement = dataset.placement([f"node-{number}" for number in range(nodes)])
+    manifest, shard_of = dataset.manifest, dataset.episodes["shard"].to_list()
     for number in range(nodes):
         shutil.copytree(folder, to / f"part-{number}")
         for shard, entry in enumerate(manifest.shards):
             if shard not in placement.held[number]:
                 (to / f"part-{number}" / entry.entry.file).unlink()
+        for video in (to / f"part-{number}" / "videos").glob("*.mp4"):
+            if shard_of[int(video.stem)] not in placement.held[number]:
+                video.unlink()
     return to / "part-{node}"
 
 
@@ -76,8 +102,10 @@ def torchrun(nodes, ranks, *arguments):
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (2, 2), (3, 1)])
-def test_runs_give_the_batches_of_one_process(folder, expected, tmp_path, nodes, ranks):
-    dataset = parts(folder, nodes, tmp_path)
+def test_runs_give_the_batches_of_one_process(filmed, expected, tmp_path, nodes, ranks):
+    folder, dataset = filmed, parts(filmed, nodes, tmp_path)
+    if nodes > 1:
+        assert all(len(list((tmp_path / f"part-{node}" / "videos").iterdir())) < 10 for node in range(nodes))
     before = {process.pid for process in servers()}
     assert torchrun(nodes, ranks, join_rank.__file__, dataset, tmp_path / "out") == [0] * nodes
     found = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(nodes * ranks)]

@@ -2,8 +2,8 @@
 
 Usage: python join_rank.py DATASET OUT
 
-`{node}` in DATASET stands for the number of the node: each node may have only its own shards. Writes the batches of its
-loaders to OUT-RANK.npz, and facts to OUT-RANK.json.
+`{node}` in DATASET stands for the number of the node: each node may have only its shards and their videos.
+Writes the batches of its loaders to OUT-RANK.npz, and facts to OUT-RANK.json.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gear_data import SequenceLoader, Weighted
 from gear_data.cluster.client.shard_client import ShardClient
 
 STEPS = 8
+CAMERA = "observations.images.front"
 OPTIONS: dict[str, Any] = {"batch_size": 13, "context": 6, "seed": 5, "steps": STEPS}
 #: Options of the loaders of every rank, and of the single process that they are compared with.
 LOADERS: dict[str, dict[str, Any]] = {
@@ -34,6 +35,7 @@ LOADERS: dict[str, dict[str, Any]] = {
     "shuffled": {"sampler": "shuffle", "steps": None, "epochs": 1},
     "discounted": {"preset": "decision_transformer", "discount": 0.9, "normalize": True},
     "wide": {"offsets": {"observations": (-3, 4)}, "n_step": 2, "context": 30},
+    "cameras": {"preset": "raw", "columns": [CAMERA, "observations"], "context": 2},
 }
 #: Weight updates of each rank: after how many batches, episodes, values. The last rank's value counts.
 UPDATES = {0: (2, [3, 0], [1000.0, 500.0]), 1: (2, [3, 5], [0.0, 250.0])}
