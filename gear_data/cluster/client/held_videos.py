@@ -90,6 +90,7 @@ class HeldVideos:
 
     def _ask(self, nodes: Iterable[int], failed: dict[int, GearError]) -> None:
         """Connects to nodes whose files are not known. Adds the nodes that fail to `failed`."""
+        learned: dict[int, frozenset[int]] = {}
         for node in sorted(set(nodes) - self._files.keys()):
             fetch = self._transports.fetch_videos(node, _NOTHING)
             if fetch is None:
@@ -97,11 +98,13 @@ class HeldVideos:
             try:
                 fetch.post()
                 if fetch.videos is not None:
-                    self._learn({**self._files, node: frozenset(fetch.videos[:, 0].tolist())})
+                    learned[node] = frozenset(fetch.videos[:, 0].tolist())
                 fetch.take()
             finally:
                 fetch.abandon()
             self._record(fetch, failed)
+        if learned:
+            self._learn({**self._files, **learned})
 
     def _read_parts(
         self, parts: dict[int, list[ByteRange]], failed: dict[int, GearError]
@@ -133,8 +136,9 @@ class HeldVideos:
         if fetch.error is None:
             backoff.record_success(fetch.peer)
             return
-        # The node may hold other files when it returns.
-        self._learn({node: files for node, files in self._files.items() if node != fetch.peer})
+        if fetch.peer in self._files:
+            # The node may hold other files when it returns.
+            self._learn({node: files for node, files in self._files.items() if node != fetch.peer})
         if not self._transports.fall_back(fetch):
             failed[fetch.peer] = fetch.error
             backoff.record_failure(fetch.peer, fetch.waiting_since)
