@@ -36,15 +36,17 @@ class OpenEpisodes:
         self._capacity = 0
 
     def slots(self, environments: Sequence[int]) -> Int64Array:
-        """Returns the slot of each environment. A new environment gets a new slot."""
-        for environment in environments:
-            self._slots.setdefault(environment, len(self._slots))
-        slots = np.fromiter((self._slots[each] for each in environments), np.int64, len(environments))
-        if len(self._slots) > len(self._lengths):
-            count = max(len(self._slots), 2 * len(self._lengths))
+        """Returns the slot of each environment, int64 [n]. A new environment gets a new slot."""
+        return np.fromiter(map(self.slot, environments), np.int64, len(environments))
+
+    def slot(self, environment: int) -> int:
+        """Returns the slot of an environment. A new environment gets a new slot."""
+        slot = self._slots.setdefault(environment, len(self._slots))
+        if slot >= len(self._lengths):
+            count = max(slot + 1, 2 * len(self._lengths))
             self._lengths = np.concatenate([self._lengths, np.zeros(count - len(self._lengths), np.int64)])
             self._resize(count, max(_STEPS, self._capacity))
-        return slots
+        return slot
 
     def environments(self) -> list[int]:
         """Returns the environments with an open episode.
@@ -56,6 +58,20 @@ class OpenEpisodes:
     def length(self, slot: int) -> int:
         """Returns the steps of the open episode of a slot."""
         return int(self._lengths[slot])
+
+    def append_row(self, slot: int, row: Mapping[str, Any]) -> None:
+        """Appends a step to the episode of a slot.
+
+        Args:
+            slot: the slot.
+            row: name -> value, of the columns' dtypes and shapes.
+        """
+        at = int(self._lengths[slot])
+        if at >= self._capacity:
+            self._resize(len(self._lengths), 2 * self._capacity)
+        for name, value in row.items():
+            self._arrays[name][slot, at] = value
+        self._lengths[slot] = at + 1
 
     def append(self, slots: Int64Array, rows: Mapping[str, npt.NDArray[Any]]) -> None:
         """Appends a step to the episode of each slot.

@@ -79,6 +79,16 @@ def check_names(found: Iterable[str], columns: Mapping[str, Any], where: str) ->
         )
 
 
+def checked_value(value: Any, column: ColumnSpec, where: str) -> Any:
+    """Returns a value of one step as an array [*shape] of the column's dtype, or text or bytes.
+
+    Raises InvalidArgumentError as `checked_rows` does.
+    """
+    if column.variable_length:
+        return _checked_objects([value], column, 1, where)[0]
+    return _checked_array(value, column, column.shape, where)
+
+
 def checked_rows(value: Any, column: ColumnSpec, rows: int, where: str) -> npt.NDArray[Any]:
     """Returns values as an array [rows, *shape] of the column's dtype.
 
@@ -89,15 +99,19 @@ def checked_rows(value: Any, column: ColumnSpec, rows: int, where: str) -> npt.N
     """
     if column.variable_length:
         return _checked_objects(value, column, rows, where)
-    dtype, shape = column.numpy_dtype, (rows, *column.shape)
-    array = np.asarray(value)
+    return _checked_array(value, column, (rows, *column.shape), where)
+
+
+def _checked_array(value: Any, column: ColumnSpec, shape: tuple[int, ...], where: str) -> npt.NDArray[Any]:
+    dtype, array = column.numpy_dtype, np.asarray(value)
     if array.dtype != dtype and _is_weak(value, dtype):
         array = np.asarray(value, dtype)
     if array.dtype != dtype or array.shape != shape:
-        given = f"{array.dtype} {list(array.shape[1:])}"
         hint = f"convert it: numpy.asarray(value, '{dtype}')" if array.dtype != dtype else None
         raise InvalidArgumentError(
-            f"{where} has {given}, and earlier steps have {dtype} {list(column.shape)}", column=column.name, hint=hint
+            f"{where} has {array.dtype} {list(array.shape)}, and earlier steps have {dtype} {list(shape)}",
+            column=column.name,
+            hint=hint,
         )
     return array
 

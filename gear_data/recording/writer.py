@@ -18,7 +18,7 @@ from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import DestinationExistsError, EmptySourceError, InvalidArgumentError, ResumeError
 from gear_data.ingest.convert import SHARD_BYTES, ConvertReport, convert
 from gear_data.recording.open_episodes import OpenEpisodes
-from gear_data.recording.step_columns import check_names, checked_rows, flat_step, infer_columns
+from gear_data.recording.step_columns import check_names, checked_rows, checked_value, flat_step, infer_columns
 from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.journal.record import RecordedEpisode
@@ -113,11 +113,12 @@ class Writer:
         with self._mutex:
             flat = flat_step(step)
             opened = self._opened(flat)
-            slots = opened.slots([env_id])
-            where = f"step {opened.length(int(slots[0]))} of the open episode of environment {env_id}"
+            slot = opened.slot(env_id)
+            where = f"step {opened.length(slot)} of the open episode of environment {env_id}"
             check_names(flat, self._columns, where)
-            rows = {name: _row(flat[name], column, where) for name, column in self._columns.items()}
-            opened.append(slots, rows)
+            opened.append_row(
+                slot, {name: checked_value(flat[name], column, where) for name, column in self._columns.items()}
+            )
 
     def append_batch(
         self,
@@ -198,7 +199,7 @@ class Writer:
         """Removes the open episode of an environment, such as a failed demonstration."""
         with self._mutex:
             if self._open is not None:
-                self._open.clear(int(self._open.slots([env_id])[0]))
+                self._open.clear(self._open.slot(env_id))
 
     def flush(self) -> None:
         """Waits until the disk has all finished episodes.
@@ -306,7 +307,7 @@ class Writer:
         return self._open
 
     def _slot_with_steps(self, env_id: int) -> int:
-        slot = None if self._open is None else int(self._open.slots([env_id])[0])
+        slot = None if self._open is None else self._open.slot(env_id)
         if self._open is None or slot is None or not self._open.length(slot):
             raise InvalidArgumentError(
                 f"environment {env_id} has no open episode", hint="append at least one step before end_episode"
@@ -343,12 +344,6 @@ def _one_row(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _one_row(each) for name, each in value.items()}
     return [value] if isinstance(value, str | bytes) else np.asarray(value)[None]
-
-
-def _row(value: Any, column: ColumnSpec, where: str) -> npt.NDArray[Any]:
-    return checked_rows(
-        [value] if column.variable_length or np.ndim(value) == 0 else np.asarray(value)[None], column, 1, where
-    )
 
 
 def _rows_of(steps: Mapping[str, Any]) -> int:
