@@ -12,20 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.buffers import Allocate, BufferPool, plain_memory
-from gear_data.collection.output import CHANNELS_FIRST, Output, pixel_values
+from gear_data.collection.output import CHANNELS_FIRST
 from gear_data.dataset.internals import store_of
-from gear_data.kernels import cpu
 from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.presets.transitions import INTERVALS
 from gear_data.loaders.video.frame_steps import frame_steps
 from gear_data.loaders.video.planar_frames import PlanarFrames, PlanarPool
 from gear_data.loaders.video.readers import CameraReaders
+from gear_data.loaders.video.value_frames import ValueFrames
 from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.windows import Int64Array, Windows
 from gear_data.video.decoding.decoder import NoPlanesError
 from gear_data.video.decoding.jobs import frame_ranges
-from gear_data.video.decoding.targets import YuvFrames
+from gear_data.video.decoding.targets import RgbFrames, YuvFrames
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange, FetchingPackets
 
@@ -112,9 +112,6 @@ class CameraCollector:
             else None
             for number, output in enumerate(self._cameras)
         ]
-        # Frames before their conversion never leave this process.
-        converted = [max_rows * o.width * _pixels(o) for o in self._cameras if o.camera == CHANNELS_FIRST]
-        self._scratch = BufferPool(max([1, *converted]), lambda memory: None, reuse=True)
 
     def add(self, step: int, windows: Windows, arrays: dict[str, Any]) -> tuple[int, int]:
         """Adds the cameras of a batch to its arrays.
@@ -231,20 +228,8 @@ class CameraCollector:
         """
         output = self._outputs[wanted.dataset][number]
         reader, hint = self._readers.reader(wanted.dataset, output.source), _hint(wanted, ahead)
-        if output.camera != CHANNELS_FIRST:
-            reader.read(wanted.file, wanted.frame, frames, wanted.places, hint)
-            return
-        file, frame, inverse = wanted.distinct()
-        channels, height, width = output.shape
-        memory, _ = self._scratch.lease()
-        decoded = np.ndarray((len(file), height, width, channels), np.uint8, memory)
-        reader.read(file, frame, decoded, None, hint)
-        table = pixel_values(output)
-        bits = np.dtype(f"u{table.itemsize}")  # the kernel knows no bfloat16
-        cpu.gather.channels_first(
-            decoded.reshape(len(file), -1, channels), inverse, wanted.places, table.view(bits),
-            frames.view(bits).reshape(len(frames), channels, -1),
-        )  # fmt: skip
+        target = ValueFrames(output, frames) if output.camera == CHANNELS_FIRST else RgbFrames(frames)
+        reader.read_into(target, wanted.file, wanted.frame, wanted.places, hint)
 
     def _read_planes(
         self, pool: PlanarPool, number: int, rows: int, wanted: Sequence[FrameRequests], ahead: Sequence[FrameRequests]
@@ -267,11 +252,6 @@ def _hint(wanted: FrameRequests, ahead: Sequence[FrameRequests]) -> tuple[Int64A
     """Returns file and frame of each request for a dataset that comes next."""
     later = [each for each in ahead if each.dataset == wanted.dataset]
     return (np.concatenate([e.file for e in later]), np.concatenate([e.frame for e in later])) if later else None
-
-
-def _pixels(output: Output) -> int:
-    """Returns the bytes of a frame before its conversion."""
-    return int(np.prod(output.shape))
 
 
 def _ranges(index: VideoIndex, requests: Sequence[FrameRequests]) -> list[ByteRange]:

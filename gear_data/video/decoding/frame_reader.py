@@ -73,7 +73,7 @@ class FrameReader:
             CorruptShardError: a packet is damaged or does not decode, or a frame has another size than the index says.
             RemoteError, ClusterError: the bytes cannot be fetched.
         """
-        self._read(file, frame, RgbFrames(out), rows, ahead)
+        self.read_into(RgbFrames(out), file, frame, rows, ahead)
 
     def read_planes(
         self, file: Int64Array, frame: Int64Array, out: YuvFrames, ahead: tuple[Int64Array, Int64Array] | None = None
@@ -87,7 +87,7 @@ class FrameReader:
         """
         if self.options.size is not None:
             raise InvalidArgumentError("frames are not resized as YUV", hint="read RGB, or leave the size out")
-        self._read(file, frame, out, None, ahead)
+        self.read_into(out, file, frame, None, ahead)
 
     def gives_planes(self, files: Int64Array) -> bool:
         """Returns whether `read_planes` reads the frames of some files.
@@ -103,14 +103,18 @@ class FrameReader:
             for pixel_format, height, width, *colors in map(dict.values, kinds)
         )
 
-    def _read(
+    def read_into(
         self,
+        out: FrameTarget,
         file: Int64Array,
         frame: Int64Array,
-        out: FrameTarget,
-        rows: Int64Array | None,
-        ahead: tuple[Int64Array, Int64Array] | None,
+        rows: Int64Array | None = None,
+        ahead: tuple[Int64Array, Int64Array] | None = None,
     ) -> None:
+        """Writes frames into a target of any kind; see `read`. The threads that decode call `out.write`.
+
+        Raises the errors of `read` and of the target.
+        """
         requests = file_requests(self.index, file, frame, np.arange(len(file)) if rows is None else rows, ahead)
         out.check(
             {self.options.size} if self.options.size else {(each.video.height, each.video.width) for each in requests}

@@ -1,0 +1,45 @@
+"""ValueFrames: receives frames as numbers of the batch, channels first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.collection.output import Output, pixel_values
+from gear_data.errors import InvalidArgumentError
+from gear_data.kernels import cpu
+from gear_data.video.decoding.decoder import Decoder, Picture
+
+
+class ValueFrames:
+    """Receives frames as values [C, H, W] of the batch's dtype. See `FrameTarget`.
+
+    The thread that decodes a frame also converts the frame, while its pixels are in the processor's cache.
+
+    Args:
+        output: the camera, with channels first.
+        frames: [m, C, H, W] of the batch's dtype, C-contiguous.
+    """
+
+    def __init__(self, output: Output, frames: npt.NDArray[Any]) -> None:
+        self._channels, self._height, self._width = output.shape
+        table = pixel_values(output)
+        bits = np.dtype(f"u{table.itemsize}")  # the kernel knows no bfloat16
+        self._table = table.view(bits)
+        self._values = frames.view(bits).reshape(len(frames), self._channels, -1)
+
+    def check(self, sizes: set[tuple[int, int]]) -> None:
+        if not sizes <= {(self._height, self._width)}:
+            raise InvalidArgumentError(
+                f"an array of {self._height} x {self._width} cannot hold frames of height and width {sorted(sizes)}",
+                hint="set a size for all frames",
+            )
+
+    def write(self, decoder: Decoder, picture: Picture, rows: Sequence[int]) -> None:
+        pixels = np.empty((self._height, self._width, self._channels), np.uint8)
+        decoder.write(picture, pixels)
+        sources, targets = np.zeros(len(rows), np.int64), np.array(rows, np.int64)
+        cpu.gather.channels_first(pixels.reshape(1, -1, self._channels), sources, targets, self._table, self._values)
