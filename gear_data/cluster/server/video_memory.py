@@ -44,7 +44,7 @@ NO_VIDEOS = VideoMemory(_NONE, _NONE, _NONE, None)
 
 
 def load_videos(files: DatasetFiles, manifest: Manifest, index: VideoIndex, shards: Sequence[int]) -> VideoMemory:
-    """Copies video files to shared memory: the files with frames of some shards' episodes.
+    """Copies the video files of some shards' episodes to shared memory.
 
     Files that this machine lacks, and files at URLs, are left out.
 
@@ -75,7 +75,7 @@ def load_videos(files: DatasetFiles, manifest: Manifest, index: VideoIndex, shar
 
 
 def _numbers(files: DatasetFiles, manifest: Manifest, index: VideoIndex, shards: Sequence[int]) -> list[int]:
-    """Returns the numbers of the video files with frames of some shards' episodes, ascending."""
+    """Returns the numbers of the video files of some shards, ascending."""
     if not manifest.schema.videos:
         return []
     table = manifest.tables["episodes"]

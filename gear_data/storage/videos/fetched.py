@@ -113,7 +113,10 @@ class FetchedPackets:
                 other.ended.wait()
 
     def _claim(self, page: tuple[int, int], round_: _Round) -> bool:
-        """Returns whether a round fetches a page. Otherwise another round of this process does."""
+        """Returns whether a round fetches a page.
+
+        Otherwise another round of this process does.
+        """
         known = self._rounds.setdefault(page, round_)
         if known.process != round_.process:
             # The thread of this round ended with the fork.
@@ -121,7 +124,10 @@ class FetchedPackets:
         return known is round_
 
     def _first_bytes(self, pages: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Returns the first pages, with `_AHEAD_BYTES` bytes together, or a quarter of the cache."""
+        """Returns the first pages.
+
+        Together they have `_AHEAD_BYTES` bytes, or a quarter of the cache.
+        """
         limit = self._cache.limit
         most = _AHEAD_BYTES if limit is None else min(_AHEAD_BYTES, limit // 4)
         return pages[: int(np.searchsorted(self._ends(pages), most, "right"))]
