@@ -76,6 +76,8 @@ class Guest:
         network = [] if wire is None else self._network(number, wire)
         self._process = subprocess.Popen(
             [
+                # It ends with this process, however this process ends.
+                *("setpriv", "--pdeathsig", "KILL"),
                 *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
                 # Emulation: KVM is rarely available.
                 *(
@@ -117,6 +119,14 @@ class Guest:
         path = self._out / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def state(self) -> str:
+        """Returns whether the guest runs, and the ends of its command's output and of its console, for messages."""
+        status = self._process.poll()
+        running = "QEMU runs" if status is None else f"QEMU ended with status {status}"
+        console = self._out / "console"
+        printed = console.read_text(errors="replace") if console.exists() else ""
+        return f"{running}. The command printed:\n{self.log[-6000:]}\nThe console ends with:\n{printed[-3000:]}"
+
     def wait(self, seconds: float) -> int:
         """Waits for the command and returns its exit status.
 
@@ -127,19 +137,27 @@ class Guest:
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
+            state = self.state()
             self.kill()
-            raise TimeoutError(f"the guest took more than {seconds:g} s: {self.log[-3000:]}") from None
+            raise TimeoutError(f"the guest did not end within {seconds:g} s; {state}") from None
         status = self._out / "status"
         if not status.exists():
-            raise RuntimeError(f"the guest did not finish: {(self._out / 'console').read_text()[-3000:]} {self.log}")
+            raise RuntimeError(f"the guest ended before its command; {self.state()}")
         return int(status.read_text())
 
     def wait_for(self, text: str, seconds: float) -> None:
-        """Waits until the command has printed a text. Raises TimeoutError."""
+        """Waits until the command has printed a text.
+
+        Raises:
+            TimeoutError: It takes longer.
+            RuntimeError: The guest ended without printing the text.
+        """
         limit = time.monotonic() + seconds
         while text not in self.log:
-            if time.monotonic() > limit or self._process.poll() is not None:
-                raise TimeoutError(f"the guest did not print {text!r} within {seconds:g} s: {self.log[-3000:]}")
+            if self._process.poll() is not None and text not in self.log:
+                raise RuntimeError(f"the guest did not print {text!r}; {self.state()}")
+            if time.monotonic() > limit:
+                raise TimeoutError(f"the guest did not print {text!r} within {seconds:g} s; {self.state()}")
             time.sleep(0.1)
 
     def kill(self) -> None:
