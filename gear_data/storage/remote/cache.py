@@ -28,6 +28,11 @@ from gear_data.storage.manifest import FileEntry
 _DEFAULT_BYTES = 32 << 30
 _NAME = re.compile(r"xxh3-128:([0-9a-f]{32})")
 _FETCHING = ".fetching"
+#: With more files than this, the folder is listed less often: a cache of video has hundreds of thousands.
+_MANY_FILES = 4096
+#: With many files, one sixteenth of the limit is freed at once. A process adds one sixteenth of the free bytes before
+#: it lists the folder again. So the limit holds for sixteen processes.
+_PARTS = 16
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +62,8 @@ class ShardCache:
         self.limit = limit
         self._files = folder / "files"
         self._locks = folder / "locks"
+        #: Bytes that this process may add before it lists the folder again.
+        self._room = 0
 
     @contextmanager
     def use(
@@ -173,11 +180,10 @@ class ShardCache:
 
         The least recently used file is removed first.
         """
-        entries = []
-        for path in self._files.iterdir():
-            with suppress(FileNotFoundError):
-                status = path.stat()
-                entries.append((path.suffix != _FETCHING, status.st_mtime_ns, path, status.st_size))
+        if self._room and size <= self._room:
+            self._room -= size
+            return
+        entries = self._list()
         total = sum(bytes_ for *_, bytes_ in entries)
         limit = self.limit
         if limit is None:
@@ -190,11 +196,23 @@ class ShardCache:
                 limit,
                 size,
             )
+        many = len(entries) > _MANY_FILES
+        most = limit - limit // _PARTS if many and total + size > limit else limit
         for complete, _, path, bytes_ in sorted(entries):
-            if complete and total + size <= limit:
-                return
+            if complete and total + size <= most:
+                break
             if _remove_unused(path):
                 total -= bytes_
+        self._room = max(0, limit - total - size) // _PARTS if many else 0
+
+    def _list(self) -> list[tuple[bool, int, Path, int]]:
+        """Returns for each file whether it is complete, its time in nanoseconds, its path, and its bytes."""
+        entries = []
+        for path in self._files.iterdir():
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                entries.append((path.suffix != _FETCHING, status.st_mtime_ns, path, status.st_size))
+        return entries
 
 
 def default_folder() -> Path:

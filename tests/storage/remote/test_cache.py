@@ -70,6 +70,30 @@ def test_every_limit_holds(limit: int, kept: int, tmp_path: Path) -> None:
         assert len(_kept(cache)) <= kept
 
 
+def test_a_cache_of_many_files_is_listed_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit holds all the time, and files of several processes count."""
+    monkeypatch.setattr("gear_data.storage.remote.cache._MANY_FILES", 20)
+    monkeypatch.setattr("gear_data.storage.remote.cache._PARTS", 4)
+    cache, other = ShardCache(tmp_path, 64_000), ShardCache(tmp_path, 64_000)
+    listings = []
+    listed = cache._list
+
+    def count_and_list() -> list[tuple[bool, int, Path, int]]:
+        listings.append(1)
+        return listed()
+
+    monkeypatch.setattr(cache, "_list", count_and_list)
+    for number in range(300):
+        for each, part in ((cache, b"mine"), (other, b"other")):
+            data = b"%s %d" % (part, number)
+            with each.use(_entry(data.ljust(200)), _fetch(data.ljust(200)), "s3://b/x"):
+                pass
+        assert sum(path.stat().st_size for path in (tmp_path / "files").iterdir()) <= 64_000
+    assert len(listings) < 100
+    # The last files are there.
+    assert all(cache.holds(_entry((b"other %d" % number).ljust(200))) for number in range(240, 300))
+
+
 def test_used_files_are_kept(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 150)
     with cache.use(_entry(DATA[0]), _fetch(DATA[0]), "x") as first:
