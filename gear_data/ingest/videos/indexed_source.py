@@ -24,7 +24,7 @@ from gear_data.video.segments import VideoSegments, segment_digests
 _TOLERANCE = 1e-4
 
 
-def indexed_source(source: EpisodeSource, store: FileStore, *, skip_bad: bool) -> EpisodeSource:
+def indexed_source(source: EpisodeSource, store: FileStore, *, skip_bad: bool, one_size: bool = True) -> EpisodeSource:
     """Returns a source whose files `stage_videos` indexed.
 
     A source without cameras, or an indexed source, is returned as it is.
@@ -33,6 +33,7 @@ def indexed_source(source: EpisodeSource, store: FileStore, *, skip_bad: bool) -
         source: the source.
         store: the dataset's folder.
         skip_bad: whether malformed episodes are left out.
+        one_size: whether all frames of a camera must have one size.
 
     Raises:
         ResumeError: the index is missing, or was changed.
@@ -40,7 +41,7 @@ def indexed_source(source: EpisodeSource, store: FileStore, *, skip_bad: bool) -
     videos = source_videos(source)
     if not videos.columns or isinstance(source, IndexedSource):
         return source
-    return IndexedSource(source, read_staged_videos(store, videos), skip_bad=skip_bad)
+    return IndexedSource(source, read_staged_videos(store, videos), skip_bad=skip_bad, one_size=one_size)
 
 
 class IndexedSource:
@@ -48,20 +49,23 @@ class IndexedSource:
 
     See `EpisodeSource`.
 
-    An episode whose video is missing, unreadable, too short, or of another size is malformed.
+    An episode whose video is missing, unreadable or too short is malformed. With `one_size`, so is an episode whose
+    frames have another size than the camera's first file.
 
     Args:
         source: the source.
         staged: the index of its files.
         skip_bad: whether malformed episodes are left out.
+        one_size: whether all frames of a camera must have one size.
 
     Attributes:
         staged: the index of the source's files.
         videos: the cameras, with the size and rate of the frames that their files have.
     """
 
-    def __init__(self, source: EpisodeSource, staged: StagedVideos, *, skip_bad: bool) -> None:
+    def __init__(self, source: EpisodeSource, staged: StagedVideos, *, skip_bad: bool, one_size: bool) -> None:
         self._source = source
+        self._one_size = one_size
         self.staged = staged
         self._skip_bad = skip_bad
         self.findings = source.findings
@@ -151,13 +155,25 @@ class IndexedSource:
             video = staged.index.file(row)
             first, distance = _nearest(video, start)
             clips.file[episode], clips.first_frame[episode] = row, first
-            clips.problems[episode] = _problem(spec, video, name, first, lengths[episode])
+            clips.problems[episode] = self._problem(spec, video, name, first, lengths[episode])
             if distance > _TOLERANCE and clips.problems[episode] is None:
                 message = (
                     f"an episode begins at {start:.6g} s, and the nearest frame is {distance:.2g} s away; it is used"
                 )
                 self.findings.add(Finding("video-time-differs", message, 1, name, None, spec.source or spec.name))
         return clips
+
+    def _problem(self, spec: ColumnSpec, video: VideoFile, name: str, first: int, length: int) -> str | None:
+        """Returns why an episode cannot have the frames from `first` on; None if it can."""
+        if self._one_size and (video.height, video.width) != spec.shape[:2]:
+            return (
+                f"its video {name} has frames of {video.height} x {video.width}, and the camera's first file has "
+                f"{spec.shape[0]} x {spec.shape[1]} (--videos frames with --video-size scales all of them)"
+            )
+        left = video.num_frames - first
+        if left < length:
+            return f"its video {name} has {left} frames from its start on, and the episode has {length} steps"
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,19 +195,6 @@ def _nearest(video: VideoFile, start: float) -> tuple[int, float]:
     candidates = [each for each in (frame - 1, frame) if 0 <= each < len(times)]
     best = min(candidates, key=lambda each: abs(float(times[each]) - start))
     return best, abs(float(times[best]) - start)
-
-
-def _problem(spec: ColumnSpec, video: VideoFile, name: str, first: int, length: int) -> str | None:
-    """Returns why an episode cannot have the frames from `first` on; None if it can."""
-    if (video.height, video.width) != spec.shape[:2]:
-        return (
-            f"its video {name} has frames of {video.height} x {video.width}, and the camera's first file has "
-            f"{spec.shape[0]} x {spec.shape[1]}"
-        )
-    left = video.num_frames - first
-    if left < length:
-        return f"its video {name} has {left} frames from its start on, and the episode has {length} steps"
-    return None
 
 
 def _columns(videos: SourceVideos, staged: StagedVideos) -> tuple[ColumnSpec, ...]:

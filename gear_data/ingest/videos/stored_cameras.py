@@ -31,7 +31,7 @@ def stored_cameras(
     Raises:
         ResumeError: the index is missing, or was changed.
     """
-    indexed = indexed_source(source, store, skip_bad=skip_bad)
+    indexed = indexed_source(source, store, skip_bad=skip_bad, one_size=size is None)
     if mode not in (FRAMES, JPEG) or not isinstance(indexed, IndexedSource):
         return indexed
     packets = SourcePackets(indexed_files(indexed))

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gear_data
-from gear_data.errors import UnsupportedColumnError
+from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from tests.support.checks import folder_contents
 from tests.support.rollouts import make_rollouts
 
@@ -85,3 +86,16 @@ def test_other_cameras_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedColumnError, match=r"frames of 40 x 32 here, but of 24 x 32 in .*a"):
         gear_data.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists() and folder_contents(tmp_path / "a") == before
+
+
+def test_frames_of_several_sizes_are_scaled(tmp_path: Path) -> None:
+    sources = [tmp_path / "left", tmp_path / "right"]
+    for source, height in zip(sources, (24, 40), strict=True):
+        write_robot(source, make_rollouts(1), [FRONT], height=height)
+    with pytest.raises(BadEpisodeError, match=r"40 x 32, and the camera's first file has 24 x 32 .*--video-size"):
+        gear_data.convert(sources, tmp_path / "out", videos="frames", **OPTIONS)
+    gear_data.convert(sources, tmp_path / "out", videos="frames", video_size=(16, 20), **OPTIONS)
+    frames = [np.asarray(episode[FRONT]) for episode in gear_data.open(tmp_path / "out")]
+    assert [each.shape[1:] for each in frames] == [(16, 20, 3)] * 2
+    means = [np.abs(each.mean((1, 2)) - frames[0].mean((1, 2))).max() for each in frames]
+    assert max(means) < 8 and not np.array_equal(*frames)  # the same picture, from two sizes
