@@ -27,6 +27,7 @@ from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArray
 from gear_data.ingest.sources.zarr.array import ZarrArray, array_paths, open_arrays, read_attributes
 from gear_data.ingest.sources.zarr.reader import ZarrReader
 from gear_data.ingest.sources.zarr.store import ZIP_SUFFIX, ZarrStore, find_stores
+from gear_data.ingest.videos.video_columns import find_files
 
 _DATA, _META, _ENDS = "data", "meta", "episode_ends"
 _ENDS_PATH = f"{_META}/{_ENDS}"
@@ -76,8 +77,9 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
                 hint=f"convert one of the two: {copy}",
             )
     findings = FindingLog()
-    if videos := location.with_suffix(*_VIDEOS):
-        message = "videos next to the store are not read; left out"
+    named = {file.path for pattern in options.video_columns.values() for file in find_files(location, pattern)}
+    if videos := [file for file in location.with_suffix(*_VIDEOS) if file.path not in named]:
+        message = "videos next to the store are not read without --video-column; left out"
         findings.add(Finding("files-left-out", message, len(videos), videos[0].name))
     attributes = read_attributes(stores[0])
     return ArraySource(

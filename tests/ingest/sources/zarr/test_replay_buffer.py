@@ -176,6 +176,9 @@ def test_several_stores_are_one_dataset(tmp_path: Path) -> None:
     report = gear_data.convert(tmp_path / "in", tmp_path / "d")
     assert report.episodes == len(_LENGTHS) + 2
     assert "files-left-out" in warning_codes(report)
+    options = SourceOptions(video_columns={"observations.images.top": "videos/*/0.mp4"})
+    named, _, _ = open_source(locate(str(tmp_path / "in"), None), "auto", options)
+    assert "files-left-out" not in {finding.code for finding in named.findings}
     dataset = gear_data.open(tmp_path / "d")
     assert set(dataset.episodes["source"]) == {"a.zarr", "b.zarr.zip"}
     expected = np.concatenate([pusht(seed=1)["action"], pusht((4, 2), seed=2)["action"]])
