@@ -108,7 +108,8 @@ def _verify(files: DatasetFiles, deep: bool, decode: bool, progress: bool | None
     manifest = files.manifest()
     recomputation = Recomputation(manifest) if deep else None
     checks = []
-    with progress_bar(sum(entry.bytes for entry in manifest.files), "verify", "B", progress) as bar:
+    videos = int(manifest.provenance.get("videos", {}).get("bytes", 0))
+    with progress_bar(sum(entry.bytes for entry in manifest.files) + videos, "verify", "B", progress) as bar:
         for entry, run in _checks(files, manifest, recomputation, decode):
             try:
                 run()

@@ -39,6 +39,7 @@ class DeclaredVideo:
         fps: frames per second.
         codec: such as `av1` or `h264`; another name of the same codec counts as equal.
         frames: the number of frames.
+        depth: whether the frames are depth maps.
     """
 
     camera: str
@@ -48,14 +49,16 @@ class DeclaredVideo:
     fps: float | None = None
     codec: str | None = None
     frames: int | None = None
+    depth: bool = False
 
 
 def video_findings(video: VideoFile, declared: DeclaredVideo) -> list[Finding]:
     """Returns the findings about one file; a `FindingLog` counts files together.
 
     Call it once for each file and camera, when the file was indexed, and add the findings in the order of the files.
-    The codes are `video-size-differs`, `video-codec-differs`, `video-fps-differs`, `video-frames-differ`, `long-gop`
-    and `variable-frame-rate`. The column of a finding is the camera, and its file is the source's file.
+    The codes are `video-size-differs`, `video-codec-differs`, `video-fps-differs`, `video-frames-differ`,
+    `depth-as-rgb`, `long-gop` and `variable-frame-rate`. The column of a finding is the camera, and its file is the
+    source's file.
 
     Args:
         video: the index of the file.
@@ -66,6 +69,7 @@ def video_findings(video: VideoFile, declared: DeclaredVideo) -> list[Finding]:
         "video-codec-differs": _codec(video, declared),
         "video-fps-differs": _rate(video, declared),
         "video-frames-differ": _frames(video, declared),
+        "depth-as-rgb": _depth(declared),
         "long-gop": _groups(video),
         "variable-frame-rate": _variable_rate(video),
     }
@@ -118,6 +122,12 @@ def _frames(video: VideoFile, declared: DeclaredVideo) -> str | None:
     if declared.frames in (None, video.num_frames):
         return None
     return f"the episodes of the file have {declared.frames} frames, and the file has {video.num_frames}"
+
+
+def _depth(declared: DeclaredVideo) -> str | None:
+    if not declared.depth:
+        return None
+    return "the metadata declares depth maps; frames are read as RGB of 8 bits, as the video stores them"
 
 
 def _groups(video: VideoFile) -> str | None:

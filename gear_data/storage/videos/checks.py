@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pyarrow as pa
@@ -68,7 +73,8 @@ def video_checks(
 ) -> Iterator[tuple[FileEntry, Callable[[], None]]]:
     """Yields each video file with a function that checks it.
 
-    A file is compared with its checksum, and is indexed again. FFmpeg reads it in a worker process.
+    A file is compared with its checksum, and is indexed again. FFmpeg reads several files at once, each in a worker
+    process. The function waits for the result.
 
     Args:
         files: files of the dataset.
@@ -79,23 +85,47 @@ def video_checks(
         MissingExtraError: PyAV is not installed.
     """
     import_extra("av", "video")
-    worker = WorkerProcess()
+    cores = len(os.sched_getaffinity(0))
+    count = min(cores, len(index))
+    workers: SimpleQueue[WorkerProcess] = SimpleQueue()
+    started = [WorkerProcess() for _ in range(count)]
+    for each in started:
+        workers.put(each)
+
+    def check(number: int) -> None:
+        worker = workers.get()
+        try:
+            _check(files, index, number, cores // count if decode else 0, worker)
+        finally:
+            workers.put(worker)
+
+    pending: deque[Future[None]] = deque()
+    numbers = iter(range(len(index)))
+    threads = ThreadPoolExecutor(max(1, count), "gear-verify")
     try:
         for number in range(len(index)):
+            for coming in islice(numbers, 2 * count - len(pending)):
+                pending.append(threads.submit(check, coming))
             video = index.file(number)
-            entry = FileEntry(video.file, video.size, video.checksum)
-            yield entry, lambda number=number: _check(files, index, number, decode, worker)  # type: ignore[misc]
+            yield FileEntry(video.file, video.size, video.checksum), pending.popleft().result
     finally:
-        worker.close()
+        for waiting in pending:
+            waiting.cancel()
+        for each in started:
+            each.kill()
+        threads.shutdown()
+        for each in started:
+            each.close()
 
 
-def _check(files: DatasetFiles, index: VideoIndex, number: int, decode: bool, worker: WorkerProcess) -> None:
+def _check(files: DatasetFiles, index: VideoIndex, number: int, threads: int, worker: WorkerProcess) -> None:
+    """Checks a file in a worker process. `threads` decode all frames; 0: none is decoded."""
     video = index.file(number)
     seconds = SECONDS + video.size * SECONDS_PER_BYTE
-    if decode:
+    if threads:
         seconds += video.num_frames * video.height * video.width * _SECONDS_PER_PIXEL
     with _local(files, video_entry(files, index, number)) as path:
-        error = worker.run(check_file, path, video, decode, file=str(path), seconds=seconds)
+        error = worker.run(check_file, path, video, threads, file=str(path), seconds=seconds)
     if error is not None:
         raise error
 

@@ -19,11 +19,11 @@ from gear_data.video.packet_bytes import LocalPackets
 
 #: Remedy for a damaged file.
 _RESTORE = "restore the file, or convert again"
-#: Bytes of pixels that are decoded at once, and threads that decode.
-_BYTES, _THREADS = 32 << 20, 4
+#: Bytes of pixels that are decoded at once.
+_BYTES = 32 << 20
 
 
-def check_file(path: Path, video: VideoFile, decode: bool) -> None:
+def check_file(path: Path, video: VideoFile, threads: int) -> None:
     """Indexes a file again and compares it with its index.
 
     FFmpeg reads the file in this process.
@@ -31,7 +31,7 @@ def check_file(path: Path, video: VideoFile, decode: bool) -> None:
     Args:
         path: the file.
         video: its index.
-        decode: whether to decode every frame too.
+        threads: threads that decode every frame. 0: no frame is decoded.
 
     Raises:
         CorruptShardError: the file differs from its index, or a frame cannot be decoded.
@@ -57,14 +57,14 @@ def check_file(path: Path, video: VideoFile, decode: bool) -> None:
                 column=field.name,
                 hint=_RESTORE,
             )
-    if decode:
-        _decode(found, path)
+    if threads:
+        _decode(found, path, threads)
 
 
-def _decode(video: VideoFile, path: Path) -> None:
+def _decode(video: VideoFile, path: Path, threads: int) -> None:
     index = VideoIndex(*index_tables([video]), str(path))
     packets = LocalPackets(partial(_map, path), _unchanged)
-    reader = FrameReader(index, packets, DecodeOptions(threads=_THREADS, cache_bytes=_BYTES))
+    reader = FrameReader(index, packets, DecodeOptions(threads=threads, cache_bytes=_BYTES))
     frame_bytes = video.height * video.width * 3
     at_once = max(1, _BYTES // frame_bytes)
     for first in range(0, video.num_frames, at_once):

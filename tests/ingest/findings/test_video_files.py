@@ -41,6 +41,7 @@ def test_metadata_that_is_right_has_no_findings() -> None:
         ({"codec": "h264"}, "video-codec-differs", "h264"),
         ({"fps": 29.97}, "video-fps-differs", "29.97"),
         ({"frames": 31}, "video-frames-differ", "31"),
+        ({"depth": True}, "depth-as-rgb", "depth maps"),
     ],
 )
 def test_metadata_that_lies(declared: dict[str, Any], code: str, text: str) -> None:

@@ -31,7 +31,8 @@ KEY, TOP = "observation.images.top", "observations.images.top"
 def robot(sources: Any, rollouts: Any, tmp_path: Path) -> tuple[Path, list[Path]]:
     """A LeRobot v2.1 dataset of four episodes with a camera, and its video files."""
     some = rollouts[:4]
-    feature = {"dtype": "video", "shape": [24, 32, 3], "info": {"video.codec": "av1", "video.fps": FPS}}
+    details = {"video.codec": "av1", "video.fps": FPS, "video.is_depth_map": True}
+    feature = {"dtype": "video", "shape": [24, 32, 3], "info": details}
     folder = sources.write_lerobot(tmp_path / "robot", some)
     info = json.loads((folder / "meta/info.json").read_text())
     info["features"] = {**info["features"], KEY: feature}
@@ -58,6 +59,7 @@ def test_frames_and_jpeg(robot: tuple[Path, list[Path]], tmp_path: Path, monkeyp
         np.testing.assert_array_equal(ds.episode(i)[TOP], frames)
     codes = {finding["code"]: finding for finding in ds.manifest.findings}
     assert (codes["video-codec-differs"]["count"], codes["video-codec-differs"]["column"]) == (4, KEY)
+    assert codes["depth-as-rgb"]["count"] == 4
     encoded = fingerprint(folder, tmp_path / "jpeg", videos="jpeg", jobs=1)
     ds = gear_data.open(tmp_path / "jpeg")
     assert ds.schema[TOP].dtype == "binary"

@@ -14,6 +14,8 @@ from gear_data.schema import ColumnSpec, VideoFormat, video_column
 
 _VIDEO = "video"
 #: The names that the axes of a frame have in `info.json`.
+#: Facts about a camera whose frames are depth maps; LeRobot has used both names.
+_DEPTH = ("video.is_depth_map", "is_depth_map")
 _AXES = {"height": "height", "width": "width", "channel": "channels", "channels": "channels"}
 
 
@@ -25,11 +27,13 @@ class Camera:
         key: LeRobot's name, such as `observation.images.front`. It is part of the names of files.
         spec: the column. A height, width or number of channels that is not declared is 0.
         codec: the declared codec, if any.
+        depth: whether the frames are declared to be depth maps.
     """
 
     key: str
     spec: ColumnSpec
     codec: str | None
+    depth: bool
 
     @property
     def frames(self) -> VideoFormat:
@@ -123,7 +127,10 @@ def _camera(key: str, name: str, feature: Mapping[str, Any], fps: float | None) 
     )
     codec = details.get("video.codec")
     return Camera(
-        key, video_column(name, frames, None if name == key else key), codec if isinstance(codec, str) else None
+        key,
+        video_column(name, frames, None if name == key else key),
+        codec if isinstance(codec, str) else None,
+        any(details.get(fact) is True for fact in _DEPTH),
     )
 
 

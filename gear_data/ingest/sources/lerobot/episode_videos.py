@@ -165,6 +165,7 @@ def _declared(camera: Camera, file: str, frames: Sequence[int]) -> DeclaredVideo
         camera.frames.fps,
         camera.codec,
         sum(frames) if min(frames) >= 0 else None,
+        camera.depth,
     )
 
 
