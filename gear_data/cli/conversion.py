@@ -45,8 +45,9 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     help = "file, folder, URL (hf://datasets/..., s3://...) or hub id of the source, or several to read as one dataset"
     parser.add_argument("sources", metavar="SRC", nargs="+", help=help)
     # A literal list, because reading it from the registry imports every reader and the packages it needs.
-    help = "auto (default), act, calvin, d3rlpy, d4rl, dqn-replay, episode-rows, lerobot, minari, minari-arrow, npz, "
-    help += "numpy, ogbench, rlds, robomimic, stable-baselines3, step-rows, torchrl, tree, vd4rl or zarr; "
+    help = "auto (default), act, calvin, d3rlpy, d4rl, dqn-replay, episode-rows, journal, lerobot, minari, "
+    help += "minari-arrow, npz, numpy, ogbench, rlds, robomimic, stable-baselines3, step-rows, torchrl, tree, vd4rl "
+    help += "or zarr; "
     help += "docs/reference/formats.md describes each"
     parser.add_argument("--format", default="auto", help=help)
     help = "split of the source, if it has several, for RLDS also train[:10%%]; may be repeated, or all: then the "

@@ -494,7 +494,8 @@ def test_numbers_and_their_nouns(sources: Any, tmp_path: Path, capsys: pytest.Ca
     assert "1 episode, 1 step" in capsys.readouterr().out
 
 
-def test_help_names_the_formats(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_formats(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "10000")  # names with a hyphen stay in one line
     for command in ("convert", "lint"):
         with pytest.raises(SystemExit):
             main([command, "--help"])

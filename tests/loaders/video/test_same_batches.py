@@ -120,9 +120,11 @@ def test_mixtures_of_sizes(dataset: Any, join: bool) -> None:
 
 
 def test_other_frameworks(dataset: Any, expected: Any) -> None:
-    arrays = SequenceLoader(dataset, framework="numpy", **OPTIONS)
-    for batch, wanted in zip(arrays, expected, strict=True):
-        assert np.array_equal(batch[FRONT], wanted[FRONT].numpy())
+    for framework in ("numpy", "jax"):
+        arrays = SequenceLoader(dataset, framework=framework, window_ids=True, **OPTIONS)
+        for batch, wanted in zip(arrays, expected, strict=True):
+            assert np.array_equal(batch[FRONT], wanted[FRONT].numpy())
+            assert (np.asarray(batch["episode_id"]) < len(dataset)).all()
     source = SequenceLoader(dataset, framework="numpy", **OPTIONS).as_grain_source()
     assert np.array_equal(source[3][WRIST], expected[3][WRIST].numpy())
 
