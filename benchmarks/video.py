@@ -3,8 +3,9 @@
     python benchmarks/video.py --install --json video.json
 
 A batch has 32 samples of two frames (steps -10 and 0) and sixteen actions. The command makes LeRobot v3.0 datasets of
-640 x 480, one for each codec, and converts them. Every contender is a process with its own interpreter. In each round,
-each contender is started, measured cold and then warm; the tables give medians over the rounds.
+640 x 480, one for each codec, and converts them. The camera is fixed, as a robot's is. Every contender is a process
+with its own interpreter. In each round, each contender is started, measured cold and then warm; the tables give medians
+over the rounds.
 
 *Cold*: the page cache has dropped the files where the system allows it, and no frame is decoded: the time of the first
 batches, with the start of workers. *Warm*: samples per second after that. The caches that a contender has are as they
@@ -46,7 +47,7 @@ sys.path.insert(0, str(ROOT))
 
 from feeding.contenders import SETUP_TIMEOUT_SECONDS, Contender, Process, find_python
 from feeding.environments import ContenderError, install
-from filming.data import CODECS, Size, drop_page_cache, write_lerobot
+from filming.data import CODECS, Size, drop_page_cache, video_files, write_lerobot
 
 import gear_data
 
@@ -307,7 +308,9 @@ def report(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
         rows = race(folder, resize, args)
         judged = judge(rows, codec, resize)
         shape = f"{resize} x {resize}" if resize else f"{args.width} x {args.height}"
-        title = f"{codec}, key frame at every {CODECS[codec].group}th frame, batches of {shape}"
+        kilobytes = sum(path.stat().st_size for path in video_files(folder / "source")) / args.frames / 1000
+        how = f"key frame at every {CODECS[codec].group}th frame, {kilobytes:.1f} KB a frame"
+        title = f"{codec}, {how}, batches of {shape}"
         print(f"\n## {title}\n\n{table(rows)}\n", *map(verdict, judged), sep="\n", flush=True)
         contenders = [{**row, "warm": spread(rates(rows, row["name"], "warm") or [0.0])} for row in rows]
         records.append({"codec": codec, "resize": resize, "contenders": contenders, "ratios": judged})

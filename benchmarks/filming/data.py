@@ -61,12 +61,19 @@ class Size:
     width: int
 
 
-def scene_frame(scene: npt.NDArray[np.uint8], number: int, height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Returns a frame of a camera that moves over a scene of blocks, with a bar that says the frame's number."""
-    y, x = (3 * number) % (scene.shape[0] - height), (2 * number) % (scene.shape[1] - width)
-    frame = scene[y : y + height, x : x + width].copy()
-    frame[: height // 8] = 255 * (number % 2)
-    frame[: height // 8, : 1 + number % width] = (200, 40, 90)
+def scene_frame(scene: npt.NDArray[np.uint8], number: int) -> npt.NDArray[np.uint8]:
+    """Returns a frame of a fixed camera: a textured block moves over a scene, below a bar that says the frame's number.
+
+    Robots' cameras are fixed, and most of a frame is the frame before.
+    """
+    height, width = scene.shape[:2]
+    frame = scene.copy()
+    size = height // 4
+    y = height // 4 + abs((2 * number) % height - height // 2)
+    x = abs((3 * number) % (2 * (width - size)) - (width - size))
+    frame[y : y + size, x : x + size] = scene[:size, :size][::-1]
+    frame[: height // 16] = 255 * (number % 2)
+    frame[: height // 16, : 1 + number % width] = (200, 40, 90)
     return frame
 
 
@@ -74,10 +81,10 @@ def write_video(path: Path, codec: Codec, size: Size, seed: int) -> None:
     """Encodes all episodes into one file."""
     os.environ.setdefault("SVT_LOG", "1")
     random = np.random.default_rng(seed)
-    blocks = random.integers(0, 256, (size.height // 8 + 16, size.width // 8 + 16, 3), np.uint8)
-    scene = np.ascontiguousarray(blocks.repeat(16, 0).repeat(16, 1))
-    # Noise, as a sensor has it.
-    scene = np.clip(scene + random.integers(-8, 9, scene.shape), 0, 255).astype(np.uint8)
+    blocks = random.integers(16, 240, (-(-size.height // 32), -(-size.width // 32), 3), np.uint8)
+    scene = blocks.repeat(32, 0).repeat(32, 1)[: size.height, : size.width]
+    # The texture of surfaces.
+    scene = (scene + random.integers(-3, 4, scene.shape)).astype(np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream(codec.encoder, rate=FPS, options=codec.options)
@@ -85,7 +92,7 @@ def write_video(path: Path, codec: Codec, size: Size, seed: int) -> None:
         stream.codec_context.gop_size = codec.group
         open_encoder(stream.codec_context)
         for number in range(size.frames):
-            image = scene_frame(scene, number, size.height, size.width)
+            image = scene_frame(scene, number)
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, "rgb24")))
         container.mux(stream.encode(None))
 
