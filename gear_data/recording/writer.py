@@ -6,7 +6,6 @@ import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -15,16 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.paths import is_remote, plain_path
-from gear_data.errors import DestinationExistsError, EmptySourceError, InvalidArgumentError, ResumeError
-from gear_data.ingest.convert import SHARD_BYTES, ConvertReport, convert
+from gear_data.errors import InvalidArgumentError
+from gear_data.ingest.convert import SHARD_BYTES, ConvertReport
+from gear_data.recording.episode_sink import EpisodeSink
+from gear_data.recording.journal_folder import JournalFolder
 from gear_data.recording.open_episodes import OpenEpisodes
 from gear_data.recording.step_columns import check_names, checked_rows, checked_value, flat_step, infer_columns
 from gear_data.schema import ColumnSpec
-from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.journal.record import RecordedEpisode
-from gear_data.storage.journal.writing import SUFFIX, JournalWriter
-from gear_data.storage.manifest import MANIFEST_NAME
-from gear_data.storage.writing.folder_lock import folder_lock
 
 DURABILITY = ("episode", "flush", "os")
 #: Types of a fact about an episode.
@@ -47,9 +44,6 @@ class Writer:
             when `flush` returns; `os`, when the operating system wrote it. It always outlives the process.
         shard_bytes: the size at which a shard is closed, in bytes of column data.
 
-    Attributes:
-        episodes: number of finished episodes. The episodes of an earlier Writer count.
-
     Raises:
         InvalidArgumentError: the path is a URL, or an argument has a wrong value.
         DestinationExistsError: there is a dataset already, or another Writer is recording there.
@@ -69,31 +63,18 @@ class Writer:
             raise InvalidArgumentError(
                 "a Writer needs a folder of this machine", file=text, hint="record locally, then convert to the URL"
             )
-        self._folder = Path(text)
-        self._journals = self._folder.with_name(f"{self._folder.name}.journal")
-        self._durability, self._shard_bytes = durability, shard_bytes
+        self._durability = durability
         self._columns: dict[str, ColumnSpec] = {}
         self._open: OpenEpisodes | None = None
-        self._journal: JournalWriter | None = None
         self._report: ConvertReport | None = None
+        self._is_closed = False
         self._mutex = threading.RLock()
-        self._lock = ExitStack()
-        hint = "wait for the end of the other Writer, or choose another path"
-        self._lock.enter_context(folder_lock(self._journals, name=text, hint=hint))
-        try:
-            earlier = self._journal_files()
-            if earlier and (self._folder / MANIFEST_NAME).exists():
-                # The process ended between the dataset and the removal of its journal.
-                self._convert()
-                earlier = []
-            if not earlier and self._folder.exists() and any(self._folder.iterdir()):
-                raise DestinationExistsError(
-                    "the destination exists and is not empty", file=text, hint="choose another path"
-                )
-            self.episodes = sum(len(read_journal(each).episodes) for each in earlier)
-        except BaseException:
-            self._lock.close()
-            raise
+        self._sink: EpisodeSink = JournalFolder(Path(text), shard_bytes=shard_bytes)
+
+    @property
+    def episodes(self) -> int:
+        """The number of finished episodes. The episodes of an earlier Writer count."""
+        return self._sink.episodes
 
     def append(self, env_id: int = 0, **step: Any) -> None:
         """Appends a step to the open episode of an environment.
@@ -159,7 +140,7 @@ class Writer:
             opened.append(slots, rows)
             for row in np.flatnonzero(flags[0] | flags[1]).tolist():
                 last = {name: values[row] for name, values in finals.items()}
-                self._end(int(slots[row]), bool(flags[0][row]), bool(flags[1][row]), last, {})
+                self._end(opened, int(slots[row]), bool(flags[0][row]), bool(flags[1][row]), last, {})
 
     def end_episode(
         self, env_id: int = 0, *, terminated: bool = False, truncated: bool = False, final: Any = None, **facts: Any
@@ -181,7 +162,7 @@ class Writer:
             StorageFullError, UnwritableError: the journal cannot be written. The episode stays open: call again.
         """
         with self._mutex:
-            slot = self._slot_with_steps(env_id)
+            opened, slot = self._opened_with_steps(env_id)
             where = f"the final observation of environment {env_id}"
             finals = (
                 {}
@@ -193,7 +174,7 @@ class Writer:
                     raise InvalidArgumentError(
                         f"the fact {name} is {value!r:.80}", hint="facts are text, finite numbers and booleans"
                     )
-            self._end(slot, bool(terminated), bool(truncated or not terminated), finals, facts)
+            self._end(opened, slot, bool(terminated), bool(truncated or not terminated), finals, facts)
 
     def discard(self, env_id: int = 0) -> None:
         """Removes the open episode of an environment, such as a failed demonstration."""
@@ -208,8 +189,7 @@ class Writer:
             StorageFullError, UnwritableError: the disk failed.
         """
         with self._mutex:
-            if self._journal is not None:
-                self._journal.sync()
+            self._sink.sync()
 
     def seal(self) -> ConvertReport:
         """Makes the dataset of all finished episodes, and closes the Writer.
@@ -226,15 +206,10 @@ class Writer:
         with self._mutex:
             if self._report is not None:
                 return self._report
-            for environment in self.open_episodes():
-                self.end_episode(environment, truncated=True)
-            if self._journal is not None:
-                self._journal.close()
-                self._journal = None
-            if not self.episodes:
-                raise EmptySourceError("no episode has a step", file=str(self._folder))
-            self._report = self._convert()
-            self._lock.close()
+            self._check_open()
+            self._end_open_episodes()
+            self._report = self._sink.seal()
+            self._is_closed = True
             return self._report
 
     def open_episodes(self) -> list[int]:
@@ -248,10 +223,10 @@ class Writer:
     def close(self) -> None:
         """Seals if there is an episode. Without one, nothing stays on disk."""
         with self._mutex:
-            if self.episodes or self.open_episodes():
-                self.seal()
-            else:
-                self._lock.close()
+            if not self._is_closed:
+                self._end_open_episodes()
+                self._report = self._sink.close()
+                self._is_closed = True
 
     def __enter__(self) -> Writer:
         return self
@@ -261,58 +236,37 @@ class Writer:
     ) -> None:
         self.close()
 
-    def _convert(self) -> ConvertReport:
-        """Makes the dataset of all journals, and removes the journals."""
-        try:
-            report = self._converted(resume=True)
-        except ResumeError:
-            if (self._folder / MANIFEST_NAME).exists():
-                raise
-            # A process that was killed inside `seal` left the half of a dataset, of fewer journals.
-            report = self._converted(overwrite=True)
-        for each in self._journal_files():
-            each.unlink()
-        return report
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidArgumentError("the Writer is closed", hint="make another Writer")
 
-    def _converted(self, *, resume: bool = False, overwrite: bool = False) -> ConvertReport:
-        return convert(
-            self._journals,
-            self._folder,
-            format="journal",
-            shard_bytes=self._shard_bytes,
-            resume=resume,
-            overwrite=overwrite,
-        )
-
-    def _journal_files(self) -> list[Path]:
-        return sorted(self._journals.glob(f"*{SUFFIX}"))
+    def _end_open_episodes(self) -> None:
+        for environment in self.open_episodes():
+            self.end_episode(environment, truncated=True)
 
     def _opened(self, first: Mapping[str, Any]) -> OpenEpisodes:
         """Returns the open episodes.
 
-        The first step decides the columns, and opens the journal.
+        The first step decides the columns.
 
         Args:
             first: a step: dotted name -> value.
         """
-        if self._report is not None:
-            raise InvalidArgumentError("the Writer is closed: seal was called", hint="make another Writer")
+        self._check_open()
         if self._open is None:
             columns = infer_columns(first, "the first step")
-            earlier = self._journal_files()
-            number = int(earlier[-1].stem) + 1 if earlier else 0
-            self._journal = JournalWriter(self._journals / f"{number:06d}{SUFFIX}", columns)
+            self._sink.begin(columns)
             self._columns = {column.name: column for column in columns}
             self._open = OpenEpisodes(columns)
         return self._open
 
-    def _slot_with_steps(self, env_id: int) -> int:
-        slot = None if self._open is None else self._open.slot(env_id)
-        if self._open is None or slot is None or not self._open.length(slot):
+    def _opened_with_steps(self, env_id: int) -> tuple[OpenEpisodes, int]:
+        """Returns the open episodes, and the slot of an environment that has one."""
+        if self._open is None or not self._open.length(slot := self._open.slot(env_id)):
             raise InvalidArgumentError(
                 f"environment {env_id} has no open episode", hint="append at least one step before end_episode"
             )
-        return slot
+        return self._open, slot
 
     def _finals(self, final: Any, count: int, where: str) -> dict[str, npt.NDArray[Any]]:
         """Returns the final observations: name -> [count, ...]."""
@@ -323,20 +277,17 @@ class Writer:
 
     def _end(
         self,
+        opened: OpenEpisodes,
         slot: int,
         terminated: bool,
         truncated: bool,
         finals: Mapping[str, npt.NDArray[Any]],
         facts: Mapping[str, Any],
     ) -> None:
-        if self._open is None or self._journal is None:
-            raise InvalidArgumentError("the Writer is closed: seal was called", hint="make another Writer")
-        episode = RecordedEpisode(self._open.steps(slot), terminated, truncated, finals, facts)
-        self._journal.append(episode)
-        self._open.clear(slot)
-        self.episodes += 1
+        self._sink.append(RecordedEpisode(opened.steps(slot), terminated, truncated, finals, facts))
+        opened.clear(slot)
         if self._durability == "episode":
-            self._journal.sync()
+            self._sink.sync()
 
 
 def _one_row(value: Any) -> Any:

@@ -15,6 +15,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import DatasetNotFoundError, DestinationExistsError
+from gear_data.recording.journal_folder import JournalFolder
 from gear_data.recording.writer import Writer
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.writing.staging import StagedDataset
@@ -115,7 +116,7 @@ def test_killed_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytes
     def record_and_die() -> None:
         writer = Writer(tmp_path / "recorded")
         add_episode(writer, 0)
-        monkeypatch.setattr(writer, "_journal_files", lambda: os._exit(9))
+        monkeypatch.setattr(JournalFolder, "_journal_files", lambda _: os._exit(9))
         writer.seal()
 
     in_a_child(record_and_die)

@@ -143,7 +143,7 @@ def test_an_earlier_writer_is_continued(tmp_path: Path) -> None:
     earlier = gear_data.Writer(tmp_path / "recorded")
     record(earlier, recorded[:4])
     earlier.append(**step_of(recorded[4], 0))  # lost with the process
-    earlier._lock.close()
+    earlier._sink._lock.close()
     with gear_data.Writer(tmp_path / "recorded") as writer:
         assert writer.episodes == 4
         record(writer, recorded[4:])

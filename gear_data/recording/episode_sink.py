@@ -1,0 +1,62 @@
+"""EpisodeSink: where a Writer puts finished episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gear_data.ingest.convert import ConvertReport
+from gear_data.schema import ColumnSpec
+from gear_data.storage.journal.record import RecordedEpisode
+
+
+class EpisodeSink(Protocol):
+    """Takes the finished episodes of a Writer, and keeps them.
+
+    Its user calls it from one thread at a time.
+    """
+
+    @property
+    def episodes(self) -> int:
+        """The number of finished episodes so far."""
+
+    def begin(self, columns: Sequence[ColumnSpec]) -> None:
+        """Says the columns of all episodes. Called once, before the first `append`.
+
+        Raises:
+            GearError: The sink cannot take such episodes. `begin` can be called again.
+        """
+
+    def append(self, episode: RecordedEpisode) -> None:
+        """Takes an episode, whole or not at all. It outlives the process when this returns.
+
+        Args:
+            episode: the episode. Its values may change after the call.
+
+        Raises:
+            GearError: The sink does not have the episode.
+        """
+
+    def sync(self) -> None:
+        """Waits until all episodes outlive a loss of power.
+
+        Raises:
+            GearError: They may be lost then.
+        """
+
+    def seal(self) -> ConvertReport:
+        """Makes the dataset of all episodes, and releases what the sink holds.
+
+        Raises:
+            GearError: There is no dataset, and all episodes are kept. `seal` can be called again.
+        """
+
+    def close(self) -> ConvertReport | None:
+        """Seals if there is an episode, and releases what the sink holds.
+
+        Returns:
+            The report of the dataset; None: there is no dataset.
+
+        Raises:
+            GearError: See `seal`.
+        """
