@@ -104,6 +104,11 @@ class JournalFolder(EpisodeSink):
         """Seals if there is an episode. Without one, nothing stays on disk."""
         if self._episodes:
             return self.seal()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        for each in self._journal_files():
+            each.unlink()
         self._lock.close()
         return None
 

@@ -74,9 +74,7 @@ def check_names(found: Iterable[str], columns: Mapping[str, Any], where: str) ->
     if (names := set(found)) != columns.keys():
         missing, more = sorted(columns.keys() - names), sorted(names - columns.keys())
         problem = f"lacks {', '.join(missing)}" if missing else f"has another column: {', '.join(more)}"
-        raise InvalidArgumentError(
-            f"{where} {problem}", hint=f"give the columns of the first step: {', '.join(columns)}"
-        )
+        raise InvalidArgumentError(f"{where} {problem}", hint=f"give these columns: {', '.join(columns)}")
 
 
 def checked_value(value: Any, column: ColumnSpec, where: str) -> Any:
@@ -109,7 +107,7 @@ def _checked_array(value: Any, column: ColumnSpec, shape: tuple[int, ...], where
     if array.dtype != dtype or array.shape != shape:
         hint = f"convert it: numpy.asarray(value, '{dtype}')" if array.dtype != dtype else None
         raise InvalidArgumentError(
-            f"{where} has {array.dtype} {list(array.shape)}, and earlier steps have {dtype} {list(shape)}",
+            f"{where} has {array.dtype} {list(array.shape)}, and the column has {dtype} {list(shape)}",
             column=column.name,
             hint=hint,
         )
@@ -129,7 +127,7 @@ def _checked_objects(value: Any, column: ColumnSpec, rows: int, where: str) -> n
     for each in values:
         if not isinstance(each, kind):
             raise InvalidArgumentError(
-                f"{where} has a {type(each).__name__}, and earlier steps have {column.dtype}", column=column.name
+                f"{where} has a {type(each).__name__}, and the column has {column.dtype}", column=column.name
             )
     if len(values) != rows:
         raise InvalidArgumentError(f"{where} has {len(values)} values for {rows} rows", column=column.name)

@@ -16,11 +16,12 @@ import numpy.typing as npt
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.convert import SHARD_BYTES, ConvertReport
+from gear_data.recording.declared_columns import declared_columns
 from gear_data.recording.episode_sink import EpisodeSink
 from gear_data.recording.journal_folder import JournalFolder
 from gear_data.recording.open_episodes import OpenEpisodes
 from gear_data.recording.step_columns import check_names, checked_rows, checked_value, flat_step, infer_columns
-from gear_data.schema import ColumnSpec
+from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.journal.record import RecordedEpisode
 
 DURABILITY = ("episode", "flush", "os")
@@ -43,6 +44,9 @@ class Writer:
         durability: when a finished episode outlives a loss of power: `episode`, when `end_episode` returns; `flush`,
             when `flush` returns; `os`, when the operating system wrote it. It always outlives the process.
         shard_bytes: the size at which a shard is closed, in bytes of column data.
+        schema: the columns of every step: the schema of a dataset, such as `gear_data.open("runs/").schema`, or a
+            mapping of column -> (dtype, shape), such as `{"actions": ("float32", (6,)), "rewards": ("float32", ())}`.
+            The dtype of text is `str`. None: the first step decides.
 
     Raises:
         InvalidArgumentError: the path is a URL, or an argument has a wrong value.
@@ -56,6 +60,7 @@ class Writer:
         *,
         durability: Literal["episode", "flush", "os"] = "episode",
         shard_bytes: int = SHARD_BYTES,
+        schema: Schema | Mapping[str, Any] | None = None,
     ) -> None:
         if durability not in DURABILITY:
             raise InvalidArgumentError(f"durability must be one of {', '.join(DURABILITY)}, not {durability!r}")
@@ -65,6 +70,7 @@ class Writer:
             )
         self._durability = durability
         self._columns: dict[str, ColumnSpec] = {}
+        self._declared = None if schema is None else declared_columns(schema)
         self._open: OpenEpisodes | None = None
         self._report: ConvertReport | None = None
         self._is_closed = False
@@ -79,8 +85,9 @@ class Writer:
     def append(self, env_id: int = 0, **step: Any) -> None:
         """Appends a step to the open episode of an environment.
 
-        Values are numbers, arrays, text or bytes, and mappings or tuples of these (Dict and Tuple spaces). The first
-        step of a Writer decides the columns, their dtypes and shapes. Python's numbers fit into a column of floats.
+        Values are numbers, arrays, text or bytes, and mappings or tuples of these (Dict and Tuple spaces). Without
+        `schema`, the first step of a Writer decides the columns, their dtypes and shapes. Python's numbers fit into a
+        column of floats.
 
         Args:
             env_id: the environment.
@@ -254,7 +261,7 @@ class Writer:
         """
         self._check_open()
         if self._open is None:
-            columns = infer_columns(first, "the first step")
+            columns = self._declared or infer_columns(first, "the first step")
             self._sink.begin(columns)
             self._columns = {column.name: column for column in columns}
             self._open = OpenEpisodes(columns)

@@ -174,7 +174,7 @@ def test_a_writer_without_steps_leaves_nothing(tmp_path: Path) -> None:
     [
         ({"actions": 1.0}, "step 1 of the open episode of environment 0 lacks observations"),
         ({"observations": np.zeros(2, np.float32), "actions": 1.0, "more": 3}, "has another column: more"),
-        ({"observations": np.zeros(2), "actions": 1.0}, r"has float64 \[2\], and earlier steps have float32 \[2\]"),
+        ({"observations": np.zeros(2), "actions": 1.0}, r"has float64 \[2\], and the column has float32 \[2\]"),
         ({"observations": np.zeros(3, np.float32), "actions": 1.0}, r"has float32 \[3\]"),
         ({"observations": np.zeros(2, np.float32), "actions": "left"}, "column 'actions'"),
         ({"observations": np.zeros(2, np.float32), "actions": True}, "has bool"),
