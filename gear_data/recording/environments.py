@@ -9,6 +9,8 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.recording.callbacks import EnvCallbacks
+from gear_data.recording.nested_values import copy, row_of, rows, set_row
 from gear_data.recording.writer import Writer
 
 
@@ -20,11 +22,13 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     Args:
         env: the environment.
         writer: records the steps. `close` seals it.
+        callbacks: decide what is recorded. None: what the environment returns.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], writer: Writer) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], writer: Writer, callbacks: EnvCallbacks | None = None) -> None:
         super().__init__(env)
         self._writer = writer
+        self._callbacks = callbacks or EnvCallbacks()
         self._facts: dict[str, Any] = {}
         #: The observation before the next step. None: there is no episode.
         self._observation: Any = None
@@ -34,18 +38,27 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Resets the environment, and begins an episode."""
         self._cut()
         observation, info = self.env.reset(seed=seed, options=options)
-        self._observation = _copy(observation)
+        self._observation = copy(self._callbacks.reset(self.env, observation, info))
         self._facts = {} if seed is None else {"seed": seed}
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Steps the environment, and records the step."""
-        taken = _copy(action)
+        taken = copy(action)
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._writer.append(observations=self._observation, actions=taken, rewards=float(reward))
-        self._observation, self._steps = _copy(observation), self._steps + 1
-        if terminated or truncated:
-            self._end(terminated=bool(terminated), truncated=bool(truncated))
+        after, terminates, truncates, columns = self._callbacks.step(
+            env=self.env,
+            obs=observation,
+            info=info,
+            action=taken,
+            rew=reward,
+            terminated=terminated,
+            truncated=truncated,
+        )
+        self._writer.append(observations=self._observation, **columns)
+        self._observation, self._steps = copy(after), self._steps + 1
+        if terminates or truncates:
+            self._end(terminated=terminates, truncated=truncates)
         return observation, reward, terminated, truncated, info
 
     def close(self) -> None:
@@ -59,8 +72,9 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._end(terminated=False, truncated=True)
 
     def _end(self, *, terminated: bool, truncated: bool) -> None:
-        final = self._observation
-        self._writer.end_episode(terminated=terminated, truncated=truncated, final=final, **self._facts)
+        # They stay if the episode cannot be written, for the next try.
+        self._facts |= self._callbacks.facts(self._writer.episodes, truncated)
+        self._writer.end_episode(terminated=terminated, truncated=truncated, final=self._observation, **self._facts)
         self._steps, self._facts = 0, {}
 
 
@@ -89,13 +103,13 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
         mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_)), np.bool_)
         self._cut(mask)
         observations, infos = self.env.reset(seed=seed, options=options)
-        self._observations = _copy(observations)
+        self._observations = copy(observations)
         self._ended[mask] = False
         return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps the environments, and records their steps."""
-        taken = _copy(actions)
+        taken = copy(actions)
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         ended = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
         stepped = np.flatnonzero(~self._ended)
@@ -103,14 +117,14 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
             final = _final_observations(observations, infos, ended) if self._mode == "SameStep" else observations
             self._writer.append_batch(
                 stepped.tolist(),
-                observations=_rows(self._observations, stepped),
-                actions=_rows(taken, stepped),
+                observations=rows(self._observations, stepped),
+                actions=rows(taken, stepped),
                 rewards=np.asarray(rewards, np.float64)[stepped],
                 terminated=np.asarray(terminated, np.bool_)[stepped],
                 truncated=np.asarray(truncated, np.bool_)[stepped],
-                final=_rows(final, stepped),
+                final=rows(final, stepped),
             )
-        self._observations = _copy(observations)
+        self._observations = copy(observations)
         self._ended = ended & (self._mode != "SameStep")
         return observations, rewards, terminated, truncated, infos
 
@@ -124,8 +138,8 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
         """Ends the open episodes of some environments as truncated."""
         for environment in self._writer.open_episodes():
             if mask[environment]:
-                final = _rows(self._observations, np.array([environment]))
-                self._writer.end_episode(environment, truncated=True, final=_first(final))
+                final = rows(self._observations, np.array([environment]))
+                self._writer.end_episode(environment, truncated=True, final=row_of(final, 0))
 
 
 def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> str:
@@ -142,50 +156,9 @@ def _final_observations(observations: Any, infos: Mapping[str, Any], ended: npt.
 
     `infos["final_obs"]` has an object for each environment, or a mapping of arrays for a Dict space.
     """
-    result = _copy(observations)
+    result = copy(observations)
     if ended.any():
         finals = infos["final_obs"]
         for environment in np.flatnonzero(ended).tolist():
-            _set_row(result, environment, _row_of(finals, environment))
+            set_row(result, environment, row_of(finals, environment))
     return result
-
-
-def _row_of(values: Any, row: int) -> Any:
-    if isinstance(values, Mapping):
-        return {name: _row_of(each, row) for name, each in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_row_of(each, row) for each in values)
-    return values[row]
-
-
-def _set_row(values: Any, row: int, new: Any) -> None:
-    if isinstance(values, Mapping):
-        for name, each in values.items():
-            _set_row(each, row, new[name])
-    elif isinstance(values, tuple):
-        for each, part in zip(values, new, strict=True):
-            _set_row(each, row, part)
-    else:
-        values[row] = new
-
-
-def _rows(values: Any, rows: npt.NDArray[np.intp]) -> Any:
-    """Returns some rows of a batch of observations or actions."""
-    if isinstance(values, Mapping):
-        return {name: _rows(each, rows) for name, each in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_rows(each, rows) for each in values)
-    return np.asarray(values)[rows]
-
-
-def _first(values: Any) -> Any:
-    return _row_of(values, 0)
-
-
-def _copy(values: Any) -> Any:
-    """Returns a copy: environments may change their arrays."""
-    if isinstance(values, Mapping):
-        return {name: _copy(each) for name, each in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_copy(each) for each in values)
-    return values if isinstance(values, str | bytes) else np.array(values)

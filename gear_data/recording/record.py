@@ -10,10 +10,19 @@ from gear_data.common.extras import import_extra
 from gear_data.common.progress import progress_bar
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.convert import ConvertReport
+from gear_data.recording.callbacks import EnvCallbacks, EpisodeMetadataCallback, StepDataCallback
 from gear_data.recording.writer import Writer
 
 
-def record(env: Any, path: str | os.PathLike[str], *, durability: Literal["episode", "flush", "os"] = "episode") -> Any:
+def record(
+    env: Any,
+    path: str | os.PathLike[str],
+    *,
+    durability: Literal["episode", "flush", "os"] = "episode",
+    step_data_callback: StepDataCallback | type[Any] | None = None,
+    episode_metadata_callback: EpisodeMetadataCallback | type[Any] | None = None,
+    record_infos: bool = False,
+) -> Any:
     """Records the steps of a Gymnasium environment as a dataset.
 
         env = gear_data.record(gymnasium.make("CartPole-v1"), "cartpole/")
@@ -25,12 +34,19 @@ def record(env: Any, path: str | os.PathLike[str], *, durability: Literal["episo
         env: a `gymnasium.Env` or a `gymnasium.vector.VectorEnv`.
         path: the folder of the dataset. See `Writer`.
         durability: see `Writer`.
+        step_data_callback: as `minari.DataCollector` has it: a function, or a class without arguments. It takes env,
+            obs, info, action, rew, terminated and truncated by keyword, and returns a mapping with the entries
+            observation, action, reward, terminated, truncated and info. Further entries become columns.
+        episode_metadata_callback: as `minari.DataCollector` has it: a function, or a class without arguments. It takes
+            an episode as a mapping of arrays, and returns facts about the episode. They become columns of the episode
+            table.
+        record_infos: record what `step` returns as `info` in columns `infos`. All steps must have the same entries.
 
     Returns:
         The environment, wrapped.
 
     Raises:
-        InvalidArgumentError: `env` is no environment of Gymnasium.
+        InvalidArgumentError: `env` is no environment of Gymnasium, or a vector environment has callbacks or infos.
         MissingExtraError: Gymnasium is not installed.
         GearError: The errors of `Writer`.
     """
@@ -38,9 +54,15 @@ def record(env: Any, path: str | os.PathLike[str], *, durability: Literal["episo
     from gear_data.recording.environments import RecordedEnv, RecordedVectorEnv
 
     if isinstance(env, gymnasium.vector.VectorEnv):
+        if step_data_callback is not None or episode_metadata_callback is not None or record_infos:
+            raise InvalidArgumentError(
+                "callbacks and infos of a vector environment are not recorded",
+                hint="record its environments one by one",
+            )
         return RecordedVectorEnv(env, Writer(path, durability=durability))
     if isinstance(env, gymnasium.Env):
-        return RecordedEnv(env, Writer(path, durability=durability))
+        callbacks = EnvCallbacks(step_data_callback, episode_metadata_callback, record_infos=record_infos)
+        return RecordedEnv(env, Writer(path, durability=durability), callbacks)
     raise InvalidArgumentError(
         f"record needs a gymnasium.Env or gymnasium.vector.VectorEnv, not {type(env).__name__}",
         hint="wrap an environment of gym with shimmy, or append steps to gear_data.Writer",

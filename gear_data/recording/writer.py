@@ -298,9 +298,11 @@ class Writer:
 
 
 def _one_row(value: Any) -> Any:
-    """Returns a value, or the values of a mapping, with a first axis of one row."""
+    """Returns a value, or the values of a mapping or tuple, with a first axis of one row."""
     if isinstance(value, Mapping):
         return {name: _one_row(each) for name, each in value.items()}
+    if isinstance(value, tuple) and any(not isinstance(each, bool | int | float) for each in value):
+        return tuple(_one_row(each) for each in value)
     return [value] if isinstance(value, str | bytes) else np.asarray(value)[None]
 
 

@@ -1,0 +1,58 @@
+"""Observations and actions of many arrays: mappings and tuples, as Dict and Tuple spaces have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def row_of(values: Any, row: int) -> Any:
+    """Returns one row of a batch."""
+    if isinstance(values, Mapping):
+        return {name: row_of(each, row) for name, each in values.items()}
+    if isinstance(values, tuple):
+        return tuple(row_of(each, row) for each in values)
+    return values[row]
+
+
+def set_row(values: Any, row: int, new: Any) -> None:
+    """Writes one row of a batch."""
+    if isinstance(values, Mapping):
+        for name, each in values.items():
+            set_row(each, row, new[name])
+    elif isinstance(values, tuple):
+        for each, part in zip(values, new, strict=True):
+            set_row(each, row, part)
+    else:
+        values[row] = new
+
+
+def rows(values: Any, numbers: npt.NDArray[np.intp]) -> Any:
+    """Returns some rows of a batch."""
+    if isinstance(values, Mapping):
+        return {name: rows(each, numbers) for name, each in values.items()}
+    if isinstance(values, tuple):
+        return tuple(rows(each, numbers) for each in values)
+    return np.asarray(values)[numbers]
+
+
+def copy(values: Any) -> Any:
+    """Returns a copy: environments may change their arrays."""
+    if isinstance(values, Mapping):
+        return {name: copy(each) for name, each in values.items()}
+    if isinstance(values, tuple):
+        return tuple(copy(each) for each in values)
+    return values if isinstance(values, str | bytes) else np.array(values)
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """Returns values of many steps as one batch."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {name: stacked([each[name] for each in values]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(stacked([each[number] for each in values]) for number in range(len(first)))
+    return np.stack([np.asarray(each) for each in values])
