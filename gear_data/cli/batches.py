@@ -9,7 +9,7 @@ import gear_data
 from gear_data.cli.arguments import add_command, add_dataset, add_where, frame_size, open_dataset, print_json
 from gear_data.common.progress import format_bytes, pluralize, progress_bar
 from gear_data.errors import InvalidArgumentError
-from gear_data.exports.lerobot.videos.encoder import ENCODERS
+from gear_data.exports.lerobot.videos.codecs import CODECS
 
 #: Defaults of the batch options of `feed` and `export`.
 _BATCH_DEFAULTS = {
@@ -107,7 +107,7 @@ def _add_export(commands: Any) -> None:
     help = "for lerobot: write columns of uint8 frames [H, W, 3] as videos"
     parser.add_argument("--videos", action="store_true", help=help)
     help = "for lerobot: encode all videos as av1 or h264; default: copy videos where possible, encode others as av1"
-    parser.add_argument("--video-codec", choices=tuple(ENCODERS), help=help)
+    parser.add_argument("--video-codec", choices=CODECS, help=help)
     parser.add_argument("--batches", type=int, metavar="N", help="export N batches instead of the dataset")
     add_batch_options(parser)
 

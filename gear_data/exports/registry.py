@@ -17,7 +17,7 @@ from gear_data.exports.d4rl import export_d4rl
 from gear_data.exports.destination import FILE_SUFFIXES, export_target
 from gear_data.exports.exporter import Exporter, ExportOptions
 from gear_data.exports.lerobot.exporter import export_lerobot
-from gear_data.exports.lerobot.videos.encoder import check_codec
+from gear_data.exports.lerobot.videos.codecs import check_codec
 from gear_data.exports.minari import export_minari
 from gear_data.exports.npz import export_npz
 from gear_data.exports.parquet import export_parquet

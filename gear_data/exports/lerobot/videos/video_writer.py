@@ -16,10 +16,11 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import store_of
 from gear_data.errors import GearError
 from gear_data.exports.lerobot.features import VideoFeature
-from gear_data.exports.lerobot.videos.encoder import DEFAULT_CODEC, PIXEL_FORMAT, VideoEncoder
+from gear_data.exports.lerobot.videos.codecs import DEFAULT_CODEC, OPTIONS
 from gear_data.exports.lerobot.videos.kept import KeptVideos, Way, copy_video, kept_videos
 from gear_data.exports.lerobot.videos.packet_copier import PacketCopier
 from gear_data.exports.metadata import episode_id
+from gear_data.video.encoding.encoder import PIXEL_FORMAT, VideoEncoder
 
 #: LeRobot's default limit of a video file in MB.
 VIDEO_MB = 200
@@ -148,7 +149,7 @@ class _Files:
             self.finish()
             self._current_file, path = self._next_file()
             height, width, _ = self._feature.spec.shape
-            current = self._current = VideoEncoder(path, self._codec, self._fps, height, width)
+            current = self._current = VideoEncoder(path, self._codec, self._fps, height, width, OPTIONS)
         self._begin_episode(current)
         frames = self._dataset[position][self._feature.spec.name]
         for first in range(0, length, _FRAMES_AT_ONCE):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import av
 
-from gear_data.exports.lerobot.videos.encoder import VideoEncoder
-from gear_data.video.encoder_threads import open_encoder
+from gear_data.video.encoding.encoder import VideoEncoder
+from gear_data.video.encoding.threads import open_encoder
 from tests.support.cameras.filmed import moving_bar
 
 
@@ -32,7 +32,7 @@ def test_threads_of_an_opened_encoder(tmp_path: Path) -> None:
 
 
 def test_threads_of_an_export(tmp_path: Path) -> None:
-    encoder = VideoEncoder(tmp_path / "bar.mp4", "av1", 10, 64, 64)
+    encoder = VideoEncoder(tmp_path / "bar.mp4", "av1", 10, 64, 64, {"g": "2"})
     encoder.add(moving_bar(9, 64, 64), begins=True)
     assert policies() == {os.SCHED_OTHER}
     encoder.finish()

@@ -1,56 +1,50 @@
-"""VideoEncoder: frames to an MP4 file, as LeRobot encodes them."""
+"""VideoEncoder: frames to an MP4 file."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.extras import import_extra
-from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.video.encoder_threads import open_encoder
+from gear_data.errors import InvalidArgumentError
+from gear_data.video.encoding.threads import open_encoder
 
-#: Name of a codec, as `video_codec` takes it -> FFmpeg's encoder.
-ENCODERS = {"av1": "libsvtav1", "h264": "libx264"}
-#: LeRobot's own choice.
-DEFAULT_CODEC = "av1"
+#: Name of a codec -> FFmpeg's encoder.
+ENCODERS = {"av1": "libsvtav1", "h264": "libx264", "mpeg4": "mpeg4"}
 PIXEL_FORMAT = "yuv420p"
-#: LeRobot's options: a key frame at every second frame makes random access cheap.
-_OPTIONS = {"g": "2", "crf": "30"}
-
-
-def check_codec(codec: str) -> None:
-    """Raises UnknownNameError if no encoder has this name."""
-    if codec not in ENCODERS:
-        raise unknown_name("video codec", codec, ENCODERS)
 
 
 class VideoEncoder:
     """Encodes frames into one MP4 file. Every episode begins with a key frame.
 
     Args:
-        path: the file.
+        file: the path of the file, or a file that is open for writing and can seek.
         codec: a name of `ENCODERS`.
         fps: frames per second.
         height, width: of the frames.
+        options: of FFmpeg's encoder.
 
     Attributes:
         frames: number of frames so far.
 
     Raises:
-        InvalidArgumentError: the encoder does not take frames of this size.
+        InvalidArgumentError: the encoder does not take frames of this size, or an option.
         MissingExtraError: PyAV is not installed.
     """
 
-    def __init__(self, path: Path, codec: str, fps: float, height: int, width: int) -> None:
+    def __init__(
+        self, file: Path | IO[bytes], codec: str, fps: float, height: int, width: int, options: Mapping[str, str]
+    ) -> None:
         if codec == "h264" and (height % 2 or width % 2):
             raise InvalidArgumentError(
                 f"H.264 cannot encode frames of {height} x {width}: height and width must be even",
-                hint="use video_codec='av1' (--video-codec av1)",
+                hint="use the codec av1",
             )
         av = import_extra("av", "video")
         # SVT-AV1 writes its settings to standard error. 1: errors only.
@@ -59,13 +53,15 @@ class VideoEncoder:
         self._bytes = 0
         self._codec = codec
         self._av = av
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._container: Any = av.open(str(path), "w")
+        if isinstance(file, Path):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        self._container: Any = av.open(str(file) if isinstance(file, Path) else file, "w", format="mp4")
         try:
             self._stream = self._container.add_stream(
-                ENCODERS[codec], Fraction(fps).limit_denominator(100_000), options=_OPTIONS
+                ENCODERS[codec], Fraction(fps).limit_denominator(100_000), options=dict(options)
             )
             self._stream.pix_fmt, self._stream.width, self._stream.height = PIXEL_FORMAT, width, height
+            self._open(options)
         except BaseException:
             self._container.close()
             raise
@@ -97,10 +93,26 @@ class VideoEncoder:
         finally:
             self._container.close()
 
+    def _open(self, options: Mapping[str, str]) -> None:
+        context = self._stream.codec_context
+        try:
+            open_encoder(context)
+        except OSError:  # the disk
+            raise
+        except self._av.FFmpegError as error:
+            raise InvalidArgumentError(
+                f"{self._codec} cannot encode frames of {self._stream.height} x {self._stream.width} with the options "
+                f"{dict(options)}: {error}",
+                hint=f"correct the options, or try another codec: {', '.join(ENCODERS)}",
+            ) from error
+        if context.options:
+            raise InvalidArgumentError(
+                f"the encoder {ENCODERS[self._codec]} has no option {', '.join(context.options)}",
+                hint=f"see: ffmpeg -h encoder={ENCODERS[self._codec]}",
+            )
+
     def _write(self, frame: Any) -> None:
         try:
-            if not self._stream.codec_context.is_open:
-                open_encoder(self._stream.codec_context)
             for packet in self._stream.encode(frame):
                 self._bytes += packet.size
                 self._container.mux(packet)

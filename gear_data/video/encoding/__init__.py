@@ -1,0 +1,1 @@
+"""Encoding: frames become MP4 files."""
