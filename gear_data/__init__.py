@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gear_data.loaders.sequence_loader import SequenceLoader
     from gear_data.loaders.tuning.report import TuneReport
     from gear_data.loaders.tuning.tune import tune
+    from gear_data.recording.rate_limit.batches import rate_limited
+    from gear_data.recording.rate_limit.limit import RateLimit
     from gear_data.recording.record import record
     from gear_data.recording.writer import Writer
     from gear_data.residency.plan import ResidencyPlan
@@ -64,6 +66,7 @@ _PUBLIC = {
     "Placement": ("gear_data.cluster.placement", "Placement"),
     "RandomCrop": ("gear_data.loaders.decoding.augmentation", "RandomCrop"),
     "RandomShift": ("gear_data.loaders.decoding.augmentation", "RandomShift"),
+    "RateLimit": ("gear_data.recording.rate_limit.limit", "RateLimit"),
     "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
     "ResidencyPlan": ("gear_data.residency.plan", "ResidencyPlan"),
     "Rollout": ("gear_data.evaluation.rollout", "Rollout"),
@@ -83,6 +86,7 @@ _PUBLIC = {
     "lint": ("gear_data.ingest.lint", "lint"),
     "merge": ("gear_data.ingest.merge", "merge"),
     "open": ("gear_data.dataset.open", "open_dataset"),
+    "rate_limited": ("gear_data.recording.rate_limit.batches", "rate_limited"),
     "record": ("gear_data.recording.record", "record"),
     "repair": ("gear_data.ingest.repair", "repair"),
     "tune": ("gear_data.loaders.tuning.tune", "tune"),
@@ -106,6 +110,7 @@ __all__ = [
     "Placement",
     "RandomCrop",
     "RandomShift",
+    "RateLimit",
     "RepairReport",
     "ResidencyPlan",
     "Rollout",
@@ -126,6 +131,7 @@ __all__ = [
     "lint",
     "merge",
     "open",
+    "rate_limited",
     "record",
     "repair",
     "tune",

@@ -196,6 +196,15 @@ class ResumeError(GearError, ValueError):
     """
 
 
+class RateLimitError(GearError, TimeoutError):
+    """Raised when a Writer or training waited too long for the other side.
+
+    Start the other side, or raise the limit's `timeout` or `error`.
+    """
+
+    __str__ = GearError.__str__
+
+
 class StorageFullError(GearError, OSError):
     """Raised when the disk or quota of the destination is full.
 

@@ -20,6 +20,8 @@ from gear_data.recording.declared_columns import declared_columns
 from gear_data.recording.episode_sink import EpisodeSink
 from gear_data.recording.journal_folder import JournalFolder
 from gear_data.recording.open_episodes import OpenEpisodes
+from gear_data.recording.rate_limit.limit import RateLimit
+from gear_data.recording.rate_limit.limiter import RateLimiter
 from gear_data.recording.step_columns import check_names, checked_rows, checked_value, flat_step, infer_columns
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.journal.record import RecordedEpisode
@@ -47,6 +49,8 @@ class Writer:
         schema: the columns of every step: the schema of a dataset, such as `gear_data.open("runs/").schema`, or a
             mapping of column -> (dtype, shape), such as `{"actions": ("float32", (6,)), "rewards": ("float32", ())}`.
             The dtype of text is `str`. None: the first step decides.
+        rate_limit: how far this Writer may be ahead of training: `end_episode` and `append_batch` wait before they end
+            an episode. `rate_limited` is the side of training.
 
     Raises:
         InvalidArgumentError: the path is a URL, or an argument has a wrong value.
@@ -61,6 +65,7 @@ class Writer:
         durability: Literal["episode", "flush", "os"] = "episode",
         shard_bytes: int = SHARD_BYTES,
         schema: Schema | Mapping[str, Any] | None = None,
+        rate_limit: RateLimit | None = None,
     ) -> None:
         if durability not in DURABILITY:
             raise InvalidArgumentError(f"durability must be one of {', '.join(DURABILITY)}, not {durability!r}")
@@ -75,6 +80,7 @@ class Writer:
         self._report: ConvertReport | None = None
         self._is_closed = False
         self._mutex = threading.RLock()
+        self._limiter = None if rate_limit is None else RateLimiter(Path(text), rate_limit, "inserted")
         self._sink: EpisodeSink = JournalFolder(Path(text), shard_bytes=shard_bytes)
 
     @property
@@ -130,7 +136,10 @@ class Writer:
             InvalidArgumentError, UnsupportedColumnError: see `append`. No environment has the step then.
             StorageFullError, UnwritableError: the journal cannot be written. Episodes that are not in it stay open,
                 with this step: call `end_episode` for them.
+            RateLimitError: training is too slow. No environment has the step then.
         """
+        if np.any(terminated) or np.any(truncated):
+            self._wait()
         with self._mutex:
             flat = flat_step(steps)
             count = _rows_of(flat)
@@ -167,7 +176,9 @@ class Writer:
             InvalidArgumentError: the environment has no open episode, or the final observation has another dtype or
                 shape, or a fact is no text, number or boolean.
             StorageFullError, UnwritableError: the journal cannot be written. The episode stays open: call again.
+            RateLimitError: training is too slow. The episode stays open: call again.
         """
+        self._wait()
         with self._mutex:
             opened, slot = self._opened_with_steps(env_id)
             where = f"the final observation of environment {env_id}"
@@ -216,6 +227,7 @@ class Writer:
             self._check_open()
             self._end_open_episodes()
             self._report = self._sink.seal()
+            self._end_limit()
             self._is_closed = True
             return self._report
 
@@ -233,6 +245,7 @@ class Writer:
             if not self._is_closed:
                 self._end_open_episodes()
                 self._report = self._sink.close()
+                self._end_limit()
                 self._is_closed = True
 
     def __enter__(self) -> Writer:
@@ -249,7 +262,16 @@ class Writer:
 
     def _end_open_episodes(self) -> None:
         for environment in self.open_episodes():
-            self.end_episode(environment, truncated=True)
+            self._end(*self._opened_with_steps(environment), False, True, {}, {})
+
+    def _wait(self) -> None:
+        """Waits for training. Other threads can use the Writer meanwhile."""
+        if self._limiter is not None:
+            self._limiter.wait()
+
+    def _end_limit(self) -> None:
+        if self._limiter is not None:
+            self._limiter.close()
 
     def _opened(self, first: Mapping[str, Any]) -> OpenEpisodes:
         """Returns the open episodes.
@@ -292,6 +314,8 @@ class Writer:
         facts: Mapping[str, Any],
     ) -> None:
         self._sink.append(RecordedEpisode(opened.steps(slot), terminated, truncated, finals, facts))
+        if self._limiter is not None:
+            self._limiter.add(opened.length(slot))
         opened.clear(slot)
         if self._durability == "episode":
             self._sink.sync()

@@ -1,0 +1,1 @@
+"""Rate limits: writers and training wait for each other."""
