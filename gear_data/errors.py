@@ -308,6 +308,10 @@ class DatasetReplacedError(GearError, RuntimeError):
     """
 
 
+class GenerationGoneError(GearError, RuntimeError):
+    """A generation of a growing dataset is no longer on disk."""
+
+
 class MissingColumnError(GearError, ValueError):
     """Raised when a preset or format needs a column that the dataset lacks.
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gear_data.common.progress import format_bytes, pluralize
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import store_of
+from gear_data.dataset.internals import rows_of, store_of
 from gear_data.schema import ColumnSpec
 
 _BARS = 12
@@ -102,9 +102,9 @@ def _camera(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
     """Returns frame size, frames per second, codecs, and the files of the episodes."""
     videos = store_of(dataset).videos
     files = videos.segments[spec.name].file
-    numbers = np.unique(files if dataset.episode_ids is None else files[dataset.episode_ids])
+    numbers = np.unique(files if rows_of(dataset) is None else files[rows_of(dataset)])
     found = videos.index.files.take(numbers)
-    sample = None if dataset.episode_ids is not None else dataset.statistics.get(spec.name)
+    sample = None if rows_of(dataset) is not None else dataset.statistics.get(spec.name)
     return {
         "shape": list(spec.shape),
         "fps": None if spec.video is None else spec.video.fps,

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from gear_data.cli.arguments import add_command, print_json
@@ -18,11 +19,13 @@ def add_commands(commands: Any) -> None:
     summary = "record episodes of a Gymnasium environment; a killed recording continues"
     parser = add_command(commands, "record", _record, summary, "gear-data record CartPole-v1 cartpole/ --episodes 20")
     parser.add_argument("env_id", metavar="ENV", help="id of the environment, for gymnasium.make")
-    parser.add_argument("destination", metavar="DATASET", help="folder of the dataset, which must not exist")
+    parser.add_argument(
+        "destination", metavar="DATASET", help="folder of the dataset; episodes are appended to one that exists"
+    )
     parser.add_argument("--episodes", type=int, default=100, metavar="N", help="number of episodes, default 100")
     help = "function that takes an observation and returns an action, such as agents.ppo:act; default: random actions"
     parser.add_argument("--policy", metavar="MODULE:FUNCTION", help=help)
-    help = "episode i is reset with the seed N + i, default 0"
+    help = "the episode with id i is reset with the seed N + i, default 0"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=help)
 
 
@@ -30,13 +33,15 @@ def _record(options: argparse.Namespace) -> int:
     from gear_data.recording.record import record_episodes
 
     policy = None if options.policy is None else _policy(options.policy)
-    report = record_episodes(
+    publication = record_episodes(
         options.env_id, options.destination, options.episodes, policy=policy, seed=options.seed,
     )  # fmt: skip
     if options.json:
-        print_json(report.to_json())
-    else:
-        print(f"{report.episodes} episodes, {report.steps} steps in {options.destination}")
+        print_json(asdict(publication))
+        return 0
+    print(f"{publication.episodes} episodes, {publication.steps} steps recorded")
+    total = f"{publication.total_episodes} episodes, {publication.total_steps} steps"
+    print(f"{total} in {options.destination}, generation {publication.generation}")
     return 0
 
 

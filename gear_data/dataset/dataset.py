@@ -15,11 +15,12 @@ from gear_data.cluster.placement import Placement
 from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset import filters, planning, views
 from gear_data.dataset.episode import Episode
-from gear_data.dataset.positions import check_id, check_position, check_positions, check_range
+from gear_data.dataset.positions import check_position, check_positions, check_range, row_of_id
+from gear_data.dataset.refreshing import generations
 from gear_data.dataset.split import positions_by_value, split_positions, split_sizes
 from gear_data.dataset.step_filter import combined_mask
 from gear_data.dataset.store import DatasetStore
-from gear_data.dataset.views import View
+from gear_data.dataset.views import Filter, View
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.residency import ShardReader
 from gear_data.residency.device.columns import find_extents
@@ -49,7 +50,8 @@ class Dataset:
         ds.final(i)         the final observation of the episode with id i
 
     The id of an episode is its position in the whole dataset. Views keep the ids: `ds[10:20].episode(12)` is episode 12
-    of `ds`. A dataset can be pickled; unpickling opens it again.
+    of `ds`. In a dataset that grows, episodes keep their ids when others leave. A dataset can be pickled; unpickling
+    opens it again.
 
     Attributes:
         path: folder of the whole dataset, or its URL as text.
@@ -126,12 +128,12 @@ class Dataset:
     @property
     def num_episodes(self) -> int:
         """Returns the number of episodes."""
-        return self.manifest.episodes if self.episode_ids is None else len(self.episode_ids)
+        return self.manifest.episodes if self._view.ids is None else len(self._view.ids)
 
     @property
     def num_steps(self) -> int:
         """Number of steps of the episodes. Steps that a step filter excludes are counted."""
-        return self.manifest.steps if self.episode_ids is None else int(self.offsets[-1])
+        return self.manifest.steps if self._view.ids is None else int(self.offsets[-1])
 
     @property
     def schema(self) -> Schema:
@@ -150,11 +152,45 @@ class Dataset:
 
     @property
     def episode_ids(self) -> Int64Array | None:
-        """int64 [episodes], ascending: ids of a view's episodes.
+        """int64 [episodes], ascending: ids of the episodes.
 
-        None if the dataset has all episodes.
+        None if the dataset has all episodes, with the ids 0 to n - 1.
         """
-        return self._view.ids
+        ids, rows = self._store.ids, self._view.ids
+        return rows if ids is None else ids if rows is None else ids[rows]
+
+    @property
+    def generation(self) -> int:
+        """The number of the dataset's generation; 0 if it has not grown. See `gear_data.Writer`."""
+        return self.manifest.generation
+
+    def refresh(self) -> Dataset:
+        """Returns the newest generation of a dataset that grows; this dataset if there is no newer one.
+
+        Filters of a view are applied again: a filter of episodes to all episodes, and a filter of steps to those that
+        the view does not have.
+
+        Raises:
+            InvalidArgumentError: the view was made by positions (`select`, `split`), or the dataset cannot be opened
+                again in this way: its columns were placed, or other nodes serve it.
+            DatasetReplacedError: the dataset was replaced.
+            EmptySourceError: no episode satisfies the filters any more.
+            GearError: see `gear_data.open`.
+        """
+        return self._at(None)
+
+    def at_generation(self, generation: int) -> Dataset:
+        """Returns a generation of a dataset that grows, as `refresh` does.
+
+        Raises:
+            GenerationGoneError: it is no longer on disk, or not yet.
+            GearError: the errors of `refresh`.
+        """
+        return self._at(generation)
+
+    def _at(self, generation: int | None) -> Dataset:
+        found = generations.at_generation(self._store, self._view, generation)
+        return self if found is None else Dataset(*found)
 
     @property
     def step_mask(self) -> StepMask | None:
@@ -178,7 +214,7 @@ class Dataset:
 
         A view has the fingerprint of a dataset that holds only its episodes. A step filter changes the fingerprint.
         """
-        ids = self.episode_ids
+        ids = self._view.ids
         episodes = self.manifest.fingerprint if ids is None else views.view_fingerprint(self._store, ids)
         if self._view.mask is None or self._view.mode is None:
             return episodes
@@ -192,9 +228,9 @@ class Dataset:
         view reads all steps of the view once. Cameras have statistics of a sample of frames, for each channel, with
         `sampled_frames` and `quantiles`. Views have no statistics of cameras.
         """
-        if self.episode_ids is None:
+        if self._view.ids is None:
             return self._store.statistics
-        return views.view_statistics(self._store, self.episode_ids)
+        return views.view_statistics(self._store, self._view.ids)
 
     def quantiles(self, column: str, probabilities: Sequence[float] = (0.01, 0.99)) -> npt.NDArray[np.float64]:
         """Returns quantiles of a column over all steps of the episodes, exactly.
@@ -216,7 +252,7 @@ class Dataset:
             InvalidArgumentError: a probability is not a number from 0 to 1.
         """
         ids = self._ids(0, len(self))
-        contents = self.manifest.fingerprint if self.episode_ids is None else views.view_fingerprint(self._store, ids)
+        contents = self.manifest.fingerprint if self._view.ids is None else views.view_fingerprint(self._store, ids)
         return views.episode_quantiles(self._store, ids, contents, column, views.checked_probabilities(probabilities))
 
     @cached_property
@@ -230,10 +266,10 @@ class Dataset:
             ForkedProcessError: this process is a forked child, and Polars was in use before the fork. `episode_table`
                 works there.
         """
-        if self.episode_ids is None:
+        if self._view.ids is None:
             return self._store.episodes
         check_polars_threads()
-        return self._store.episodes[self.episode_ids]
+        return self._store.episodes[self._view.ids]
 
     @cached_property
     def episode_table(self) -> Any:
@@ -242,12 +278,12 @@ class Dataset:
         The table of the whole dataset is memory-mapped.
         """
         table = self._store.episode_table
-        return table if self.episode_ids is None else table.take(self.episode_ids)
+        return table if self._view.ids is None else table.take(self._view.ids)
 
     @cached_property
     def lengths(self) -> Int64Array:
         """int64 [episodes]: number of steps of each episode."""
-        return self._store.lengths if self.episode_ids is None else self._store.lengths[self.episode_ids]
+        return self._store.lengths if self._view.ids is None else self._store.lengths[self._view.ids]
 
     @cached_property
     def offsets(self) -> Int64Array:
@@ -255,7 +291,7 @@ class Dataset:
 
         The episode at position i has steps offsets[i] to offsets[i + 1].
         """
-        return self._store.offsets if self.episode_ids is None else offsets_of(self.lengths)
+        return self._store.offsets if self._view.ids is None else offsets_of(self.lengths)
 
     @cached_property
     def shards(self) -> Int64Array:
@@ -264,15 +300,19 @@ class Dataset:
         A shard is an index into the manifest's shards.
         """
         shards = self._store.episode_starts[0]
-        return shards if self.episode_ids is None else shards[self.episode_ids]
+        return shards if self._view.ids is None else shards[self._view.ids]
 
     def _ids(self, first: int, last: int) -> Int64Array:
         """Returns the ids of the episodes at positions first to last - 1."""
         check_range(first, last, self.num_episodes)
-        return np.arange(first, last) if self.episode_ids is None else self.episode_ids[first:last]
+        return np.arange(first, last) if self._view.ids is None else self._view.ids[first:last]
 
-    def _view_of(self, ids: Int64Array) -> Dataset:
-        return Dataset(self._store, replace(self._view, ids=ids))
+    def _view_of(self, ids: Int64Array, made_by: tuple[Filter, ...] | None = None) -> Dataset:
+        return Dataset(self._store, replace(self._view, ids=ids, made_by=made_by))
+
+    def _made_by(self, added: Filter) -> tuple[Filter, ...] | None:
+        earlier = self._view.made_by
+        return None if earlier is None else (*earlier, added)
 
     def steps(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
         """Returns the steps of one column over several episodes, [steps, *shape].
@@ -312,7 +352,7 @@ class Dataset:
         return self._store.sizes(self._ids(first, last))
 
     def _check_id(self, index: int) -> int:
-        return check_id(index, self.episode_ids, self.manifest.episodes)
+        return row_of_id(index, self._store.ids, self._view.ids, self.manifest.episodes)
 
     def episode(self, index: int) -> Episode:
         """Returns the episode with id `index`.
@@ -379,7 +419,8 @@ class Dataset:
         found = filters.true_rows(frame, parsed)
         if not found.any():
             raise filters.no_rows_error(frame, parsed, "episode")
-        return self._view_of(np.flatnonzero(found) if self.episode_ids is None else self.episode_ids[found])
+        rows = np.flatnonzero(found) if self._view.ids is None else self._view.ids[found]
+        return self._view_of(rows, self._made_by(Filter(expression)))
 
     def filter_steps(self, expression: pl.Expr | str, mode: str = "first") -> Dataset:
         """Returns a view from which loaders draw only windows that satisfy a filter.
@@ -401,7 +442,8 @@ class Dataset:
             EmptySourceError: no step satisfies the expression.
         """
         mask = combined_mask(self._store, self._ids(0, len(self)), self._view, expression, mode)
-        return Dataset(self._store, replace(self._view, mask=mask, mode=mode))
+        made_by = self._made_by(Filter(expression, mode))
+        return Dataset(self._store, replace(self._view, mask=mask, mode=mode, made_by=made_by))
 
     def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
         """Divides the episodes at random into views.

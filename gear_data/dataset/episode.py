@@ -44,8 +44,9 @@ class Episode(Mapping[str, Any]):
 
     @property
     def id(self) -> int:
-        """The position in the whole dataset, also for an episode of a view."""
-        return self._index
+        """The id: the position in the whole dataset, unless episodes left it."""
+        ids = self._store.ids
+        return self._index if ids is None else int(ids[self._index])
 
     @property
     def num_steps(self) -> int:

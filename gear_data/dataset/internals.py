@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gear_data.dataset.store import DatasetStore
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.windows import WindowRule
+from gear_data.selection.windows import Int64Array, WindowRule
 
 if TYPE_CHECKING:
     from gear_data.dataset.dataset import Dataset
@@ -26,6 +26,14 @@ def view_of(dataset: Dataset) -> View:
     return dataset._view
 
 
+def rows_of(dataset: Dataset) -> Int64Array | None:
+    """Returns the rows of a dataset's episodes in its store, int64 [episodes], ascending; None: all.
+
+    Windows name episodes by row. The ids of episodes are other numbers after an eviction.
+    """
+    return dataset._view.ids
+
+
 def anchors_of(dataset: Dataset, rule: WindowRule, excluded: npt.NDArray[np.bool_] | None = None) -> Anchors:
     """Returns the anchors of a dataset or view: the steps that position windows.
 
@@ -35,7 +43,7 @@ def anchors_of(dataset: Dataset, rule: WindowRule, excluded: npt.NDArray[np.bool
     Raises:
         InvalidArgumentError: no step is an anchor.
     """
-    ids, mask, mode = dataset.episode_ids, dataset.step_mask, dataset.step_mask_mode
+    ids, mask, mode = rows_of(dataset), dataset.step_mask, dataset.step_mask_mode
     offsets = store_of(dataset).offsets
     first_steps = None if ids is None else offsets[ids]
     eligible = None if mask is None or mode is None else mask.anchors(offsets, rule, mode)
@@ -54,6 +62,6 @@ def ends_without_state(dataset: Dataset, *, finals: bool) -> npt.NDArray[np.bool
     if finals:
         has_final = np.zeros(len(store_of(dataset).lengths), np.bool_)
         has_final[store_of(dataset).finals[0]] = True
-        ids = dataset.episode_ids
+        ids = rows_of(dataset)
         cut &= ~(has_final if ids is None else has_final[ids])
     return cut

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from gear_data.cluster.addresses import is_cluster
 from gear_data.cluster.placement import Placement
 from gear_data.cluster.transport_names import check_transport
-from gear_data.common.paths import plain_path
+from gear_data.common.paths import is_remote, plain_path
 from gear_data.dataset.bad_shards import find_bad_shards, sound_episodes
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import store_of, view_of
@@ -18,8 +21,13 @@ from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.samplers import Sampler
 from gear_data.storage.dataset_files import open_files
+from gear_data.storage.manifest import MANIFEST_NAME
 
 CLUSTERS = ("torchrun",)
+#: `follow=True` waits so long for the first generation, and looks so often.
+_FOLLOW_SECONDS, _POLL_SECONDS = 600.0, 0.05
+
+_log = logging.getLogger(__name__)
 
 
 def open_dataset(
@@ -33,6 +41,7 @@ def open_dataset(
     sampler: str | Sampler = "uniform",
     budget: int | None = None,
     transport: Literal["auto", "verbs", "flight"] = "auto",
+    follow: bool = False,
 ) -> Dataset:
     """Opens a dataset.
 
@@ -66,6 +75,8 @@ def open_dataset(
         sampler, budget: only with `cluster`: they decide which nodes hold each shard, see `Dataset.placement`.
         transport: how steps are read from nodes. `verbs`: RDMA READ, from nodes that serve their memory. `flight`:
             Arrow Flight over TCP. `auto`: RDMA where both ends have a device, else Flight.
+        follow: waits up to ten minutes for the first generation of a `Writer`. `Dataset.refresh` gives the later ones,
+            with or without this argument.
 
     Raises:
         DatasetNotFoundError: `path` has no dataset, or an unfinished conversion.
@@ -89,11 +100,25 @@ def open_dataset(
             hint="pass cluster='torchrun', or leave them out",
         )
     check_transport(transport)
+    if follow:
+        _wait_for_manifest(path)
     if cluster is not None:
         return open_cluster(path, residency, on_bad_shard, sampler, budget, cache_dir, cache_bytes, transport)
     if is_cluster(plain_path(path)):
         return open_remote(path, residency, on_bad_shard, cache_dir, cache_bytes, transport)
     return open_local(path, residency, on_bad_shard, cache_dir, cache_bytes)
+
+
+def _wait_for_manifest(path: str | os.PathLike[str]) -> None:
+    """Waits until a folder has a dataset, or the time is over."""
+    if is_remote(text := plain_path(path)):
+        return
+    deadline, announced = time.monotonic() + _FOLLOW_SECONDS, False
+    while not (Path(text) / MANIFEST_NAME).exists() and time.monotonic() < deadline:
+        if not announced:
+            _log.info("%s: waiting for the first generation of a Writer", text)
+            announced = True
+        time.sleep(_POLL_SECONDS)
 
 
 def open_local(

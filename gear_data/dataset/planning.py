@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gear_data.cluster.placement import Placement, place_shards, shard_shares
-from gear_data.dataset.internals import anchors_of, store_of
+from gear_data.dataset.internals import anchors_of, rows_of, store_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.residency.plan import ResidencyPlan, make_plan
 from gear_data.selection.samplers import Candidates, Sampler, as_sampler
@@ -47,8 +47,8 @@ def _episode_shares(dataset: Dataset, sampler: str | Sampler) -> Float64Array:
     """
     candidates = Candidates(anchors_of(dataset, WindowRule(context=1)), dataset.evaluate)
     shares = as_sampler(sampler).bind(candidates, seed=0).shares()
-    if dataset.episode_ids is None:
+    if rows_of(dataset) is None:
         return shares
     whole = np.zeros(dataset.manifest.episodes)
-    whole[dataset.episode_ids] = shares
+    whole[rows_of(dataset)] = shares
     return whole

@@ -76,27 +76,31 @@ def check_range(first: int, last: int, count: int) -> None:
         )
 
 
-def check_id(index: Any, ids: Int64Array | None, count: int) -> int:
-    """Returns an episode's id as an int.
+def row_of_id(index: Any, ids: Int64Array | None, rows: Int64Array | None, count: int) -> int:
+    """Returns the row of an episode in the store.
 
     Args:
         index: the id.
-        ids: int64 [k], ascending: ids of a view's episodes; None for the whole dataset.
-        count: number of episodes of the whole dataset.
+        ids: int64 [n], ascending: the ids of all episodes of the store; None: 0 to n - 1.
+        rows: int64 [k], ascending: the rows of a view's episodes; None for the whole dataset.
+        count: n.
 
     Raises:
         EpisodeIndexError: the dataset or view has no such episode.
     """
-    if not 0 <= index < count:
-        raise EpisodeIndexError(f"no episode has id {index}: ids are 0 to {count - 1}")
-    if ids is not None:
-        position = int(np.searchsorted(ids, index))
-        if position == len(ids) or ids[position] != index:
+    row = index if ids is None else int(np.searchsorted(ids, index))
+    if not 0 <= row < count or (ids is not None and ids[row] != index):
+        last = count - 1 if ids is None else int(ids[-1])
+        left = "" if ids is None else "; some have left the dataset"
+        raise EpisodeIndexError(f"no episode has id {index}: ids are 0 to {last}{left}")
+    if rows is not None:
+        position = int(np.searchsorted(rows, row))
+        if position == len(rows) or rows[position] != row:
             raise EpisodeIndexError(
-                f"episode {index} is not among the {len(ids):,} of this view",
+                f"episode {index} is not among the {len(rows):,} of this view",
                 hint="episodes keep their ids in a view; ds.episodes['episode_id'] lists them",
             )
-    return int(index)
+    return int(row)
 
 
 def _outside(position: int, count: int) -> EpisodeIndexError:

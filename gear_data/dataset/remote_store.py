@@ -22,7 +22,7 @@ from gear_data.dataset.cluster_store import ClusterDatasetStore
 from gear_data.errors import ClusterError
 from gear_data.residency import Shards, open_shards
 from gear_data.schema import Schema
-from gear_data.storage.identity import OpenedDataset
+from gear_data.storage.identity import OpenedDataset, Version
 from gear_data.storage.manifest import FileEntry, Manifest
 from gear_data.storage.mapped_files import MappedFiles
 from gear_data.storage.remote.cache import ShardCache, default_folder
@@ -54,7 +54,7 @@ class RemoteDatasetFiles:
         addresses: tuple[Address, ...],
         cache: ShardCache,
         transport: str = AUTO,
-        opened: str | None = None,
+        opened: Version | None = None,
         queue_pairs: int | None = None,
     ) -> None:
         self._addresses = addresses
@@ -67,12 +67,12 @@ class RemoteDatasetFiles:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Connections and tokens are not pickled: each process has its own.
-        state = (self._addresses, self._cache, self._transport, self._opened.identity, self._queue_pairs)
+        state = (self._addresses, self._cache, self._transport, self._opened.version, self._queue_pairs)
         return (RemoteDatasetFiles, state)
 
     def with_queue_pairs(self, queue_pairs: int) -> RemoteDatasetFiles:
         """Returns the same files, read over another number of RDMA queue pairs."""
-        return RemoteDatasetFiles(self._addresses, self._cache, self._transport, self._opened.identity, queue_pairs)
+        return RemoteDatasetFiles(self._addresses, self._cache, self._transport, self._opened.version, queue_pairs)
 
     @cached_property
     def client(self) -> ShardClient:

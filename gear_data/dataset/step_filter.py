@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -70,30 +70,69 @@ def satisfying_steps(store: DatasetStore, ids: Int64Array, expression: pl.Expr) 
         UnsupportedColumnError: the expression names a camera, or a column that Polars cannot hold.
         EmptySourceError: no step satisfies the expression.
     """
-    names = filters.step_columns(expression)
-    for name in names:
-        store.schema.index(name)  # refuses cameras
-    lengths, first_steps = store.lengths[ids], store.offsets[ids]
-    step_bytes = sum(_step_bytes(store, name) for name in names)
-
-    def flags() -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-        with progress_bar(int(lengths.sum()), "filter steps", "step", None) as bar:
-            for first, last in block_ranges(lengths, step_bytes, BLOCK_BYTES):
-                block = ids[first:last]
-                frame = filters.step_frame({name: _column(store, name, block) for name in names})
-                found = filters.true_rows(frame, expression)
-                filters.check_row_wise(frame, expression, found)
-                bar.update(len(found))
-                yield from _adjacent_runs(first_steps[first:last], lengths[first:last], found)
-
-    mask = StepMask.from_blocks(store.manifest.steps, flags())
+    mask = StepMask.from_blocks(store.manifest.steps, _flags(store, ids, expression))
     if not mask.count:
+        names = filters.step_columns(expression)
         statistics = {name: store.statistics[name] for name in names if not store.schema[name].variable_length}
         ranges = {
             name: f"{np.fmin.reduce(item.min)} to {np.fmax.reduce(item.max)}" for name, item in statistics.items()
         }
         raise filters.empty_filter_error(expression, "step", ranges)
     return mask
+
+
+def grown_mask(
+    old: DatasetStore, mask: StepMask, new: DatasetStore, rows: tuple[Int64Array, Int64Array, Int64Array],
+    expressions: Sequence[pl.Expr | str],
+) -> StepMask:  # fmt: skip
+    """Returns a mask of steps for another generation of a dataset.
+
+    Args:
+        old: store of the generation that the mask belongs to.
+        mask: the steps that satisfy the expressions.
+        new: store of the other generation.
+        rows: int64 [k], ascending, three times: rows of episodes in `old`, and their rows in `new`; and the rows of
+            `new` that are evaluated.
+        expressions: the filters of steps.
+
+    Raises:
+        EmptySourceError: no step satisfies the expressions.
+    """
+    kept_old, kept_new, added = rows
+    flags = np.zeros(new.manifest.steps, np.bool_)
+    known = mask.flags(0, mask.num_steps)
+    lengths = old.lengths[kept_old]
+    within = np.arange(int(lengths.sum())) - np.repeat(offsets_of(lengths)[:-1], lengths)
+    flags[np.repeat(new.offsets[kept_new], lengths) + within] = known[
+        np.repeat(old.offsets[kept_old], lengths) + within
+    ]
+    if len(added):
+        found = np.ones(new.manifest.steps, np.bool_)
+        for expression in expressions:
+            parsed = filters.parse(expression, new.schema.names)
+            each = StepMask.from_blocks(new.manifest.steps, _flags(new, added, parsed))
+            found &= each.flags(0, each.num_steps)
+        flags |= found
+    if not flags.any():
+        raise EmptySourceError("no step satisfies the filters any more", hint="open the dataset again, and filter it")
+    return StepMask.from_blocks(len(flags), [(0, flags)])
+
+
+def _flags(store: DatasetStore, ids: Int64Array, expression: pl.Expr) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+    """Yields runs of steps: the first step, and whether the expression holds at each."""
+    names = filters.step_columns(expression)
+    for name in names:
+        store.schema.index(name)  # refuses cameras
+    lengths, first_steps = store.lengths[ids], store.offsets[ids]
+    step_bytes = sum(_step_bytes(store, name) for name in names)
+    with progress_bar(int(lengths.sum()), "filter steps", "step", None) as bar:
+        for first, last in block_ranges(lengths, step_bytes, BLOCK_BYTES):
+            block = ids[first:last]
+            frame = filters.step_frame({name: _column(store, name, block) for name in names})
+            found = filters.true_rows(frame, expression)
+            filters.check_row_wise(frame, expression, found)
+            bar.update(len(found))
+            yield from _adjacent_runs(first_steps[first:last], lengths[first:last], found)
 
 
 def _step_bytes(store: DatasetStore, name: str) -> int:

@@ -65,7 +65,9 @@ def check_discount(discount: Any) -> float:
 
 
 class DatasetStore:
-    """All episodes of a dataset, by id: 0 to n - 1 in source order.
+    """All episodes of a dataset, by row of the episode table: 0 to n - 1 in source order.
+
+    Without evictions, the row of an episode is its id.
 
     A column is mapped from disk when it is first read; no column is copied. A store can be pickled; unpickling opens
     it again.
@@ -247,6 +249,11 @@ class DatasetStore:
         return self.episode_table.column(name).to_numpy().astype(np.int64, copy=False)  # type: ignore[no-any-return]
 
     @cached_property
+    def ids(self) -> Int64Array | None:
+        """int64 [n], ascending: the ids of the episodes; None: 0 to n - 1."""
+        return None if self.manifest.next_id == self.manifest.episodes else self._int64("episode_id")
+
+    @cached_property
     def lengths(self) -> Int64Array:
         """int64 [n]: number of steps of each episode."""
         return self._int64("length")
@@ -360,9 +367,9 @@ class DatasetStore:
 
     @cached_property
     def finals(self) -> tuple[Int64Array, dict[str, npt.NDArray[Any]]]:
-        """Final observations: int64 [k] ids and column name -> [k, *shape].
+        """Final observations: int64 [k] rows and column name -> [k, *shape].
 
-        The ids are of the episodes that have a final observation.
+        The rows are of the episodes that have a final observation.
         """
         entry = self.manifest.tables.get("finals")
         if entry is None:
@@ -374,7 +381,18 @@ class DatasetStore:
         for column in self.schema.final_columns:
             values = array_values(table.column(column.name).combine_chunks()).view(column.numpy_dtype)
             columns[column.name] = values.reshape(len(table), *column.shape)
-        return table.column("episode_id").to_numpy(), columns
+        final_ids = table.column("episode_id").to_numpy()
+        if self.ids is None:
+            return final_ids, columns
+        rows = np.searchsorted(self.ids, final_ids)
+        if not np.array_equal(self.ids[np.minimum(rows, len(self.ids) - 1)], final_ids):
+            raise ManifestError(
+                "it has final observations of episodes that are not in the episode table",
+                file=self.files.name(entry),
+                column="episode_id",
+                hint=_RESTORE_TABLE,
+            )
+        return rows, columns
 
 
 def _open_again(

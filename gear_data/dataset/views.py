@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,24 @@ from gear_data.storage.quantiles.exact import Float64Array, exact_quantiles
 from gear_data.storage.quantiles.files import load_quantiles, save_quantiles
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, statistics_width
 
+if TYPE_CHECKING:
+    import polars as pl
+
 #: Bytes of a column that a pass for quantiles reads at once. Their keys take up to eight times as much.
 _QUANTILE_BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A filter that made a view.
+
+    Attributes:
+        expression: see `Dataset.filter`.
+        mode: of a filter of steps; None: it filters episodes.
+    """
+
+    expression: pl.Expr | str
+    mode: str | None = None
 
 
 @dataclass(frozen=True)
@@ -31,14 +47,16 @@ class View:
     """Episodes and steps of a store that a dataset shows.
 
     Attributes:
-        ids: int64 [k], ascending: the episodes; None: all.
+        ids: int64 [k], ascending: the rows of the episodes in the store; None: all.
         mask: the steps that satisfy the step filters, numbered as in the store; None without a step filter.
         mode: steps of a window that the step filters test, `first` or `all`; None without a step filter.
+        made_by: the filters that made the view, in order; None: positions made it, too.
     """
 
     ids: Int64Array | None = None
     mask: StepMask | None = None
     mode: str | None = None
+    made_by: tuple[Filter, ...] | None = ()
 
 
 def view_fingerprint(store: DatasetStore, ids: Int64Array) -> str:

@@ -17,6 +17,7 @@ from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentE
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
 from gear_data.ingest.videos.placing import VIDEOS
+from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
@@ -37,6 +38,7 @@ _DATASET_FILES = frozenset(
         "shards",
         "sidecars",
         VIDEOS,
+        *GROWING_FOLDERS,
         ".gitattributes",
         ".git",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gear_data.ingest.convert import ConvertReport
+from gear_data.ingest.growing.publish import Publication
 from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.record import RecordedEpisode
 
@@ -44,18 +44,18 @@ class EpisodeSink(Protocol):
             GearError: They may be lost then.
         """
 
-    def seal(self) -> ConvertReport:
-        """Makes the dataset of all episodes, and releases what the sink holds.
-
-        Raises:
-            GearError: There is no dataset, and all episodes are kept. `seal` can be called again.
-        """
-
-    def close(self) -> ConvertReport | None:
-        """Seals if there is an episode, and releases what the sink holds.
+    def seal(self) -> Publication | None:
+        """Makes a generation of the dataset with all episodes so far.
 
         Returns:
-            The report of the dataset; None: there is no dataset.
+            The generation; None: the dataset has all episodes already.
+
+        Raises:
+            GearError: There is no new generation, and all episodes are kept. `seal` can be called again.
+        """
+
+    def close(self) -> Publication | None:
+        """Seals, and releases what the sink holds.
 
         Raises:
             GearError: See `seal`.

@@ -1,79 +1,100 @@
-"""JournalFolder: finished episodes on this machine, in journals."""
+"""JournalFolder: the journals of one writer."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from gear_data.errors import DestinationExistsError, EmptySourceError, InvalidArgumentError, ResumeError
-from gear_data.ingest.convert import ConvertReport, convert
-from gear_data.recording.episode_sink import EpisodeSink
+from gear_data.errors import DestinationExistsError
 from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.journal.record import RecordedEpisode
 from gear_data.storage.journal.writing import SUFFIX, JournalWriter
-from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.writing.folder_lock import folder_lock
 
+#: Suffix of the folder of all journals, beside the dataset's folder.
+JOURNALS = ".journal"
+#: Most writers of one dataset.
+MOST_WRITERS = 1000
 
-class JournalFolder(EpisodeSink):
-    """Appends finished episodes to a journal in the folder `PATH.journal`.
 
-    `seal` converts all journals of the folder to the dataset `PATH`, and removes them.
+def journals_of(folder: Path) -> Path:
+    """Returns the folder of all writers' journals of a dataset."""
+    return folder.with_name(f"{folder.name}{JOURNALS}")
+
+
+class JournalFolder:
+    """The journals of one writer: `DATASET.journal/WRITER/NUMBER.arrows`.
+
+    Episodes go into one journal, until `rotate` ends it, or it is full. Ended journals wait for the next generation. No
+    other process uses the folder meanwhile. A folder of a writer that died is used again: its journals wait there.
+
+    Not thread-safe.
 
     Args:
-        path: the folder of the dataset. It must not exist, or must be empty.
-        shard_bytes: see `Writer`.
+        folder: folder of the dataset.
+        first: number of the first folder to try.
+
+    Attributes:
+        name: name of this writer, three digits.
+        path: the folder.
 
     Raises:
-        DestinationExistsError: there is a dataset already, or another Writer is recording there.
+        DestinationExistsError: there are too many writers.
         UnwritableError: the folder cannot be written to.
     """
 
-    def __init__(self, path: Path, *, shard_bytes: int) -> None:
-        self._folder, self._shard_bytes = path, shard_bytes
-        self._journals = path.with_name(f"{path.name}.journal")
+    def __init__(self, folder: Path, first: int = 0) -> None:
+        self._stack = ExitStack()
+        self.name, self.path = self._locked(folder, first)
         self._journal: JournalWriter | None = None
-        self._lock = ExitStack()
-        hint = "wait for the end of the other Writer, or choose another path"
-        self._lock.enter_context(folder_lock(self._journals, name=str(path), hint=hint))
-        try:
-            earlier = self._journal_files()
-            if earlier and (path / MANIFEST_NAME).exists():
-                # The process ended between the dataset and the removal of its journal.
-                self._convert()
-                earlier = []
-            if not earlier and path.exists() and any(path.iterdir()):
-                raise DestinationExistsError(
-                    "the destination exists and is not empty", file=str(path), hint="choose another path"
-                )
-            self._episodes = sum(len(read_journal(each).episodes) for each in earlier)
-        except BaseException:
-            self._lock.close()
-            raise
+        self._columns: tuple[ColumnSpec, ...] = ()
+        #: The journal's largest size; None: no limit.
+        self._bytes = 0
+        self._most_steps: int | None = None
+        self._steps = 0
+        self._next = 0
 
-    @property
-    def episodes(self) -> int:
-        """The number of finished episodes. The episodes of earlier journals count."""
-        return self._episodes
+    def _locked(self, folder: Path, first: int) -> tuple[str, Path]:
+        hint = "end some of them"
+        for number in range(first, MOST_WRITERS):
+            path = journals_of(folder) / f"{number:03d}"
+            try:
+                self._stack.enter_context(folder_lock(path, name=str(folder), hint=hint))
+                return path.name, path
+            except DestinationExistsError:
+                continue
+        raise DestinationExistsError(f"has {MOST_WRITERS} writers already", file=str(folder), hint=hint)
 
-    def begin(self, columns: Sequence[ColumnSpec]) -> None:
-        """Opens a new journal."""
-        earlier = self._journal_files()
-        number = int(earlier[-1].stem) + 1 if earlier else 0
-        self._journal = JournalWriter(self._journals / f"{number:06d}{SUFFIX}", columns)
+    def begin(self, columns: Sequence[ColumnSpec], *, first: int, most_bytes: int, most_steps: int | None) -> None:
+        """Opens the folder for episodes.
+
+        Args:
+            columns: their columns.
+            first: the smallest number that a journal may have.
+            most_bytes: a journal of this size ends.
+            most_steps: a journal of so many steps ends; None: no limit.
+        """
+        self._columns, self._bytes, self._most_steps = tuple(columns), most_bytes, most_steps
+        numbers = [int(file.stem) for file in self.ended()]
+        self._next = max([first, *(number + 1 for number in numbers)])
 
     def append(self, episode: RecordedEpisode) -> None:
-        """Appends an episode to the journal.
+        """Appends an episode, whole or not at all.
 
         Raises:
             StorageFullError, UnwritableError: the journal cannot be written.
         """
         if self._journal is None:
-            raise InvalidArgumentError("no journal is open", hint="call begin first")
+            self._journal = JournalWriter(self.path / f"{self._next:06d}{SUFFIX}", self._columns)
+            self._next, self._steps = self._next + 1, 0
         self._journal.append(episode)
-        self._episodes += 1
+        self._steps += episode.steps
+        if self._journal.bytes >= self._bytes or (self._most_steps is not None and self._steps >= self._most_steps):
+            self.rotate()
 
     def sync(self) -> None:
         """Waits until the disk has all episodes.
@@ -84,55 +105,43 @@ class JournalFolder(EpisodeSink):
         if self._journal is not None:
             self._journal.sync()
 
-    def seal(self) -> ConvertReport:
-        """Makes the dataset of all journals, and removes the journals.
+    def rotate(self) -> None:
+        """Ends the journal. Later episodes go into another one."""
+        if self._journal is not None:
+            journal, self._journal = self._journal, None
+            journal.close()
+
+    def ended(self) -> list[Path]:
+        """Returns the journals that wait for the next generation, in order."""
+        files = sorted(self.path.glob(f"*{SUFFIX}"))
+        return files if self._journal is None else files[:-1]
+
+    def num_episodes(self, published: int) -> int:
+        """Returns the number of episodes in the journals that wait.
+
+        Args:
+            published: number of the last journal that the dataset has.
 
         Raises:
-            EmptySourceError: there is no episode.
-            GearError: the dataset cannot be written.
+            CorruptSourceError: a journal is damaged.
         """
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
-        if not self._episodes:
-            raise EmptySourceError("no episode has a step", file=str(self._folder))
-        report = self._convert()
-        self._lock.close()
-        return report
+        return sum(len(read_journal(file).episodes) for file in self.ended() if int(file.stem) > published)
 
-    def close(self) -> ConvertReport | None:
-        """Seals if there is an episode. Without one, nothing stays on disk."""
-        if self._episodes:
-            return self.seal()
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
-        for each in self._journal_files():
-            each.unlink()
-        self._lock.close()
-        return None
+    def remove(self, journal: Path) -> None:
+        """Removes a journal, after its episodes are in the dataset."""
+        journal.unlink(missing_ok=True)
+        shutil.rmtree(segment_of(journal), ignore_errors=True)
 
-    def _convert(self) -> ConvertReport:
+    def close(self) -> None:
+        """Ends the journal, and lets other writers use the folder."""
         try:
-            report = self._converted(resume=True)
-        except ResumeError:
-            if (self._folder / MANIFEST_NAME).exists():
-                raise
-            # A process that was killed inside `seal` left the half of a dataset, of fewer journals.
-            report = self._converted(overwrite=True)
-        for each in self._journal_files():
-            each.unlink()
-        return report
+            self.rotate()
+        finally:
+            self._stack.close()
+            with suppress(OSError):  # journals wait there, or another writer uses it
+                os.rmdir(self.path.parent)
 
-    def _converted(self, *, resume: bool = False, overwrite: bool = False) -> ConvertReport:
-        return convert(
-            self._journals,
-            self._folder,
-            format="journal",
-            shard_bytes=self._shard_bytes,
-            resume=resume,
-            overwrite=overwrite,
-        )
 
-    def _journal_files(self) -> list[Path]:
-        return sorted(self._journals.glob(f"*{SUFFIX}"))
+def segment_of(journal: Path) -> Path:
+    """Returns the folder of the dataset that a journal is sealed into."""
+    return journal.with_suffix(".part")

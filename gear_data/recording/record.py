@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 from gear_data.common.extras import import_extra
 from gear_data.common.progress import progress_bar
-from gear_data.errors import InvalidArgumentError
-from gear_data.ingest.convert import ConvertReport
+from gear_data.errors import EmptySourceError, InvalidArgumentError
+from gear_data.ingest.growing.publish import Publication, newest_manifest
 from gear_data.recording.callbacks import EnvCallbacks, EpisodeMetadataCallback, StepDataCallback
 from gear_data.recording.writer import Writer
 
@@ -77,17 +78,17 @@ def record_episodes(
     policy: Callable[[Any], Any] | None = None,
     seed: int = 0,
     progress: bool | None = None,
-) -> ConvertReport:
-    """Records episodes of an environment, and returns the report of the dataset.
+) -> Publication:
+    """Records episodes of an environment, and returns the generation that has them.
 
-    A recording that was killed continues with its next episode.
+    A recording that was killed continues with its next episode. Episodes are appended to a dataset that exists.
 
     Args:
         env_id: the id of the environment, for `gymnasium.make`.
         path: the folder of the dataset.
         episodes: number of episodes.
         policy: takes an observation and returns an action. None draws actions from the environment's space.
-        seed: episode i is reset with seed + i, and its actions are drawn with the same seed.
+        seed: the episode with id i is reset with seed + i, and its actions are drawn with the same seed.
         progress: show a bar; None shows one on a terminal.
 
     Raises:
@@ -101,10 +102,12 @@ def record_episodes(
     from gear_data.recording.environments import RecordedEnv
 
     with Writer(path) as writer, progress_bar(episodes, "episodes", "episode", progress) as bar:
+        manifest = newest_manifest(Path(path))
+        first = seed + (0 if manifest is None else manifest.next_id)
         env = RecordedEnv(gymnasium.make(env_id), writer)
         bar.update(writer.episodes)
         while writer.episodes < episodes:
-            number = seed + writer.episodes
+            number = first + writer.episodes
             observation, _ = env.reset(seed=number)
             env.action_space.seed(number)
             ended = False
@@ -114,4 +117,7 @@ def record_episodes(
                 ended = terminated or truncated
             bar.update(1)
         env.env.close()  # type: ignore[no-untyped-call]
-        return writer.seal()
+        publication = writer.close()
+    if publication is None:
+        raise EmptySourceError("no episode was recorded", file=path)
+    return publication

@@ -9,10 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
-from gear_data.schema import DTYPES, ColumnSpec
+from gear_data.schema import DTYPES, ColumnSpec, Schema
 
 #: Python types of one number -> kinds of dtypes that hold the number exactly, or as a float.
 _WEAK = {bool: "b", int: "iuf", float: "f"}
+
+#: End flags, which `end_episode` gives.
+_FLAGS = ("terminated", "truncated")
 
 
 def flat_step(step: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,6 +45,38 @@ def infer_columns(step: Mapping[str, Any], where: str) -> tuple[ColumnSpec, ...]
         UnsupportedColumnError: a value is neither numbers, text nor bytes.
     """
     return tuple(_infer(name, value, where) for name, value in step.items())
+
+
+def check_joins(columns: Iterable[ColumnSpec], schema: Schema, dataset: str) -> None:
+    """Checks that steps of some columns can join a dataset.
+
+    Args:
+        columns: of the steps.
+        schema: of the dataset.
+        dataset: its place, for errors.
+
+    Raises:
+        UnsupportedColumnError: a column is missing, new, or has another dtype or shape.
+    """
+    wanted = {column.name: column for column in schema.source_columns if column.name not in _FLAGS}
+    given = {column.name: column for column in columns}
+    for name in dict.fromkeys((*wanted, *given)):
+        if name not in wanted or name not in given:
+            lacks = "the dataset lacks it" if name in given else "the first step lacks it"
+            raise UnsupportedColumnError(
+                f"cannot be recorded: {lacks}",
+                file=dataset,
+                column=name,
+                hint=f"the dataset's steps have the columns {', '.join(wanted)}",
+            )
+        old, new = ((each[name].dtype, each[name].shape) for each in (wanted, given))
+        if old != new:
+            raise UnsupportedColumnError(
+                f"the first step has {new[0]} {list(new[1])}, and the dataset has {old[0]} {list(old[1])}",
+                file=dataset,
+                column=name,
+                hint="nothing is cast: convert the values before append",
+            )
 
 
 def _infer(name: str, value: Any, where: str) -> ColumnSpec:

@@ -1,4 +1,4 @@
-"""Writer: records episodes, and makes a dataset of them."""
+"""Writer: records episodes into a dataset that grows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ import numpy.typing as npt
 
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
-from gear_data.ingest.convert import SHARD_BYTES, ConvertReport
+from gear_data.ingest.convert import MIN_SHARD_BYTES, SHARD_BYTES
+from gear_data.ingest.growing.eviction import OLDEST, Limits
+from gear_data.ingest.growing.publish import Publication
 from gear_data.recording.declared_columns import declared_columns
 from gear_data.recording.episode_sink import EpisodeSink
-from gear_data.recording.journal_folder import JournalFolder
+from gear_data.recording.journal_sink import JournalSink
 from gear_data.recording.open_episodes import OpenEpisodes
 from gear_data.recording.rate_limit.limit import RateLimit
 from gear_data.recording.rate_limit.limiter import RateLimiter
+from gear_data.recording.sealing import SealOptions
 from gear_data.recording.step_columns import check_names, checked_rows, checked_value, flat_step, infer_columns
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.journal.record import RecordedEpisode
@@ -32,20 +35,27 @@ _FACTS = (str, bool, int, float)
 
 
 class Writer:
-    """Records episodes step by step, and makes a dataset of them.
+    """Records episodes step by step into a dataset that grows.
 
-    A finished episode goes into a journal in the folder `PATH.journal`. `seal` converts the journal to shards and
-    removes it. If the process dies before, a new `Writer` of the same path continues: it has all episodes that were
-    finished. An episode that was open is lost as a whole.
+    A finished episode goes into a journal in the folder `PATH.journal`. `seal` makes a generation of the dataset: all
+    earlier episodes, then those of the journal. Readers that have the dataset open keep their generation;
+    `Dataset.refresh` gives them the new one. If the process dies, the journal has every finished episode, and the next
+    `Writer` of the same path publishes them. An episode that was open is lost as a whole.
 
-    Methods may be called from several threads. As a context manager, a Writer seals at the end of the block, also after
-    an exception: `with gear_data.Writer("runs/") as writer: ...`.
+    Several Writers of one path, in one or several processes, append to the same dataset. The path may have a dataset of
+    the same columns already. Methods may be called from several threads. As a context manager, a Writer closes at the
+    end of the block, also after an exception: `with gear_data.Writer("runs/") as writer: ...`.
 
     Args:
-        path: the folder of the dataset. It must not exist, or must be empty.
+        path: the folder of the dataset.
         durability: when a finished episode outlives a loss of power: `episode`, when `end_episode` returns; `flush`,
             when `flush` returns; `os`, when the operating system wrote it. It always outlives the process.
-        shard_bytes: the size at which a shard is closed, in bytes of column data.
+        shard_bytes: the size up to which shards are filled, in bytes of column data.
+        publish_every: seconds between generations that a thread publishes; None: `seal` and `close` publish.
+        max_steps, max_bytes: the largest size of the dataset. Shards leave as a whole until it is kept; a generation
+            keeps its newest shard in any case. None: no limit.
+        evict: what leaves first: `oldest`, or a numeric column of the episode table, such as `return`: the shards with
+            the smallest mean.
         schema: the columns of every step: the schema of a dataset, such as `gear_data.open("runs/").schema`, or a
             mapping of column -> (dtype, shape), such as `{"actions": ("float32", (6,)), "rewards": ("float32", ())}`.
             The dtype of text is `str`. None: the first step decides.
@@ -54,7 +64,7 @@ class Writer:
 
     Raises:
         InvalidArgumentError: the path is a URL, or an argument has a wrong value.
-        DestinationExistsError: there is a dataset already, or another Writer is recording there.
+        DestinationExistsError: the folder holds other files.
         UnwritableError: the folder cannot be written to.
     """
 
@@ -64,11 +74,18 @@ class Writer:
         *,
         durability: Literal["episode", "flush", "os"] = "episode",
         shard_bytes: int = SHARD_BYTES,
+        publish_every: float | None = None,
+        max_steps: int | None = None,
+        max_bytes: int | None = None,
+        evict: str = OLDEST,
         schema: Schema | Mapping[str, Any] | None = None,
         rate_limit: RateLimit | None = None,
     ) -> None:
         if durability not in DURABILITY:
             raise InvalidArgumentError(f"durability must be one of {', '.join(DURABILITY)}, not {durability!r}")
+        _check_positive(publish_every=publish_every, max_steps=max_steps, max_bytes=max_bytes)
+        if not isinstance(shard_bytes, int) or shard_bytes < MIN_SHARD_BYTES:
+            raise InvalidArgumentError(f"shard_bytes must be at least {MIN_SHARD_BYTES}, not {shard_bytes!r}")
         if is_remote(text := plain_path(path)):
             raise InvalidArgumentError(
                 "a Writer needs a folder of this machine", file=text, hint="record locally, then convert to the URL"
@@ -77,15 +94,15 @@ class Writer:
         self._columns: dict[str, ColumnSpec] = {}
         self._declared = None if schema is None else declared_columns(schema)
         self._open: OpenEpisodes | None = None
-        self._report: ConvertReport | None = None
-        self._is_closed = False
         self._mutex = threading.RLock()
+        self._closed = False
         self._limiter = None if rate_limit is None else RateLimiter(Path(text), rate_limit, "inserted")
-        self._sink: EpisodeSink = JournalFolder(Path(text), shard_bytes=shard_bytes)
+        options = SealOptions(shard_bytes, Limits(max_steps, max_bytes, evict))
+        self._sink: EpisodeSink = JournalSink(Path(text), options, publish_every)
 
     @property
     def episodes(self) -> int:
-        """The number of finished episodes. The episodes of an earlier Writer count."""
+        """The number of finished episodes. The episodes of a Writer that died count."""
         return self._sink.episodes
 
     def append(self, env_id: int = 0, **step: Any) -> None:
@@ -209,27 +226,19 @@ class Writer:
         with self._mutex:
             self._sink.sync()
 
-    def seal(self) -> ConvertReport:
-        """Makes the dataset of all finished episodes, and closes the Writer.
+    def seal(self) -> Publication | None:
+        """Publishes a generation of the dataset with all finished episodes.
 
-        The journal is removed. Open episodes end as truncated, without a final observation.
+        Open episodes stay open, and the Writer goes on.
 
         Returns:
-            The report of the conversion.
+            The generation; None if no episode was finished since the last one.
 
         Raises:
-            EmptySourceError: no episode has a step.
-            GearError: the dataset cannot be written. The journal stays; `seal` can be called again.
+            GearError: the generation cannot be written. The journals stay; `seal` can be called again.
         """
-        with self._mutex:
-            if self._report is not None:
-                return self._report
-            self._check_open()
-            self._end_open_episodes()
-            self._report = self._sink.seal()
-            self._end_limit()
-            self._is_closed = True
-            return self._report
+        self._check_open()
+        return self._sink.seal()
 
     def open_episodes(self) -> list[int]:
         """Returns the environments with an open episode.
@@ -239,14 +248,26 @@ class Writer:
         with self._mutex:
             return [] if self._open is None else self._open.environments()
 
-    def close(self) -> None:
-        """Seals if there is an episode. Without one, nothing stays on disk."""
+    def close(self) -> Publication | None:
+        """Publishes a generation with all episodes, and ends the Writer.
+
+        Open episodes end as truncated, without a final observation. Episodes of Writers that died are published, too.
+
+        Returns:
+            As `seal`.
+
+        Raises:
+            GearError: the generation cannot be written. The journals stay, for the next Writer.
+        """
         with self._mutex:
-            if not self._is_closed:
-                self._end_open_episodes()
-                self._report = self._sink.close()
-                self._end_limit()
-                self._is_closed = True
+            if self._closed:
+                return None
+            for environment in self.open_episodes():
+                self._end(*self._opened_with_steps(environment), False, True, {}, {})
+            self._closed = True
+        if self._limiter is not None:
+            self._limiter.close()
+        return self._sink.close()
 
     def __enter__(self) -> Writer:
         return self
@@ -257,26 +278,18 @@ class Writer:
         self.close()
 
     def _check_open(self) -> None:
-        if self._is_closed:
-            raise InvalidArgumentError("the Writer is closed", hint="make another Writer")
-
-    def _end_open_episodes(self) -> None:
-        for environment in self.open_episodes():
-            self._end(*self._opened_with_steps(environment), False, True, {}, {})
+        if self._closed:
+            raise InvalidArgumentError("the Writer is closed", hint="make another Writer of the same path")
 
     def _wait(self) -> None:
         """Waits for training. Other threads can use the Writer meanwhile."""
         if self._limiter is not None:
             self._limiter.wait()
 
-    def _end_limit(self) -> None:
-        if self._limiter is not None:
-            self._limiter.close()
-
     def _opened(self, first: Mapping[str, Any]) -> OpenEpisodes:
         """Returns the open episodes.
 
-        The first step decides the columns.
+        The first step decides the columns, and opens the journal.
 
         Args:
             first: a step: dotted name -> value.
@@ -348,3 +361,9 @@ def _flags(value: Any, count: int, name: str) -> npt.NDArray[np.bool_]:
     if flags.dtype != np.bool_ or flags.shape != (count,):
         raise InvalidArgumentError(f"{name} must be bool [{count}], not {flags.dtype} {list(flags.shape)}")
     return flags
+
+
+def _check_positive(**numbers: float | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and not (isinstance(number, int | float) and number > 0):
+            raise InvalidArgumentError(f"{name} must be above 0, not {number!r}")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from gear_data.common.paths import is_remote, join, plain_path
 from gear_data.errors import (
@@ -21,7 +23,9 @@ from gear_data.errors import (
     ManifestError,
     RemoteError,
 )
-from gear_data.storage.identity import FileStamp, OpenedDataset, file_stamp, replaced_error
+from gear_data.storage.generations.growth import generation_file
+from gear_data.storage.generations.leases import Lease, take_lease
+from gear_data.storage.identity import FileStamp, OpenedDataset, Version, file_stamp, generation_gone, replaced_error
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, not_a_dataset
 from gear_data.storage.mapped_files import MappedFiles
 from gear_data.storage.mapped_shards import check_file_size, check_size
@@ -95,26 +99,39 @@ class DatasetFiles(Protocol):
         """Returns the folder for sidecars. `contents` is a hash of their inputs."""
 
 
+@runtime_checkable
+class GrowingFiles(DatasetFiles, Protocol):
+    """Files of a dataset that may grow."""
+
+    def at(self, generation: int | None = None) -> DatasetFiles:
+        """Returns the files of another generation of the same dataset; None: the newest one."""
+
+
 class FolderFiles:
     """Files in a folder of this machine or of a mounted file system.
 
     Args:
         folder: folder of the dataset.
         opened: the dataset that the files belong to, if it was opened before.
+        generation: of a dataset that grows; None: the newest one.
 
     Attributes:
         mapped: see `DatasetFiles`.
     """
 
-    def __init__(self, folder: Path, opened: str | None = None) -> None:
+    def __init__(self, folder: Path, opened: Version | None = None, generation: int | None = None) -> None:
         self._folder = folder
         self._opened = OpenedDataset(opened)
+        self._generation = generation
+        #: Keeps the files of the generation.
+        self._lease: Lease | None = None
         #: Stamp of a manifest of the opened dataset.
         self._stamp: FileStamp | None = None
-        self.mapped = MappedFiles(self.check_unchanged)
+        # Not a bound method: the cycle would keep the lease after the last reader is gone.
+        self.mapped = MappedFiles(partial(_check_unchanged, weakref.ref(self)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (FolderFiles, (self._folder, self._opened.identity))
+        return (FolderFiles, (self._folder, self._opened.version, self._generation))
 
     @property
     def location(self) -> Path:
@@ -123,9 +140,38 @@ class FolderFiles:
     def manifest(self) -> Manifest:
         # Taken before reading: a manifest that is replaced meanwhile is read again at the next check.
         stamp = file_stamp(self._folder / MANIFEST_NAME)
-        manifest = self._opened.admit(Manifest.load(self._folder), self._folder)
+        newest = self._leased() if self._lease is None else Manifest.load(self._folder)
+        manifest = self._opened.admit(newest, self._folder, self._earlier)
         self._stamp = stamp
         return manifest
+
+    def at(self, generation: int | None = None) -> FolderFiles:
+        return FolderFiles(self._folder, generation=generation)
+
+    def _leased(self) -> Manifest:
+        """Returns the newest manifest, or that of the generation that was asked for.
+
+        Takes a lease of the generation that is opened, so that its files stay.
+        """
+        version = self._opened.version
+        wanted = self._generation if version is None else version.generation
+        while True:
+            lease = take_lease(self._folder / MANIFEST_NAME)
+            manifest = Manifest.load(self._folder)
+            if wanted is not None and wanted != manifest.generation:
+                lease = take_lease(self._folder / generation_file(wanted))
+                if version is None:
+                    manifest = self._earlier(wanted)
+            # Without this check, a publisher may have replaced the file after the lease.
+            if lease is None or lease.is_current():
+                self._lease = lease
+                return manifest
+
+    def _earlier(self, generation: int) -> Manifest:
+        try:
+            return Manifest.load(self._folder, generation_file(generation))
+        except DatasetNotFoundError:
+            raise generation_gone(generation, self._folder) from None
 
     def check_unchanged(self) -> None:
         """Checks that the folder still has the dataset that was opened.
@@ -184,6 +230,12 @@ class FolderFiles:
         return self._folder / "sidecars"
 
 
+def _check_unchanged(files: weakref.ref[FolderFiles]) -> None:
+    """Calls `check_unchanged`, as long as somebody uses the files."""
+    if (alive := files()) is not None:
+        alive.check_unchanged()
+
+
 class CachedFiles:
     """Files at a URL, fetched into a cache of this machine.
 
@@ -198,7 +250,7 @@ class CachedFiles:
         mapped: see `DatasetFiles`.
     """
 
-    def __init__(self, url: str, cache: ShardCache, opened: str | None = None) -> None:
+    def __init__(self, url: str, cache: ShardCache, opened: Version | None = None) -> None:
         self._store = ObjectStore(url)
         self._cache = cache
         self._opened = OpenedDataset(opened)
@@ -206,7 +258,7 @@ class CachedFiles:
         self.mapped = MappedFiles(lambda: None, times=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (CachedFiles, (self._store.name, self._cache, self._opened.identity))
+        return (CachedFiles, (self._store.name, self._cache, self._opened.version))
 
     @property
     def location(self) -> str:

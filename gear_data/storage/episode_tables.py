@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import CorruptShardError, UnsupportedColumnError
@@ -169,20 +170,34 @@ def read_episodes(path: Path, manifest: Manifest) -> pa.Table:
         raise CorruptShardError(
             f"has {len(table)} rows, but the manifest has {manifest.episodes} episodes", file=str(path), hint=_RESTORE
         )
-    ids = table.column("episode_id").to_numpy()
+    _check_ids(table.column("episode_id").to_numpy(), manifest, path)
+    return table
+
+
+def _check_ids(ids: npt.NDArray[np.int64], manifest: Manifest, path: Path) -> None:
+    """Checks the ids of a dataset's episodes.
+
+    They are 0 to n - 1. After an eviction they ascend, with gaps.
+    """
+    if manifest.next_id != len(ids):
+        wrong = (ids < 0) | (ids >= manifest.next_id)
+        wrong[1:] |= ids[1:] <= ids[:-1]
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise _wrong_id(f"ascend from 0 to {manifest.next_id - 1} at most, not be {ids[row]}", row, path)
+        return
     for first in range(0, len(ids), _IDS_AT_ONCE):
         part = ids[first : first + _IDS_AT_ONCE]
         wrong = part != np.arange(first, first + len(part))
         if wrong.any():
             row = first + int(np.argmax(wrong))
-            raise CorruptShardError(
-                f"the ids of episodes must be 0 to {len(ids) - 1}, in order, not {ids[row]}",
-                file=str(path),
-                column="episode_id",
-                row=row,
-                hint=_RESTORE,
-            )
-    return table
+            raise _wrong_id(f"be 0 to {len(ids) - 1}, in order, not {ids[row]}", row, path)
+
+
+def _wrong_id(problem: str, row: int, path: Path) -> CorruptShardError:
+    return CorruptShardError(
+        f"the ids of episodes must {problem}", file=str(path), column="episode_id", row=row, hint=_RESTORE
+    )
 
 
 def read_finals(path: Path, manifest: Manifest) -> pa.Table:
@@ -199,17 +214,11 @@ def read_finals(path: Path, manifest: Manifest) -> pa.Table:
             "is no column of this table", file=str(path), column=table.column_names[len(fields)], hint=_RESTORE
         )
     ids = table.column("episode_id").to_numpy()
-    wrong = (ids < 0) | (ids >= manifest.episodes)
+    wrong = (ids < 0) | (ids >= manifest.next_id)
     wrong[1:] |= ids[1:] <= ids[:-1]
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise CorruptShardError(
-            f"the ids of episodes must ascend from 0 to {manifest.episodes - 1} at most, not be {ids[row]}",
-            file=str(path),
-            column="episode_id",
-            row=row,
-            hint=_RESTORE,
-        )
+        raise _wrong_id(f"ascend from 0 to {manifest.next_id - 1} at most, not be {ids[row]}", row, path)
     return table
 
 

@@ -20,6 +20,7 @@ from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import Count, check_json, parse_json
 from gear_data.errors import DatasetNotFoundError, ManifestError, VersionError
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
+from gear_data.storage.generations.growth import Growth, GrowthRecord
 from gear_data.storage.statistics import ColumnStatistics, StatisticsRecord, statistics_width
 from gear_data.storage.variable_columns import OFFSET_BYTES, VariableBuffers
 from gear_data.video.index_tables import TABLE_FILES
@@ -127,6 +128,7 @@ class _ManifestRecord(msgspec.Struct, frozen=True):
     provenance: dict[str, Any]
     findings: tuple[dict[str, Any], ...]
     videos: list[VideoRecord] = []
+    growth: GrowthRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ class Manifest:
         provenance: source, format, reason for that format, options, and the source's own metadata. `tasks` lists, for
             each task of the conversion, its first position in the source, [file, row], and its number of shards.
         findings: problems that conversion found: code, message, count, first place, action taken.
+        growth: place among the generations of a dataset that grows; None for other datasets.
     """
 
     episodes: int
@@ -156,6 +159,17 @@ class Manifest:
     statistics: Mapping[str, ColumnStatistics]
     provenance: Mapping[str, Any]
     findings: tuple[Mapping[str, Any], ...]
+    growth: Growth | None = None
+
+    @property
+    def generation(self) -> int:
+        """The number of its generation; 0 if the dataset has not grown."""
+        return 0 if self.growth is None else self.growth.generation
+
+    @property
+    def next_id(self) -> int:
+        """The id of the next episode."""
+        return self.episodes if self.growth is None else self.growth.next_id
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
@@ -186,14 +200,19 @@ class Manifest:
             "statistics": {name: item.to_json() for name, item in self.statistics.items()},
             "provenance": dict(self.provenance),
             "findings": [dict(finding) for finding in self.findings],
+            **({} if self.growth is None else {"growth": self.growth.to_json()}),
         }
         return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
     @staticmethod
-    def load(folder: Path) -> Manifest:
+    def load(folder: Path, file: str = MANIFEST_NAME) -> Manifest:
         """Reads and checks the manifest of a folder.
 
         The files that it lists are not checked.
+
+        Args:
+            folder: the folder of the dataset.
+            file: name of the manifest in it.
 
         Raises:
             DatasetNotFoundError: the folder is missing or has no manifest.
@@ -201,7 +220,7 @@ class Manifest:
             ManifestError: the manifest is malformed, does not match its checksum, contradicts itself, or lists a file
                 outside the folder.
         """
-        path = folder / MANIFEST_NAME
+        path = folder / file
         try:
             text = read_regular(path, JSON_BYTES).decode("utf-8")
         except FileNotFoundError as error:
@@ -248,6 +267,7 @@ class Manifest:
             statistics={name: ColumnStatistics.from_record(item) for name, item in record.statistics.items()},
             provenance=record.provenance,
             findings=record.findings,
+            growth=None if record.growth is None else Growth.from_record(record.growth),
         )
         manifest._check(name)
         vars(manifest)["checksum"] = record.checksum
@@ -288,6 +308,11 @@ class Manifest:
             raise ManifestError(f"the shards' steps do not add up to {self.steps}", file=name, hint=_RESTORE)
         if sum(shard.episodes for shard in self.shards) != self.episodes:
             raise ManifestError(f"the shards' episodes do not add up to {self.episodes}", file=name, hint=_RESTORE)
+        if self.growth is not None:
+            if sum(part.shards for part in self.growth.parts) != len(self.shards):
+                raise ManifestError("its parts do not add up to its shards", file=name, hint=_RESTORE)
+            if self.growth.next_id < self.episodes:
+                raise ManifestError("it has more episodes than ids", file=name, hint=_RESTORE)
         for shard in self.shards:
             if not shard.episodes or not shard.steps:
                 raise ManifestError(f"shard {shard.entry.file} has no episodes or no steps", file=name, hint=_RESTORE)

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.errors import DatasetNotFoundError, DestinationExistsError
+from gear_data.errors import DatasetNotFoundError
+from gear_data.ingest.growing import publish
 from gear_data.recording.journal_folder import JournalFolder
 from gear_data.recording.writer import Writer
 from gear_data.storage.journal.reading import read_journal
@@ -29,17 +30,20 @@ def steps_of(episode: int) -> np.ndarray:
 
 
 def record_for_ever(folder: Path, acknowledged: int) -> None:
-    """Records episodes that continue the earlier ones, and seals now and then."""
+    """Records episodes that continue the earlier ones, and publishes generations."""
     with open(acknowledged, "wb", buffering=0) as pipe:
         writer = Writer(folder, durability="os")
-        number = writer.episodes
+        published = len(gear_data.open(folder)) if (folder / "manifest.json").exists() else 0
+        number = published + writer.episodes
         while number < 400:
+            if number % 20 == 0:
+                writer.seal()
             for action in steps_of(number):
                 writer.append(env_id=number % ENVIRONMENTS, actions=action, observations=np.full(64, action, np.uint8))
             writer.end_episode(number % ENVIRONMENTS, terminated=True, final=np.zeros(64, np.uint8), number=number)
             number += 1
             pipe.write(number.to_bytes(4, "little"))
-        writer.seal()
+        writer.close()
 
 
 def killed(folder: Path, seconds: float) -> int:
@@ -56,25 +60,37 @@ def killed(folder: Path, seconds: float) -> int:
     return int.from_bytes(found[-4:], "little")
 
 
+def recorded_numbers(folder: Path) -> list[int]:
+    """Returns the numbers of all finished episodes: of the dataset, then of the journals that it lacks."""
+    found, sealed = [], -1
+    if (folder / "manifest.json").exists():
+        ds = gear_data.open(folder)
+        found = ds.episodes["number"].to_list()
+        sealed = ds.manifest.growth.sealed.get("000", -1) if ds.manifest.growth else -1
+    for path in sorted(folder.parent.glob("recorded.journal/000/*.arrows")):
+        if int(path.stem) > sealed:
+            found += [int(episode.facts["number"]) for episode in read_journal(path).episodes]
+    return found
+
+
 def test_finished_episodes_outlive_the_process(tmp_path: Path) -> None:
+    """Processes are killed while they record, seal and publish."""
     folder = tmp_path / "recorded"
     choose = random.Random(3)
-    finished = runs = 0
-    while not (folder / "manifest.json").exists() and runs < 40:
-        runs += 1
-        finished = max(finished, killed(folder, choose.uniform(0.0, 0.25)))
-        journals = sorted(tmp_path.glob("recorded.journal/*.arrows"))
-        if journals:
-            found = [int(e.facts["number"]) for each in journals for e in read_journal(each).episodes]
-            assert found == list(range(len(found)))
-            assert finished <= len(found) <= finished + 1
-    if (tmp_path / "recorded.journal").exists():
-        with Writer(folder) as writer:
-            assert writer.episodes >= finished
+    finished = 0
+    for _ in range(12):
+        finished = max(finished, killed(folder, choose.uniform(0.02, 0.6)))
+        found = recorded_numbers(folder)
+        assert found == list(range(len(found)))
+        assert finished <= len(found) <= finished + 1
+    with Writer(folder):
+        pass
     ds = gear_data.open(folder)
+    assert finished <= len(ds) <= finished + 1
     assert ds.episodes["number"].to_list() == list(range(len(ds)))
     for number in range(len(ds)):
         np.testing.assert_array_equal(ds[number]["actions"], steps_of(number))
+    assert gear_data.verify(folder, deep=True).ok
     assert not (tmp_path / "recorded.journal").exists()
 
 
@@ -102,12 +118,31 @@ def test_killed_inside_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         writer.seal()
 
     in_a_child(record_and_die)
-    assert (tmp_path / "recorded" / "shards").exists()
+    assert (tmp_path / "recorded.journal/000/000000.part/shards").exists()
     with pytest.raises(DatasetNotFoundError, match=r"gear-data convert .*recorded\.journal .*recorded"):
         gear_data.open(tmp_path / "recorded")
     with Writer(tmp_path / "recorded") as writer:
         add_episode(writer, 1)
     assert gear_data.open(tmp_path / "recorded").episodes["number"].to_list() == [0, 1]
+
+
+def test_killed_before_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shards and tables of the generation are there, and the manifest is not."""
+
+    def record_and_die() -> None:
+        writer = Writer(tmp_path / "recorded")
+        add_episode(writer, 0)
+        writer.seal()
+        add_episode(writer, 1)
+        monkeypatch.setattr(publish, "_put_manifest", lambda *_: os._exit(9))
+        writer.seal()
+
+    in_a_child(record_and_die)
+    assert gear_data.open(tmp_path / "recorded").episodes["number"].to_list() == [0]
+    with Writer(tmp_path / "recorded") as writer:
+        assert writer.episodes == 1
+        add_episode(writer, 2)
+    assert gear_data.open(tmp_path / "recorded").episodes["number"].to_list() == [0, 1, 2]
 
 
 def test_killed_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,12 +151,12 @@ def test_killed_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytes
     def record_and_die() -> None:
         writer = Writer(tmp_path / "recorded")
         add_episode(writer, 0)
-        monkeypatch.setattr(JournalFolder, "_journal_files", lambda _: os._exit(9))
+        monkeypatch.setattr(JournalFolder, "remove", lambda *_: os._exit(9))
         writer.seal()
 
     in_a_child(record_and_die)
-    assert list(tmp_path.glob("recorded.journal/*.arrows"))
-    with pytest.raises(DestinationExistsError, match="not empty"):
-        Writer(tmp_path / "recorded")
+    assert list(tmp_path.glob("recorded.journal/000/*.arrows"))
+    with Writer(tmp_path / "recorded") as writer:
+        assert writer.episodes == 0
     assert not (tmp_path / "recorded.journal").exists()
     assert len(gear_data.open(tmp_path / "recorded")) == 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 import gear_data
-from gear_data.errors import DestinationExistsError, EmptySourceError, InvalidArgumentError, UnsupportedColumnError
+from gear_data.errors import DestinationExistsError, InvalidArgumentError, UnsupportedColumnError
 
 Episode = dict[str, Any]
 
@@ -143,30 +144,100 @@ def test_an_earlier_writer_is_continued(tmp_path: Path) -> None:
     earlier = gear_data.Writer(tmp_path / "recorded")
     record(earlier, recorded[:4])
     earlier.append(**step_of(recorded[4], 0))  # lost with the process
-    earlier._sink._lock.close()
+    kill(earlier)
     with gear_data.Writer(tmp_path / "recorded") as writer:
         assert writer.episodes == 4
         record(writer, recorded[4:])
     assert gear_data.open(tmp_path / "recorded").fingerprint == gear_data.convert(recorded, tmp_path / "c").fingerprint
 
 
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    with gear_data.Writer(tmp_path / "recorded") as writer:
-        with pytest.raises(DestinationExistsError, match="another process is writing here"):
-            gear_data.Writer(tmp_path / "recorded")
-        writer.append(actions=1)
-    with pytest.raises(DestinationExistsError, match="not empty"):
-        gear_data.Writer(tmp_path / "recorded")
+def kill(writer: gear_data.Writer) -> None:
+    """Ends a Writer as the end of its process would."""
+    writer._sink._journals._stack.close()
+
+
+def test_several_writers_of_one_dataset(tmp_path: Path) -> None:
+    """Each has its own journals. The order is that of the generations."""
+    recorded = episodes(12)
+    first, second = gear_data.Writer(tmp_path / "recorded"), gear_data.Writer(tmp_path / "recorded")
+    record(first, recorded[0:2])
+    record(second, recorded[4:6])
+    first.seal()
+    record(first, recorded[6:9])
+    publication = second.seal()
+    assert publication is not None
+    assert (publication.generation, publication.episodes, publication.total_episodes) == (2, 2, 4)
+    record(second, recorded[9:])
+    first.close()
+    second.close()
+    expected = [*recorded[0:2], *recorded[4:6], *recorded[6:9], *recorded[9:]]
+    ds = gear_data.open(tmp_path / "recorded")
+    assert ds.generation == 4
+    assert ds.fingerprint == gear_data.convert(expected, tmp_path / "c").fingerprint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "recorded"]
+
+
+def test_journals_of_a_dead_writer_are_published(tmp_path: Path) -> None:
+    recorded = episodes(9)
+    alive, dead = gear_data.Writer(tmp_path / "recorded"), gear_data.Writer(tmp_path / "recorded")
+    record(alive, recorded[:4])
+    record(dead, recorded[4:])
+    kill(dead)
+    alive.close()
+    ds = gear_data.open(tmp_path / "recorded")
+    assert ds.fingerprint == gear_data.convert(recorded, tmp_path / "c").fingerprint
+
+
+def test_a_converted_dataset_grows(tmp_path: Path) -> None:
+    recorded = episodes(9)
+    gear_data.convert(recorded[:5], tmp_path / "ds")
+    before = gear_data.open(tmp_path / "ds")
+    with gear_data.Writer(tmp_path / "ds") as writer:
+        record(writer, recorded[5:])
+    ds = gear_data.open(tmp_path / "ds")
+    assert ds.fingerprint == gear_data.convert(recorded, tmp_path / "c").fingerprint
+    assert (before.generation, len(before), ds.generation, len(ds)) == (0, 5, 1, 9)
+    np.testing.assert_array_equal(before[4]["actions"], recorded[4]["actions"])
+    assert gear_data.verify(tmp_path / "ds", deep=True).ok
+
+
+def test_other_columns_cannot_join(tmp_path: Path) -> None:
+    recorded = episodes(2)
+    gear_data.convert(recorded, tmp_path / "ds")
+    with gear_data.Writer(tmp_path / "ds") as writer:
+        step = step_of(recorded[0], 0)
+        with pytest.raises(UnsupportedColumnError, match="column 'rewards': cannot be recorded: the first step lacks"):
+            writer.append(**{name: value for name, value in step.items() if name != "rewards"})
+        with pytest.raises(UnsupportedColumnError, match=r"has float64 \[2\], and the dataset has float32 \[2\]"):
+            writer.append(**{**step, "actions": np.zeros(2)})
+        writer.append(**step)
+    assert len(gear_data.open(tmp_path / "ds")) == 3
+
+
+def test_generations_are_published_by_a_thread(tmp_path: Path) -> None:
+    recorded = episodes(40)
+    with gear_data.Writer(tmp_path / "ds", publish_every=0.05, durability="os") as writer:
+        record(writer, recorded[:20])
+        ds = gear_data.open(tmp_path / "ds", follow=True)
+        deadline = time.monotonic() + 30
+        while len(ds) < 20 and time.monotonic() < deadline:
+            ds = ds.refresh()
+        assert len(ds) == 20
+        record(writer, recorded[20:])
+    assert len(ds.refresh()) == 40
+    assert ds.refresh().fingerprint == gear_data.convert(recorded, tmp_path / "c").fingerprint
 
 
 def test_a_writer_without_steps_leaves_nothing(tmp_path: Path) -> None:
-    with gear_data.Writer(tmp_path / "recorded"):
-        pass
+    with gear_data.Writer(tmp_path / "recorded") as writer:
+        assert writer.seal() is None
     assert list(tmp_path.iterdir()) == []
-    writer = gear_data.Writer(tmp_path / "recorded")
-    with pytest.raises(EmptySourceError):
-        writer.seal()
-    writer.close()
+
+
+def test_other_files_are_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(DestinationExistsError, match="is not a dataset"):
+        gear_data.Writer(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +289,9 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         gear_data.Writer(tmp_path / "a", durability="always")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="folder of this machine"):
         gear_data.Writer("s3://bucket/dataset")
+    for wrong in ({"max_steps": 0}, {"max_bytes": -1}, {"publish_every": 0}, {"shard_bytes": 10}):
+        with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+            gear_data.Writer(tmp_path / "a", **wrong)  # type: ignore[arg-type]
     with gear_data.Writer(tmp_path / "b") as writer:
         with pytest.raises(UnsupportedColumnError, match="dtype object"):
             writer.append(actions=object())

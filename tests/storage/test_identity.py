@@ -56,7 +56,7 @@ def test_what_readers_depend_on_is_covered(change: Callable[[Manifest], Manifest
     assert opened.admit(manifest, "d") is manifest
     with pytest.raises(DatasetReplacedError, match="d: the dataset was replaced"):
         opened.admit(changed, "d")
-    again = OpenedDataset(opened.identity)
+    again = OpenedDataset(opened.version)
     with pytest.raises(DatasetReplacedError):
         again.admit(changed, "d")
     assert again.admit(manifest, "d") is manifest

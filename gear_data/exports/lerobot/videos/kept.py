@@ -12,7 +12,7 @@ import xxhash
 
 from gear_data.dataset.cameras.stored_videos import StoredVideos
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import store_of
+from gear_data.dataset.internals import rows_of, store_of
 from gear_data.errors import CorruptShardError
 from gear_data.video.file_index import KEY, VideoFile
 
@@ -57,7 +57,8 @@ def kept_videos(dataset: Dataset, camera: str, fps: float) -> KeptVideos:
     """
     store = store_of(dataset)
     segments = store.videos.segments[camera]
-    ids = np.arange(len(segments)) if dataset.episode_ids is None else dataset.episode_ids
+    rows = rows_of(dataset)
+    ids = np.arange(len(segments)) if rows is None else rows
     files, first, lengths = segments.file[ids], segments.first_frame[ids], store.lengths[ids]
     count = len(store.videos.index)
     whole = np.bincount(segments.file, minlength=count) == np.bincount(files, minlength=count)

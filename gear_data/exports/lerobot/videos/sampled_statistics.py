@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import store_of
+from gear_data.dataset.internals import rows_of, store_of
 from gear_data.schema import ColumnSpec
 from gear_data.video.frame_statistics import choose_sample, count_values, frame_statistics
 from gear_data.video.segments import VideoSegments
@@ -44,8 +44,8 @@ def _camera_counts(dataset: Dataset, camera: str) -> tuple[int, npt.NDArray[np.i
     """
     videos = store_of(dataset).videos
     segments = videos.segments[camera]
-    if dataset.episode_ids is not None:
-        segments = VideoSegments(segments.file[dataset.episode_ids], segments.first_frame[dataset.episode_ids])
+    if rows_of(dataset) is not None:
+        segments = VideoSegments(segments.file[rows_of(dataset)], segments.first_frame[rows_of(dataset)])
     sample = choose_sample(videos.index, segments, dataset.lengths)
     return len(sample), count_values(videos.reader, sample)
 

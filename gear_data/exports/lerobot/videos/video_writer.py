@@ -13,13 +13,12 @@ import numpy.typing as npt
 from gear_data.common.progress import pluralize
 from gear_data.dataset.cameras.stored_videos import StoredVideos
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import store_of
+from gear_data.dataset.internals import rows_of, store_of
 from gear_data.errors import GearError
 from gear_data.exports.lerobot.features import VideoFeature
 from gear_data.exports.lerobot.videos.codecs import DEFAULT_CODEC, OPTIONS
 from gear_data.exports.lerobot.videos.kept import KeptVideos, Way, copy_video, kept_videos
 from gear_data.exports.lerobot.videos.packet_copier import PacketCopier
-from gear_data.exports.metadata import episode_id
 from gear_data.video.encoding.encoder import PIXEL_FORMAT, VideoEncoder
 
 #: LeRobot's default limit of a video file in MB.
@@ -166,7 +165,8 @@ class _Files:
 
         The episode is copied.
         """
-        videos, episode = store_of(self._dataset).videos, episode_id(self._dataset, position)
+        videos, rows = store_of(self._dataset).videos, rows_of(self._dataset)
+        episode = position if rows is None else int(rows[position])
         segments = videos.segments[self._feature.spec.name]
         number = int(segments.file[episode])
         self._kept = number if self._kept is None else self._kept

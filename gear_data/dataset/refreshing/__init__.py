@@ -1,0 +1,1 @@
+"""Other generations of a dataset that grows."""

@@ -1,0 +1,1 @@
+"""Datasets that grow: generations of sealed journals, eviction, compaction."""

@@ -1,0 +1,165 @@
+"""Draft: the shards and tables of a generation that is not published yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gear_data.schema import Schema
+from gear_data.storage.episode_tables import concatenate_episode_tables, read_episodes, read_finals
+from gear_data.storage.generations.growth import Part
+from gear_data.storage.manifest import Manifest, ShardEntry
+from gear_data.storage.statistics import ColumnStatistics, merged_statistics
+from gear_data.storage.writing.staging import renumbered_episodes, renumbered_finals
+
+
+@dataclass(frozen=True)
+class DraftPart:
+    """A part of a draft.
+
+    Attributes:
+        part: its name.
+        shards: its shards.
+    """
+
+    part: Part
+    shards: tuple[ShardEntry, ...]
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return sum(shard.steps for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the shards."""
+        return sum(shard.entry.bytes for shard in self.shards)
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """The shards and tables of a generation.
+
+    Attributes:
+        schema: all columns.
+        parts: the shards in order, in parts.
+        episodes: the episode table; its shards are numbered through all parts.
+        finals: the final observations; None if the schema has none.
+        next_id: the id of the next episode.
+        statistics: of all columns; None: the statistics of the parts must be merged again.
+    """
+
+    schema: Schema
+    parts: tuple[DraftPart, ...]
+    episodes: pa.Table
+    finals: pa.Table | None
+    next_id: int
+    statistics: Mapping[str, ColumnStatistics] | None
+
+    @property
+    def shards(self) -> tuple[ShardEntry, ...]:
+        """All shards in order."""
+        return tuple(shard for part in self.parts for shard in part.shards)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return sum(part.steps for part in self.parts)
+
+    def part_of_shard(self) -> npt.NDArray[np.int64]:
+        """Returns the number of each shard's part, int64 [shards]."""
+        return np.repeat(np.arange(len(self.parts)), [len(part.shards) for part in self.parts])
+
+
+def draft_of(folder: Path, manifest: Manifest, parts: Sequence[Part]) -> Draft:
+    """Returns a dataset as a draft.
+
+    Args:
+        folder: folder of the dataset.
+        manifest: its manifest.
+        parts: its parts.
+
+    Raises:
+        CorruptShardError: a table is damaged.
+    """
+    shards, drafts = list(manifest.shards), []
+    for part in parts:
+        drafts.append(DraftPart(part, tuple(shards[: part.shards])))
+        del shards[: part.shards]
+    episodes = read_episodes(folder / manifest.tables["episodes"].file, manifest)
+    finals = read_finals(folder / manifest.tables["finals"].file, manifest) if "finals" in manifest.tables else None
+    return Draft(
+        manifest.schema, tuple(drafts), _with_plain_text(episodes), finals, manifest.next_id, manifest.statistics
+    )
+
+
+def appended(draft: Draft | None, added: Draft) -> Draft:
+    """Returns a draft with the episodes of another one after its own.
+
+    The other one's ids follow. Both have the same columns.
+
+    Raises:
+        UnsupportedColumnError: a fact about episodes has several types.
+    """
+    if draft is None:
+        return added
+    table = renumbered_episodes(added.episodes, draft.next_id, len(draft.shards))
+    finals = draft.finals
+    if finals is not None and added.finals is not None:
+        finals = pa.concat_tables([finals, renumbered_finals(added.finals, draft.next_id, 0)])
+    statistics = None
+    if draft.statistics is not None and added.statistics is not None:
+        statistics = merged_statistics(draft.schema, [draft.statistics, added.statistics])
+    return replace(
+        draft,
+        parts=(*draft.parts, *added.parts),
+        episodes=concatenate_episode_tables([draft.episodes, table]),
+        finals=finals,
+        next_id=draft.next_id + added.next_id,
+        statistics=statistics,
+    )
+
+
+def without_parts(draft: Draft, gone: Sequence[int]) -> Draft:
+    """Returns a draft without some parts and their episodes.
+
+    The other episodes keep their ids.
+
+    Args:
+        draft: the draft.
+        gone: numbers of parts, not all.
+    """
+    if not gone:
+        return draft
+    kept = ~np.isin(draft.part_of_shard(), gone)
+    numbers = np.cumsum(kept) - 1
+    shard = draft.episodes.column("shard").to_numpy()
+    table = draft.episodes.filter(pa.array(kept[shard]))
+    table = with_column(table, "shard", numbers[shard[kept[shard]]])
+    finals = draft.finals
+    if finals is not None:
+        ids, final_ids = (each.column("episode_id").to_numpy() for each in (table, finals))
+        finals = finals.filter(pa.array(np.isin(final_ids, ids)))
+    parts = tuple(part for number, part in enumerate(draft.parts) if number not in set(gone))
+    return replace(draft, parts=parts, episodes=table, finals=finals, statistics=None)
+
+
+def with_column(table: pa.Table, name: str, values: npt.NDArray[np.int64]) -> pa.Table:
+    """Returns a table with other values in a column, of the column's type."""
+    index = table.schema.get_field_index(name)
+    field = table.schema.field(index)
+    return table.set_column(index, field, pa.array(values, field.type))
+
+
+def _with_plain_text(table: pa.Table) -> pa.Table:
+    """Returns the table with decoded text. Dictionaries differ between tables."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            plain = pa.field(field.name, field.type.value_type, nullable=field.nullable)
+            table = table.set_column(index, plain, table.column(index).cast(plain.type))
+    return table

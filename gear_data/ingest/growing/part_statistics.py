@@ -1,0 +1,87 @@
+"""Statistics of the parts of a growing dataset, one file each.
+
+They are needed when parts leave: a mean cannot be taken out of a merged mean. A lost or damaged file is computed again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from gear_data.common.regular_files import JSON_BYTES, read_regular
+from gear_data.common.signed_text import sign, text_checksum
+from gear_data.ingest.growing.draft import Draft
+from gear_data.schema import Schema
+from gear_data.storage.arrow_files import array_values
+from gear_data.storage.generations.growth import PARTS
+from gear_data.storage.manifest import ShardEntry
+from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsRecord, merged_statistics
+from gear_data.storage.writing.file_store import LocalFileStore, put_text
+
+
+class _PartFile(msgspec.Struct, frozen=True):
+    checksum: str
+    statistics: dict[str, StatisticsRecord]
+
+
+def part_file(name: str) -> str:
+    """Returns the name of a part's file."""
+    return f"{PARTS}/{name}.json"
+
+
+def write_statistics(store: LocalFileStore, name: str, statistics: Mapping[str, ColumnStatistics]) -> None:
+    """Writes the statistics of a part."""
+    document = {"checksum": "", "statistics": {name: item.to_json() for name, item in statistics.items()}}
+    put_text(store, part_file(name), sign(json.dumps(document, indent=1, allow_nan=False) + "\n"))
+
+
+def merged_parts(store: LocalFileStore, draft: Draft) -> dict[str, ColumnStatistics]:
+    """Returns the statistics of all parts of a draft, merged in order."""
+    found, first = [], 0
+    lengths, shards = (draft.episodes.column(name).to_numpy() for name in ("length", "shard"))
+    for part in draft.parts:
+        statistics = _read(store.folder / part_file(part.part.name), draft.schema)
+        if statistics is None:
+            running = RunningStatistics(draft.schema)
+            for number, shard in enumerate(part.shards, first):
+                _update(running, store.folder, draft.schema, shard, lengths[shards == number])
+            statistics = running.result()
+            write_statistics(store, part.part.name, statistics)
+        found.append(statistics)
+        first += len(part.shards)
+    return merged_statistics(draft.schema, found)
+
+
+def _read(path: Path, schema: Schema) -> dict[str, ColumnStatistics] | None:
+    """Returns the statistics in a part's file; None if it is missing or damaged."""
+    try:
+        text = read_regular(path, JSON_BYTES).decode()
+        record = msgspec.json.decode(text, type=_PartFile)
+    except (OSError, ValueError):
+        return None
+    if text_checksum(text, record.checksum) != record.checksum:
+        return None
+    found = {name: ColumnStatistics.from_record(item) for name, item in record.statistics.items()}
+    return found if all(column.name in found for column in schema.fixed_columns) else None
+
+
+def _update(
+    running: RunningStatistics,
+    folder: Path,
+    schema: Schema,
+    shard: ShardEntry,
+    lengths: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> None:
+    """Adds the steps of a shard."""
+    with pa.memory_map(str(folder / shard.entry.file)) as source:
+        batch = pa.ipc.open_file(source).get_batch(0)
+        columns = {
+            column.name: array_values(batch.column(column.name)).reshape(len(batch), *column.shape)
+            for column in schema.fixed_columns
+        }
+        running.update(columns, lengths)

@@ -1,0 +1,52 @@
+"""Removes the files of a growing dataset that no generation on disk lists."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+from gear_data.errors import GearError
+from gear_data.ingest.growing.part_statistics import part_file
+from gear_data.storage.generations.growth import GROWING_FOLDERS, generation_file
+from gear_data.storage.generations.leases import remove_unread
+from gear_data.storage.manifest import Manifest
+
+_log = logging.getLogger(__name__)
+
+#: Folders in which all files belong to generations.
+_FOLDERS = ("shards", *GROWING_FOLDERS)
+#: The tables of a dataset before it grew.
+_FIRST_TABLES = ("episodes.arrow", "finals.arrow")
+
+
+def sweep(folder: Path, newest: Manifest) -> None:
+    """Removes files that no reader needs.
+
+    A file that cannot be removed now is removed by a later call.
+
+    Args:
+        folder: the dataset's folder, which this process has locked.
+        newest: the newest manifest.
+    """
+    growth = newest.growth
+    if growth is None:
+        return
+    listed = {entry.file for entry in newest.files} | {part_file(part.name) for part in growth.parts}
+    for generation in remove_unread(folder, newest.generation):
+        name = generation_file(generation)
+        listed.add(name)
+        if generation != newest.generation:
+            try:
+                listed |= {entry.file for entry in Manifest.load(folder, name).files}
+            except GearError as error:
+                # A reader holds this generation, and its files are unknown: nothing is removed.
+                _log.warning("%s: no file of earlier generations is removed: %s", folder, error)
+                return
+    found = [str(path.relative_to(folder)) for each in _FOLDERS for path in (folder / each).glob("*")]
+    if growth.base is not None:
+        found += _FIRST_TABLES
+    for file in found:
+        if file not in listed:
+            with suppress(OSError):
+                (folder / file).unlink()

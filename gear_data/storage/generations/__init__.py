@@ -1,0 +1,1 @@
+"""Generations of a dataset that grows: their records, and the leases of their readers."""

@@ -1,0 +1,212 @@
+"""Datasets that grow, as their readers see them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import gear_data
+from gear_data.errors import DatasetReplacedError, EpisodeIndexError, GenerationGoneError, InvalidArgumentError
+
+
+def add(writer: gear_data.Writer, first: int, count: int) -> None:
+    """Records episodes with numbers that say who they are: `steps_of`."""
+    for number in range(first, first + count):
+        for value in steps_of(number):
+            writer.append(actions=value, rewards=float(number))
+        writer.end_episode(terminated=True, final=None, number=number)
+
+
+def steps_of(number: int) -> list[int]:
+    return [1000 * number + t for t in range(3 + number % 5)]
+
+
+def numbers(ds: gear_data.Dataset) -> list[int]:
+    """Returns the numbers of a dataset's episodes, after a comparison of all steps."""
+    found = ds.episodes["number"].to_list()
+    for position, number in enumerate(found):
+        assert ds[position]["actions"].tolist() == steps_of(number)
+    return [int(number) for number in found]
+
+
+def grown(folder: Path, generations: int, each: int = 10, **options: object) -> gear_data.Writer:
+    writer = gear_data.Writer(folder, durability="os", **options)  # type: ignore[arg-type]
+    for generation in range(generations):
+        add(writer, generation * each, each)
+        writer.seal()
+    return writer
+
+
+def test_readers_keep_their_generation(tmp_path: Path) -> None:
+    folder = tmp_path / "ds"
+    with grown(folder, 1) as writer:
+        opened = []
+        for generation in range(1, 12):
+            opened.append(gear_data.open(folder))
+            add(writer, 10 * generation, 10)
+            writer.seal()
+        for position, ds in enumerate(opened, 1):
+            assert (ds.generation, numbers(ds)) == (position, list(range(10 * position)))
+            assert ds.refresh().generation == 12
+        again = pickle.loads(pickle.dumps(opened[3]))
+        assert (again.generation, numbers(again)) == (4, list(range(40)))
+        assert numbers(opened[0].at_generation(7)) == list(range(70))
+        newest = opened[0].refresh()
+        assert newest.refresh() is newest
+
+
+def test_files_go_when_nobody_reads_them(tmp_path: Path) -> None:
+    folder = tmp_path / "ds"
+    with grown(folder, 3) as writer:
+        ds = gear_data.open(folder)
+        pickled = pickle.dumps(ds)
+        add(writer, 30, 10)
+        writer.seal()
+        assert [path.stem for path in sorted((folder / "generations").iterdir())] == ["000003", "000004"]
+        del ds
+        add(writer, 40, 10)
+        writer.seal()
+        assert [path.stem for path in sorted((folder / "generations").iterdir())] == ["000005"]
+        listed = {entry.file for entry in gear_data.open(folder).manifest.files}
+        assert {f"shards/{path.name}" for path in (folder / "shards").iterdir()} <= listed
+    with pytest.raises(GenerationGoneError, match="generation 3 is no longer on disk"):
+        pickle.loads(pickled)
+    with pytest.raises(GenerationGoneError, match="generation 2"):
+        gear_data.open(folder).at_generation(2)
+
+
+def read_and_wait(folder: Path, pipe: object) -> None:
+    ds = gear_data.open(folder)
+    pipe.send(ds.generation)  # type: ignore[attr-defined]
+    pipe.recv()  # type: ignore[attr-defined]
+
+
+def test_a_lease_ends_with_its_process(tmp_path: Path) -> None:
+    folder = tmp_path / "ds"
+    with grown(folder, 1) as writer:
+        here, there = multiprocessing.Pipe()
+        child = multiprocessing.get_context("spawn").Process(target=read_and_wait, args=(folder, there))
+        child.start()
+        assert here.recv() == 1
+        add(writer, 10, 10)
+        writer.seal()
+        assert (folder / "generations/000001.json").exists()
+        child.kill()
+        child.join()
+        add(writer, 20, 10)
+        writer.seal()
+        assert not (folder / "generations/000001.json").exists()
+
+
+@pytest.mark.parametrize("limit", [{"max_steps": 200}, {"max_bytes": 40_000}])
+def test_the_oldest_episodes_leave(tmp_path: Path, limit: dict[str, int]) -> None:
+    """Ids stay, and are never used again."""
+    folder = tmp_path / "ds"
+    with grown(folder, 30, 5, **limit) as writer:
+        ds = gear_data.open(folder)
+        found = numbers(ds)
+        assert found == list(range(found[0], 150))
+        assert found[0] > 0
+        size = sum(shard.entry.bytes for shard in ds.manifest.shards)
+        assert ds.num_steps <= limit.get("max_steps", ds.num_steps) and size <= limit.get("max_bytes", size)
+        assert ds.episode_ids is not None and ds.episode_ids.tolist() == found
+        assert ds.episodes["episode_id"].to_list() == found
+        assert ds[0].id == found[0]
+        assert ds.episode(149)["actions"].tolist() == steps_of(149)
+        with pytest.raises(EpisodeIndexError, match="some have left the dataset"):
+            ds.episode(0)
+        steps = np.concatenate([steps_of(number) for number in found])
+        statistics = ds.statistics["actions"]
+        np.testing.assert_allclose([statistics.mean[0], statistics.std[0]], [steps.mean(), steps.std()])
+        assert (statistics.min[0], statistics.max[0], statistics.count[0]) == (steps.min(), steps.max(), len(steps))
+        add(writer, 150, 1)
+    ds = ds.refresh()
+    assert numbers(ds)[-1] == 150
+    assert ds[-1].id == 150
+    assert gear_data.verify(folder, deep=True).ok
+
+
+def test_the_worst_episodes_leave(tmp_path: Path) -> None:
+    folder = tmp_path / "ds"
+    order = [7, 3, 9, 1, 8, 2, 6, 4, 5, 0]
+    with gear_data.Writer(folder, max_steps=60, evict="return", shard_bytes=1024) as writer:
+        for number in order:
+            add(writer, 10 * number, 2)
+            writer.seal()
+    ds = gear_data.open(folder)
+    recorded = [10 * number + each for number in order for each in (0, 1)]
+    # Each shard has one episode. 70 steps are too many by those of the three smallest returns.
+    assert numbers(ds) == [number for number in recorded if number not in (10, 11, 20)]
+    assert ds.num_steps == 60
+    assert ds.episode_ids is not None and ds.episode_ids.tolist() == sorted(ds.episode_ids)
+
+
+def test_final_observations_stay_with_their_episodes(tmp_path: Path) -> None:
+    with gear_data.Writer(tmp_path / "ds", max_steps=40, durability="os") as writer:
+        for number in range(30):
+            writer.append_batch(observations=np.full((1, 2), number, np.float32), actions=np.zeros(1))
+            final = np.full(2, 1000 + number, np.float32) if number % 3 else None
+            writer.append(observations=np.full(2, number, np.float32), actions=0.0)
+            writer.end_episode(terminated=True, final=final)
+            writer.seal()
+    ds = gear_data.open(tmp_path / "ds")
+    assert ds.episode_ids is not None and len(ds) <= 20
+    for number in ds.episode_ids.tolist():
+        final = ds.final(number)
+        assert (final is None) == (number % 3 == 0)
+        assert final is None or final["observations"].tolist() == [1000 + number] * 2
+
+
+def test_filters_are_applied_again(tmp_path: Path) -> None:
+    folder = tmp_path / "ds"
+    with grown(folder, 3, max_steps=150) as writer:
+        ds = gear_data.open(folder)
+        view = ds.filter("number % 3 = 0").filter(pl.col("return") >= pl.col("return").median())
+        steps = view.filter_steps("actions % 2 = 1", mode="all")
+        for generation in range(3, 9):
+            add(writer, 10 * generation, 10)
+            writer.seal()
+        for old in (view, steps):
+            new, whole = old.refresh(), ds.refresh()
+            expected = whole.filter("number % 3 = 0").filter(pl.col("return") >= pl.col("return").median())
+            assert numbers(new) == numbers(expected)
+            assert new.generation == 9
+        expected = expected.filter_steps("actions % 2 = 1", mode="all")
+        assert steps.refresh().fingerprint == expected.fingerprint
+
+
+def test_views_of_positions_stay(tmp_path: Path) -> None:
+    with grown(tmp_path / "ds", 2) as writer:
+        ds = gear_data.open(tmp_path / "ds")
+        add(writer, 20, 1)
+        writer.seal()
+        for view in (ds[3:5], ds.split({"a": 0.5, "b": 0.5})["a"]):
+            with pytest.raises(InvalidArgumentError, match="stays at its generation"):
+                view.refresh()
+
+
+def test_a_replaced_dataset_is_no_generation(tmp_path: Path) -> None:
+    with grown(tmp_path / "ds", 2):
+        pass
+    ds = gear_data.open(tmp_path / "ds")
+    episode = {"actions": np.arange(3), "rewards": np.zeros(3)}
+    gear_data.convert([episode], tmp_path / "ds", overwrite=True)
+    with pytest.raises(DatasetReplacedError):
+        ds.refresh()
+
+
+@pytest.mark.parametrize("residency", ["mmap", "host"])
+def test_residencies(tmp_path: Path, residency: str) -> None:
+    with grown(tmp_path / "ds", 2) as writer:
+        ds = gear_data.open(tmp_path / "ds", residency)
+        add(writer, 20, 10)
+        writer.seal()
+        new = ds.refresh()
+        assert (new.residency, numbers(new), numbers(ds)) == (residency, list(range(30)), list(range(20)))
+        discounted = ds.with_discount(0.9).refresh()
+        assert (discounted.discount, discounted.generation) == (0.9, 3)
