@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gear_data.errors import DestinationExistsError, GearError
+from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.growing.publish import Publication, newest_manifest
 from gear_data.recording.episode_sink import EpisodeSink
-from gear_data.recording.journal_folder import JournalFolder
+from gear_data.recording.journal_folder import JournalFolder, journals_of
 from gear_data.recording.sealing import SealOptions, last_published, seal, seal_left_behind
 from gear_data.recording.step_columns import check_joins
 from gear_data.schema import ColumnSpec
+from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.journal.record import RecordedEpisode
+from gear_data.storage.writing.progress_files import PROGRESS
 
 
 class JournalSink(EpisodeSink):
@@ -30,7 +33,7 @@ class JournalSink(EpisodeSink):
     """
 
     def __init__(self, folder: Path, options: SealOptions, every: float | None) -> None:
-        if newest_manifest(folder) is None and folder.exists() and any(folder.glob("[!.]*")):
+        if newest_manifest(folder) is None and folder.exists() and not _is_unfinished(folder):
             raise DestinationExistsError(
                 "the destination exists and is not a dataset", file=str(folder), hint="choose another path"
             )
@@ -133,3 +136,11 @@ class JournalSink(EpisodeSink):
                 self._publish(progress=False)
             except GearError as error:
                 self._error = error
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Returns whether a folder is empty, or has what a killed writer left of the first generation."""
+    names = {path.name for path in folder.iterdir()}
+    return names <= {PROGRESS, "shards", CARD_NAME, *GROWING_FOLDERS} and (
+        names <= {PROGRESS} or journals_of(folder).exists()
+    )
