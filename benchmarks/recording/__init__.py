@@ -1,0 +1,1 @@
+"""The contenders of benchmarks/writer.py, and its tables."""
