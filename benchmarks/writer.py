@@ -169,8 +169,8 @@ def named_path(text: str) -> tuple[str, Path]:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = "; ".join(each.name for each in RECORDERS)
-    parser.add_argument("--recorders", help=f"names with semicolons between them (default all: {names})")
+    names = ", ".join(each.name for each in RECORDERS)
+    parser.add_argument("--recorders", help=f"comma-separated names (default all: {names})")
     parser.add_argument("--seconds", type=float, help="length of one measurement (default 5)")
     parser.add_argument("--rounds", type=int, help="measurements of each contender (default 3)")
     parser.add_argument("--environments", type=int, help="environments in a batch (default 32)")
@@ -181,9 +181,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--install", action="store_true", help="create the environments that are missing")
     help = "use this interpreter for a peer instead of its environment; may be given several times"
     parser.add_argument("--python", type=named_path, action="append", default=[], metavar="ENVIRONMENT=PATH", help=help)
-    parser.add_argument(
-        "--quick", action="store_true", help="few steps, short measurements: shows that all of it runs"
-    )
+    parser.add_argument("--quick", action="store_true", help="few steps, short measurements: shows that all of it runs")
     parser.add_argument("--json", type=Path, help="write the full record here")
     parser.set_defaults(**FULL)
     return parser

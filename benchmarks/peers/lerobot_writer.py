@@ -80,8 +80,8 @@ def build(args: argparse.Namespace) -> Recording:
     return Recording(
         LerobotRecorder,
         versions_of("lerobot", "datasets", "numpy"),
-        "a LeRobotDataset for each environment, add_frame and save_episode; frames as PNG of three channels in Parquet, "
-        "by image writer threads; the finish is finalize()",
+        "a LeRobotDataset for each environment, add_frame and save_episode; frames as PNG of three channels in "
+        "Parquet, by image writer threads; the finish is finalize()",
     )
 
 

@@ -1,7 +1,7 @@
 """Contender Reverb: writers of a server in the same process or in its own one, and a TrajectoryDataset.
 
-Items have 20 steps. Each environment has a writer of its own: `Writer`, which was the fastest, or `TrajectoryWriter`. Or
-one TrajectoryWriter takes a step of all environments as one step: an item then holds all environments, and no window
+Items have 20 steps. Each environment has a writer of its own: `Writer`, which was the fastest, or `TrajectoryWriter`.
+Or one TrajectoryWriter takes a step of all environments as one step: an item then holds all environments, and no window
 of one environment can be drawn.
 """
 

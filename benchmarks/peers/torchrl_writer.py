@@ -54,8 +54,8 @@ def build(args: argparse.Namespace) -> Recording:
     return Recording(
         TorchrlRecorder,
         versions_of("torchrl", "tensordict", "torch", "numpy"),
-        "ReplayBuffer, LazyMemmapStorage, extend and add of a TensorDict; the finish is dumps(); samples: as many steps "
-        "as the others' windows have, drawn one by one; one thread",
+        "ReplayBuffer, LazyMemmapStorage, extend and add of a TensorDict; the finish is dumps(); samples: as many "
+        "steps as the others' windows have, drawn one by one; one thread",
         sample,
         same_store=True,
     )

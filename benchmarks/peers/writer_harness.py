@@ -125,7 +125,10 @@ def endless_steps(shape: str, environments: int, seed: int) -> Iterator[tuple[St
         steps = [{name: values[row] for name, values in columns.items()} for row in range(len(ends))]
     else:  # as `env.step` returns them: Python's booleans
         steps = [
-            {name: values[row, 0].item() if values.dtype == bool else values[row, 0] for name, values in columns.items()}
+            {
+                name: values[row, 0].item() if values.dtype == bool else values[row, 0]
+                for name, values in columns.items()
+            }
             for row in range(len(ends))
         ]
     return itertools.cycle(zip(steps, ends, strict=True))
@@ -147,6 +150,16 @@ def timed_appends(
     return durations, (after - begun) / 1e9
 
 
+def warm_up(append: Append, steps: Iterator[tuple[Step, tuple[int, ...]]], seconds: float) -> int:
+    """Appends for some seconds, and until an episode ended. Returns the number of calls."""
+    calls, ended, until = 0, False, time.perf_counter() + seconds
+    while not ended or time.perf_counter() < until:
+        step, ends = next(steps)
+        append(step, ends)
+        calls, ended = calls + 1, ended or bool(ends)
+    return calls
+
+
 def latency(durations: array[int]) -> dict[str, float]:
     """Returns the microseconds of a call of `append`."""
     values = np.frombuffer(durations, np.int64) / 1e3
@@ -163,7 +176,7 @@ def insert(recorder: Recorder, task: Task, seconds: float) -> dict[str, Any]:
     rows = max(1, task.environments)
     observation, dtype, _ = SHAPES[task.shape]
     most = MOST_BYTES // (rows * int(np.prod(observation)) * np.dtype(dtype).itemsize)
-    warm, _ = timed_appends(recorder.append, steps, min(0.5, seconds / 4), most)
+    warm = warm_up(recorder.append, steps, min(0.5, seconds / 4))
     durations, elapsed = timed_appends(recorder.append, steps, seconds, most)
     begun = time.perf_counter()
     recorder.settle()
@@ -173,7 +186,7 @@ def insert(recorder: Recorder, task: Task, seconds: float) -> dict[str, Any]:
         "steps": rows * len(durations),
         "seconds": elapsed + settled - begun,
         "finish_seconds": time.perf_counter() - settled,
-        "finished_steps": rows * (len(warm) + len(durations)),
+        "finished_steps": rows * (warm + len(durations)),
         **latency(durations),
     }
 
@@ -190,7 +203,7 @@ class PacedWriter(threading.Thread):
     def __init__(self, recorder: Recorder, task: Task, rate: float) -> None:
         super().__init__(daemon=True)
         self._recorder, self._task, self._rate = recorder, task, rate
-        self._ended = threading.Event()
+        self._warm, self._ended = threading.Event(), threading.Event()
         self._error: Exception | None = None
         self._record: dict[str, Any] = {}
 
@@ -199,10 +212,14 @@ class PacedWriter(threading.Thread):
             self._append()
         except Exception as error:
             self._error = error
+        finally:
+            self._warm.set()
 
     def _append(self) -> None:
         steps = endless_steps(self._task.shape, self._task.environments, self._task.options.seed)
         rows, durations, clock = max(1, self._task.environments), array("q"), time.perf_counter_ns
+        warm_up(self._recorder.append, steps, 0.0)
+        self._warm.set()
         begun, used = clock(), time.thread_time()
         while not self._ended.is_set():
             due = (clock() - begun) / 1e9 * self._rate
@@ -215,6 +232,11 @@ class PacedWriter(threading.Thread):
         elapsed = (clock() - begun) / 1e9
         share = (time.thread_time() - used) / elapsed
         self._record = {"steps_per_s": rows * len(durations) / elapsed, "cpu_share": share, **latency(durations)}
+
+    def begin(self) -> None:
+        """Starts the thread, and waits until it has appended an episode."""
+        self.start()
+        self._warm.wait()
 
     def stop(self) -> dict[str, Any]:
         """Ends the thread. Returns its steps per second, and the latency of `append`.
@@ -296,7 +318,7 @@ class Session:
         same = self._recording.same_store and self._store is not None
         recorder = self._store if same and self._store is not None else self._recording.make(task)
         self._paced = PacedWriter(recorder, task, rate)
-        self._paced.start()
+        self._paced.begin()
         return {}
 
     def _stop(self) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from feeding.contenders import Contender
 
-OURS = "gear, os"
+OURS = "gear-os"
 #: Contenders of Reverb whose items belong to one environment, as windows of episodes do.
-REVERB = ("reverb", "reverb, every step", "reverb, own process", "reverb, TrajectoryWriter")
+REVERB = ("reverb", "reverb-every-step", "reverb-process", "reverb-trajectory")
 #: Reverb with one step of all environments as one step: its items hold all of them.
-TOGETHER = "reverb, together"
+TOGETHER = "reverb-together"
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ def _reverb(name: str, title: str, *arguments: str, dies: str = "none", apart: b
 
 RECORDERS = (
     _gear(OURS, 'gear-data, durability="os"', fails="what the system wrote", apart=True),
-    _gear("gear, episode", 'gear-data, durability="episode"', "--durability", "episode", fails="all that ended"),
+    _gear("gear-episode", 'gear-data, durability="episode"', "--durability", "episode", fails="all that ended"),
     _reverb("reverb", "Reverb Writer", apart=False),
-    _reverb("reverb, every step", "Reverb Writer, an item at every step", "--every", "1"),
+    _reverb("reverb-every-step", "Reverb Writer, an item at every step", "--every", "1"),
     _reverb(
-        "reverb, own process", "Reverb Writer, server in its own process", "--server", "process", dies="all", apart=False
+        "reverb-process", "Reverb Writer, server in its own process", "--server", "process", dies="all", apart=False
     ),
-    _reverb("reverb, TrajectoryWriter", "Reverb TrajectoryWriter", "--writer", "trajectory"),
+    _reverb("reverb-trajectory", "Reverb TrajectoryWriter", "--writer", "trajectory"),
     _reverb(TOGETHER, "Reverb TrajectoryWriter, a step of all is one step", "--writer", "together"),
     recorder(
         "torchrl",
@@ -104,8 +104,8 @@ RECORDERS = (
 )
 #: gear-data's other arrangements beside a sampler.
 SAMPLERS = (
-    _gear("gear, in one process", "gear-data, writer in a thread of the loader's process", fails="", apart=False),
-    _gear("gear, no prefetch", "gear-data, prefetch=0", "--prefetch", "0", fails="", apart=True),
+    _gear("gear-thread", "gear-data, writer in a thread of the loader's process", fails="", apart=False),
+    _gear("gear-inline", "gear-data, prefetch=0", "--prefetch", "0", fails="", apart=True),
 )
 
 
@@ -116,8 +116,8 @@ def chosen(names: str | None) -> tuple[Recorder, ...]:
     """
     if names is None:
         return RECORDERS
-    wanted = [name.strip() for name in names.split(";")]
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
     if unknown := set(wanted) - {each.name for each in RECORDERS}:
-        known = "; ".join(each.name for each in RECORDERS)
-        raise SystemExit(f"unknown recorders {'; '.join(sorted(unknown))}; known: {known}")
+        known = ", ".join(each.name for each in RECORDERS)
+        raise SystemExit(f"unknown recorders {', '.join(sorted(unknown))}; known: {known}")
     return tuple(each for each in RECORDERS if each.name in {OURS, *wanted})

@@ -28,6 +28,8 @@ class OpenEpisodes:
     def __init__(self, columns: Sequence[ColumnSpec]) -> None:
         self._columns = columns
         self._slots: dict[int, int] = {}
+        #: The environments of the last call of `slots`, and its result. Vector environments repeat them.
+        self._last: tuple[Sequence[int], Int64Array] = ((), np.zeros(0, np.int64))
         #: Slot -> steps of its open episode.
         self._lengths = np.zeros(0, np.int64)
         self._arrays: dict[str, npt.NDArray[Any]] = {
@@ -36,8 +38,13 @@ class OpenEpisodes:
         self._capacity = 0
 
     def slots(self, environments: Sequence[int]) -> Int64Array:
-        """Returns the slot of each environment, int64 [n]. A new environment gets a new slot."""
-        return np.fromiter(map(self.slot, environments), np.int64, len(environments))
+        """Returns the slot of each environment, int64 [n]. A new environment gets a new slot.
+
+        The caller changes neither the environments nor the result.
+        """
+        if environments != self._last[0]:
+            self._last = environments, np.fromiter(map(self.slot, environments), np.int64, len(environments))
+        return self._last[1]
 
     def slot(self, environment: int) -> int:
         """Returns the slot of an environment. A new environment gets a new slot."""

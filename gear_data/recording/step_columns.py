@@ -25,6 +25,9 @@ def flat_step(step: Mapping[str, Any]) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for name, value in step.items():
+        if type(value) is np.ndarray:  # most values; checks of abstract classes are slow
+            flat[name] = value
+            continue
         if isinstance(value, tuple) and any(not isinstance(each, bool | int | float) for each in value):
             value = {str(number): each for number, each in enumerate(value)}
         if isinstance(value, Mapping):

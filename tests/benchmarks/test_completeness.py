@@ -17,6 +17,7 @@ from feeding import contenders
 from feeding.contenders import CONTENDERS, INLINE, THREADS
 from feeding.environments import requirements
 from feeding.scenarios import FAMILIES, SCENARIOS
+from recording.contenders import RECORDERS, SAMPLERS
 
 from tests.support.benchmarks.commands import BENCHMARKS, COMMANDS, WITHOUT_OPTIONS, parser_of
 
@@ -33,6 +34,7 @@ OF_OPTIONS = {
     "gear_wait.py": "--wait",
 }
 OF_VIDEO = {contender.script: contender.environment for contender in video.CONTENDERS}
+OF_WRITER = {each.contender.script: each.contender.environment for each in (*RECORDERS, *SAMPLERS)}
 
 
 def programs(folder: str) -> set[str]:
@@ -96,12 +98,13 @@ def test_every_script_of_a_peer_is_run() -> None:
             names = arguments[arguments.index("--shapes") + 1].split(",")
             reached = reached.union(*(shapes[name].peers for name in names))
     assert reached == {contender.name for contender in CONTENDERS}
-    assert programs("peers") == {contender.script for contender in CONTENDERS} | OF_OPTIONS.keys() | OF_VIDEO.keys()
+    others = OF_OPTIONS.keys() | OF_VIDEO.keys() | OF_WRITER.keys()
+    assert programs("peers") == {contender.script for contender in CONTENDERS} | others
     source = inspect.getsource(feed) + (BENCHMARKS / "feeding" / "data.py").read_text()
     assert all(f'"{script}"' in source for script in OF_OPTIONS)
     environments = {contender.environment for contender in CONTENDERS} - {None}
     files = {file.stem for file in requirements("").parent.glob("*.txt")}
-    assert environments | set(OF_VIDEO.values()) - {None} == files
+    assert environments | {*OF_VIDEO.values(), *OF_WRITER.values()} - {None} == files
     # Reverb has no wheels for all versions of Python. Its absence is reported.
     assert environments - {value.partition("=")[0] for value in values("feed.py", "--python")} == {"reverb"}
     assert re.search(r"not installed \(run with --install\)", inspect.getsource(contenders))

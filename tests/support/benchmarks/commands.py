@@ -49,6 +49,10 @@ COMMANDS = {
     "video": "video.py --quick --codecs av1 --frames 60 --seconds 0.02 --rounds 1 --cold-batches 1 --resize 0 "
     "--seed 1 --install --venvs {scratch}/venvs --json {json}",
     "memory of video": "video.py --quick --codecs h264 --leak --leak-batches 8 --python lerobot={python} --json {json}",
+    "recorders": "writer.py --quick --install --venvs {scratch}/venvs --python torchrl={python} "
+    "--python flashbax={python} --python minari={python} --json {json}",
+    "some recorders": "writer.py --quick --recorders gear-episode,lerobot --seconds 0.02 --rounds 2 --environments 2 "
+    "--fill 2000 --rate 1000 --seed 1 --json {json}",
     "host of a GPU": "host_cost.py --quick --json {json}",
     "no GPU": "gpu.py --quick --json {json}",
     # By a stand-in for CuPy.
