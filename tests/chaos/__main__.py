@@ -16,7 +16,7 @@ from gear_data.common.progress import progress_bar
 from tests.chaos.result import ChaosResult, Limit, markdown, run_in_own_process
 
 #: Modules of tests.chaos with a function `run(seed, limit) -> ChaosResult`.
-HARNESSES = ("kills", "disks", "clocks", "mutations", "worlds", "hostile", "interrupts")
+HARNESSES = ("kills", "disks", "clocks", "mutations", "worlds", "hostile", "interrupts", "growth")
 
 
 def main() -> int:

@@ -1,0 +1,147 @@
+"""Writers, sealers, publishers and evicters of a growing dataset are killed, and disks fail under them.
+
+A process records numbered episodes, publishes generations, and in half of the cases evicts the oldest. It is killed
+before one of its file operations, or one of them fails (EIO), or the disk is full from one of them on. Then the dataset
+is whole, and dataset and journals have each acknowledged episode once. The next run goes on, and leaves nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import gear_data
+from gear_data.errors import GearError
+from gear_data.storage.journal.reading import read_journal
+from tests.chaos.result import ChaosResult, Limit
+from tests.support.chaos.case_folder import failure_of, last_lines, log_of
+from tests.support.chaos.system_calls import SPACE, Answer, Call, Ended, refusal, supervise
+from tests.support.chaos.write_paths import inside, warm_up
+
+EPISODES, MAX_STEPS = 14, 40
+KINDS = ("killed", "EIO", "ENOSPC")
+
+
+def steps_of(number: int) -> list[int]:
+    return [100 * number + t for t in range(3 + number % 4)]
+
+
+def record(folder: Path, evicts: bool) -> None:
+    """Records the episodes that are missing, up to `EPISODES`, and says after each that it is finished."""
+    limits = {"max_steps": MAX_STEPS} if evicts else {}
+    writer = gear_data.Writer(folder / "data", durability="os", shard_bytes=1024, **limits)  # type: ignore[arg-type]
+    published = gear_data.open(folder / "data").manifest.next_id if (folder / "data/manifest.json").exists() else 0
+    said = os.open(folder / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in range(published + writer.episodes, EPISODES):
+        for value in steps_of(number):
+            writer.append(actions=value, rewards=1.0)
+        writer.end_episode(terminated=True, number=number)
+        os.write(said, b".")
+        if number % 3 == 2:
+            writer.seal()
+    writer.close()
+    os.close(said)
+
+
+def run(seed: int, limit: Limit) -> ChaosResult:
+    """Runs cases: each kind of fault in turn, with and without eviction."""
+    if (reason := refusal()) is not None:
+        return ChaosResult("growth", seed, 0, {}, skipped={"all": reason})
+    warm_up()
+    tried: Counter[str] = Counter()
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="gear-growth-") as scratch:
+        case = Path(scratch, "case")
+        calls = {evicts: _run(case, evicts, lambda _: Answer.PASS).calls for evicts in (False, True)}
+        for number in limit.numbers():
+            kind, evicts = KINDS[number // 2 % 3], bool(number % 2)
+            place = random.Random(f"{seed} {number}").choice(calls[evicts])
+            failure = _fault(case, kind, evicts, place)
+            tried[kind] += 1
+            if failure:
+                failures.append(f"case {number}: {kind}{', evicting' * evicts} at {place}: {failure}")
+    return ChaosResult("growth", seed, tried.total(), dict(tried), tuple(failures))
+
+
+def _run(case: Path, evicts: bool, answer: Callable[[Call], Answer | int]) -> Ended:
+    shutil.rmtree(case, ignore_errors=True)
+    case.mkdir()
+    return supervise(inside(case, lambda folder: _typed(folder, evicts)), case, log_of(case), answer)
+
+
+def _typed(folder: Path, evicts: bool) -> None:
+    try:
+        record(folder, evicts)
+    except GearError as error:
+        print(f"typed error: {type(error).__name__}")
+        os._exit(3)  # as a process that does not catch it
+
+
+def _fault(case: Path, kind: str, evicts: bool, place: Call) -> str | None:
+    """Runs one case; returns its failure."""
+
+    def answer(call: Call) -> Answer | int:
+        if kind == "ENOSPC":
+            return errno.ENOSPC if call.number >= place.number and call.name in SPACE else Answer.PASS
+        if call.number != place.number:
+            return Answer.PASS
+        return Answer.KILL if kind == "killed" else errno.EIO
+
+    ended = _run(case, evicts, answer)
+    failure = failure_of(ended)
+    if failure is None and ended.status not in (0, -9, 3) and kind == "killed":
+        failure = f"exit status {ended.status}: {last_lines(ended.output)}"
+    acknowledged = (case / "acknowledged").stat().st_size if (case / "acknowledged").exists() else 0
+    failure = failure or _wrong(case, evicts, acknowledged)
+    if failure:
+        return failure
+    again = supervise(inside(case, lambda folder: record(folder, evicts)), case, log_of(case), lambda _: Answer.PASS)
+    if again.status != 0:
+        return f"the next run failed: {last_lines(again.output)}"
+    return _wrong(case, evicts, EPISODES) or _left(case)
+
+
+def _wrong(case: Path, evicts: bool, acknowledged: int) -> str | None:
+    """Returns what is wrong with the episodes of dataset and journals."""
+    found: list[int] = []
+    sealed = -1
+    if (case / "data/manifest.json").exists():
+        ds = gear_data.open(case / "data")
+        report = gear_data.verify(case / "data", deep=True, progress=False)
+        if not report.ok:
+            return f"does not verify: {[check.error for check in report.shards if not check.ok]} {report.differences}"
+        found = [int(number) for number in ds.episodes["number"]]
+        if found != [ds[position].id for position in range(len(ds))]:
+            return f"ids differ from numbers: {found}"
+        if evicts and len(ds.manifest.shards) > 1 and ds.num_steps > MAX_STEPS:
+            return f"{ds.num_steps} steps are above the limit"
+        if any(ds[position]["actions"].tolist() != steps_of(number) for position, number in enumerate(found)):
+            return "an episode has other steps"
+        sealed = -1 if ds.manifest.growth is None else ds.manifest.growth.sealed.get("000", -1)
+    for path in sorted((case / "data.journal/000").glob("*.arrows")):
+        if int(path.stem) > sealed:
+            found += [int(episode.facts["number"]) for episode in read_journal(path).episodes]
+    first = found[0] if evicts and found else 0
+    if found != list(range(first, first + len(found))):
+        return f"episodes are missing or twice: {found}"
+    if not acknowledged <= first + len(found) <= acknowledged + 1:
+        return f"{acknowledged} episodes were acknowledged, and the last one is {first + len(found) - 1}"
+    return None
+
+
+def _left(case: Path) -> str | None:
+    """Returns a file that nobody needs after a whole run."""
+    manifest = gear_data.open(case / "data").manifest
+    wanted = {entry.file for entry in manifest.files} | {"manifest.json", "README.md"}
+    wanted |= {f"generations/{manifest.generation:06d}.json"}
+    for path in sorted((case / "data").rglob("*")):
+        name = str(path.relative_to(case / "data"))
+        if path.is_file() and name not in wanted and not name.startswith("parts/"):
+            return f"{name} is left"
+    return "the journals are left" if (case / "data.journal").exists() else None
