@@ -142,7 +142,7 @@ class ColumnSpec:
         """
         return self.dtype in VARIABLE_TYPES
 
-    @property
+    @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The dtype that users see.
 

@@ -155,7 +155,7 @@ class Writer:
                 with this step: call `end_episode` for them.
             RateLimitError: training is too slow. No environment has the step then.
         """
-        if np.any(terminated) or np.any(truncated):
+        if self._limiter is not None and (np.any(terminated) or np.any(truncated)):
             self._wait()
         with self._mutex:
             flat = flat_step(steps)
@@ -171,7 +171,7 @@ class Writer:
             finals = {} if final is None else self._finals(final, count, where)
             slots = opened.slots(environments)
             opened.append(slots, rows)
-            for row in np.flatnonzero(flags[0] | flags[1]).tolist():
+            for row in (flags[0] | flags[1]).nonzero()[0].tolist():
                 last = {name: values[row] for name, values in finals.items()}
                 self._end(opened, int(slots[row]), bool(flags[0][row]), bool(flags[1][row]), last, {})
 
