@@ -123,7 +123,8 @@ class DatasetStore:
     def _open_shards(self) -> Shards:
         """Returns the shards that the manifest lists."""
         residency = host_residency(self._requested_residency)
-        return open_shards(residency, self.files, self.schema, self.manifest.shards, self.bad_files)
+        grows = self.manifest.growth is not None
+        return open_shards(residency, self.files, self.schema, self.manifest.shards, self.bad_files, grows=grows)
 
     @cached_property
     def _shard_steps(self) -> Int64Array:

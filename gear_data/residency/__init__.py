@@ -14,6 +14,7 @@ from gear_data.errors import unknown_name
 from gear_data.residency.column_overlay import OverlayShards
 from gear_data.residency.device.columns import DeviceColumns, DeviceCopy, OverlayCopy, PartialCopy
 from gear_data.residency.host import contents_key, host_shards
+from gear_data.residency.joined_shards import JoinedShards
 from gear_data.residency.reader import ShardReader
 from gear_data.residency.remote_mmap import CachedShards
 from gear_data.residency.shards import Shards
@@ -59,6 +60,8 @@ def open_shards(
     schema: Schema,
     shards: tuple[ShardEntry, ...],
     bad: frozenset[str] = frozenset(),
+    *,
+    grows: bool = False,
 ) -> Shards:
     """Opens the shards of a dataset in this machine's memory.
 
@@ -68,6 +71,7 @@ def open_shards(
         schema: the columns.
         shards: the manifest's entries.
         bad: files that are not read; zeros stand for them.
+        grows: whether the dataset grows. With `host`, each shard has a copy of its own then, which generations share.
 
     Raises:
         UnknownNameError: unknown residency.
@@ -76,6 +80,8 @@ def open_shards(
     """
     if residency not in ("mmap", "host", "pinned"):
         raise unknown_name("residency", residency, ("mmap", "host", "pinned"))
+    if residency == "host" and grows:
+        return JoinedShards([host_shards(files, schema, (shard,), bad) for shard in shards])
     if residency != "mmap":
         return host_shards(files, schema, shards, bad, registrable=residency == "pinned")
 

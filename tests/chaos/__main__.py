@@ -15,8 +15,8 @@ import time
 from gear_data.common.progress import progress_bar
 from tests.chaos.result import ChaosResult, Limit, markdown, run_in_own_process
 
-#: Modules of tests.chaos with a function `run(seed, limit) -> ChaosResult`.
-HARNESSES = ("kills", "disks", "clocks", "mutations", "worlds", "hostile", "interrupts", "growth")
+#: Modules below tests.chaos with a function `run(seed, limit) -> ChaosResult`.
+HARNESSES = ("kills", "disks", "clocks", "mutations", "worlds", "hostile", "interrupts", "growing.growth")
 
 
 def main() -> int:

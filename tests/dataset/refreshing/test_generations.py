@@ -12,6 +12,8 @@ import pytest
 
 import gear_data
 from gear_data.errors import DatasetReplacedError, EpisodeIndexError, GenerationGoneError, InvalidArgumentError
+from gear_data.residency import host
+from gear_data.storage.dataset_files import DatasetFiles
 
 
 def add(writer: gear_data.Writer, first: int, count: int) -> None:
@@ -210,3 +212,36 @@ def test_residencies(tmp_path: Path, residency: str) -> None:
         assert (new.residency, numbers(new), numbers(ds)) == (residency, list(range(30)), list(range(20)))
         discounted = ds.with_discount(0.9).refresh()
         assert (discounted.discount, discounted.generation) == (0.9, 3)
+
+
+def test_only_new_shards_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generations share the memory of shards, and the memory of evicted shards is freed."""
+    loaded: list[str] = []
+    copy = host._copy
+
+    def counted(descriptor: int, files: DatasetFiles, piece: host._CopyRange) -> int:
+        loaded.append(piece.entry.file)
+        return copy(descriptor, files, piece)
+
+    monkeypatch.setattr(host, "_copy", counted)
+    with grown(tmp_path / "ds", 1, max_steps=400) as writer:
+        ds, known = gear_data.open(tmp_path / "ds", "host"), set[str]()
+        for generation in range(1, 20):
+            known |= {shard.entry.file for shard in ds.manifest.shards}
+            add(writer, 10 * generation, 10)
+            writer.seal()
+            loaded.clear()
+            ds = ds.refresh()
+            assert set(loaded) == {shard.entry.file for shard in ds.manifest.shards} - known
+        assert numbers(ds) == ds.episodes["episode_id"].to_list()
+        assert shared_bytes() < 4 * sum(shard.entry.bytes for shard in ds.manifest.shards)
+
+
+def shared_bytes() -> int:
+    """Returns the size of the shared memory that this process maps."""
+    sizes = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "gear-data" in line:
+            first, last = (int(each, 16) for each in line.split()[0].split("-"))
+            sizes[first] = last - first
+    return sum(sizes.values())

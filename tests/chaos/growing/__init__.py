@@ -1,0 +1,1 @@
+"""Harnesses of datasets that grow."""
