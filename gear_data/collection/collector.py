@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,16 +55,10 @@ class Collector:
     ) -> None:  # fmt: skip
         self._readers = [source.reader for source in sources]
         self._plan = BatchPlan(sources, rows, batches)
-        self._batches = batches
-        self._reuse = reuse
-        self._pool = BufferPool(self._plan.size, self._output_buffers, reuse=reuse, allocate=allocate)
+        # Not a method: the cycle would keep the datasets, and their files, until a garbage collection.
+        describe = partial(_output_buffers, self._plan, batches, reuse)
+        self._pool = BufferPool(self._plan.size, describe, reuse=reuse, allocate=allocate)
         self._arrays = [(each.key, each.shape, each.dtype, each.offset) for each in self._plan.arrays]
-
-    def _output_buffers(self, memory: npt.NDArray[np.uint8]) -> OutputBuffers:
-        """Returns the `OutputBuffers` that come with every lease of a new buffer."""
-        addresses = self._plan.offsets + memory.ctypes.data
-        valid = np.empty(self._batches, np.int64)
-        return OutputBuffers(self._plan.plans[0], addresses, _IN_ORDER, 1, valid, memory if self._reuse else None)
 
     def __call__(self, windows: Windows) -> CollectedBatch:
         """Collects a batch, one row for each window."""
@@ -127,3 +122,10 @@ class Collector:
             )
             for number, valid_bytes in enumerate(buffers.valid[:batches].tolist())
         ]
+
+
+def _output_buffers(plan: BatchPlan, batches: int, reuse: bool, memory: npt.NDArray[np.uint8]) -> OutputBuffers:
+    """Returns the `OutputBuffers` that come with every lease of a new buffer."""
+    addresses = plan.offsets + memory.ctypes.data
+    valid = np.empty(batches, np.int64)
+    return OutputBuffers(plan.plans[0], addresses, _IN_ORDER, 1, valid, memory if reuse else None)
