@@ -11,7 +11,7 @@ import numpy as np
 
 from gear_data.loaders.builders.batch import BuiltBatch
 from gear_data.selection.samplers import Selector
-from gear_data.selection.samplers.weighted import WeightedSelector
+from gear_data.selection.samplers.weighted_selector import WeightedSelector
 
 if TYPE_CHECKING:
     from gear_data.residency.device.buffers import DeferredCount

@@ -47,7 +47,9 @@ def anchors_of(dataset: Dataset, rule: WindowRule, excluded: npt.NDArray[np.bool
     offsets = store_of(dataset).offsets
     first_steps = None if ids is None else offsets[ids]
     eligible = None if mask is None or mode is None else mask.anchors(offsets, rule, mode)
-    return Anchors(dataset.lengths, dataset.offsets, ids, first_steps, rule, eligible, excluded)
+    return Anchors(
+        dataset.lengths, dataset.offsets, ids, first_steps, rule, eligible, excluded, dataset.episode_ids
+    )  # fmt: skip
 
 
 def ends_without_state(dataset: Dataset, *, finals: bool) -> npt.NDArray[np.bool_]:

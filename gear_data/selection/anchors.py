@@ -21,11 +21,12 @@ class Anchors:
     Args:
         lengths: int64 [k], steps of each episode.
         offsets: int64 [k + 1], running sums of the lengths from 0; None: computed here.
-        ids: int64 [k], the episodes' ids; None: 0 to k - 1.
+        ids: int64 [k], the episodes' rows in the whole dataset, by which windows name them; None: 0 to k - 1.
         first: int64 [k], the index in the whole dataset of each episode's first step; None: offsets[:-1].
         rule: which steps are anchors.
         eligible: only steps of this mask are anchors (see `StepMask.anchors`); None: any step.
         excluded: bool [k], the episodes whose last step is no anchor; None: no episode.
+        names: int64 [k], ascending, the episodes' ids, by which users name them; None: as `ids`.
 
     Attributes:
         prefix: int64 [k + 1], anchors before each episode.
@@ -43,9 +44,12 @@ class Anchors:
         rule: WindowRule,
         eligible: StepMask | None = None,
         excluded: npt.NDArray[np.bool_] | None = None,
+        names: Int64Array | None = None,
     ) -> None:
         self.rule = rule
         self.ids = None if ids is None else np.ascontiguousarray(ids, np.int64)
+        #: int64 [k], the ids for messages and updates; None: 0 to k - 1.
+        self.names = self.ids if names is None else np.ascontiguousarray(names, np.int64)
         self.offsets = offsets_of(lengths) if offsets is None else np.ascontiguousarray(offsets, np.int64)
         self.first = self.offsets[:-1] if first is None else np.ascontiguousarray(first, np.int64)
         self.eligible, self.excluded = eligible, excluded

@@ -52,11 +52,23 @@ class WeightUnits(Protocol):
             InvalidArgumentError: an unknown episode or step, or `steps` does not fit.
         """
 
+    def known(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Returns whether there is an episode with each id, bool [m]."""
+
     def episode_sums(self, values: Float64Array) -> Float64Array:
         """Sums the values of units, [u], for each of the k episodes, [k]."""
 
     def of_episodes(self, values: Float64Array, rows: Int64Array) -> Float64Array:
         """Returns the values of the units of some episodes, given the episodes' indices."""
+
+    def carried(self, values: Float64Array, anchors: Anchors, fill: float) -> tuple[WeightUnits, Float64Array]:
+        """Returns the units of other episodes, and their values.
+
+        Args:
+            values: float64 [u], the values of these units.
+            anchors: the other episodes.
+            fill: the value of units that are not among these units.
+        """
 
 
 class EpisodeUnits:
@@ -76,7 +88,7 @@ class EpisodeUnits:
         self.within = WITHIN_QUOTIENT if by_step else WITHIN_DRAWN
 
     def check(self, weights: Float64Array) -> None:
-        check_weights(weights, "weight", self._anchors.ids)
+        check_weights(weights, "weight", self._anchors.names)
 
     def rows(self, ids: npt.NDArray[Any], steps: npt.NDArray[Any] | None) -> Int64Array:
         if steps is not None:
@@ -94,13 +106,7 @@ class EpisodeUnits:
         """
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise InvalidArgumentError(f"episode ids are {ids.dtype} {list(ids.shape)}, not integers [m]")
-        ids = ids.astype(np.int64)
-        if self._anchors.ids is None:
-            rows, known = ids, (ids >= 0) & (ids < len(self._anchors))
-        else:
-            sorted_ids, order = self._sorted_ids
-            found = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
-            rows, known = order[found], sorted_ids[found] == ids
+        rows, known = self._find(ids.astype(np.int64))
         if not known.all():
             raise InvalidArgumentError(
                 f"there is no episode {ids[np.argmin(known)]} in the dataset or view",
@@ -109,10 +115,23 @@ class EpisodeUnits:
             )
         return rows
 
+    def known(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return self._find(ids)[1]
+
+    def _find(self, ids: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+        """Returns the index of each id, and whether there is such an episode."""
+        if self._anchors.names is None:
+            return ids, (ids >= 0) & (ids < len(self._anchors))
+        sorted_ids, order = self._sorted_ids
+        found = np.minimum(np.searchsorted(sorted_ids, ids), len(sorted_ids) - 1)
+        return order[found], sorted_ids[found] == ids
+
     @cached_property
     def _sorted_ids(self) -> tuple[Int64Array, Int64Array]:
         """(the episodes' ids in ascending order, the index of each)."""
-        ids = np.arange(len(self._anchors)) if self._anchors.ids is None else self._anchors.ids
+        ids = np.arange(len(self._anchors)) if self._anchors.names is None else self._anchors.names
+        if (ids[1:] > ids[:-1]).all():  # as in every dataset and view
+            return ids, np.arange(len(ids))
         order = np.argsort(ids, kind="stable")
         return ids[order], order
 
@@ -121,6 +140,12 @@ class EpisodeUnits:
 
     def of_episodes(self, values: Float64Array, rows: Int64Array) -> Float64Array:
         return values[rows]
+
+    def carried(self, values: Float64Array, anchors: Anchors, fill: float) -> tuple[WeightUnits, Float64Array]:
+        before, after = shared_episodes(self._anchors, anchors)
+        result = np.full(len(anchors), fill)
+        result[after] = values[before]
+        return EpisodeUnits(anchors, self.by_anchor), result
 
 
 class StepUnits:
@@ -148,7 +173,7 @@ class StepUnits:
             row = int(np.argmax(wrong))
             anchors = self._anchors
             index = int(np.searchsorted(anchors.offsets, row, side="right")) - 1
-            episode = index if anchors.ids is None else int(anchors.ids[index])
+            episode = index if anchors.names is None else int(anchors.names[index])
             raise InvalidArgumentError(
                 f"the weight of step {row - int(anchors.offsets[index])} of episode {episode} is {weights[row]}",
                 row=row,
@@ -186,6 +211,44 @@ class StepUnits:
     def of_episodes(self, values: Float64Array, rows: Int64Array) -> Float64Array:
         offsets = self._anchors.offsets
         return np.concatenate([values[offsets[row] : offsets[row + 1]] for row in rows.tolist()])
+
+    def known(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return self._episodes.known(ids)
+
+    def carried(self, values: Float64Array, anchors: Anchors, fill: float) -> tuple[WeightUnits, Float64Array]:
+        before, after = shared_episodes(self._anchors, anchors)
+        result = np.full(int(anchors.offsets[-1]), fill)
+        result[_steps_of(anchors, after)] = values[_steps_of(self._anchors, before)]
+        return StepUnits(anchors), result
+
+
+#: Indices of episodes or steps, in ascending order.
+_Rows = slice | npt.NDArray[np.int64]
+
+
+def shared_episodes(before: Anchors, after: Anchors) -> tuple[_Rows, _Rows]:
+    """Returns the indices of the episodes that two generations share.
+
+    The first result has their indices in `before`, the second their indices in `after`. Ids ascend in both.
+    """
+    old, new = (np.arange(len(each)) if each.names is None else each.names for each in (before, after))
+    first = int(np.searchsorted(old, new[0]))
+    count = min(len(old) - first, len(new))
+    # New episodes come last, and mostly the oldest ones go.
+    if count and len(old) - first <= len(new) and np.array_equal(old[first:], new[:count]):
+        return slice(first, first + count), slice(0, count)
+    _, rows, new_rows = np.intersect1d(old, new, assume_unique=True, return_indices=True)
+    return rows, new_rows
+
+
+def _steps_of(anchors: Anchors, rows: _Rows) -> _Rows:
+    """Returns the indices of all steps of some episodes."""
+    offsets = anchors.offsets
+    if isinstance(rows, slice):
+        return slice(int(offsets[rows.start]), int(offsets[rows.stop]))
+    lengths = offsets[rows + 1] - offsets[rows]
+    steps: Int64Array = np.arange(int(lengths.sum())) + np.repeat(offsets[rows] - np.cumsum(lengths) + lengths, lengths)
+    return steps
 
 
 def array_weights(values: Any, anchors: Anchors) -> Float64Array:

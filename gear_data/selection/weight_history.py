@@ -19,7 +19,7 @@ from gear_data.selection.weight_tree import WeightTree
 from gear_data.selection.windows import Float64Array, Int64Array
 
 #: The hint for a state that cannot be loaded.
-_OTHER_STATE = "load a state that a loader of the same dataset saved, unchanged"
+OTHER_STATE = "load a state that a loader of the same dataset saved, unchanged"
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ class WeightHistory:
         Updates must come in the order of their steps.
         """
         return self._updates[-1].from_step if self._updates else self._first_step
+
+    @property
+    def last_version(self) -> int:
+        """The number of all updates."""
+        return self._folded + len(self._updates)
 
     def version(self, step: int) -> int:
         """Returns the number of updates that hold at a step.
@@ -163,13 +168,13 @@ class WeightHistory:
             "first_step": self._first_step,
             "folded": self._folded,
             "exponent": self.tree.exponent,
-            "rows": _encode(changed, "<i8"),
-            "values": _encode(self.tree.weights[changed], "<f8"),
+            "rows": encoded(changed, "<i8"),
+            "values": encoded(self.tree.weights[changed], "<f8"),
             "updates": [
                 {
                     "from_step": update.from_step,
-                    "rows": _encode(update.rows, "<i8"),
-                    "values": _encode(update.values, "<f8"),
+                    "rows": encoded(update.rows, "<i8"),
+                    "values": encoded(update.values, "<f8"),
                 }
                 for update in self._updates
             ],
@@ -188,21 +193,21 @@ class WeightHistory:
             StateMismatchError: a malformed state, or the state of other episodes.
         """
         try:
-            rows, values = _decode(state["rows"], "<i8"), _decode(state["values"], "<f8")
+            rows, values = decoded(state["rows"], "<i8"), decoded(state["values"], "<f8")
             updates = [
-                (int(update["from_step"]), _decode(update["rows"], "<i8"), _decode(update["values"], "<f8"))
+                (int(update["from_step"]), decoded(update["rows"], "<i8"), decoded(update["values"], "<f8"))
                 for update in state["updates"]
             ]
             exponent, folded, first_step = int(state["exponent"]), int(state["folded"]), int(state["first_step"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatchError(
-                f"the state of the weights is malformed: {type(error).__name__}: {error}", hint=_OTHER_STATE
+                f"the state of the weights is malformed: {type(error).__name__}: {error}", hint=OTHER_STATE
             ) from error
         count = len(self._initial)
         for numbers, weights in [(rows, values), *(update[1:] for update in updates)]:
             inside = len(numbers) == len(weights) and ((numbers >= 0) & (numbers < count)).all()
             if not (inside and (weights >= 0).all() and np.isfinite(weights).all()):
-                raise StateMismatchError(f"the state of the weights does not fit {count} episodes", hint=_OTHER_STATE)
+                raise StateMismatchError(f"the state of the weights does not fit {count} episodes", hint=OTHER_STATE)
         self._begin(rows, values, exponent, folded, first_step)
         for update in updates:
             self.update(*update)
@@ -218,10 +223,12 @@ class WeightHistory:
         self.tree.rescale(exponent)
 
 
-def _encode(values: npt.NDArray[Any], dtype: str) -> str:
+def encoded(values: npt.NDArray[Any], dtype: str) -> str:
+    """Returns an array as text."""
     return base64.b64encode(values.astype(dtype).tobytes()).decode("ascii")
 
 
-def _decode(text: str, dtype: str) -> npt.NDArray[Any]:
+def decoded(text: str, dtype: str) -> npt.NDArray[Any]:
+    """Returns the array of `encoded`; raises TypeError or ValueError if the text is another."""
     values = np.frombuffer(base64.b64decode(text, validate=True), dtype)
     return values.astype(values.dtype.newbyteorder("="))

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.component import LoaderComponent, episode_ids
 from gear_data.loaders.window_source import WindowSource
-from gear_data.selection.samplers.weighted import WeightedSelector
+from gear_data.selection.samplers.weighted_selector import WeightedSelector
 from gear_data.selection.windows import Int64Array, Windows
 
 #: Key of the batch -> one number for each window, int64 or float64 [B].
@@ -82,15 +82,15 @@ class SourceFacts:
         return versions
 
 
-def sampled_facts(windows: Windows, window_ids: bool) -> WindowFacts:
+def sampled_facts(windows: Windows, components: Sequence[LoaderComponent]) -> WindowFacts:
     """Returns the numbers that come with sampled windows.
 
     These are `valid_count`, with `window_ids` also `episode_id` and `start`, and for weighted windows `probability` and
     `importance_weights`.
     """
     facts: WindowFacts = {"valid_count": windows.length}
-    if window_ids:
-        facts["episode_id"], facts["start"] = windows.episode_id, windows.start
+    if components[0].window_ids:
+        facts["episode_id"], facts["start"] = episode_ids(components, windows.source, windows.episode_id), windows.start
     if windows.probability is not None:
         facts["probability"] = windows.probability
     if windows.importance is not None:

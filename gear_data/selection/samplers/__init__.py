@@ -12,7 +12,8 @@ from gear_data.selection.samplers.fifo_shuffle import Fifo, Shuffle
 from gear_data.selection.samplers.sampler import Candidates, Sampler, Selector
 from gear_data.selection.samplers.topk import TopK
 from gear_data.selection.samplers.uniform import Uniform
-from gear_data.selection.samplers.weighted import Weighted, WeightedSelector
+from gear_data.selection.samplers.weighted import Weighted
+from gear_data.selection.samplers.weighted_selector import WeightedSelector
 
 __all__ = [
     "SAMPLERS",

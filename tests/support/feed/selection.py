@@ -114,18 +114,26 @@ class Case:
         places = shuffle_positions(seed, position, position + count, len(anchors))
         return [self.cut(seed, step, slot, *anchors[place]) for slot, place in enumerate(places)]
 
-    def masses(self, weights: Sequence[float], by: str) -> list[tuple[int, int]]:
+    def masses(self, weights: Sequence[float], by: str, exponent: int | None = None) -> list[tuple[int, int]]:
         """(episode, int_weights) of the view's episodes that can be drawn."""
         counts = [len(self.anchors(episode)) for episode in self.ids]
         usable = [i for i in range(len(counts)) if counts[i] and weights[i] > 0]
         each = [counts[i] if by == "step" else 1 for i in usable]
-        int_weights, _ = integer_weights([weights[i] for i in usable], each)
+        own = [weights[i] for i in usable]
+        int_weights = integer_weights(own, each)[0] if exponent is None else int_weights_at(own, exponent)
         return [(self.ids[i], q * c) for i, q, c in zip(usable, int_weights, each, strict=True)]
 
+    def exponent(self, weights: Sequence[float], by: str) -> int:
+        """The exponent of the integer weights, which later updates keep."""
+        counts = [len(self.anchors(episode)) if by == "step" else 1 for episode in self.ids]
+        usable = [i for i in range(len(counts)) if weights[i] > 0]
+        return integer_weights([weights[i] for i in usable], [counts[i] for i in usable])[1]
+
     def weighted(
-        self, seed: int, step: int, count: int, by: str, weights: Sequence[float], replacement: bool
-    ) -> list[Window]:
-        masses = self.masses(weights, by)
+        self, seed: int, step: int, count: int, by: str, weights: Sequence[float], replacement: bool,
+        exponent: int | None = None,
+    ) -> list[Window]:  # fmt: skip
+        masses = self.masses(weights, by, exponent)
         draw = draws if replacement else distinct_draws
         windows = []
         for slot, (index, rest) in enumerate(draw(seed, step, count, [mass for _, mass in masses])):
