@@ -148,7 +148,7 @@ def local_readers(folder: Path, url: str) -> tuple[Any, dict[str, Any], Any]:
 def overhead(folder: Path, url: str, context: int, effort: Effort) -> dict[str, float]:
     """Returns the seconds of a batch whose windows are all local."""
     dataset, readers, here = local_readers(folder, url)
-    outputs = SequenceLoader(dataset, BATCH, context=context)._components[0].outputs
+    outputs = SequenceLoader(dataset, BATCH, context=context)._stages.newest.components[0].outputs
     drawn = own_windows(dataset, here, context, 10)
     times = _Rounds()
     for _ in range(effort.rounds):

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator
 
-from gear_data.loaders.builders.batch import Batch, BatchBuilder, BuiltBatch
+from gear_data.loaders.builders.batch import Batch, BuilderLookup, BuiltBatch
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.metrics import Meter
 from gear_data.loaders.misuse import check_fetcher
@@ -43,7 +43,7 @@ class BatchIterator(Iterator[Batch]):
     `__next__`, such as KeyboardInterrupt, closes the iterator.
 
     Args:
-        builder: builds the batches.
+        builders: build the batches.
         progress: begins the pass, and receives the step after each batch that `__next__` returns.
         group: number of batches that are built in one call.
         prefetch: number of batches that are kept ready, built in a thread; 0: a batch is built when it is taken.
@@ -52,10 +52,10 @@ class BatchIterator(Iterator[Batch]):
     """
 
     def __init__(
-        self, builder: BatchBuilder, *, progress: Progress, group: int, prefetch: int, meter: Meter,
+        self, builders: BuilderLookup, *, progress: Progress, group: int, prefetch: int, meter: Meter,
         starting: threading.Lock,
     ) -> None:  # fmt: skip
-        self._builder = builder
+        self._builders = builders
         self._progress, self._group, self._depth = progress, group, prefetch
         self._meter, self._starting = meter, starting
         self._taken = 0
@@ -92,7 +92,8 @@ class BatchIterator(Iterator[Batch]):
             began = time.perf_counter()
             if not self._ready:
                 if self._prefetcher is None:
-                    self._ready = self._builder.build(self._steps[taken : taken + 1])
+                    steps = self._steps[taken : taken + 1]
+                    self._ready = self._builders.at(steps[0]).build(steps)
                 else:
                     self._ready = self._prefetcher.get(taken // self._group)[::-1]
             built = self._ready.pop()
@@ -117,7 +118,7 @@ class BatchIterator(Iterator[Batch]):
         self._meter.start()
         if self._depth:
             self._progress.current = weakref.ref(self)
-            steps, group, build = self._steps, self._group, self._builder.build
+            steps, group, build = self._steps, self._group, self._builders.build
             groups = None if steps.stop == NO_END else -(-self._count // group)
 
             # This function must not refer to the iterator: the cycle would keep memory until a garbage collection.

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from gear_data.collection.buffers import IDLE_BUFFERS
 from gear_data.loaders.arguments import check_rank_rows
-from gear_data.loaders.batch_iterator import BatchIterator, group_size
+from gear_data.loaders.batch_iterator import group_size
 from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
 from gear_data.loaders.builders.batch import Batch, BatchBuilder, RankRows
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.config import LoaderConfig
 from gear_data.loaders.frameworks.workers import get_worker_info
-from gear_data.loaders.metrics import Meter
 from gear_data.loaders.node_local import max_rows
-from gear_data.loaders.passes.progress import Progress
 from gear_data.loaders.video.camera_collector import LookAhead
 from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.window_source import WindowSource
@@ -30,9 +27,16 @@ class BatchSource:
         config: the arguments of the loader.
         components: its datasets.
         source: samples its windows.
+        builders: of another generation of the datasets; None: chosen here.
     """
 
-    def __init__(self, config: LoaderConfig, components: Sequence[LoaderComponent], source: WindowSource) -> None:
+    def __init__(
+        self,
+        config: LoaderConfig,
+        components: Sequence[LoaderComponent],
+        source: WindowSource,
+        builders: BuilderFactory | None = None,
+    ) -> None:
         self._config, self._components, self._source = config, components, source
         self._postprocess = PostprocessConfig(
             config.half,
@@ -43,8 +47,10 @@ class BatchSource:
             config.framework,
             config.augment,
         )
-        chosen = resolve_backend(config.backend, components, self._postprocess, config.batch_size)
-        self._builders = BuilderFactory(chosen, config.framework, config.sm_budget, config.joined)
+        if builders is None:
+            chosen = resolve_backend(config.backend, components, self._postprocess, config.batch_size)
+            builders = BuilderFactory(chosen, config.framework, config.sm_budget, config.joined)
+        self.builders = builders
         self._readers = CameraReaders(components, config.video)
         # The builder for `batch`, with the rows and the kind of process that it is for.
         self._random_access: tuple[tuple[RankRows, bool], BatchBuilder] | None = None
@@ -56,30 +62,33 @@ class BatchSource:
         """Returns the most windows of a batch of a rank."""
         return -(-max_rows(self._components[0].selector, rows.batch_size) // rows.world_size)
 
-    def iterator(self, rows: RankRows, progress: Progress, meter: Meter, starting: threading.Lock) -> BatchIterator:
-        """Returns the iterator of a pass.
-
-        Args:
-            rows: the rows of this rank.
-            progress, meter, starting: see `BatchIterator`.
+    def group(self, rows: RankRows) -> int:
+        """Returns the number of batches that an iteration builds in one call.
 
         Raises:
             InvalidArgumentError: some ranks would get empty batches.
         """
         check_rank_rows(rows.batch_size, rows.world_size)
-        prefetch = self._config.prefetch
+        if not self._config.prefetch:
+            return 1
         batch_bytes = self.most_rows(rows) * max(component.row_bytes for component in self._components)
         remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)
-        group = (self._config.batches_at_once or group_size(batch_bytes, remote=remote)) if prefetch else 1
-        # Enough for the batches that are ready and in progress. With fewer, the builder would wait for the device.
+        return self._config.batches_at_once or group_size(batch_bytes, remote=remote)
+
+    def builder(self, rows: RankRows, group: int) -> BatchBuilder:
+        """Returns the builder of an iteration.
+
+        Args:
+            rows: the rows of this rank.
+            group: the most batches of one call.
+        """
+        prefetch = self._config.prefetch
         ahead = None
         if prefetch and any(component.cameras for component in self._components):
             worker = get_worker_info()
             ahead = LookAhead(self._source, rows, 1 if worker is None else worker.num_workers, prefetch)
-        builder = self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * group, ahead)
-        return BatchIterator(
-            builder, progress=progress, group=group, prefetch=prefetch, meter=meter, starting=starting
-        )  # fmt: skip
+        # Enough for the batches that are ready and in progress. With fewer, the builder would wait for the device.
+        return self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * group, ahead)
 
     def batch(self, rows: RankRows, step: int) -> Batch:
         """Returns this rank's rows of one step's batch.
@@ -93,7 +102,7 @@ class BatchSource:
         return built.batch if built.deliver is None else built.deliver(built.batch)
 
     def _builder(self, rows: RankRows, max_batches: int, most: int, ahead: LookAhead | None = None) -> BatchBuilder:
-        return self._builders.make(
+        return self.builders.make(
             self._components, self._source, rows, Postprocessor(self._components, self._postprocess),
             max_rows=self.most_rows(rows), max_batches=max_batches, in_worker=get_worker_info() is not None, most=most,
             readers=self._readers, ahead=ahead,

@@ -19,6 +19,7 @@ from gear_data.kernels import cpu
 from gear_data.loaders.arguments import normalization_statistics
 from gear_data.loaders.config import LoaderConfig
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
+from gear_data.loaders.normalization import restored_statistics
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.goals import goal_output
 from gear_data.loaders.presets.offsets import offsets_to_json
@@ -36,8 +37,8 @@ from gear_data.loaders.video.arguments import check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
 from gear_data.schema import Schema
 from gear_data.selection.goals import Goals, GoalSampler
-from gear_data.selection.samplers import Candidates, Selector, WeightedSelector, as_sampler
-from gear_data.selection.windows import Float64Array, WindowRule
+from gear_data.selection.samplers import Candidates, Sampler, Selector, Weighted, WeightedSelector, as_sampler
+from gear_data.selection.windows import Float64Array, Int64Array, WindowRule
 
 if TYPE_CHECKING:
     import polars as pl
@@ -123,6 +124,10 @@ class LoaderComponent:
         """Returns the keys of float columns."""
         return frozenset(o.key for o in self.outputs if _is_float(o))
 
+    def normalization_json(self) -> dict[str, list[Any]]:
+        """Returns column -> [mean, std], JSON-able."""
+        return {name: [mean.tolist(), std.tolist()] for name, (mean, std) in self.request.normalize.items()}
+
     def spec(self) -> dict[str, Any]:
         """Returns the contents of the component's batches, JSON-able."""
         request = self.request
@@ -132,7 +137,7 @@ class LoaderComponent:
             "batch_format": self.batch_format.to_json(),
             "columns": None if request.columns is None else list(request.columns),
             "offsets": offsets_to_json(request.offsets),
-            "normalize": {name: [mean.tolist(), std.tolist()] for name, (mean, std) in request.normalize.items()},
+            "normalize": self.normalization_json(),
             "n_step": request.n_step,
             **({"stack": {name: [p.name for p in specs] for name, specs in self.parts.items()}} if self.parts else {}),
             "outputs": [output_to_json(output) for output in self.outputs],
@@ -140,7 +145,34 @@ class LoaderComponent:
         }
 
 
-def make_components(config: LoaderConfig, *, ask_rank_zero: bool) -> tuple[LoaderComponent, ...]:
+@dataclass(frozen=True)
+class Origin:
+    """Parts of a component that an earlier generation of the dataset, or a state, has.
+
+    Attributes:
+        component: the component itself, if the dataset did not change; else None.
+        earlier: the selector of the earlier generation.
+        normalize: column -> [mean, std], its normalisation; None: by the dataset's statistics.
+        weights: `WeightedSelector.whole_state` of the selector; None: the sampler is bound to the dataset.
+    """
+
+    component: LoaderComponent | None = None
+    earlier: Selector | None = None
+    normalize: Mapping[str, Sequence[Any]] | None = None
+    weights: Mapping[str, Any] | None = None
+
+    def selector(self, sampler: Sampler, candidates: Candidates, seed: int) -> Selector:
+        """Returns the sampler bound to the dataset; weights that it had stay."""
+        if self.weights is not None and isinstance(sampler, Weighted):
+            return sampler.restored(candidates, seed, self.weights)
+        if isinstance(self.earlier, WeightedSelector) and self.earlier.has_own_weights:
+            return self.earlier.carried(candidates.anchors)
+        return sampler.bind(candidates, seed)
+
+
+def make_components(
+    config: LoaderConfig, *, ask_rank_zero: bool, origins: Sequence[Origin] | None = None
+) -> tuple[LoaderComponent, ...]:
     """Makes the components of a loader, one for each dataset.
 
     If the datasets share batches, a preset of all columns takes the columns that all datasets have.
@@ -148,23 +180,28 @@ def make_components(config: LoaderConfig, *, ask_rank_zero: bool) -> tuple[Loade
     Args:
         config: the loader's arguments; options of a mixture's dataset replace them.
         ask_rank_zero: whether rank 0 evaluates expressions for all ranks.
+        origins: for each dataset, the parts of its component that exist; None: there are none.
     """
     datasets = config.datasets
+    origins = [Origin()] * len(datasets) if origins is None else origins
     check_cameras([each.dataset.schema for each in datasets], config.video.resize)
     schemas = [_schema(each.dataset, config)[0] for each in datasets] if config.joined else []
     shared = _shared_columns(schemas) if config.joined else None
     components = []
-    for number, each in enumerate(datasets):
+    for number, (each, origin) in enumerate(zip(datasets, origins, strict=True)):
+        if origin.component is not None:
+            components.append(origin.component)
+            continue
         own = dataclasses.replace(config, **each.options)
         if shared is not None and own.columns is None and resolve_preset(own.preset, own.preset_options).roles is None:
             own = dataclasses.replace(own, columns=shared)
         if len(datasets) > 1:
             own = dataclasses.replace(own, seed=_component_seed(config.seed, number))
-        components.append(_make_component(each.dataset, own, ask_rank_zero))
+        components.append(_make_component(each.dataset, own, ask_rank_zero, origin))
     return tuple(components)
 
 
-def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool) -> LoaderComponent:
+def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool, origin: Origin) -> LoaderComponent:
     columns = config.columns
     if columns is not None and (isinstance(columns, str) or not all(isinstance(name, str) for name in columns)):
         raise InvalidArgumentError(f"columns must be a list of names, not {columns!r}")
@@ -177,7 +214,9 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
         context=config.context,
         columns=None if columns is None else tuple(columns),
         offsets=config.offsets,
-        normalize=normalization_statistics(dataset, schema, parts, config.normalize),
+        normalize=normalization_statistics(dataset, schema, parts, config.normalize)
+        if origin.normalize is None
+        else restored_statistics(origin.normalize),
         float_dtype=config.float_dtype,
         n_step=config.n_step,
         discount=config.discount,
@@ -216,7 +255,7 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
     def evaluate(expression: str | pl.Expr, purpose: str) -> Float64Array:
         return agree(lambda: dataset.evaluate(expression, purpose))
 
-    selector = sampler.bind(Candidates(anchors, evaluate, agree), config.seed)
+    selector = origin.selector(sampler, Candidates(anchors, evaluate, agree), config.seed)
     if config.membership is not None:
         selector = node_local_selector(dataset, config.membership, anchors, sampler, selector, evaluate, config.seed)
     variable = text_columns(batch_format, request)
@@ -233,6 +272,25 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool)
         dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, postprocess, goals,
         parts, config.window_ids,
     )  # fmt: skip
+
+
+def episode_ids(components: Sequence[LoaderComponent], source: int | Int64Array, rows: Int64Array) -> Int64Array:
+    """Returns the ids of episodes, int64 [n].
+
+    Args:
+        components: the loader's datasets.
+        source: the number of the episodes' dataset, or int64 [n].
+        rows: int64 [n], the rows of the episodes in their datasets, by which windows name them.
+    """
+    ids = [store_of(component.dataset).ids for component in components]
+    if isinstance(source, int):
+        own = ids[source]
+        return rows if own is None else own[rows]
+    result = rows.copy()
+    for number, own in enumerate(ids):
+        if own is not None:
+            result[source == number] = own[rows[source == number]]
+    return result
 
 
 def _schema(dataset: Dataset, config: LoaderConfig) -> tuple[Schema, Parts]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,11 @@ class LoaderConfig:
         if world_size == 1:
             check_group()
         return rank, world_size
+
+    def with_datasets(self, datasets: Sequence[Dataset]) -> LoaderConfig:
+        """Returns the arguments with other datasets, in the same order: later generations."""
+        dataset = self.dataset.with_datasets(datasets) if isinstance(self.dataset, Mixture) else datasets[0]
+        return dataclasses.replace(self, dataset=dataset)
 
     @property
     def dtype_name(self) -> str | None:

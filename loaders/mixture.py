@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +66,15 @@ class Mixture:
     def fingerprint(self) -> str:
         """The fingerprints of the datasets, joined by `+`."""
         return "+".join(component.dataset.fingerprint for component in self.components)
+
+    def with_datasets(self, datasets: Sequence[Dataset]) -> Mixture:
+        """Returns the mixture with other datasets, in the same order: later generations, for example."""
+        mixture = copy.copy(self)
+        mixture.components = tuple(
+            dataclasses.replace(component, dataset=dataset)
+            for component, dataset in zip(self.components, datasets, strict=True)
+        )
+        return mixture
 
     def __repr__(self) -> str:
         entries = ", ".join(f"({c.dataset!r}, {c.proportion!r})" for c in self.components)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
+from gear_data.errors import StateMismatchError
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -33,3 +37,18 @@ def mode_statistics(dataset: Dataset, name: str, mode: str) -> tuple[Float64Arra
     # A constant element becomes -1, as by LeRobot and openpi. They divide by an epsilon, which makes other values huge.
     constant = low == high
     return np.where(constant, low + 1, (low + high) / 2), np.where(constant, 1.0, (high - low) / 2)
+
+
+def restored_statistics(saved: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Float64Array, Float64Array]]:
+    """Returns column -> (mean, std), float64 [elements] each, from column -> [mean, std] of a state.
+
+    Raises:
+        StateMismatchError: the state is malformed.
+    """
+    try:
+        pairs = {name: [np.array(each, np.float64) for each in pair] for name, pair in saved.items()}
+        return {name: (mean, std) for name, (mean, std) in pairs.items()}
+    except (TypeError, ValueError) as error:
+        raise StateMismatchError(
+            f"the normalisation in the state is malformed: {error}", hint="load a state that a loader saved, unchanged"
+        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,9 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.evaluation.normalizer import Normalizer, shared_normalizer
 from gear_data.loaders.arguments import Normalize
 from gear_data.loaders.batch_iterator import BatchIterator
-from gear_data.loaders.batch_source import BatchSource
 from gear_data.loaders.builders.batch import Batch, RankRows, Transform
-from gear_data.loaders.component import make_components
-from gear_data.loaders.config import resolve_config
+from gear_data.loaders.component import episode_ids, make_components
+from gear_data.loaders.config import LoaderConfig, resolve_config
 from gear_data.loaders.decoding.augmentation import Augment
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import check_decoders, check_joined
@@ -34,13 +34,18 @@ from gear_data.loaders.mixture import Mixture
 from gear_data.loaders.passes.layout import pass_layout
 from gear_data.loaders.passes.progress import Progress
 from gear_data.loaders.passes.shared_passes import SharedPasses
-from gear_data.loaders.passes.state import check_state, load_weights, make_state
+from gear_data.loaders.passes.state import check_state, make_state
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.offsets import Offsets
+from gear_data.loaders.stages.builders import make_iterator
+from gear_data.loaders.stages.refreshing import refresh
+from gear_data.loaders.stages.saved_stages import load_stages
+from gear_data.loaders.stages.stage import first_stage, last_id
+from gear_data.loaders.stages.timeline import Stages
 from gear_data.loaders.tuning.config_file import read_config
 from gear_data.loaders.video.arguments import Resize
 from gear_data.loaders.weight_updates import apply_update, check_updatable
-from gear_data.loaders.window_source import make_window_source, window_table
+from gear_data.loaders.window_source import window_table
 from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import Sampler
 from gear_data.video.decoding.options import CACHE_BYTES
@@ -146,7 +151,7 @@ class SequenceLoader(LoaderBase):
         video_backend: str = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
-        self._config = config = resolve_config(
+        config = resolve_config(
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, preset_options=preset_options,
             sampler=sampler, seed=seed, columns=columns, stack=stack, offsets=offsets, normalize=normalize, dtype=dtype,
             n_step=n_step, discount=discount, window_ids=window_ids, augment=augment, transform=transform,
@@ -156,28 +161,27 @@ class SequenceLoader(LoaderBase):
             passes=passes, stride=stride, anchor=anchor, short_windows=short_windows, resize=resize,
             decode_threads=decode_threads, video_cache=video_cache, video_backend=video_backend,
         )  # fmt: skip
-        self.dataset = config.dataset
         self.batch_size, self.context, self.seed = config.batch_size, config.context, config.seed
-        self._components = make_components(
+        components = make_components(
             config, ask_rank_zero=rank is None and get_worker_info() is None and is_distributed()
         )
-        self.preset = self._components[0].batch_format.name
-        check_decoders(self._components, config.decoders)
+        self.preset = components[0].batch_format.name
+        check_decoders(components, config.decoders)
         if config.joined:
-            check_joined(self._components)
-        selections = tuple(component.selection for component in self._components)
-        self._layout = pass_layout(config, selections[0].selector, self._components[0].num_windows)
+            check_joined(components)
+        self._layout = pass_layout(config, components[0].selector, components[0].num_windows)
         config.framework.check_last_batch(self._layout.last_rows)
-        self._source = make_window_source(selections, self._layout, config.proportions, join=config.joined)
-        self._batches = BatchSource(config, self._components, self._source)
+        self._stages = Stages(first_stage(config, components, self._layout))
         self._shared = SharedPasses()
         self._progress = Progress(self._layout, self._shared)
         self._num_workers = 0  # of `dataloader`, unless its caller says
         # In a copy, the rank of the process that copied the loader: a spawned worker has no process group.
         self._inherited_rank = (0, 1)
-        self._meter = Meter(len(self._components))
-        # Held while an iterator starts a batch, and while `update_weights` changes weights.
+        self._meter = Meter(len(components))
+        # Held while an iterator starts a batch, and while weights or the generation change.
         self._starting = fork_safe_lock()
+        # Held by `update_weights` and `refresh`.
+        self._changing = fork_safe_lock()
 
     @classmethod
     def from_config(
@@ -220,22 +224,32 @@ class SequenceLoader(LoaderBase):
             check_consumer(self, self._progress.resumes)  # a spawned worker does not have the frames of this process
         own = {
             "_inherited_rank": self._config.process_rank(self._inherited_rank),
-            "_meter": Meter(len(self._components)),
+            "_meter": Meter(len(self._stages.newest.components)),
             "_shared": copy.copy(self._progress.shared()),
             "_starting": None,
+            "_changing": None,
         }
         return {**self.__dict__, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _starting=fork_safe_lock())
+        self.__dict__.update(state, _starting=fork_safe_lock(), _changing=fork_safe_lock())
         self._progress = self._progress.copy(self._shared)
+
+    @property
+    def _config(self) -> LoaderConfig:
+        return self._stages.newest.config
+
+    @property
+    def dataset(self) -> Dataset | Mixture:
+        """The dataset or mixture; after `refresh`, of the newest generation."""
+        return self._config.dataset
 
     @property
     def local_batch_size(self) -> int:
         """This rank's rows of a full batch; with `decentralized` selection, the most rows."""
         rows = self._rows()
         if self._config.membership is not None:
-            return self._batches.most_rows(rows)
+            return self._stages.newest.batches.most_rows(rows)
         first, last = rows.bounds(0, self.batch_size)
         return last - first
 
@@ -256,12 +270,16 @@ class SequenceLoader(LoaderBase):
         """
         step = self._layout.check_step(step)
         # Without replacement, a short batch is the beginning of a full one: so sample a full one.
-        windows = self._source.sample(step, self.batch_size)[: self._layout.rows(step)]
-        return window_table(windows, () if self._config.goals is None else self._config.goals.keys)
+        stage = self._stages.at(step)
+        windows = stage.source.sample(step, self.batch_size)[: self._layout.rows(step)]
+        keys = () if self._config.goals is None else self._config.goals.keys
+        return window_table(windows, keys, partial(episode_ids, stage.components))
 
     def __iter__(self) -> BatchIterator:
         check_consumer(self, self._progress.resumes)
-        return self._batches.iterator(self._rows(), self._progress, self._meter, self._starting)
+        return make_iterator(
+            self._stages, self._rows(), self._progress, self._meter, self._starting, self._config.prefetch
+        )
 
     def batch(self, step: int) -> Batch:
         """Returns this rank's rows of one step's batch, as an iteration returns them.
@@ -272,7 +290,8 @@ class SequenceLoader(LoaderBase):
         Raises:
             InvalidArgumentError: no pass has this step, or its weights are no longer kept.
         """
-        return self._batches.batch(self._rows(), self._layout.check_step(step))
+        step = self._layout.check_step(step)
+        return self._stages.at(step).batches.batch(self._rows(), step)
 
     def as_grain_source(self) -> GrainSource:
         """Returns the batches by step as NumPy arrays, for Grain.
@@ -328,11 +347,42 @@ class SequenceLoader(LoaderBase):
             InvalidArgumentError: another sampler, an episode or step that is not in the dataset, a value that cannot be
                 a weight, a `from_step` too early, or DataLoader workers build the batches. No weight changes then.
         """
-        selector = check_updatable(self._components, dataset, self._progress.shared())
+        check_updatable(self._stages.newest.components, dataset, self._progress.shared())
+        update, all_ranks = (episode_ids, values, steps), self._config.rank is None
         # Prefetch threads start no batch until the update is in place.
-        with self._starting:
-            update, all_ranks = (episode_ids, values, steps), self._config.rank is None
-            return apply_update(selector, dataset, update, from_step, self._progress, self._source, all_ranks=all_ranks)
+        with self._changing, self._starting:
+            return apply_update(self._stages, dataset, update, from_step, self._progress, all_ranks=all_ranks)
+
+    def refresh(self, from_step: int | None = None) -> int:
+        """Takes the newest generation of a dataset that grows; of a mixture, of each dataset.
+
+        The new episodes are drawn from a step after every batch that is already built. So no existing batch changes.
+        From this step on, the batches are those of a new loader of the new generation: `normalize` uses its statistics,
+        and the sampler its episodes. Weights that were given as an array or updated stay with their episodes; new
+        episodes get the largest of them.
+
+        The state has the generation of every step, so a run replays bit for bit. An earlier generation is let go 64
+        steps after its last batch. Then a batch of its steps needs all of its episodes on disk, and weights that were
+        not given as an array or updated.
+
+        If torch.distributed is initialised, every rank calls this. All ranks take the generation that rank 0 finds,
+        from the same step on. A loader with `rank=` does not know the other ranks: give `from_step`, and the same
+        generation on disk.
+
+        Args:
+            from_step: the first step of the new generation. None: as soon as possible.
+
+        Returns:
+            The first step of the newest generation; if there is no newer one, of the present one.
+
+        Raises:
+            InvalidArgumentError: `shuffle`, `fifo`, `epochs=`, passes="repeat" or selection="decentralized", which have
+                no place for new episodes; a `from_step` too early; or DataLoader workers build the batches.
+            DatasetReplacedError: the dataset was replaced.
+            GearError: see `Dataset.refresh`. After an error the loader is as before.
+        """
+        with self._changing:
+            return refresh(self._stages, self._progress, self._starting, from_step)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass be pass `epoch`, counted from 0.
@@ -347,7 +397,7 @@ class SequenceLoader(LoaderBase):
         self._progress.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the loader: the next step, and changed weights.
+        """Returns the state of the loader: the next step, changed weights, and generations.
 
         It also names all that the meaning of the step depends on, such as the seed. It is JSON-able, and valid for any
         number of ranks and workers. A state that torchdata's StatefulDataLoader saves inside a DataLoader's worker has
@@ -356,24 +406,30 @@ class SequenceLoader(LoaderBase):
         Raises:
             StateMismatchError: a DataLoader's workers iterated last; only the DataLoader knows their position.
         """
-        selectors = [component.selector for component in self._components]
-        return make_state(self._progress.saved_step(), self._layout, self._identity(), selectors)
+        saved, stages = self._progress.saved_step(), self._stages
+        selectors = [component.selector for component in stages.newest.components]
+        records = stages.saved(saved.step) if stages.grows else None
+        last_ids = [last_id(each.dataset) for each in self._config.datasets]
+        return make_state(saved, self._layout, self._identity(), selectors, records, last_ids)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next pass start at the state's step.
 
-        The pass ends where it would have ended. A state at the end of a pass starts the next pass.
+        The pass ends where it would have ended. A state at the end of a pass starts the next pass. A loader of any
+        generation of a dataset takes a state of the dataset: it goes back to the state's generations.
 
         Raises:
+            GenerationGoneError: the dataset no longer has all episodes of a generation that is needed.
             StateMismatchError: the state has another dataset, sampler, seed, batch size, context, length of passes that
                 matters for the step, or worker.
         """
-        saved = check_state(state, self._layout, self._identity())
-        load_weights(state, [component.selector for component in self._components])
+        saved = check_state(state, self._layout, self._identity(), grows=self._stages.grows)
+        load_stages(self._stages, state, saved.step)
         self._progress.load(saved)
 
     def _identity(self) -> dict[str, Any]:
-        return loader_identity(self._config, self._components, self._source)
+        stage = self._stages.newest
+        return loader_identity(stage.config, stage.components, stage.source)
 
     def spec(self) -> dict[str, Any]:
         """Returns every argument that determines the contents of batches, JSON-able.
@@ -381,16 +437,18 @@ class SequenceLoader(LoaderBase):
         The result is enough to make the batches again, except for code (`transform` and decoders) and for weights, of
         which it has a hash.
         """
-        return loader_spec(self._config, self._components, self._source, self._rows())
+        stage = self._stages.newest
+        return loader_spec(stage.config, stage.components, stage.source, self._rows())
 
     @property
     def normalizer(self) -> Normalizer:
-        """The maps of columns to batches and back, for a policy.
+        """The maps of columns to batches and back, for a policy; those of the next batch.
 
         Raises:
             InvalidArgumentError: the datasets of a mixture have different maps.
         """
-        return shared_normalizer([component.outputs for component in self._components])
+        stage = self._stages.at(self._progress.next_step)
+        return shared_normalizer([component.outputs for component in stage.components])
 
     def metrics(self) -> dict[str, Any]:
         """Returns counts and rates since the loader was made.
@@ -398,4 +456,4 @@ class SequenceLoader(LoaderBase):
         `gear_data.loaders.metrics.Meter.result` describes them. With a `Weighted` sampler, the result also has
         `effective_sample_size` and `raised_weights`; for a mixture these are lists.
         """
-        return {**self._meter.result(), **weight_metrics([each.selector for each in self._components])}
+        return {**self._meter.result(), **weight_metrics([each.selector for each in self._stages.newest.components])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.passes.progress import Progress
 from gear_data.loaders.passes.shared_passes import SharedPasses
+from gear_data.loaders.stages.agreement import agreed_step
+from gear_data.loaders.stages.stage import last_id
+from gear_data.loaders.stages.timeline import Stages
 from gear_data.loaders.window_source import WindowSource
-from gear_data.selection.samplers.weighted import WeightedSelector
+from gear_data.selection.samplers.weighted_selector import WeightedSelector
 
 #: After an update of weights, the weights of this many steps before the next step are kept, for `windows`.
 _STEPS_KEPT = 1024
@@ -24,8 +28,8 @@ _STEPS_KEPT = 1024
 Update = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64] | None]
 
 
-def check_updatable(components: Sequence[LoaderComponent], dataset: int, shared: SharedPasses) -> WeightedSelector:
-    """Returns the selector whose weights change.
+def check_updatable(components: Sequence[LoaderComponent], dataset: int, shared: SharedPasses) -> None:
+    """Checks that weights can change.
 
     Args:
         components: the loader's datasets.
@@ -53,37 +57,73 @@ def check_updatable(components: Sequence[LoaderComponent], dataset: int, shared:
             "a DataLoader's workers build the batches with their own copies of the weights",
             hint="iterate the loader itself, with prefetch=, if weights change",
         )
-    return selector
+
+
+@dataclass
+class _Held:
+    """A selector, and the steps for which it selects."""
+
+    selector: WeightedSelector
+    source: WindowSource
+    first: int
+    end: int
+
+
+def _held_selectors(stages: Stages, dataset: int) -> list[_Held]:
+    """Returns the selectors of a dataset in all open stages, in order; stages may share one."""
+    held: list[_Held] = []
+    for stage in stages.opened:
+        selector = stage.components[dataset].selector
+        if held and held[-1].selector is selector:
+            held[-1].end = stage.end
+        elif isinstance(selector, WeightedSelector):
+            held.append(_Held(selector, stage.source, stage.from_step, stage.end))
+    return held
 
 
 def apply_update(
-    selector: WeightedSelector,
+    stages: Stages,
     dataset: int,
     update: tuple[Any, Any, Any],
     from_step: int | None,
     progress: Progress,
-    source: WindowSource,
     *,
     all_ranks: bool,
 ) -> int:
     """Changes weights; no batch may be started meanwhile.
 
+    An episode may be in some of the generations of the coming steps only. Its weight changes in these.
+
     Args:
-        selector: the selector whose weights change.
-        dataset: number of its dataset.
+        stages: the stages of the loader.
+        dataset: number of the dataset whose weights change.
         update: this rank's episode ids, weights, and steps in the episodes or None.
         from_step: the first step with these weights; None: as soon as possible.
         progress: the position of the loader.
-        source: samples the windows of the loader.
         all_ranks: whether the ranks of torch.distributed update together.
 
     Returns:
         The first step with these weights.
     """
-    soonest = max(progress.next_step, progress.started_step(), source.loader_step(dataset, selector.soonest))
+    held = _held_selectors(stages, dataset)
+    soonest = max(progress.next_step, progress.started_step())
+    for each in held:
+        # An update that a later generation has from its first step on hinders no update before.
+        if each.selector.soonest > each.source.selector_step(dataset, each.first):
+            soonest = max(soonest, each.source.loader_step(dataset, each.selector.soonest))
     (ids, weights, of_steps), first_step = agree_on_update(*update, from_step, soonest, all_ranks=all_ranks)
-    selector.update(source.selector_step(dataset, first_step), ids, weights, of_steps)
-    selector.compact(source.selector_step(dataset, max(0, progress.next_step - _STEPS_KEPT)))
+    known = np.logical_or.reduce([each.selector.known(ids) for each in held])
+    newest = stages.newest.config.datasets[dataset].dataset
+    if newest.generation:
+        known |= (ids >= 0) & (ids <= last_id(newest))  # an episode that left the dataset has no weight
+    # The newest generation first: it finds wrong values before any weight changes.
+    for each in reversed(held):
+        if each.end <= first_step:
+            continue
+        own = each.selector.known(ids) | ~known if each is held[-1] else each.selector.known(ids)
+        step = each.source.selector_step(dataset, max(first_step, each.first))
+        each.selector.update(step, ids[own], weights[own], None if of_steps is None else of_steps[own])
+        each.selector.compact(each.source.selector_step(dataset, max(0, progress.next_step - _STEPS_KEPT)))
     return first_step
 
 
@@ -116,17 +156,7 @@ def agree_on_update(
     for error_of_rank, *_ in ranks:
         if error_of_rank is not None:
             raise error_of_rank
-    first_steps = {first_step for *_, first_step, _ in ranks}
-    if len(first_steps) > 1:
-        raise InvalidArgumentError(
-            f"the ranks give different from_step: {sorted(map(str, first_steps))}", hint="give one value on all ranks"
-        )
-    soonest = max(rank[3] for rank in ranks)
-    if from_step is not None and from_step < soonest:
-        raise InvalidArgumentError(
-            f"from_step is {from_step}, and batches up to step {soonest - 1} are already built",
-            hint=f"give {soonest} or more, or leave it out",
-        )
+    first_step = agreed_step([rank[2:] for rank in ranks])
     updates = [rank[1] for rank in ranks if rank[1] is not None]
     of_steps = [own_steps for *_, own_steps in updates if own_steps is not None]
     if of_steps and len(of_steps) < len(updates):
@@ -136,7 +166,7 @@ def agree_on_update(
         np.concatenate([weights for _, weights, _ in updates]),
         np.concatenate(of_steps) if of_steps else None,
     )
-    return joined, int(soonest if from_step is None else from_step)
+    return joined, first_step
 
 
 def _checked(episode_ids: Any, values: Any, steps: Any) -> Update:

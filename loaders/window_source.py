@@ -5,7 +5,7 @@ The windows of a step are a pure function of the step: not of the rank, the work
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,6 +53,9 @@ class WindowSource(Protocol):
             step: the loader's step.
             count: slots of a batch.
         """
+
+    def with_selections(self, selections: tuple[WindowSelection, ...]) -> WindowSource:
+        """Returns the source of other windows of the datasets, which have the same turns."""
 
     def identity(self) -> dict[str, Any]:
         """Returns everything else that the windows depend on, JSON-able.
@@ -108,6 +111,9 @@ class SingleSource:
     def first_slot(self, step: int, count: int) -> int:
         return self._layout.first_slot(step)
 
+    def with_selections(self, selections: tuple[WindowSelection, ...]) -> WindowSource:
+        return SingleSource(selections[0], self._layout)
+
     def identity(self) -> dict[str, Any]:
         return {"selection": self._selector.identity()}
 
@@ -139,6 +145,9 @@ class AlternatingMixture:
 
     def first_slot(self, step: int, count: int) -> int:
         return self._cycle.turn(step)[1] * count
+
+    def with_selections(self, selections: tuple[WindowSelection, ...]) -> WindowSource:
+        return AlternatingMixture(selections, self._cycle)
 
     def identity(self) -> dict[str, Any]:
         return _mixture_identity(self._selections, self._cycle, join=False)
@@ -191,6 +200,9 @@ class InterleavedMixture:
     def first_slot(self, step: int, count: int) -> int:
         return step * count
 
+    def with_selections(self, selections: tuple[WindowSelection, ...]) -> WindowSource:
+        return InterleavedMixture(selections, self._cycle)
+
     def identity(self) -> dict[str, Any]:
         return _mixture_identity(self._selections, self._cycle, join=True)
 
@@ -219,22 +231,25 @@ def make_window_source(
     return (InterleavedMixture if join else AlternatingMixture)(selections, turns)
 
 
-def window_table(windows: Windows, goal_keys: Sequence[str]) -> dict[str, Int64Array]:
+def window_table(
+    windows: Windows, goal_keys: Sequence[str], ids: Callable[[int | Int64Array, Int64Array], Int64Array]
+) -> dict[str, Int64Array]:
     """Returns the numbers of windows, see `SequenceLoader.windows`.
 
     Args:
         windows: B windows.
         goal_keys: the keys of their goals.
+        ids: ids(dataset, rows) -> the ids of the episodes at some rows of a dataset.
     """
     table = {
         "dataset": np.broadcast_to(np.asarray(windows.source, np.int64), len(windows)).copy(),
-        "episode_id": windows.episode_id,
+        "episode_id": ids(windows.source, windows.episode_id),
         "start": windows.start,
         "length": windows.length,
     }
     if windows.goals is not None:
         for key, episode_id, step in zip(goal_keys, *windows.goals, strict=True):
-            table |= {f"{key}_episode_id": episode_id, f"{key}_step": step}
+            table |= {f"{key}_episode_id": ids(windows.source, episode_id), f"{key}_step": step}
     return table
 
 

@@ -50,6 +50,19 @@ class BatchBuilder(Protocol):
         """Returns the batches of these steps, in order."""
 
 
+class BuilderLookup(Protocol):
+    """Finds the builder of any step: a loader whose dataset grows has one for each generation.
+
+    Safe to call from several threads.
+    """
+
+    def at(self, step: int) -> BatchBuilder:
+        """Returns the builder of a step's batch."""
+
+    def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
+        """Returns the batches of ascending steps, in order."""
+
+
 @dataclass(frozen=True)
 class RankRows:
     """The rows of a global batch that one rank builds.

@@ -44,7 +44,7 @@ class CpuBatchBuilder:
         cameras: Sequence[CameraCollector | None],
         allocate: Callable[[int], npt.NDArray[np.uint8]] = plain_memory,
     ) -> None:  # fmt: skip
-        self.source = source
+        self.source, self._components = source, components
         self.postprocess = postprocess
         self._rows = rows
         self._slots, self._whole = rows.batch_size, rows.whole
@@ -115,7 +115,7 @@ class CpuBatchBuilder:
             padded, valid = cameras.add(step, windows, arrays)
             collected.padded_bytes += padded
             collected.valid_bytes += valid
-        facts = sampled_facts(windows, self._facts.window_ids)
+        facts = sampled_facts(windows, self._components)
         dataset_counts = None
         if not self._facts.empty:
             facts.update(self._facts(step, windows.source, len(windows)))

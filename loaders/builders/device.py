@@ -188,8 +188,7 @@ class DeviceBatchBuilder:
         if len(steps) > 1 and not are_alike(windows):
             return [built for step in steps for built in self._collect([step])]
         facts = [self._facts(step, each.source, len(each)) for step, each in zip(steps, windows, strict=True)]
-        ids = self._facts.window_ids
-        numbers = [{**sampled_facts(each, ids), **own} for each, own in zip(windows, facts, strict=True)]
+        numbers = [{**sampled_facts(each, self._components), **own} for each, own in zip(windows, facts, strict=True)]
         together: WindowFacts = {name: np.concatenate([each[name] for each in numbers]) for name in numbers[0]}
         source = windows[0].source
         number = source if isinstance(source, int) else 0
@@ -309,11 +308,12 @@ def _staging_source(source: CollectSource, dataset: Dataset) -> tuple[StagingRea
 def _sampling_plan(components: Sequence[LoaderComponent], slots: int) -> SamplingPlan | None:
     """Returns the plan by which the device samples windows.
 
-    Returns None if the CPU has to sample them: for a joined batch, text, cameras or goals, and for selectors without
-    such a plan.
+    Returns None if the CPU has to sample them: for a joined batch, text, cameras or goals, for selectors without such a
+    plan, and for ids of episodes that are not their rows.
     """
     component = components[0]
     on_cpu = len(components) > 1 or component.variable or component.cameras or component.goals is not None
+    on_cpu = on_cpu or (component.window_ids and store_of(component.dataset).ids is not None)
     return None if on_cpu else component.selector.sampling_plan(slots)
 
 

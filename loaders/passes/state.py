@@ -11,7 +11,10 @@ from gear_data.loaders.passes.layout import PassLayout
 from gear_data.loaders.passes.shared_passes import worker_place
 from gear_data.selection.samplers import Selector, WeightedSelector
 
-_VERSION = 3
+#: Of a state without and with stages.
+_VERSION, _GROWING_VERSION = 3, 4
+#: What a state has for each stage instead.
+_OF_STAGES = ("fingerprint", "selection")
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,9 @@ class SavedStep:
 
 
 def make_state(
-    saved: SavedStep, layout: PassLayout, identity: Mapping[str, Any], selectors: Sequence[Selector]
-) -> dict[str, Any]:
+    saved: SavedStep, layout: PassLayout, identity: Mapping[str, Any], selectors: Sequence[Selector],
+    stages: list[dict[str, Any]] | None, last_ids: list[int],
+) -> dict[str, Any]:  # fmt: skip
     """Returns the state of a loader, JSON-able.
 
     Args:
@@ -39,13 +43,16 @@ def make_state(
         layout: the steps of each pass.
         identity: everything that the meaning of a step depends on, such as the seed; see `SequenceLoader`.
         selectors: of the loader's datasets; their changed weights are part of the state.
+        stages: the generations of a dataset that grows, with their weights; else None.
+        last_ids: the id of each dataset's last episode. The datasets may grow after the state was saved.
     """
+    place = {**worker_place(), "worker_pass": saved.number} if saved.own else {}
+    position = {"step": saved.step, **place, "pass": layout.identity()}
+    if stages is not None:
+        return {"version": _GROWING_VERSION, **position, **identity, "stages": stages}
     weights = [each.state() if isinstance(each, WeightedSelector) else None for each in selectors]
     changed = weights if any(saved is not None for saved in weights) else None
-    place = {**worker_place(), "worker_pass": saved.number} if saved.own else {}
-    return {
-        "version": _VERSION, "step": saved.step, **place, "pass": layout.identity(), **identity, "weights": changed,
-    }  # fmt: skip
+    return {"version": _VERSION, **position, **identity, "weights": changed, "last_ids": last_ids}
 
 
 def load_weights(state: Mapping[str, Any], selectors: Sequence[Selector]) -> None:
@@ -56,13 +63,17 @@ def load_weights(state: Mapping[str, Any], selectors: Sequence[Selector]) -> Non
             selector.load(saved)
 
 
-def check_state(state: Mapping[str, Any], layout: PassLayout, identity: Mapping[str, Any]) -> SavedStep:
+def check_state(
+    state: Mapping[str, Any], layout: PassLayout, identity: Mapping[str, Any], *, grows: bool = False
+) -> SavedStep:
     """Checks a state against this loader.
 
     Args:
         state: the result of `make_state`, maybe of another process.
         layout: the steps of each pass of this loader.
         identity: this loader's identity, see `make_state`.
+        grows: whether the loader's datasets grow. Then, and with a state of such datasets, the datasets and their
+            windows are not compared.
 
     Returns:
         The position.
@@ -72,13 +83,17 @@ def check_state(state: Mapping[str, Any], layout: PassLayout, identity: Mapping[
     """
     if not isinstance(state, Mapping):
         raise StateMismatchError(f"a loader state must be a mapping, not {state!r}")
-    if state.get("version") != _VERSION:
+    if state.get("version") not in (_VERSION, _GROWING_VERSION) or ("stages" in state) != (
+        state["version"] == _GROWING_VERSION
+    ):
         raise StateMismatchError(
             f"the loader state has version {state.get('version')!r}, not {_VERSION}: another gear-data saved it",
             hint='for a state of version 2, make the loader and load {**loader.state_dict(), "step": state["step"]}, '
             "if no weights were updated",
         )
     for name, value in identity.items():
+        if name in _OF_STAGES and (grows or "stages" in state):
+            continue
         if state.get(name) != value:
             raise StateMismatchError(
                 f"the loader state has another {name}: {state.get(name)!r}, this loader {value!r}",

@@ -98,7 +98,11 @@ def test_nodes_together_draw_like_one_sampler(folder, sampler, budget):
         assert {int(shards[episode]) for _, episode, _ in windows} <= set(placement.held[node])
     rows = collections.Counter(step for windows in found for step, _, _ in windows)
     assert rows == dict.fromkeys(range(steps), BATCH)
-    shares = SequenceLoader(gear_data.open(folder), BATCH, context=5, sampler=made)._components[0].selector.shares()
+    shares = (
+        SequenceLoader(gear_data.open(folder), BATCH, context=5, sampler=made)
+        ._stages.newest.components[0]
+        .selector.shares()
+    )
     counts = np.bincount([episode for windows in found for _, episode, _ in windows], minlength=len(LENGTHS))
     assert not counts[shares == 0].any()
     expected = shares[shares > 0] * steps * BATCH
@@ -115,7 +119,7 @@ def test_nodes_draw_different_numbers(folder):
         loader = SequenceLoader(
             as_node(folder, node, 2), BATCH, context=5, seed=3, selection="decentralized", sampler="uniform"
         )
-        part = loader._components[0].selector._own
+        part = loader._stages.newest.components[0].selector._own
         windows = part.select(0, 64, 0)
         starts.append((windows.start / np.array(LENGTHS)[windows.episode_id]).round(3).tolist())
     assert starts[0] != starts[1]

@@ -440,7 +440,7 @@ def test_a_fork_never_finds_the_weights_locked(dataset):
 
     The child has no such thread, so it would wait for ever.
     """
-    selector = weighted(dataset)._components[0].selector
+    selector = weighted(dataset)._stages.newest.components[0].selector
     stop = threading.Event()
 
     def select() -> None:

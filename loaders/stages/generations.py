@@ -1,0 +1,111 @@
+"""Generations of a loader's datasets, the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from gear_data.common.distributed import all_gather, compute_on_rank_zero, is_distributed
+from gear_data.dataset.dataset import Dataset
+from gear_data.errors import DatasetReplacedError, GenerationGoneError
+
+T = TypeVar("T")
+
+
+def newest_generations(datasets: Sequence[Dataset], *, all_ranks: bool) -> list[Dataset]:
+    """Returns the newest generation of each dataset, as rank 0 finds it.
+
+    A dataset without a newer generation is returned itself.
+
+    Args:
+        datasets: the loader's datasets.
+        all_ranks: whether the ranks of torch.distributed call this together.
+
+    Raises:
+        DatasetReplacedError: a rank found other episodes than rank 0.
+        GearError: see `Dataset.refresh`. Every rank raises it.
+    """
+    if not all_ranks or not is_distributed():
+        return [each.refresh() for each in datasets]
+    found: list[Dataset] = []
+
+    def refresh() -> list[tuple[int, str]]:
+        found[:] = [each.refresh() for each in datasets]
+        return [(each.generation, each.fingerprint) for each in found]
+
+    numbers = compute_on_rank_zero(refresh)
+
+    def follow() -> list[Dataset]:
+        own = found or [each.at_generation(number) for each, (number, _) in zip(datasets, numbers, strict=True)]
+        for each, (_, fingerprint) in zip(own, numbers, strict=True):
+            _check_fingerprint(each, fingerprint, "rank 0's")
+        return own
+
+    return together(follow, all_ranks=True)
+
+
+def together(compute: Callable[[], T], *, all_ranks: bool) -> T:
+    """Returns the result of a function. An error of any rank is raised on every rank.
+
+    Args:
+        compute: the function.
+        all_ranks: whether the ranks of torch.distributed call this together.
+    """
+    problem: Exception | None = None
+    result: list[T] = []
+    try:
+        result.append(compute())
+    except Exception as error:  # raised below, on all ranks
+        problem = error
+    for each in all_gather(problem) if all_ranks else [problem]:
+        if each is not None:
+            raise each
+    return result[0]
+
+
+def open_generation(dataset: Dataset, generation: int, fingerprint: str, last_id: int) -> Dataset:
+    """Returns a generation of a dataset.
+
+    If its files are gone, and its episodes are not, they are a view of the given dataset.
+
+    Args:
+        dataset: the same or a later generation.
+        generation: the number.
+        fingerprint: of the generation.
+        last_id: the id of its last episode.
+
+    Raises:
+        GenerationGoneError: the generation's episodes are gone.
+        DatasetReplacedError: the generation has other episodes.
+        GearError: see `Dataset.at_generation`.
+    """
+    if dataset.fingerprint == fingerprint:
+        return dataset
+    try:
+        found = dataset.at_generation(generation)
+    except GenerationGoneError as error:
+        ids = np.arange(len(dataset)) if dataset.episode_ids is None else dataset.episode_ids
+        rows = np.flatnonzero(ids <= last_id)
+        view = dataset.select(rows) if len(rows) else None
+        if view is None or view.fingerprint != fingerprint:
+            raise GenerationGoneError(
+                f"generation {generation} is gone, and the dataset no longer has all of its episodes",
+                file=str(dataset.path),
+                hint="keep generations for checkpoints: give the Writer larger limits (max_steps, max_bytes); "
+                "or go on without the loader's state",
+            ) from error
+        return view
+    _check_fingerprint(found, fingerprint, "the saved")
+    return found
+
+
+def _check_fingerprint(dataset: Dataset, fingerprint: str, whose: str) -> None:
+    if dataset.fingerprint != fingerprint:
+        raise DatasetReplacedError(
+            f"generation {dataset.generation} has other episodes than {whose}: the dataset was replaced, or "
+            "the filters differ",
+            file=str(dataset.path),
+            hint="open the same dataset again on all ranks, with the same filters",
+        )

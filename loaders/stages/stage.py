@@ -1,0 +1,146 @@
+"""Stage: the datasets of a loader from one step to another, opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gear_data.common.typed_json import Count
+from gear_data.dataset.dataset import Dataset
+from gear_data.loaders.batch_source import BatchSource
+from gear_data.loaders.component import LoaderComponent, Origin, make_components
+from gear_data.loaders.config import LoaderConfig
+from gear_data.loaders.passes.layout import NO_END, PassLayout
+from gear_data.loaders.window_source import WindowSource, make_window_source
+from gear_data.selection.samplers import WeightedSelector
+
+
+class StageRecord(msgspec.Struct, frozen=True):
+    """Everything that is needed to make a stage again, JSON-able.
+
+    Attributes:
+        from_step: the first step of the stage.
+        generations: the generation of each dataset.
+        fingerprints: their fingerprints.
+        last_ids: the id of each dataset's last episode.
+        selection: identity of the windows' source.
+        normalize: for each dataset, column -> [mean, std].
+        weights: for each dataset, `WeightedSelector.whole_state`, or None without weights. None: the weights are those
+            of the samplers' arguments.
+        lost: whether weights of the stage are gone: they were given as numbers, or updated.
+    """
+
+    from_step: Count
+    generations: list[Count]
+    fingerprints: list[str]
+    last_ids: list[int]
+    selection: Any
+    normalize: list[dict[str, list[Any]] | None]
+    weights: list[dict[str, Any] | None] | None = None
+    lost: bool = False
+
+
+@dataclass(eq=False)
+class Stage:
+    """The datasets of a loader from a step on.
+
+    Attributes:
+        config: the loader's arguments, with the stage's datasets.
+        components: the datasets.
+        source: samples their windows.
+        batches: builds their batches.
+        from_step: the first step of the stage.
+        end: the first step of the next stage.
+        generations: the generation of each dataset. A dataset may be a view of a later one that has its episodes.
+    """
+
+    config: LoaderConfig
+    components: tuple[LoaderComponent, ...]
+    source: WindowSource
+    batches: BatchSource
+    from_step: int = 0
+    end: int = NO_END
+    generations: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.generations = self.generations or [each.dataset.generation for each in self.config.datasets]
+
+    def record(self) -> StageRecord:
+        """Returns the record of the stage, without weights."""
+        datasets = [each.dataset for each in self.config.datasets]
+        return StageRecord(
+            self.from_step,
+            list(self.generations),
+            [dataset.fingerprint for dataset in datasets],
+            [last_id(dataset) for dataset in datasets],
+            self.source.identity()["selection"],
+            [component.normalization_json() for component in self.components],
+            lost=self.has_own_weights,
+        )
+
+    def saved_record(self, known: set[int]) -> StageRecord:
+        """Returns the record of the stage, with weights.
+
+        Args:
+            known: identities of the selectors whose weights an earlier stage has; these are added.
+        """
+        weights: list[dict[str, Any] | None] = []
+        for component in self.components:
+            selector = component.selector
+            own = isinstance(selector, WeightedSelector) and selector.has_own_weights and id(selector) not in known
+            weights.append(selector.whole_state() if own and isinstance(selector, WeightedSelector) else None)
+            known.add(id(selector))
+        return msgspec.structs.replace(self.record(), weights=weights, lost=False)
+
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether some weights are more than the values of expressions."""
+        selectors = (component.selector for component in self.components)
+        return any(isinstance(each, WeightedSelector) and each.has_own_weights for each in selectors)
+
+
+def last_id(dataset: Dataset) -> int:
+    """Returns the id of the last episode."""
+    ids = dataset.episode_ids
+    return len(dataset) - 1 if ids is None else int(ids[-1])
+
+
+def first_stage(config: LoaderConfig, components: tuple[LoaderComponent, ...], layout: PassLayout) -> Stage:
+    """Returns the stage with which a loader begins.
+
+    Args:
+        config: the loader's arguments.
+        components: its datasets.
+        layout: the steps of its passes.
+
+    Raises:
+        InvalidArgumentError: a proportion of a mixture is not a positive number.
+    """
+    selections = tuple(component.selection for component in components)
+    source = make_window_source(selections, layout, config.proportions, join=config.joined)
+    return Stage(config, components, source, BatchSource(config, components, source))
+
+
+def later_stage(
+    before: Stage, datasets: Sequence[Dataset], origins: Sequence[Origin], from_step: int, *, ask_rank_zero: bool
+) -> Stage:
+    """Returns a stage with other generations of the datasets.
+
+    Args:
+        before: another stage of the loader.
+        datasets: the datasets in the loader's order.
+        origins: see `make_components`.
+        from_step: the first step of the stage.
+        ask_rank_zero: see `make_components`.
+
+    Raises:
+        GearError: as for a new loader.
+    """
+    config = before.config.with_datasets(datasets)
+    components = make_components(config, ask_rank_zero=ask_rank_zero, origins=origins)
+    source = before.source.with_selections(tuple(component.selection for component in components))
+    batches = BatchSource(config, components, source, before.batches.builders)
+    return Stage(config, components, source, batches, from_step)
