@@ -9,6 +9,11 @@ Bytes per episode are the growth of the process's memory, after the set-up and a
 offsets and the weights. A draw is of 4,096 windows, and an update sets 4,096 weights; times are medians. `fit` is the
 chi-square of 1.6 million draws against the weights, minus its degrees of freedom, in standard deviations.
 
+    python benchmarks/selection.py --refresh
+
+measures how long a dataset with `--episodes` (default 10^6) takes 100 new ones into its weights: without updates, after
+updates, and while the 100 oldest episodes leave. The new selector, and its first update, are timed.
+
     python benchmarks/selection.py --sparse
 
 creates a dataset of 10^10 steps in 10^7 episodes from sparse files, which take no space on most file systems. A process
@@ -33,6 +38,7 @@ from typing import Any
 
 import numpy as np
 from common import ROOT, describe_machine, figure, format_table, machine_facts, progress, write_json
+from refresh_costs import measure_refresh
 from sparse_dataset import EPISODE_STEPS, EPISODES_MULTIPLE, SMALL, SPARSE, write_sparse_dataset
 from sparse_dataset import EPISODES as SPARSE_EPISODES
 
@@ -315,6 +321,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of selection (default all)"
     )
+    parser.add_argument("--refresh", action="store_true", help="measure how 100 new episodes enter the weights instead")
     parser.add_argument("--sparse", action="store_true", help="measure a dataset of 10^10 steps instead")
     parser.add_argument("--scratch", type=Path, help="folder for the sparse dataset")
     parser.add_argument("--json", type=Path, help="write the full record here")
@@ -327,7 +334,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser()
     args = parser.parse_args(arguments)
     if args.episodes is None:
-        args.episodes = [SPARSE_EPISODES] if args.sparse else [10**k for k in range(3, 9)]
+        args.episodes = [SPARSE_EPISODES] if args.sparse else [10**6] if args.refresh else [10**k for k in range(3, 9)]
     if args.sparse and any(count % EPISODES_MULTIPLE for count in args.episodes):
         parser.error(f"--sparse takes multiples of {EPISODES_MULTIPLE} for --episodes")
     return args
@@ -347,7 +354,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     facts = machine_facts()
     print(describe_machine(facts))
     record: dict[str, Any] = {"benchmark": "selection", "machine": facts}
-    if args.sparse:
+    if args.refresh:
+        measure_refresh(1000)  # compiles
+        record["refresh"] = [each for episodes in args.episodes for each in measure_refresh(episodes)]
+        rows = [
+            [str(value) if isinstance(value, int) else figure(value) for value in each.values()]
+            for each in record["refresh"]
+        ]
+        print(format_table(list(record["refresh"][0]), rows))
+    elif args.sparse:
         record["sparse"] = [run_sparse(episodes, args.scratch) for episodes in args.episodes]
     else:
         costs = []

@@ -87,6 +87,16 @@ def test_kinds_and_sizes_can_be_chosen(run: Run) -> None:
     check_costs(run("selection of some kinds"), wanted)
 
 
+def test_refreshes_are_measured(run: Run) -> None:
+    result = run("refresh costs")
+    assert result.status == 0, result.errors
+    found = result.record["refresh"]
+    assert [(each["episodes"], each["updated"], each["evicted"]) for each in found] == [
+        (300, False, 0), (300, True, 0), (300, True, 100)
+    ]  # fmt: skip
+    assert all(each["refresh_ms"] > 0 and each["first_update_ms"] > 0 for each in found)
+
+
 def test_a_sparse_dataset_is_opened_and_drawn_from(run: Run) -> None:
     result = run("sparse dataset")
     assert result.status == 0, result.errors
