@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gear_data.loaders.sequence_loader import SequenceLoader
     from gear_data.loaders.tuning.report import TuneReport
     from gear_data.loaders.tuning.tune import tune
+    from gear_data.recording.cameras.camera import Camera
     from gear_data.recording.rate_limit.batches import rate_limited
     from gear_data.recording.rate_limit.limit import RateLimit
     from gear_data.recording.record import record
@@ -51,6 +52,7 @@ __version__ = "0.1.0"
 #: Public name -> (module, name in that module).
 _PUBLIC = {
     "BatchFormat": ("gear_data.loaders.presets.batch_format", "BatchFormat"),
+    "Camera": ("gear_data.recording.cameras.camera", "Camera"),
     "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
     "Dataset": ("gear_data.dataset.dataset", "Dataset"),
@@ -96,6 +98,7 @@ _PUBLIC = {
 __all__ = [
     "ColumnSpec",
     "BatchFormat",
+    "Camera",
     "ConvertReport",
     "Dataset",
     "Episode",

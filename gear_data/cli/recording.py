@@ -27,6 +27,8 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--policy", metavar="MODULE:FUNCTION", help=help)
     help = "the episode with id i is reset with the seed N + i, default 0"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=help)
+    help = "also record what the environment renders, as the camera observations.images.render"
+    parser.add_argument("--camera", action="store_true", help=help)
 
 
 def _record(options: argparse.Namespace) -> int:
@@ -34,7 +36,7 @@ def _record(options: argparse.Namespace) -> int:
 
     policy = None if options.policy is None else _policy(options.policy)
     publication = record_episodes(
-        options.env_id, options.destination, options.episodes, policy=policy, seed=options.seed,
+        options.env_id, options.destination, options.episodes, policy=policy, seed=options.seed, camera=options.camera,
     )  # fmt: skip
     if options.json:
         print_json(asdict(publication))

@@ -24,6 +24,9 @@ def declared_columns(schema: Schema | Mapping[str, Any]) -> tuple[ColumnSpec, ..
             dtype of text is `str`, and the dtype of bytes is `bytes`; their shape is (). The columns that a conversion
             adds to a schema are ignored: end flags and returns-to-go.
 
+    Returns:
+        The columns. Cameras of a dataset have a `video`.
+
     Raises:
         UnsupportedColumnError: no column can have this dtype and shape.
         InvalidArgumentError: the description of a column is no pair of dtype and shape, or there is no column.
@@ -32,7 +35,8 @@ def declared_columns(schema: Schema | Mapping[str, Any]) -> tuple[ColumnSpec, ..
         found = {spec.name: (spec.dtype, spec.shape) for spec in (*schema.columns, *schema.videos) if not spec.derived}
     else:
         found = dict(schema)
-    columns = tuple(_column(name, each) for name, each in found.items() if name not in _END_FLAGS)
+    videos = {spec.name: spec for spec in schema.videos} if isinstance(schema, Schema) else {}
+    columns = tuple(videos.get(name) or _column(name, each) for name, each in found.items() if name not in _END_FLAGS)
     if not columns:
         raise InvalidArgumentError("schema has no columns", hint="give observations, actions, rewards, ...")
     return columns

@@ -23,12 +23,20 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         env: the environment.
         writer: records the steps. `close` seals it.
         callbacks: decide what is recorded. None: what the environment returns.
+        rendered: the column of the frames that the environment renders before each step. None: nothing is rendered.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], writer: Writer, callbacks: EnvCallbacks | None = None) -> None:
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        writer: Writer,
+        callbacks: EnvCallbacks | None = None,
+        rendered: str | None = None,
+    ) -> None:
         super().__init__(env)
         self._writer = writer
         self._callbacks = callbacks or EnvCallbacks()
+        self._rendered = rendered
         self._facts: dict[str, Any] = {}
         #: The observation before the next step. None: there is no episode.
         self._observation: Any = None
@@ -45,6 +53,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Steps the environment, and records the step."""
         taken = copy(action)
+        frames: dict[str, Any] = {} if self._rendered is None else {self._rendered: self.env.render()}
         observation, reward, terminated, truncated, info = self.env.step(action)
         after, terminates, truncates, columns = self._callbacks.step(
             env=self.env,
@@ -55,7 +64,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             terminated=terminated,
             truncated=truncated,
         )
-        self._writer.append(observations=self._observation, **columns)
+        self._writer.append(observations=self._observation, **columns, **frames)
         self._observation, self._steps = copy(after), self._steps + 1
         if terminates or truncates:
             self._end(terminated=terminates, truncated=truncates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from gear_data.ingest.growing.publish import Publication
@@ -20,8 +21,12 @@ class EpisodeSink(Protocol):
     def episodes(self) -> int:
         """The number of finished episodes so far."""
 
-    def begin(self, columns: Sequence[ColumnSpec]) -> None:
-        """Says the columns of all episodes. Called once, before the first `append`.
+    @property
+    def video_folder(self) -> Path | None:
+        """The folder to which the videos of episodes are relative. None: episodes cannot have videos."""
+
+    def begin(self, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = ()) -> None:
+        """Says the columns and cameras of all episodes. Called once, before the first `append`.
 
         Raises:
             GearError: The sink cannot take such episodes. `begin` can be called again.

@@ -12,6 +12,7 @@ from gear_data.errors import DestinationExistsError
 from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.journal.record import RecordedEpisode
+from gear_data.storage.journal.videos import remove_journal, remove_unnamed
 from gear_data.storage.journal.writing import SUFFIX, JournalWriter
 from gear_data.storage.writing.folder_lock import folder_lock
 
@@ -52,11 +53,17 @@ class JournalFolder:
         self.name, self.path = self._locked(folder, first)
         self._journal: JournalWriter | None = None
         self._columns: tuple[ColumnSpec, ...] = ()
+        self._cameras: tuple[ColumnSpec, ...] = ()
         #: The journal's largest size; None: no limit.
         self._bytes = 0
         self._most_steps: int | None = None
         self._steps = 0
         self._next = 0
+        try:
+            remove_unnamed(self.path, self.ended())
+        except BaseException:
+            self._stack.close()
+            raise
 
     def _locked(self, folder: Path, first: int) -> tuple[str, Path]:
         hint = "end some of them"
@@ -69,16 +76,26 @@ class JournalFolder:
                 continue
         raise DestinationExistsError(f"has {MOST_WRITERS} writers already", file=str(folder), hint=hint)
 
-    def begin(self, columns: Sequence[ColumnSpec], *, first: int, most_bytes: int, most_steps: int | None) -> None:
+    def begin(
+        self,
+        columns: Sequence[ColumnSpec],
+        cameras: Sequence[ColumnSpec],
+        *,
+        first: int,
+        most_bytes: int,
+        most_steps: int | None,
+    ) -> None:
         """Opens the folder for episodes.
 
         Args:
             columns: their columns.
+            cameras: their cameras.
             first: the smallest number that a journal may have.
             most_bytes: a journal of this size ends.
             most_steps: a journal of so many steps ends; None: no limit.
         """
-        self._columns, self._bytes, self._most_steps = tuple(columns), most_bytes, most_steps
+        self._columns, self._cameras = tuple(columns), tuple(cameras)
+        self._bytes, self._most_steps = most_bytes, most_steps
         numbers = [int(file.stem) for file in self.ended()]
         self._next = max([first, *(number + 1 for number in numbers)])
 
@@ -89,7 +106,7 @@ class JournalFolder:
             StorageFullError, UnwritableError: the journal cannot be written.
         """
         if self._journal is None:
-            self._journal = JournalWriter(self.path / f"{self._next:06d}{SUFFIX}", self._columns)
+            self._journal = JournalWriter(self.path / f"{self._next:06d}{SUFFIX}", self._columns, self._cameras)
             self._next, self._steps = self._next + 1, 0
         self._journal.append(episode)
         self._steps += episode.steps
@@ -129,7 +146,7 @@ class JournalFolder:
 
     def remove(self, journal: Path) -> None:
         """Removes a journal, after its episodes are in the dataset."""
-        journal.unlink(missing_ok=True)
+        remove_journal(journal)
         shutil.rmtree(segment_of(journal), ignore_errors=True)
 
     def close(self) -> None:

@@ -60,19 +60,24 @@ class JournalSink(EpisodeSink):
         """The number of finished episodes. Those that a writer left behind when it died count."""
         return self._episodes
 
-    def begin(self, columns: Sequence[ColumnSpec]) -> None:
-        """Says the columns of all episodes.
+    @property
+    def video_folder(self) -> Path:
+        """The folder of this writer's journals."""
+        return self._journals.path
+
+    def begin(self, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = ()) -> None:
+        """Says the columns and cameras of all episodes.
 
         Raises:
             UnsupportedColumnError: the dataset has other columns.
         """
         manifest = newest_manifest(self._folder)
         if manifest is not None:
-            check_joins(columns, manifest.schema, str(self._folder))
+            check_joins((*columns, *cameras), manifest.schema, str(self._folder))
         first = last_published(self._folder, self._journals.name) + 1
         with self._mutex:
             self._journals.begin(
-                columns, first=first, most_bytes=self._options.part_bytes, most_steps=self._options.part_steps
+                columns, cameras, first=first, most_bytes=self._options.part_bytes, most_steps=self._options.part_steps
             )
 
     def append(self, episode: RecordedEpisode) -> None:

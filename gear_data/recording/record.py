@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,11 @@ from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError
 from gear_data.ingest.growing.publish import Publication, newest_manifest
 from gear_data.recording.callbacks import EnvCallbacks, EpisodeMetadataCallback, StepDataCallback
+from gear_data.recording.cameras.camera import Camera
 from gear_data.recording.writer import Writer
+
+#: The camera of rendered frames.
+_RENDERED = "observations.images.render"
 
 
 def record(
@@ -20,6 +24,7 @@ def record(
     path: str | os.PathLike[str],
     *,
     durability: Literal["episode", "flush", "os"] = "episode",
+    cameras: Mapping[str, Camera] | None = None,
     step_data_callback: StepDataCallback | type[Any] | None = None,
     episode_metadata_callback: EpisodeMetadataCallback | type[Any] | None = None,
     record_infos: bool = False,
@@ -35,6 +40,8 @@ def record(
         env: a `gymnasium.Env` or a `gymnasium.vector.VectorEnv`.
         path: the folder of the dataset. See `Writer`.
         durability: see `Writer`.
+        cameras: columns of image observations that become video: see `Writer`. Such as `observations.image` for the
+            entry `image` of a Dict space, or `observations`.
         step_data_callback: as `minari.DataCollector` has it: a function, or a class without arguments. It takes env,
             obs, info, action, rew, terminated and truncated by keyword, and returns a mapping with the entries
             observation, action, reward, terminated, truncated and info. Further entries become columns.
@@ -60,10 +67,10 @@ def record(
                 "callbacks and infos of a vector environment are not recorded",
                 hint="record its environments one by one",
             )
-        return RecordedVectorEnv(env, Writer(path, durability=durability))
+        return RecordedVectorEnv(env, Writer(path, durability=durability, cameras=cameras))
     if isinstance(env, gymnasium.Env):
         callbacks = EnvCallbacks(step_data_callback, episode_metadata_callback, record_infos=record_infos)
-        return RecordedEnv(env, Writer(path, durability=durability), callbacks)
+        return RecordedEnv(env, Writer(path, durability=durability, cameras=cameras), callbacks)
     raise InvalidArgumentError(
         f"record needs a gymnasium.Env or gymnasium.vector.VectorEnv, not {type(env).__name__}",
         hint="wrap an environment of gym with shimmy, or append steps to gear_data.Writer",
@@ -77,6 +84,7 @@ def record_episodes(
     *,
     policy: Callable[[Any], Any] | None = None,
     seed: int = 0,
+    camera: bool = False,
     progress: bool | None = None,
 ) -> Publication:
     """Records episodes of an environment, and returns the generation that has them.
@@ -89,6 +97,7 @@ def record_episodes(
         episodes: number of episodes.
         policy: takes an observation and returns an action. None draws actions from the environment's space.
         seed: the episode with id i is reset with seed + i, and its actions are drawn with the same seed.
+        camera: record what the environment renders before each step, as the camera `observations.images.render`.
         progress: show a bar; None shows one on a terminal.
 
     Raises:
@@ -101,10 +110,13 @@ def record_episodes(
     gymnasium = import_extra("gymnasium")
     from gear_data.recording.environments import RecordedEnv
 
-    with Writer(path) as writer, progress_bar(episodes, "episodes", "episode", progress) as bar:
+    made = gymnasium.make(env_id, render_mode="rgb_array" if camera else None)
+    rendered = _RENDERED if camera else None
+    cameras = {_RENDERED: Camera(made.metadata.get("render_fps", 30))} if camera else None
+    with Writer(path, cameras=cameras) as writer, progress_bar(episodes, "episodes", "episode", progress) as bar:
         manifest = newest_manifest(Path(path))
         first = seed + (0 if manifest is None else manifest.next_id)
-        env = RecordedEnv(gymnasium.make(env_id), writer)
+        env = RecordedEnv(made, writer, rendered=rendered)
         bar.update(writer.episodes)
         while writer.episodes < episodes:
             number = first + writer.episodes

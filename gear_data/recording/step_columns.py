@@ -46,7 +46,12 @@ def infer_columns(step: Mapping[str, Any], where: str) -> tuple[ColumnSpec, ...]
 
     Raises:
         UnsupportedColumnError: a value is neither numbers, text nor bytes.
+        InvalidArgumentError: the step has no values.
     """
+    if not step:
+        raise InvalidArgumentError(
+            f"{where} has no columns of numbers, text or bytes", hint="give actions, rewards, ..."
+        )
     return tuple(_infer(name, value, where) for name, value in step.items())
 
 
@@ -61,7 +66,8 @@ def check_joins(columns: Iterable[ColumnSpec], schema: Schema, dataset: str) -> 
     Raises:
         UnsupportedColumnError: a column is missing, new, or has another dtype or shape.
     """
-    wanted = {column.name: column for column in schema.source_columns if column.name not in _FLAGS}
+    stored = (*schema.source_columns, *schema.videos)
+    wanted = {column.name: column for column in stored if column.name not in _FLAGS}
     given = {column.name: column for column in columns}
     for name in dict.fromkeys((*wanted, *given)):
         if name not in wanted or name not in given:
@@ -72,6 +78,11 @@ def check_joins(columns: Iterable[ColumnSpec], schema: Schema, dataset: str) -> 
                 column=name,
                 hint=f"the dataset's steps have the columns {', '.join(wanted)}",
             )
+        if (wanted[name].video is None) != (given[name].video is None):
+            raise UnsupportedColumnError(
+                f"is {'no ' if wanted[name].video is None else 'a '}camera of the dataset", file=dataset, column=name,
+                hint="leave it out of cameras" if wanted[name].video is None else "give it in cameras",
+            )  # fmt: skip
         old, new = ((each[name].dtype, each[name].shape) for each in (wanted, given))
         if old != new:
             raise UnsupportedColumnError(
@@ -172,3 +183,36 @@ def _checked_objects(value: Any, column: ColumnSpec, rows: int, where: str) -> n
     array = np.empty(rows, object)
     array[:] = values
     return array
+
+
+def one_row(value: Any) -> Any:
+    """Returns a value, or the values of a mapping or tuple, with a first axis of one row."""
+    if isinstance(value, Mapping):
+        return {name: one_row(each) for name, each in value.items()}
+    if isinstance(value, tuple) and any(not isinstance(each, bool | int | float) for each in value):
+        return tuple(one_row(each) for each in value)
+    return [value] if isinstance(value, str | bytes) else np.asarray(value)[None]
+
+
+def num_rows(steps: Mapping[str, Any]) -> int:
+    """Returns the number of rows of the first column. Raises InvalidArgumentError without columns or rows."""
+    if not steps:
+        raise InvalidArgumentError("a step has no columns", hint="give observations, actions, rewards, ...")
+    name, value = next(iter(steps.items()))
+    try:
+        return len(value)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"is {type(value).__name__}, not an array with a row for each environment", column=name
+        ) from None
+
+
+def checked_flags(value: Any, count: int, name: str) -> npt.NDArray[np.bool_]:
+    """Returns the end flags of a step, bool [count].
+
+    Raises InvalidArgumentError if they have another dtype or shape.
+    """
+    flags = np.zeros(count, np.bool_) if value is None else np.asarray(value)
+    if flags.dtype != np.bool_ or flags.shape != (count,):
+        raise InvalidArgumentError(f"{name} must be bool [{count}], not {flags.dtype} {list(flags.shape)}")
+    return flags

@@ -18,6 +18,8 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.convert import MIN_SHARD_BYTES, SHARD_BYTES
 from gear_data.ingest.growing.eviction import OLDEST, Limits
 from gear_data.ingest.growing.publish import Publication
+from gear_data.recording.cameras.camera import Camera
+from gear_data.recording.cameras.recorder import CameraRecorder
 from gear_data.recording.declared_columns import declared_columns
 from gear_data.recording.episode_sink import EpisodeSink
 from gear_data.recording.journal_sink import JournalSink
@@ -25,7 +27,16 @@ from gear_data.recording.open_episodes import OpenEpisodes
 from gear_data.recording.rate_limit.limit import RateLimit
 from gear_data.recording.rate_limit.limiter import RateLimiter
 from gear_data.recording.sealing import SealOptions
-from gear_data.recording.step_columns import check_names, checked_rows, checked_value, flat_step, infer_columns
+from gear_data.recording.step_columns import (
+    check_names,
+    checked_flags,
+    checked_rows,
+    checked_value,
+    flat_step,
+    infer_columns,
+    num_rows,
+    one_row,
+)
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.journal.record import RecordedEpisode
 
@@ -59,6 +70,7 @@ class Writer:
         schema: the columns of every step: the schema of a dataset, such as `gear_data.open("runs/").schema`, or a
             mapping of column -> (dtype, shape), such as `{"actions": ("float32", (6,)), "rewards": ("float32", ())}`.
             The dtype of text is `str`. None: the first step decides.
+        cameras: column -> `Camera`. The frames of these columns are encoded as video while they are recorded.
         rate_limit: how far this Writer may be ahead of training: `end_episode` and `append_batch` wait before they end
             an episode. `rate_limited` is the side of training.
 
@@ -79,6 +91,7 @@ class Writer:
         max_bytes: int | None = None,
         evict: str = OLDEST,
         schema: Schema | Mapping[str, Any] | None = None,
+        cameras: Mapping[str, Camera] | None = None,
         rate_limit: RateLimit | None = None,
     ) -> None:
         if durability not in DURABILITY:
@@ -92,7 +105,8 @@ class Writer:
             )
         self._durability = durability
         self._columns: dict[str, ColumnSpec] = {}
-        self._declared = None if schema is None else declared_columns(schema)
+        self._cameras = CameraRecorder(cameras or {})
+        self._declared = None if schema is None else self._cameras.declare(declared_columns(schema))
         self._open: OpenEpisodes | None = None
         self._mutex = threading.RLock()
         self._closed = False
@@ -122,14 +136,16 @@ class Writer:
             UnsupportedColumnError: a value of the first step is neither numbers, text nor bytes.
         """
         with self._mutex:
-            flat = flat_step(step)
-            opened = self._opened(flat)
+            flat, frames = self._cameras.split(flat_step(step))
+            opened = self._opened(flat, frames)
             slot = opened.slot(env_id)
-            where = f"step {opened.length(slot)} of the open episode of environment {env_id}"
+            length = opened.length(slot)
+            where = f"step {length} of the open episode of environment {env_id}"
             check_names(flat, self._columns, where)
-            opened.append_row(
-                slot, {name: checked_value(flat[name], column, where) for name, column in self._columns.items()}
-            )
+            row = {name: checked_value(flat[name], column, where) for name, column in self._columns.items()}
+            if self._cameras.columns:
+                self._cameras.append([slot], [length], self._cameras.checked(frames, None, where))
+            opened.append_row(slot, row)
 
     def append_batch(
         self,
@@ -158,20 +174,27 @@ class Writer:
         if self._limiter is not None and (np.any(terminated) or np.any(truncated)):
             self._wait()
         with self._mutex:
-            flat = flat_step(steps)
-            count = _rows_of(flat)
+            flat, frames = self._cameras.split(flat_step(steps))
+            count = num_rows(flat)
             environments = list(range(count)) if env_id is None else [int(each) for each in env_id]
             if len(environments) != count or len(set(environments)) != count:
                 raise InvalidArgumentError(f"env_id must be {count} different ints, not {environments!r:.80}")
-            opened = self._opened({name: value[0] for name, value in flat.items()})
+            first = ({name: value[0] for name, value in values.items()} for values in (flat, frames))
+            opened = self._opened(*first)
             where = f"a step of {count} environments"
             check_names(flat, self._columns, where)
             rows = {name: checked_rows(flat[name], column, count, where) for name, column in self._columns.items()}
-            flags = _flags(terminated, count, "terminated"), _flags(truncated, count, "truncated")
+            flags = checked_flags(terminated, count, "terminated"), checked_flags(truncated, count, "truncated")
             finals = {} if final is None else self._finals(final, count, where)
             slots = opened.slots(environments)
+            if self._cameras.columns:
+                lengths = [opened.length(slot) for slot in slots.tolist()]
+                self._cameras.append(slots.tolist(), lengths, self._cameras.checked(frames, count, where))
             opened.append(slots, rows)
-            for row in (flags[0] | flags[1]).nonzero()[0].tolist():
+            ended = flags[0] | flags[1]
+            if self._cameras.columns:
+                self._cameras.begin_finish(slots[ended].tolist(), sync=self._durability == "episode")
+            for row in ended.nonzero()[0].tolist():
                 last = {name: values[row] for name, values in finals.items()}
                 self._end(opened, int(slots[row]), bool(flags[0][row]), bool(flags[1][row]), last, {})
 
@@ -202,7 +225,7 @@ class Writer:
             finals = (
                 {}
                 if final is None
-                else {name: values[0] for name, values in self._finals(_one_row(final), 1, where).items()}
+                else {name: values[0] for name, values in self._finals(one_row(final), 1, where).items()}
             )
             for name, value in facts.items():
                 if type(value) not in _FACTS or (isinstance(value, float) and not math.isfinite(value)):
@@ -215,7 +238,9 @@ class Writer:
         """Removes the open episode of an environment, such as a failed demonstration."""
         with self._mutex:
             if self._open is not None:
-                self._open.clear(self._open.slot(env_id))
+                slot = self._open.slot(env_id)
+                self._cameras.discard(slot)
+                self._open.clear(slot)
 
     def flush(self) -> None:
         """Waits until the disk has all finished episodes.
@@ -265,6 +290,7 @@ class Writer:
             for environment in self.open_episodes():
                 self._end(*self._opened_with_steps(environment), False, True, {}, {})
             self._closed = True
+            self._cameras.close()
         if self._limiter is not None:
             self._limiter.close()
         return self._sink.close()
@@ -286,18 +312,20 @@ class Writer:
         if self._limiter is not None:
             self._limiter.wait()
 
-    def _opened(self, first: Mapping[str, Any]) -> OpenEpisodes:
+    def _opened(self, first: Mapping[str, Any], frames: Mapping[str, Any]) -> OpenEpisodes:
         """Returns the open episodes.
 
         The first step decides the columns, and opens the journal.
 
         Args:
             first: a step: dotted name -> value.
+            frames: the frames of the step.
         """
         self._check_open()
         if self._open is None:
             columns = self._declared or infer_columns(first, "the first step")
-            self._sink.begin(columns)
+            self._cameras.begin(frames, self._sink.video_folder)
+            self._sink.begin(columns, self._cameras.columns)
             self._columns = {column.name: column for column in columns}
             self._open = OpenEpisodes(columns)
         return self._open
@@ -313,7 +341,7 @@ class Writer:
     def _finals(self, final: Any, count: int, where: str) -> dict[str, npt.NDArray[Any]]:
         """Returns the final observations: name -> [count, ...]."""
         wanted = {name: column for name, column in self._columns.items() if column.has_final}
-        flat = flat_step({"observations": final})
+        flat, _ = self._cameras.split(flat_step({"observations": final}))
         check_names(flat, wanted, where)
         return {name: checked_rows(flat[name], column, count, where) for name, column in wanted.items()}
 
@@ -326,41 +354,14 @@ class Writer:
         finals: Mapping[str, npt.NDArray[Any]],
         facts: Mapping[str, Any],
     ) -> None:
-        self._sink.append(RecordedEpisode(opened.steps(slot), terminated, truncated, finals, facts))
+        videos = self._cameras.finish(slot, sync=self._durability == "episode")
+        self._sink.append(RecordedEpisode(opened.steps(slot), terminated, truncated, finals, facts, videos))
+        self._cameras.clear(slot)
         if self._limiter is not None:
             self._limiter.add(opened.length(slot))
         opened.clear(slot)
         if self._durability == "episode":
             self._sink.sync()
-
-
-def _one_row(value: Any) -> Any:
-    """Returns a value, or the values of a mapping or tuple, with a first axis of one row."""
-    if isinstance(value, Mapping):
-        return {name: _one_row(each) for name, each in value.items()}
-    if isinstance(value, tuple) and any(not isinstance(each, bool | int | float) for each in value):
-        return tuple(_one_row(each) for each in value)
-    return [value] if isinstance(value, str | bytes) else np.asarray(value)[None]
-
-
-def _rows_of(steps: Mapping[str, Any]) -> int:
-    """Returns the number of rows of the first column."""
-    if not steps:
-        raise InvalidArgumentError("a step has no columns", hint="give observations, actions, rewards, ...")
-    name, value = next(iter(steps.items()))
-    try:
-        return len(value)
-    except TypeError:
-        raise InvalidArgumentError(
-            f"is {type(value).__name__}, not an array with a row for each environment", column=name
-        ) from None
-
-
-def _flags(value: Any, count: int, name: str) -> npt.NDArray[np.bool_]:
-    flags = np.zeros(count, np.bool_) if value is None else np.asarray(value)
-    if flags.dtype != np.bool_ or flags.shape != (count,):
-        raise InvalidArgumentError(f"{name} must be bool [{count}], not {flags.dtype} {list(flags.shape)}")
-    return flags
 
 
 def _check_positive(**numbers: float | None) -> None:

@@ -61,9 +61,9 @@ def atomic_file(path: Path, mark: str = "") -> Iterator[Path]:
         with typed_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
-            _fsync(temporary)
+            fsync(temporary)
             os.replace(temporary, path)
-            _fsync(path.parent)
+            fsync(path.parent)
     except BaseException:
         with suppress(OSError):  # the first error is the one to report
             temporary.unlink()
@@ -93,7 +93,7 @@ def link_file(source: Path, path: Path) -> bool:
             if is_disk_full(error):
                 raise
             return False
-        _fsync(path.parent)
+        fsync(path.parent)
         return True
 
 
@@ -135,7 +135,8 @@ def checksum(path: Path) -> str:
     return f"xxh3-128:{digest.hexdigest()}"
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Waits until the disk has a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

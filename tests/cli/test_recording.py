@@ -3,7 +3,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
 import gear_data
@@ -35,6 +38,43 @@ def test_record(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     for number in range(3):
         episode = ds[number]
         assert episode["actions"].tolist() == (episode["observations"][:, 2] > 0).tolist()
+
+
+class Lamp(gymnasium.Env[Any, Any]):
+    """Renders its observation: the brightness of a lamp."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012 (as Gymnasium has it)
+    observation_space = gymnasium.spaces.Box(0, 255, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.brightness = 20 * int(self.np_random.integers(1, 4))
+        return np.array([self.brightness], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.brightness += 20 * int(action)
+        return np.array([self.brightness], np.float32), 0.0, self.brightness >= 160, False, {}
+
+    def render(self) -> Any:
+        return np.full((32, 48, 3), self.brightness, np.uint8)
+
+
+def test_record_what_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frame t is rendered before step t, like observation t."""
+    monkeypatch.setattr("gymnasium.envs.registration.registry", {})
+    gymnasium.register("Lamp-v0", Lamp)
+    assert main(["record", "Lamp-v0", str(tmp_path / "lamp"), "--episodes", "2", "--camera"]) == 0
+    ds = gear_data.open(tmp_path / "lamp")
+    video = ds.schema["observations.images.render"].video
+    assert video is not None and (video.height, video.width, video.fps) == (32, 48, 12)
+    for episode in ds:
+        frames = episode["observations.images.render"][:]
+        assert len(frames) == len(episode["observations"])
+        assert np.abs(frames[:, 16, 24, 0] - episode["observations"][:, 0]).max() < 4
 
 
 @pytest.mark.parametrize("policy", ["act", "no_such_module:act", "json:act", "json:decoder"])

@@ -40,6 +40,7 @@ class DeclaredVideo:
         codec: such as `av1` or `h264`; another name of the same codec counts as equal.
         frames: the number of frames.
         depth: whether the frames are depth maps.
+        checksum: of the file, as `gear_data.storage.atomic.checksum` returns it.
     """
 
     camera: str
@@ -50,6 +51,7 @@ class DeclaredVideo:
     codec: str | None = None
     frames: int | None = None
     depth: bool = False
+    checksum: str | None = None
 
 
 def video_findings(video: VideoFile, declared: DeclaredVideo) -> list[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,17 @@ import pyarrow as pa
 
 from gear_data.errors import EmptySourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions, Unit
-from gear_data.schema import ColumnSpec
+from gear_data.ingest.videos.source_videos import SourceVideos
+from gear_data.schema import ColumnSpec, VideoFormat
 from gear_data.storage.episode_block import END, EpisodeBlock, Position
 from gear_data.storage.journal.reading import Journal, is_journal, read_journal
-from gear_data.storage.journal.record import RecordedEpisode
+from gear_data.storage.journal.record import RecordedEpisode, RecordedVideo
 from gear_data.storage.journal.writing import SUFFIX
+from gear_data.video.segments import VideoTimes
 
 _BLOCK_BYTES = 16 << 20
 #: End flags, of which a journal stores one value for each episode.
@@ -84,9 +87,9 @@ class JournalSource:
         filled = [each for each in journals if each.contents.episodes]
         if not filled:
             raise EmptySourceError("has no finished episode", file=name)
-        self._recorded = filled[0].contents.columns
+        self._recorded, cameras = filled[0].contents.columns, filled[0].contents.cameras
         for each in filled:
-            if each.contents.columns != self._recorded:
+            if (each.contents.columns, each.contents.cameras) != (self._recorded, cameras):
                 raise UnsupportedColumnError(
                     f"has other columns than {filled[0].file.name}",
                     file=each.file.name,
@@ -96,11 +99,40 @@ class JournalSource:
             if each.contents.torn:
                 message = f"the last {each.contents.torn:,} bytes are of an unfinished episode; left out"
                 self.findings.add(Finding("journal-torn", message, 1, each.file.name))
-        self._names = choose_columns([column.name for column in self._recorded], options)
+        self._names = choose_columns([column.name for column in (*self._recorded, *cameras)], options)
+        self._cameras = [camera for camera in cameras if camera.name in self._names]
+        #: Camera and journal -> number of the first video among `videos.files`, which are in this order.
+        self._first_video: dict[tuple[str, int], int] = {}
+        self.videos = self._videos()
         chosen = [column for column in self._recorded if column.name in self._names]
         self.columns: tuple[ColumnSpec, ...] = (
             *(replace(each, name=self._names[each.name], source=_renamed(each, self._names)) for each in chosen),
             *(ColumnSpec(flag, "bool") for flag in _FLAGS),
+        )
+
+    def _videos(self) -> SourceVideos:
+        """Returns the cameras and their files. A file that is missing has no size."""
+        files: list[SourceFile] = []
+        declared: list[DeclaredVideo] = []
+        for camera in self._cameras:
+            frames = camera.video or VideoFormat(0, 0)
+            for number, journal in enumerate(self._journals):
+                self._first_video[camera.name, number] = len(files)
+                for episode in journal.contents.episodes:
+                    video = episode.videos[camera.name]
+                    files.append(_video_file(journal.file, video))
+                    declared.append(
+                        DeclaredVideo(
+                            camera.name, files[-1].name, frames.height, frames.width, frames.fps,
+                            frames=episode.steps, checksum=video.checksum,
+                        )
+                    )  # fmt: skip
+        return SourceVideos(
+            tuple(
+                replace(each, name=self._names[each.name], source=_renamed(each, self._names)) for each in self._cameras
+            ),
+            tuple(files),
+            tuple(declared),
         )
 
     @property
@@ -165,11 +197,32 @@ class JournalSource:
             metadata={name: [episode.facts.get(name) for episode in episodes] for name in names},
             variable=variable,
             source_rows=len(episodes),
+            video_times={
+                self._names[camera.name]: self._times(camera.name, position, episodes) for camera in self._cameras
+            },
         )
+
+    def _times(self, camera: str, position: Position, episodes: Sequence[RecordedEpisode]) -> VideoTimes:
+        count = len(episodes)
+        first = self._first_video[camera, position.file] + position.row
+        lengths = np.array([episode.steps for episode in episodes], np.int64)
+        names = [episode.videos[camera].file for episode in episodes]
+        return VideoTimes(np.arange(first, first + count), np.zeros(count), lengths, names)
 
 
 def _renamed(column: ColumnSpec, names: Mapping[str, str]) -> str | None:
     return None if names[column.name] == column.name else column.name
+
+
+def _video_file(journal: SourceFile, video: RecordedVideo) -> SourceFile:
+    """Returns a video beside its journal. Its size is 0 if it is missing."""
+    path = Path(journal.path).parent / video.file
+    name = str(PurePosixPath(journal.name).parent / video.file)
+    try:
+        status = path.stat()
+    except OSError:
+        return SourceFile(str(path), name, 0)
+    return SourceFile(str(path), name, status.st_size, str(status.st_mtime_ns))
 
 
 def _bytes(values: Any) -> int:

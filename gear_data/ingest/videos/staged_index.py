@@ -106,6 +106,8 @@ def stage_videos(
                 file = videos.files[number]
                 if isinstance(result, GearError):
                     problems[number] = result.message
+                elif videos.declared[number].checksum not in (None, result.checksum):
+                    problems[number] = "differs from its checksum"
                 elif mode == KEEP:
                     place(store, path, names[number], result)
                     found[number] = replace(result, file=names[number])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from gear_data.common.regular_files import open_regular
 from gear_data.errors import CorruptSourceError, ManifestError
-from gear_data.schema import ColumnRecord, ColumnSpec
+from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
 from gear_data.storage.journal.record import RecordedEpisode, from_batch
-from gear_data.storage.journal.writing import COLUMNS
+from gear_data.storage.journal.writing import CAMERAS, COLUMNS
 
 #: Exceptions of Arrow for a stream that ends early or is damaged.
 _DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, KeyError)
@@ -32,12 +32,14 @@ class Journal:
         episodes: the finished episodes. Their values lie in a map of the file.
         end: the first byte that belongs to no finished episode.
         torn: bytes after `end`: an episode that was being written when its writer died.
+        cameras: a `gear_data.schema.video_column` for each camera. Every episode has a video of each.
     """
 
     columns: tuple[ColumnSpec, ...]
     episodes: tuple[RecordedEpisode, ...]
     end: int
     torn: int
+    cameras: tuple[ColumnSpec, ...] = ()
 
 
 def is_journal(path: Path) -> bool:
@@ -67,17 +69,20 @@ def read_journal(path: Path) -> Journal:
     source = pa.BufferReader(buffer)
     try:
         stream = pa.ipc.open_stream(source)
-        described = (stream.schema.metadata or {})[COLUMNS]
+        metadata = stream.schema.metadata or {}
+        described = metadata[COLUMNS]
     except KeyError as error:
         raise CorruptSourceError("is no journal of a Writer", file=file) from error
     except _DAMAGE:
         return Journal((), (), 0, size)
     columns = _columns(described, stream.schema, file)
+    cameras = _cameras(metadata.get(CAMERAS, b"[]"), file)
+    names = {camera.name for camera in cameras}
     episodes: list[RecordedEpisode] = []
     end = source.tell()
-    for number, (last, batch, metadata) in enumerate(_batches(stream, source)):
+    for number, (last, batch, facts) in enumerate(_batches(stream, source)):
         try:
-            episodes.append(from_batch(batch, metadata, columns, file))
+            episodes.append(_checked_videos(from_batch(batch, facts, columns, file), names, file))
         except CorruptSourceError as error:
             if _is_followed(stream, source):
                 error.row = number
@@ -85,7 +90,7 @@ def read_journal(path: Path) -> Journal:
                 raise
             break
         end = last
-    return Journal(columns, tuple(episodes), end, size - end - _end_marker(buffer, end))
+    return Journal(columns, tuple(episodes), end, size - end - _end_marker(buffer, end), cameras)
 
 
 def _batches(stream: Any, source: Any) -> Iterator[tuple[int, pa.RecordBatch, dict[bytes, bytes] | None]]:
@@ -120,3 +125,21 @@ def _columns(described: bytes, schema: pa.Schema, file: str) -> tuple[ColumnSpec
     if not columns or not pa.schema([column.arrow_field for column in columns]).equals(schema):
         raise CorruptSourceError("its columns differ from its Arrow schema", file=file)
     return columns
+
+
+def _cameras(described: bytes, file: str) -> tuple[ColumnSpec, ...]:
+    try:
+        return Schema.from_records((), msgspec.json.decode(described, type=list[VideoRecord])).videos
+    except (ValueError, ManifestError) as error:
+        raise CorruptSourceError(f"its cameras cannot be read: {error}", file=file) from error
+
+
+def _checked_videos(episode: RecordedEpisode, cameras: Set[str], file: str) -> RecordedEpisode:
+    """Returns an episode whose videos are those of the cameras, in files below the journal's folder."""
+    if episode.videos.keys() != cameras:
+        raise CorruptSourceError("an episode has videos of other cameras than the journal", file=file)
+    for video in episode.videos.values():
+        path = PurePosixPath(video.file)
+        if path.is_absolute() or ".." in path.parts or "\0" in video.file or video.bytes < 0:
+            raise CorruptSourceError(f"an episode has a video {video.file!r:.80}", file=file)
+    return episode

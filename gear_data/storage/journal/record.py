@@ -25,6 +25,20 @@ from gear_data.storage.variable_columns import value_bytes, value_offsets
 _KEY = b"gear.episode"
 
 
+class RecordedVideo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The video of one episode and camera. Frame t is step t.
+
+    Attributes:
+        file: path of the file, relative to the folder of the journal.
+        bytes: size of the file.
+        checksum: of the file, as `gear_data.storage.atomic.checksum` returns it.
+    """
+
+    file: str
+    bytes: int
+    checksum: str
+
+
 @dataclass(frozen=True, eq=False)
 class RecordedEpisode:
     """One finished episode.
@@ -34,6 +48,7 @@ class RecordedEpisode:
         terminated, truncated: how the episode ended.
         finals: name -> [...], the final observation; empty if the episode has none.
         facts: name -> a value of JSON, about the whole episode.
+        videos: name of a camera -> its video.
     """
 
     columns: Mapping[str, Any]
@@ -41,6 +56,7 @@ class RecordedEpisode:
     truncated: bool
     finals: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    videos: Mapping[str, RecordedVideo] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -56,6 +72,7 @@ class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     final: bool
     facts: dict[str, Any]
     checksum: str = ""
+    videos: dict[str, RecordedVideo] | msgspec.UnsetType = msgspec.UNSET
 
 
 def to_batch(episode: RecordedEpisode, columns: Sequence[ColumnSpec]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
@@ -68,7 +85,8 @@ def to_batch(episode: RecordedEpisode, columns: Sequence[ColumnSpec]) -> tuple[p
     has_final = bool(episode.finals)
     arrays = [_with_final(episode, column) if has_final else _array(episode, column) for column in columns]
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([column.arrow_field for column in columns]))
-    facts = _Facts(episode.terminated, episode.truncated, has_final, dict(episode.facts))
+    videos = dict(episode.videos) or msgspec.UNSET
+    facts = _Facts(episode.terminated, episode.truncated, has_final, dict(episode.facts), videos=videos)
     facts = msgspec.structs.replace(facts, checksum=_checksum(batch, facts))
     return batch, {_KEY: msgspec.json.encode(facts)}
 
@@ -98,7 +116,12 @@ def from_batch(
     values = {column.name: _values(array, column) for column, array in zip(columns, batch.columns, strict=True)}
     finals = {column.name: values[column.name][steps] for column in columns if column.has_final and facts.final}
     return RecordedEpisode(
-        {name: each[:steps] for name, each in values.items()}, facts.terminated, facts.truncated, finals, facts.facts
+        {name: each[:steps] for name, each in values.items()},
+        facts.terminated,
+        facts.truncated,
+        finals,
+        facts.facts,
+        videos=facts.videos or {},
     )
 
 

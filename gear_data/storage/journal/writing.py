@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from gear_data.schema import ColumnSpec
-from gear_data.storage.atomic import typed_write_errors
+from gear_data.schema import ColumnSpec, Schema
+from gear_data.storage.atomic import fsync, typed_write_errors
 from gear_data.storage.journal.record import RecordedEpisode, to_batch
 
 #: Suffix of a journal: an Arrow IPC stream.
 SUFFIX = ".arrows"
 #: Key of the columns in the metadata of a journal's schema.
 COLUMNS = b"gear.journal"
+#: Key of the cameras there.
+CAMERAS = b"gear.cameras"
 
 
 class JournalWriter:
@@ -31,6 +33,7 @@ class JournalWriter:
     Args:
         path: the journal, which must not exist.
         columns: all columns.
+        cameras: a `gear_data.schema.video_column` for each camera.
 
     Attributes:
         episodes: number of episodes so far.
@@ -40,20 +43,24 @@ class JournalWriter:
         StorageFullError, UnwritableError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, columns: Sequence[ColumnSpec]) -> None:
+    def __init__(self, path: Path, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = ()) -> None:
         self.episodes = 0
         self.bytes = 0
         self._path = path
         self._columns = tuple(columns)
         self._sink = _Sink()
-        described = json.dumps([column.to_json() for column in columns])
-        self._schema = pa.schema([column.arrow_field for column in columns], {COLUMNS: described})
+        #: Videos of episodes since the last `sync`.
+        self._videos: list[Path] = []
+        metadata = {COLUMNS: json.dumps([column.to_json() for column in columns])}
+        if cameras:
+            metadata[CAMERAS] = json.dumps(Schema((), tuple(cameras)).videos_to_json())
+        self._schema = pa.schema([column.arrow_field for column in columns], metadata)
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._sink, "w"), self._schema)
         with typed_write_errors(path):
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def append(self, episode: RecordedEpisode) -> None:
-        """Appends an episode, whole or not at all.
+        """Appends an episode, whole or not at all. Its videos are complete.
 
         Raises:
             StorageFullError, UnwritableError: the journal cannot be written. It ends with the episode before.
@@ -62,15 +69,19 @@ class JournalWriter:
         self._stream.write_batch(batch, metadata)
         self._write()
         self.episodes += 1
+        self._videos += [self._path.parent / video.file for video in episode.videos.values()]
 
     def sync(self) -> None:
-        """Waits until the disk has all episodes.
+        """Waits until the disk has all episodes, and their videos.
 
         Raises:
             StorageFullError, UnwritableError: the disk failed.
         """
         with typed_write_errors(self._path):
+            for path in (*self._videos, *{video.parent for video in self._videos}):
+                fsync(path)
             os.fsync(self._file)
+        self._videos.clear()
 
     def close(self) -> None:
         """Ends the journal and waits until the disk has it."""

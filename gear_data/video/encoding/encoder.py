@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ class VideoEncoder:
     """
 
     def __init__(
-        self, file: Path | IO[bytes], codec: str, fps: float, height: int, width: int, options: Mapping[str, str]
+        self, file: Path | io.RawIOBase, codec: str, fps: float, height: int, width: int, options: Mapping[str, str]
     ) -> None:
         if codec == "h264" and (height % 2 or width % 2):
             raise InvalidArgumentError(
@@ -92,6 +93,10 @@ class VideoEncoder:
             self._write(None)
         finally:
             self._container.close()
+
+    def abort(self) -> None:
+        """Closes the file. It is of no use."""
+        self._container.close()
 
     def _open(self, options: Mapping[str, str]) -> None:
         context = self._stream.codec_context

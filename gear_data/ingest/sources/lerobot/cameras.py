@@ -20,7 +20,7 @@ _AXES = {"height": "height", "width": "width", "channel": "channels", "channels"
 
 
 @dataclass(frozen=True)
-class Camera:
+class DeclaredCamera:
     """One camera.
 
     Attributes:
@@ -43,7 +43,7 @@ class Camera:
 
 def choose_cameras(
     info: LeRobotInfo, names: Collection[str], options: SourceOptions
-) -> tuple[tuple[Camera, ...], SourceOptions]:
+) -> tuple[tuple[DeclaredCamera, ...], SourceOptions]:
     """Returns the cameras to read, and the options for the other columns.
 
     Args:
@@ -73,7 +73,7 @@ def choose_cameras(
     return cameras, replace(options, columns=columns, rename=rename or None)
 
 
-def check_names(cameras: Iterable[Camera], columns: Sequence[ColumnSpec]) -> None:
+def check_names(cameras: Iterable[DeclaredCamera], columns: Sequence[ColumnSpec]) -> None:
     """Raises InvalidArgumentError if a camera and another column have one name."""
     taken = {spec.name: spec.source or spec.name for spec in columns}
     for camera in cameras:
@@ -114,7 +114,7 @@ def _check_name(key: str, name: str) -> None:
         )
 
 
-def _camera(key: str, name: str, feature: Mapping[str, Any], fps: float | None) -> Camera:
+def _camera(key: str, name: str, feature: Mapping[str, Any], fps: float | None) -> DeclaredCamera:
     details = feature.get("info")
     details = details if isinstance(details, dict) else {}
     size = _sizes(feature, details)
@@ -126,7 +126,7 @@ def _camera(key: str, name: str, feature: Mapping[str, Any], fps: float | None) 
         float(rate) if 0 < rate < 1e6 else fps,
     )
     codec = details.get("video.codec")
-    return Camera(
+    return DeclaredCamera(
         key,
         video_column(name, frames, None if name == key else key),
         codec if isinstance(codec, str) else None,

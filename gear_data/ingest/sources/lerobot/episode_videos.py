@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.sources.lerobot.cameras import Camera
+from gear_data.ingest.sources.lerobot.cameras import DeclaredCamera
 from gear_data.ingest.sources.lerobot.episode_list import VIDEOS, EpisodeList
 from gear_data.ingest.sources.lerobot.metadata import ROWS_ONLY, LeRobotInfo, read_int
 from gear_data.ingest.sources.lerobot.video_names import FileKey, VideoNames
@@ -124,7 +124,7 @@ class EpisodeVideos:
 
 
 def find_videos(
-    location: Location, info: LeRobotInfo, listed: EpisodeList | None, cameras: Sequence[Camera]
+    location: Location, info: LeRobotInfo, listed: EpisodeList | None, cameras: Sequence[DeclaredCamera]
 ) -> EpisodeVideos:
     """Finds the video files of some cameras.
 
@@ -156,7 +156,7 @@ def find_videos(
     return EpisodeVideos(tuple(files), tuple(declared), names, placed)
 
 
-def _declared(camera: Camera, file: str, frames: Sequence[int]) -> DeclaredVideo:
+def _declared(camera: DeclaredCamera, file: str, frames: Sequence[int]) -> DeclaredVideo:
     return DeclaredVideo(
         camera.key,
         file,
@@ -176,7 +176,7 @@ def _videos_v2(found: Mapping[FileKey, SourceFile], listed: EpisodeList | None) 
     return {number: _EpisodeVideo((number,), 0.0, lengths.get(number, -1)) for number in numbers if number >= 0}
 
 
-def _videos_v3(camera: Camera, info: LeRobotInfo, listed: EpisodeList | None) -> dict[int, _EpisodeVideo]:
+def _videos_v3(camera: DeclaredCamera, info: LeRobotInfo, listed: EpisodeList | None) -> dict[int, _EpisodeVideo]:
     """Returns the videos that `meta/episodes` lists."""
     if listed is None:
         return {}

@@ -1,0 +1,1 @@
+"""Cameras: frames become video while an episode is recorded."""

@@ -1,0 +1,69 @@
+"""EncodingThreads: threads that encode frames, which wait in bounded memory."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+#: Bytes of frames that may wait. A step with more waits alone.
+MOST_BYTES = 64 << 20
+
+_Task = Callable[[], None]
+
+
+class EncodingThreads:
+    """Threads that run tasks: each one its own, in order.
+
+    Threads begin when they are needed, one for each CPU at most. Tasks raise no exceptions.
+    """
+
+    def __init__(self) -> None:
+        self._most = len(os.sched_getaffinity(0))
+        self._queues: list[queue.SimpleQueue[_Task | None]] = []
+        self._threads: list[threading.Thread] = []
+        self._chosen = 0
+        self._bytes = 0
+        self._changed = threading.Condition()
+
+    def choose(self) -> int:
+        """Returns a thread: each one in turn."""
+        number = self._chosen % self._most
+        self._chosen += 1
+        if number == len(self._threads):
+            tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+            thread = threading.Thread(target=_run, args=(tasks,), name=f"gear-data-encoder-{number}", daemon=True)
+            thread.start()
+            self._queues.append(tasks)
+            self._threads.append(thread)
+        return number
+
+    def submit(self, thread: int, task: _Task) -> None:
+        """Gives a thread a task."""
+        self._queues[thread].put(task)
+
+    def reserve(self, size: int) -> None:
+        """Waits until frames of so many bytes may wait."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._bytes or self._bytes + size <= MOST_BYTES)
+            self._bytes += size
+
+    def release(self, size: int) -> None:
+        """Says that frames of so many bytes were encoded."""
+        with self._changed:
+            self._bytes -= size
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the threads, after their tasks."""
+        for tasks in self._queues:
+            tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._queues, self._threads, self._chosen = [], [], 0
+
+
+def _run(tasks: queue.SimpleQueue[_Task | None]) -> None:
+    while (task := tasks.get()) is not None:
+        task()

@@ -1,0 +1,72 @@
+"""The videos of recorded episodes: files beside their journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from gear_data.storage.journal.reading import read_journal
+
+#: The folder of all videos, in the folder of the journals.
+VIDEOS = "videos"
+_SUFFIX = ".mp4"
+
+
+def video_file(camera: str, number: int) -> str:
+    """Returns the path of a video, relative to the folder of the journals."""
+    return f"{VIDEOS}/{quote(camera, safe='')}/{number:06d}{_SUFFIX}"
+
+
+def next_number(folder: Path) -> int:
+    """Returns the smallest number that no video has, nor a smaller one."""
+    numbers = [int(path.stem) for path in folder.glob(f"{VIDEOS}/*/*{_SUFFIX}") if path.stem.isdecimal()]
+    return max(numbers, default=-1) + 1
+
+
+def remove_unnamed(folder: Path, journals: Iterable[Path]) -> int:
+    """Removes the videos that no episode has: its writer died before the end of the episode.
+
+    Args:
+        folder: the folder of the journals, which no other process uses.
+        journals: all journals there.
+
+    Returns:
+        The number of removed files.
+
+    Raises:
+        CorruptSourceError: a journal is damaged. Nothing is removed then.
+    """
+    found = set(folder.glob(f"{VIDEOS}/*/*"))
+    if found:
+        named = {folder / file for journal in journals for file in videos_of(journal)}
+        found -= named
+        _remove(folder, found)
+    return len(found)
+
+
+def videos_of(journal: Path) -> list[str]:
+    """Returns the videos of a journal's episodes, relative to its folder.
+
+    Raises:
+        CorruptSourceError: the journal is damaged.
+    """
+    return [video.file for episode in read_journal(journal).episodes for video in episode.videos.values()]
+
+
+def remove_journal(journal: Path) -> None:
+    """Removes a journal whose episodes are in a dataset, and their videos."""
+    videos = [journal.parent / file for file in videos_of(journal)] if (journal.parent / VIDEOS).exists() else []
+    # A journal without its videos could not be converted. Videos without a journal are removed by `remove_unnamed`.
+    journal.unlink(missing_ok=True)
+    _remove(journal.parent, videos)
+
+
+def _remove(folder: Path, videos: Iterable[Path]) -> None:
+    for path in videos:
+        path.unlink(missing_ok=True)
+    # Folders that hold other videos stay.
+    for each in (*folder.glob(f"{VIDEOS}/*"), folder / VIDEOS):
+        with suppress(OSError):
+            each.rmdir()
