@@ -9,6 +9,7 @@ from pathlib import Path
 from gear_data.errors import DestinationExistsError, GearError
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.growing.publish import Publication, newest_manifest
+from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.recording.episode_sink import EpisodeSink
 from gear_data.recording.journal_folder import JournalFolder, journals_of
 from gear_data.recording.sealing import SealOptions, last_published, seal, seal_left_behind
@@ -146,6 +147,6 @@ class JournalSink(EpisodeSink):
 def _is_unfinished(folder: Path) -> bool:
     """Returns whether a folder is empty, or has what a killed writer left of the first generation."""
     names = {path.name for path in folder.iterdir()}
-    return names <= {PROGRESS, "shards", CARD_NAME, *GROWING_FOLDERS} and (
+    return names <= {PROGRESS, "shards", VIDEOS, CARD_NAME, *GROWING_FOLDERS} and (
         names <= {PROGRESS} or journals_of(folder).exists()
     )

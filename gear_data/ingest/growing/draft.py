@@ -10,6 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.ingest.growing.draft_videos import (
+    DraftVideos,
+    appended_videos,
+    read_videos,
+    with_file_numbers,
+    without_unused,
+)
 from gear_data.schema import Schema
 from gear_data.storage.episode_tables import concatenate_episode_tables, read_episodes, read_finals
 from gear_data.storage.generations.growth import Part
@@ -52,6 +59,7 @@ class Draft:
         finals: the final observations; None if the schema has none.
         next_id: the id of the next episode.
         statistics: of all columns; None: the statistics of the parts must be merged again.
+        videos: the video files; None without cameras.
     """
 
     schema: Schema
@@ -60,6 +68,7 @@ class Draft:
     finals: pa.Table | None
     next_id: int
     statistics: Mapping[str, ColumnStatistics] | None
+    videos: DraftVideos | None = None
 
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
@@ -94,8 +103,9 @@ def draft_of(folder: Path, manifest: Manifest, parts: Sequence[Part]) -> Draft:
     episodes = read_episodes(folder / manifest.tables["episodes"].file, manifest)
     finals = read_finals(folder / manifest.tables["finals"].file, manifest) if "finals" in manifest.tables else None
     return Draft(
-        manifest.schema, tuple(drafts), _with_plain_text(episodes), finals, manifest.next_id, manifest.statistics
-    )
+        manifest.schema, tuple(drafts), _with_plain_text(episodes), finals, manifest.next_id, manifest.statistics,
+        read_videos(folder, manifest),
+    )  # fmt: skip
 
 
 def appended(draft: Draft | None, added: Draft) -> Draft:
@@ -109,6 +119,9 @@ def appended(draft: Draft | None, added: Draft) -> Draft:
     if draft is None:
         return added
     table = renumbered_episodes(added.episodes, draft.next_id, len(draft.shards))
+    if draft.videos is not None and added.videos is not None:
+        numbers = np.arange(len(added.videos.files)) + len(draft.videos.files)
+        table = with_file_numbers(table, draft.schema.videos, numbers)
     finals = draft.finals
     if finals is not None and added.finals is not None:
         finals = pa.concat_tables([finals, renumbered_finals(added.finals, draft.next_id, 0)])
@@ -122,6 +135,7 @@ def appended(draft: Draft | None, added: Draft) -> Draft:
         finals=finals,
         next_id=draft.next_id + added.next_id,
         statistics=statistics,
+        videos=appended_videos(draft.videos, added.videos),
     )
 
 
@@ -141,12 +155,13 @@ def without_parts(draft: Draft, gone: Sequence[int]) -> Draft:
     shard = draft.episodes.column("shard").to_numpy()
     table = draft.episodes.filter(pa.array(kept[shard]))
     table = with_column(table, "shard", numbers[shard[kept[shard]]])
+    videos, table = without_unused(draft.videos, table, draft.schema.videos)
     finals = draft.finals
     if finals is not None:
         ids, final_ids = (each.column("episode_id").to_numpy() for each in (table, finals))
         finals = finals.filter(pa.array(np.isin(final_ids, ids)))
     parts = tuple(part for number, part in enumerate(draft.parts) if number not in set(gone))
-    return replace(draft, parts=parts, episodes=table, finals=finals, statistics=None)
+    return replace(draft, parts=parts, episodes=table, finals=finals, statistics=None, videos=videos)
 
 
 def with_column(table: pa.Table, name: str, values: npt.NDArray[np.int64]) -> pa.Table:

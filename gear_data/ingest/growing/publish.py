@@ -7,7 +7,6 @@ generation lists is changed. Files that no reader's generation lists are removed
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +16,19 @@ import numpy as np
 
 from gear_data.common.paths import printable
 from gear_data.common.regular_files import JSON_BYTES
-from gear_data.errors import CorruptShardError, DatasetNotFoundError, UnsupportedColumnError, UnwritableError
+from gear_data.errors import DatasetNotFoundError, UnsupportedColumnError, UnwritableError
 from gear_data.ingest.card import CARD_NAME, dataset_card
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.growing.compaction import joined_parts, parts_to_join
 from gear_data.ingest.growing.draft import Draft, DraftPart, appended, draft_of, without_parts
+from gear_data.ingest.growing.draft_videos import linked_videos, write_videos
 from gear_data.ingest.growing.eviction import Limits, parts_to_evict
 from gear_data.ingest.growing.part_statistics import merged_parts, write_statistics
+from gear_data.ingest.growing.placing import place
 from gear_data.ingest.growing.sweep import sweep
 from gear_data.ingest.several.united import united_columns
 from gear_data.schema import Schema
-from gear_data.storage.atomic import checksum, link_file, typed_write_errors
+from gear_data.storage.atomic import link_file, typed_write_errors
 from gear_data.storage.generations.growth import TABLES, Growth, Part, generation_file
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, fingerprint
@@ -165,12 +166,6 @@ def _growth_of(folder: Path, manifest: Manifest | None) -> Growth:
         return Growth(uuid.uuid4().hex, 0, 0, None)
     if manifest.growth is not None:
         return manifest.growth
-    if manifest.schema.videos:
-        raise UnsupportedColumnError(
-            "a dataset with cameras cannot grow",
-            file=str(folder),
-            hint="record to another path, and merge the datasets",
-        )
     if not link_file(folder / MANIFEST_NAME, folder / generation_file(0)):
         put_text(LocalFileStore(folder), generation_file(0), manifest.to_text())
     parts = tuple(Part(f"base-{number:06d}", 1) for number in range(len(manifest.shards)))
@@ -180,14 +175,14 @@ def _growth_of(folder: Path, manifest: Manifest | None) -> Growth:
 def _linked(
     store: LocalFileStore, segment: SealedJournal, manifest: Manifest, name: str, schema: Schema | None
 ) -> Draft:
-    """Puts the shards of a segment into the dataset's folder, and returns them as a draft."""
+    """Puts the shards and videos of a segment into the dataset's folder, and returns them as a draft."""
     if schema is not None:
         check_columns(schema, manifest.schema, str(store.folder))
     (store.folder / "shards").mkdir(parents=True, exist_ok=True)
     files = []
     for number, shard in enumerate(manifest.shards):
         file = f"shards/{name}-{number:04d}.arrow"
-        _place(store, segment.folder / shard.entry.file, shard.entry, file)
+        place(store, segment.folder / shard.entry.file, shard.entry, file)
         files.append(FileEntry(file, shard.entry.bytes, shard.entry.checksum))
     _fsync_folder(store.folder / "shards")
     write_statistics(store, name, manifest.statistics)
@@ -196,9 +191,10 @@ def _linked(
     shards = tuple(
         type(shard)(file, shard.episodes, shard.steps, shard.buffers, shard.variable) for shard, file in entries
     )
+    videos = None if draft.videos is None else linked_videos(store, segment.folder, draft.videos, name)
     return Draft(
         draft.schema if schema is None else schema, (DraftPart(Part(name, len(files)), shards),), draft.episodes,
-        draft.finals, draft.next_id, draft.statistics,
+        draft.finals, draft.next_id, draft.statistics, videos,
     )  # fmt: skip
 
 
@@ -220,6 +216,12 @@ def check_columns(schema: Schema, added: Schema, file: str) -> None:
             raise UnsupportedColumnError(
                 f"cannot be appended: {lacks}", file=file, column=name, hint="record the columns of the dataset"
             )
+        if (schema[name].video is None, schema[name].shape) != (added[name].video is None, added[name].shape):
+            kinds = ("a column" if each[name].video is None else "a camera" for each in (schema, added))
+            raise UnsupportedColumnError(
+                "is {} in the dataset, and {} of other frames in the new episodes".format(*kinds), file=file,
+                column=name, hint="record to another path",
+            )  # fmt: skip
         if schema[name].has_final != added[name].has_final:
             raise UnsupportedColumnError(
                 "has final observations in one of the dataset and the new episodes only", file=file, column=name,
@@ -229,16 +231,6 @@ def check_columns(schema: Schema, added: Schema, file: str) -> None:
         raise UnsupportedColumnError(
             f"its columns are in the order {', '.join(schema.names)}", file=file, hint="record them in this order"
         )
-
-
-def _place(store: LocalFileStore, source: Path, entry: FileEntry, file: str) -> None:
-    """Links or copies a shard."""
-    if link_file(source, store.folder / file):
-        return
-    with store.writing(file) as path:
-        shutil.copyfile(source, path)
-        if (found := checksum(path)) != entry.checksum:
-            raise CorruptShardError(f"its checksum is {found}, the manifest says {entry.checksum}", file=str(source))
 
 
 def _fsync_folder(folder: Path) -> None:
@@ -276,6 +268,10 @@ def _manifest(
     tables = {"episodes": write_table(store, f"{TABLES}/episodes-{growth.generation:06d}.arrow", draft.episodes)}
     if draft.finals is not None:
         tables["finals"] = write_table(store, f"{TABLES}/finals-{growth.generation:06d}.arrow", draft.finals)
+    tables |= write_videos(store, draft.videos, growth.generation)
+    provenance = dict((added[0] if current is None else current).provenance)
+    if draft.videos is not None:
+        provenance["videos"] = draft.videos.provenance()
     findings = FindingLog()
     for manifest in (*(() if current is None else (current,)), *added):
         for finding in manifest.findings:
@@ -290,7 +286,7 @@ def _manifest(
         shards=draft.shards,
         tables=tables,
         statistics=statistics,
-        provenance=(added[0] if current is None else current).provenance,
+        provenance=provenance,
         findings=tuple(findings.to_json()),
         growth=growth,
     )

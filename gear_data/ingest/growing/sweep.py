@@ -7,17 +7,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from gear_data.errors import GearError
+from gear_data.ingest.growing.draft_videos import kept_videos
 from gear_data.ingest.growing.part_statistics import part_file
+from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.storage.generations.growth import GROWING_FOLDERS, generation_file
 from gear_data.storage.generations.leases import remove_unread
 from gear_data.storage.manifest import Manifest
+from gear_data.video.index_tables import TABLE_FILES
 
 _log = logging.getLogger(__name__)
 
 #: Folders in which all files belong to generations.
 _FOLDERS = ("shards", *GROWING_FOLDERS)
 #: The tables of a dataset before it grew.
-_FIRST_TABLES = ("episodes.arrow", "finals.arrow")
+_FIRST_TABLES = ("episodes.arrow", "finals.arrow", *TABLE_FILES.values())
 
 
 def sweep(folder: Path, newest: Manifest) -> None:
@@ -32,18 +35,19 @@ def sweep(folder: Path, newest: Manifest) -> None:
     growth = newest.growth
     if growth is None:
         return
-    listed = {entry.file for entry in newest.files} | {part_file(part.name) for part in growth.parts}
-    for generation in remove_unread(folder, newest.generation):
-        name = generation_file(generation)
-        listed.add(name)
-        if generation != newest.generation:
-            try:
-                listed |= {entry.file for entry in Manifest.load(folder, name).files}
-            except GearError as error:
-                # A reader holds this generation, and its files are unknown: nothing is removed.
-                _log.warning("%s: no file of earlier generations is removed: %s", folder, error)
-                return
+    generations = {newest.generation, *remove_unread(folder, newest.generation)}
+    listed = {part_file(part.name) for part in growth.parts} | {generation_file(each) for each in generations}
+    for generation in generations:
+        try:
+            is_newest = generation == newest.generation
+            manifest = newest if is_newest else Manifest.load(folder, generation_file(generation))
+            listed |= {entry.file for entry in manifest.files} | kept_videos(folder, manifest)
+        except GearError as error:
+            # A reader holds this generation, and its files are unknown: nothing is removed.
+            _log.warning("%s: no file of earlier generations is removed: %s", folder, error)
+            return
     found = [str(path.relative_to(folder)) for each in _FOLDERS for path in (folder / each).glob("*")]
+    found += [str(path.relative_to(folder)) for path in (folder / VIDEOS).rglob("*") if path.is_file()]
     if growth.base is not None:
         found += _FIRST_TABLES
     for file in found:

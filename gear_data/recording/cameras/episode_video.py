@@ -14,6 +14,7 @@ from gear_data.recording.cameras.encoding_threads import EncodingThreads
 from gear_data.recording.cameras.kept_file import KeptFile
 from gear_data.storage.atomic import checksum
 from gear_data.storage.journal.record import RecordedVideo
+from gear_data.storage.journal.videos import remove_videos
 from gear_data.video.encoding.encoder import VideoEncoder
 
 Frame = npt.NDArray[np.uint8]
@@ -44,13 +45,13 @@ class EpisodeVideo:
         self, folder: Path, file: str, camera: Camera, height: int, width: int, threads: EncodingThreads
     ) -> None:
         self.frames = 0
-        self._path, self._name = folder / file, file
+        self._folder, self._path, self._name = folder, folder / file, file
         self._file = KeptFile(self._path)
         try:
             self._encoder = VideoEncoder(self._file, camera.codec, camera.fps, height, width, camera.encoder_options)
         except BaseException:
             self._file.close()
-            self._path.unlink(missing_ok=True)
+            remove_videos(folder, [self._path])
             raise
         self._threads, self._thread = threads, threads.choose()
         self._dropped = False
@@ -139,6 +140,6 @@ class EpisodeVideo:
             if not self._is_encoded:
                 self._encoder.abort()
             self._file.close()
-            self._path.unlink(missing_ok=True)
+            remove_videos(self._folder, [self._path])
         finally:
             done.set()

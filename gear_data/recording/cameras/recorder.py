@@ -52,10 +52,10 @@ class CameraRecorder:
         self._numbers: dict[int, int] = {}
         self._next = 0
 
-    def split(self, flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def split(self, flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the other values of a step, and the frames."""
         if not self._cameras:
-            return dict(flat), {}
+            return flat, {}
         rest = {name: value for name, value in flat.items() if name not in self._cameras}
         return rest, {name: value for name, value in flat.items() if name in self._cameras}
 

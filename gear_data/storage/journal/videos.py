@@ -42,7 +42,7 @@ def remove_unnamed(folder: Path, journals: Iterable[Path]) -> int:
     if found:
         named = {folder / file for journal in journals for file in videos_of(journal)}
         found -= named
-        _remove(folder, found)
+        remove_videos(folder, found)
     return len(found)
 
 
@@ -60,10 +60,11 @@ def remove_journal(journal: Path) -> None:
     videos = [journal.parent / file for file in videos_of(journal)] if (journal.parent / VIDEOS).exists() else []
     # A journal without its videos could not be converted. Videos without a journal are removed by `remove_unnamed`.
     journal.unlink(missing_ok=True)
-    _remove(journal.parent, videos)
+    remove_videos(journal.parent, videos)
 
 
-def _remove(folder: Path, videos: Iterable[Path]) -> None:
+def remove_videos(folder: Path, videos: Iterable[Path]) -> None:
+    """Removes videos of a folder of journals, and the folders that are empty then."""
     for path in videos:
         path.unlink(missing_ok=True)
     # Folders that hold other videos stay.

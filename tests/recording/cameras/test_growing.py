@@ -1,0 +1,122 @@
+"""Datasets with cameras that grow: generations, eviction, and readers of earlier generations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import gear_data
+from gear_data.errors import UnsupportedColumnError
+from gear_data.recording.writer import Writer
+
+FRONT, WRIST = "observations.front", "observations.wrist"
+CAMERAS = {name: gear_data.Camera(fps=10, codec="mpeg4") for name in (FRONT, WRIST)}
+
+
+def frames_of(number: int, camera: str) -> npt.NDArray[np.uint8]:
+    """Returns frames whose brightness says the number of the episode, of the step, and the camera."""
+    frames = np.empty((4 + number % 3, 32, 32, 3), np.uint8)
+    frames[:, :16], frames[:, 16:] = 10 * (number % 20), 20 * np.arange(len(frames))[:, None, None, None]
+    return frames if camera == FRONT else 255 - frames
+
+
+def add(writer: Writer, numbers: range) -> None:
+    for number in numbers:
+        front, wrist = (frames_of(number, name) for name in (FRONT, WRIST))
+        for t in range(len(front)):
+            writer.append(observations={"front": front[t], "wrist": wrist[t]}, actions=number, rewards=1.0)
+        writer.end_episode(terminated=True, number=number)
+
+
+def check(ds: gear_data.Dataset, numbers: range) -> None:
+    assert ds.episodes["number"].to_list() == list(numbers)
+    for row, number in enumerate(numbers):
+        for name in (FRONT, WRIST):
+            found = ds[row][name][:].astype(int)
+            assert np.abs(found - frames_of(number, name)).max() <= 12
+
+
+def videos(path: Path) -> int:
+    return len([file for file in (path / "videos").rglob("*") if file.is_file()])
+
+
+def test_generations_with_cameras(tmp_path: Path) -> None:
+    path = tmp_path / "recorded"
+    writer = Writer(path, cameras=CAMERAS, durability="os")
+    add(writer, range(3))
+    writer.seal()
+    first = gear_data.open(path)
+    add(writer, range(3, 5))
+    writer.append(observations={name[13:]: frames_of(5, name)[0] for name in CAMERAS}, actions=5, rewards=1.0)
+    writer.seal()  # an episode is open
+    second = first.refresh()
+    check(first, range(3))
+    check(second, range(5))
+    writer.discard()
+    add(writer, range(5, 6))
+    writer.close()
+    check(second.refresh(), range(6))
+    assert videos(path) == 12
+    assert gear_data.verify(path, decode=True).ok
+    assert not (tmp_path / "recorded.journal").exists()
+    with Writer(path, cameras=CAMERAS) as writer:
+        add(writer, range(6, 7))
+    check(gear_data.open(path), range(7))
+    assert gear_data.open(path).statistics[FRONT].count.sum() > 0
+
+
+def test_evicted_videos_are_removed(tmp_path: Path) -> None:
+    """They stay as long as somebody reads an earlier generation."""
+    path = tmp_path / "recorded"
+    writer = Writer(path, cameras=CAMERAS, durability="os", max_steps=24)
+    add(writer, range(4))
+    writer.seal()
+    first = gear_data.open(path)
+    for number in range(4, 12, 4):
+        add(writer, range(number, number + 4))
+        writer.seal()
+    check(first, range(4))
+    newest = first.refresh()
+    left = newest.episodes["number"].to_list()
+    assert newest.num_steps <= 24 and left[-1] == 11 and left[0] > 3
+    check(newest, range(left[0], 12))
+    assert videos(path) >= 8 + 2 * len(left)
+    del first
+    add(writer, range(12, 13))
+    writer.close()
+    del newest
+    with Writer(path, cameras=CAMERAS, max_steps=24) as writer:
+        add(writer, range(13, 14))
+    ds = gear_data.open(path)
+    check(ds, range(ds.episodes["number"][0], 14))
+    assert videos(path) == 2 * len(ds)
+    assert gear_data.verify(path).ok
+
+
+def test_a_converted_dataset_with_cameras_grows(tmp_path: Path) -> None:
+    path = tmp_path / "recorded"
+    writer = Writer(tmp_path / "other", cameras=CAMERAS)
+    add(writer, range(2))
+    gear_data.convert(tmp_path / "other.journal", path, jobs=1)
+    writer.close()
+    reader = gear_data.open(path)
+    with Writer(path, cameras=CAMERAS) as writer:
+        add(writer, range(2, 4))
+    check(reader, range(2))
+    check(gear_data.open(path), range(4))
+    assert gear_data.verify(path).ok
+
+
+@pytest.mark.parametrize(
+    "cameras, message", [({}, "give it in cameras"), ({FRONT: gear_data.Camera()}, "give it in cameras")]
+)
+def test_other_cameras_are_refused(tmp_path: Path, cameras: dict[str, gear_data.Camera], message: str) -> None:
+    path = tmp_path / "recorded"
+    with Writer(path, cameras=CAMERAS) as writer:
+        add(writer, range(1))
+    with Writer(path, cameras=cameras) as writer, pytest.raises(UnsupportedColumnError, match=message):
+        add(writer, range(1, 2))
+    check(gear_data.open(path), range(1))
