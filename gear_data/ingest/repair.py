@@ -94,7 +94,7 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
         progress: Show a progress bar. None shows one on a terminal.
 
     Raises:
-        InvalidArgumentError: `path` is a URL, or the dataset was merged from others.
+        InvalidArgumentError: `path` is a URL, or the dataset was merged from others, or has grown.
         CorruptShardError: The table of episodes or of final observations is damaged. Rebuilding needs both.
         DestinationExistsError: Another process is writing to the dataset, or replaced it meanwhile.
         ManifestError: The manifest cannot be read, or does not record the origin of its shards.
@@ -168,6 +168,12 @@ def _rebuild(
 
 
 def _open_source(manifest: Manifest, folder: Path, source: Any) -> tuple[ConversionSpec, EpisodeSource]:
+    if manifest.growth is not None:
+        raise InvalidArgumentError(
+            "the dataset has grown: its episodes were recorded, and no source has them",
+            file=str(folder),
+            hint="copy the damaged shards from a backup; or open the dataset with on_bad_shard='skip'",
+        )
     if "merged" in manifest.provenance:
         raise InvalidArgumentError(
             f"the dataset is a merge of {manifest.provenance.get('source')}, and was not converted from one source",

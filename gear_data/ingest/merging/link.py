@@ -19,7 +19,7 @@ from gear_data.storage.atomic import checksum, link_file
 from gear_data.storage.episode_tables import join_episode_tables, read_episodes, read_finals
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
-from gear_data.storage.writing.staging import renumbered_episodes, renumbered_finals, write_table
+from gear_data.storage.writing.staging import renumbered_episodes, renumbered_finals, with_new_ids, write_table
 from gear_data.video.segments import segment_columns
 
 EPISODES, FINALS = "episodes.arrow", "finals.arrow"
@@ -96,6 +96,8 @@ def _episode_tables(inputs: Sequence[MergeInput]) -> Iterator[pa.Table]:
     for item in inputs:
         with item.files.local(item.manifest.tables["episodes"]) as path:
             table = _with_plain_text(read_episodes(path, item.manifest))
+        if item.manifest.next_id != len(table):
+            table = with_new_ids(table, table.column("episode_id").to_numpy())
         table = _with_files_from(renumbered_episodes(table, first_episode, first_shard), item.manifest, first_video)
         yield _with_embodiment(table, item.embodiment)
         first_episode += item.manifest.episodes
@@ -144,5 +146,10 @@ def _finals_tables(inputs: Sequence[MergeInput]) -> Iterator[pa.Table]:
     for item in inputs:
         if item.manifest.schema.final_columns:
             with item.files.local(item.manifest.tables["finals"]) as path:
-                yield renumbered_finals(read_finals(path, item.manifest), first_episode, 0)
+                table = read_finals(path, item.manifest)
+            if item.manifest.next_id != item.manifest.episodes:
+                with item.files.local(item.manifest.tables["episodes"]) as path:
+                    ids = read_episodes(path, item.manifest).column("episode_id").to_numpy()
+                table = with_new_ids(table, ids)
+            yield renumbered_finals(table, first_episode, 0)
         first_episode += item.manifest.episodes

@@ -316,6 +316,18 @@ def renumbered_episodes(table: pa.Table, first_episode: int, first_shard: int) -
     return table
 
 
+def with_new_ids(table: pa.Table, ids: npt.NDArray[np.int64]) -> pa.Table:
+    """Returns a table with the ids 0 to n - 1, in place of ids with gaps.
+
+    Args:
+        table: an episode table, or a table of final observations.
+        ids: int64 [n], ascending: the ids of all episodes.
+    """
+    index = table.schema.get_field_index("episode_id")
+    numbers = np.searchsorted(ids, table.column("episode_id").to_numpy())
+    return table.set_column(index, table.schema.field(index), pa.array(numbers, pa.int64()))
+
+
 def renumbered_finals(table: pa.Table, first_episode: int, first_shard: int) -> pa.Table:
     """Returns a table of final observations, numbered after the tables before."""
     field = table.schema.field("episode_id")

@@ -162,6 +162,29 @@ def test_final_observations_stay_with_their_episodes(tmp_path: Path) -> None:
         final = ds.final(number)
         assert (final is None) == (number % 3 == 0)
         assert final is None or final["observations"].tolist() == [1000 + number] * 2
+    with pytest.raises(InvalidArgumentError, match="has grown"):
+        (tmp_path / "ds" / ds.manifest.shards[0].entry.file).write_bytes(b"")
+        gear_data.repair(tmp_path / "ds", tmp_path)
+
+
+def test_a_dataset_that_lost_episodes_is_merged(tmp_path: Path) -> None:
+    """The merged dataset numbers its episodes from 0."""
+    for name in "ab":
+        with gear_data.Writer(tmp_path / name, max_steps=20, durability="os") as writer:
+            for number in range(30):
+                writer.append(observations=np.full(2, number, np.float32), rewards=0.0)
+                writer.append(observations=np.full(2, number, np.float32), rewards=0.0)
+                writer.end_episode(final=np.full(2, 1000 + number, np.float32) if number % 2 else None)
+                writer.seal()
+    gear_data.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "merged")
+    ds, a = gear_data.open(tmp_path / "merged"), gear_data.open(tmp_path / "a")
+    assert a.episode_ids is not None and ds.episode_ids is None
+    for row, number in enumerate([*a.episode_ids, *a.episode_ids]):
+        assert ds[row]["observations"][:, 0].tolist() == [number] * 2
+        final = ds.final(row)
+        assert (final is None) == (number % 2 == 0)
+        assert final is None or final["observations"][0] == 1000 + number
+    assert gear_data.verify(tmp_path / "merged", deep=True).ok
 
 
 def test_filters_are_applied_again(tmp_path: Path) -> None:
