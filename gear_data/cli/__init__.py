@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 import gear_data
-from gear_data.cli import batches, cluster, conversion, getting_started, inspection, recording, tuning
+from gear_data.cli import batches, conversion, getting_started, inspection, placement, recording, serving, tuning
 from gear_data.cli.arguments import Command, print_json
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 
@@ -58,6 +58,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gear-data {gear_data.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (conversion, recording, inspection, batches, tuning, cluster, getting_started):
+    for group in (conversion, recording, inspection, batches, tuning, placement, serving, getting_started):
         group.add_commands(commands)
     return parser

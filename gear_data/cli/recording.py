@@ -19,9 +19,8 @@ def add_commands(commands: Any) -> None:
     summary = "record episodes of a Gymnasium environment; a killed recording continues"
     parser = add_command(commands, "record", _record, summary, "gear-data record CartPole-v1 cartpole/ --episodes 20")
     parser.add_argument("env_id", metavar="ENV", help="id of the environment, for gymnasium.make")
-    parser.add_argument(
-        "destination", metavar="DATASET", help="folder of the dataset; episodes are appended to one that exists"
-    )
+    help = "folder of the dataset; episodes are appended to one that exists; or gear://HOST:PORT of a server"
+    parser.add_argument("destination", metavar="DATASET", help=help)
     parser.add_argument("--episodes", type=int, default=100, metavar="N", help="number of episodes, default 100")
     help = "function that takes an observation and returns an action, such as agents.ppo:act; default: random actions"
     parser.add_argument("--policy", metavar="MODULE:FUNCTION", help=help)
@@ -38,6 +37,9 @@ def _record(options: argparse.Namespace) -> int:
     publication = record_episodes(
         options.env_id, options.destination, options.episodes, policy=policy, seed=options.seed, camera=options.camera,
     )  # fmt: skip
+    if publication is None:
+        print_json({"episodes": options.episodes}) if options.json else print(f"{options.episodes} episodes recorded")
+        return 0
     if options.json:
         print_json(asdict(publication))
         return 0

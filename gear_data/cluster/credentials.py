@@ -73,5 +73,6 @@ class ServerCredentials:
         if not listen.is_loopback and (self.token is None or self.certificate is None):
             raise InvalidArgumentError(
                 f"other machines can reach {listen}: that address needs TLS and a token",
-                hint="pass --tls-cert, --tls-key and --token-file, or listen on 127.0.0.1",
+                hint="pass --tls-cert, --tls-key and --token-file (with --writable: --write-token-file), "
+                "or listen on 127.0.0.1",
             )

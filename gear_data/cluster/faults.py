@@ -221,7 +221,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a client does not send the token",
-        "flight.server:_TokenCheck.is_valid",
+        "flight.protected_server:_TokenCheck.is_valid",
         None,
         "The client gets NodeRefusedError.",
     ),
@@ -237,6 +237,38 @@ FAULTS: tuple[Fault, ...] = (
         None,
         "The node logs the traceback with an id. The client gets NodeFailedError with the id; its spans are read from "
         "a replica.",
+    ),
+    # Writers on other machines.
+    Fault(
+        "a writer's server dies, or the connection to it breaks",
+        "writing.sender:EpisodeSender._pause",
+        "writing.sender:LAST_DELAY",
+        "The writer keeps its episodes, and tries again after 0.1 s. Each further delay is twice as long, up to this "
+        "time. The restarted server says which episodes it has, and takes none of them twice.",
+    ),
+    Fault(
+        "a writer's server hangs",
+        "writing.connection:WriteConnection.put",
+        _NODE_TIMEOUT,
+        "The call is cancelled after this time, and one second more for each MiB. Then as if the server had died.",
+    ),
+    Fault(
+        "a writer's server acknowledges nothing",
+        "writing.sender:EpisodeSender._wait",
+        "$GEAR_DATA_WRITE_TIMEOUT",
+        "`flush`, and `end_episode` if the buffer is full, raise NodeUnreachableError. The episodes are kept.",
+    ),
+    Fault(
+        "the disk of a writer's server is full",
+        "writing.intake:EpisodeIntake.add",
+        None,
+        "The writer gets StorageFullError, and keeps the episode.",
+    ),
+    Fault(
+        "the disk of a writer's server fails while it syncs",
+        "writing.intake:EpisodeIntake.synced",
+        None,
+        "The server acknowledges nothing until it is restarted and has read its journals.",
     ),
     # Forks.
     Fault(

@@ -8,14 +8,11 @@ from typing import Protocol
 
 from gear_data.ingest.growing.publish import Publication
 from gear_data.schema import ColumnSpec
-from gear_data.storage.journal.record import RecordedEpisode
+from gear_data.storage.journal.episode_log import EpisodeLog
 
 
-class EpisodeSink(Protocol):
-    """Takes the finished episodes of a Writer, and keeps them.
-
-    Its user calls it from one thread at a time.
-    """
+class EpisodeSink(EpisodeLog, Protocol):
+    """Takes the finished episodes of a Writer, and makes generations of a dataset of them."""
 
     @property
     def episodes(self) -> int:
@@ -30,23 +27,6 @@ class EpisodeSink(Protocol):
 
         Raises:
             GearError: The sink cannot take such episodes. `begin` can be called again.
-        """
-
-    def append(self, episode: RecordedEpisode) -> None:
-        """Takes an episode, whole or not at all. It outlives the process when this returns.
-
-        Args:
-            episode: the episode. Its values may change after the call.
-
-        Raises:
-            GearError: The sink does not have the episode.
-        """
-
-    def sync(self) -> None:
-        """Waits until all episodes outlive a loss of power.
-
-        Raises:
-            GearError: They may be lost then.
         """
 
     def seal(self) -> Publication | None:

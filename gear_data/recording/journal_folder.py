@@ -105,13 +105,17 @@ class JournalFolder:
         Raises:
             StorageFullError, UnwritableError: the journal cannot be written.
         """
+        # A full journal ends before the next episode: an error must not concern an episode that is written already.
+        if self._journal is not None and self._is_full(self._journal):
+            self.rotate()
         if self._journal is None:
             self._journal = JournalWriter(self.path / f"{self._next:06d}{SUFFIX}", self._columns, self._cameras)
             self._next, self._steps = self._next + 1, 0
         self._journal.append(episode)
         self._steps += episode.steps
-        if self._journal.bytes >= self._bytes or (self._most_steps is not None and self._steps >= self._most_steps):
-            self.rotate()
+
+    def _is_full(self, journal: JournalWriter) -> bool:
+        return journal.bytes >= self._bytes or (self._most_steps is not None and self._steps >= self._most_steps)
 
     def sync(self) -> None:
         """Waits until the disk has all episodes.
@@ -123,8 +127,13 @@ class JournalFolder:
             self._journal.sync()
 
     def rotate(self) -> None:
-        """Ends the journal. Later episodes go into another one."""
+        """Ends the journal. Later episodes go into another one.
+
+        Raises:
+            StorageFullError, UnwritableError: the disk failed.
+        """
         if self._journal is not None:
+            self._journal.sync()  # if it fails, the journal stays, and later calls of `sync` mean it
             journal, self._journal = self._journal, None
             journal.close()
 

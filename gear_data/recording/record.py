@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from gear_data.cluster.addresses import is_cluster
 from gear_data.common.extras import import_extra
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError
@@ -86,19 +87,22 @@ def record_episodes(
     seed: int = 0,
     camera: bool = False,
     progress: bool | None = None,
-) -> Publication:
+) -> Publication | None:
     """Records episodes of an environment, and returns the generation that has them.
 
     A recording that was killed continues with its next episode. Episodes are appended to a dataset that exists.
 
     Args:
         env_id: the id of the environment, for `gymnasium.make`.
-        path: the folder of the dataset.
+        path: the folder of the dataset, or a server: see `Writer`.
         episodes: number of episodes.
         policy: takes an observation and returns an action. None draws actions from the environment's space.
         seed: the episode with id i is reset with seed + i, and its actions are drawn with the same seed.
         camera: record what the environment renders before each step, as the camera `observations.images.render`.
         progress: show a bar; None shows one on a terminal.
+
+    Returns:
+        The generation; None: a server makes the dataset.
 
     Raises:
         InvalidArgumentError: `episodes` is below 1.
@@ -114,7 +118,7 @@ def record_episodes(
     rendered = _RENDERED if camera else None
     cameras = {_RENDERED: Camera(made.metadata.get("render_fps", 30))} if camera else None
     with Writer(path, cameras=cameras) as writer, progress_bar(episodes, "episodes", "episode", progress) as bar:
-        manifest = newest_manifest(Path(path))
+        manifest = None if is_cluster(path) else newest_manifest(Path(path))
         first = seed + (0 if manifest is None else manifest.next_id)
         env = RecordedEnv(made, writer, rendered=rendered)
         bar.update(writer.episodes)
@@ -130,6 +134,6 @@ def record_episodes(
             bar.update(1)
         env.env.close()  # type: ignore[no-untyped-call]
         publication = writer.close()
-    if publication is None:
+    if publication is None and not is_cluster(path):
         raise EmptySourceError("no episode was recorded", file=path)
     return publication

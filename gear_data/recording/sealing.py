@@ -12,6 +12,7 @@ from gear_data.ingest.convert import MIN_SHARD_BYTES, SHARD_BYTES, convert
 from gear_data.ingest.growing.eviction import Limits
 from gear_data.ingest.growing.publish import Publication, SealedJournal, newest_manifest, publish
 from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of
+from gear_data.storage.journal.episode_log import last_sequences
 from gear_data.storage.journal.reading import read_journal
 
 #: A growing dataset with a limit has at least so many parts, so that an eviction takes a small share of it.
@@ -114,4 +115,4 @@ def _segment(journal: Path, writer: str, progress: bool | None) -> SealedJournal
     except ResumeError:
         # The half of a dataset that a killed process left, of another version or of a longer journal.
         convert(journal, folder, format="journal", shard_bytes=size, overwrite=True, jobs=1, progress=progress)
-    return SealedJournal(writer, int(journal.stem), folder)
+    return SealedJournal(writer, int(journal.stem), folder, last_sequences(contents.episodes, {}))

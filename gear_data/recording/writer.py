@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.cluster.addresses import is_cluster
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.convert import MIN_SHARD_BYTES, SHARD_BYTES
@@ -58,7 +59,9 @@ class Writer:
     end of the block, also after an exception: `with gear_data.Writer("runs/") as writer: ...`.
 
     Args:
-        path: the folder of the dataset.
+        path: the folder of the dataset. Or `gear://HOST:PORT`: a server of `gear-data serve --writable`, which makes
+            the dataset. Finished episodes are then kept in memory until the disk of the server has them. With
+            `durability="episode"`, `end_episode` waits for that; else `flush` does.
         durability: when a finished episode outlives a loss of power: `episode`, when `end_episode` returns; `flush`,
             when `flush` returns; `os`, when the operating system wrote it. It always outlives the process.
         shard_bytes: the size up to which shards are filled, in bytes of column data.
@@ -75,9 +78,11 @@ class Writer:
             an episode. `rate_limited` is the side of training.
 
     Raises:
-        InvalidArgumentError: the path is a URL, or an argument has a wrong value.
+        InvalidArgumentError: the path is another URL, or an argument has a wrong value.
         DestinationExistsError: the folder holds other files.
         UnwritableError: the folder cannot be written to.
+        NodeUnreachableError, NodeRefusedError: the server cannot be reached, or does not accept the token. Later
+            calls raise these errors, too, and other errors of the server.
     """
 
     def __init__(
@@ -99,9 +104,18 @@ class Writer:
         _check_positive(publish_every=publish_every, max_steps=max_steps, max_bytes=max_bytes)
         if not isinstance(shard_bytes, int) or shard_bytes < MIN_SHARD_BYTES:
             raise InvalidArgumentError(f"shard_bytes must be at least {MIN_SHARD_BYTES}, not {shard_bytes!r}")
-        if is_remote(text := plain_path(path)):
+        text = plain_path(path)
+        if is_remote(text) and not is_cluster(text):
             raise InvalidArgumentError(
-                "a Writer needs a folder of this machine", file=text, hint="record locally, then convert to the URL"
+                "a Writer needs a folder of this machine, or gear://HOST:PORT",
+                file=text,
+                hint="record locally, then convert to the URL",
+            )
+        if is_cluster(text) and any((publish_every, max_steps, max_bytes, rate_limit)):
+            raise InvalidArgumentError(
+                "publish_every, max_steps, max_bytes and rate_limit need a folder of this machine",
+                file=text,
+                hint="leave them out: the server makes the dataset",
             )
         self._durability = durability
         self._columns: dict[str, ColumnSpec] = {}
@@ -111,8 +125,14 @@ class Writer:
         self._mutex = threading.RLock()
         self._closed = False
         self._limiter = None if rate_limit is None else RateLimiter(Path(text), rate_limit, "inserted")
-        options = SealOptions(shard_bytes, Limits(max_steps, max_bytes, evict))
-        self._sink: EpisodeSink = JournalSink(Path(text), options, publish_every)
+        self._sink: EpisodeSink
+        if is_cluster(text):
+            from gear_data.recording.remote_sink import RemoteSink
+
+            self._sink = RemoteSink(text)
+        else:
+            options = SealOptions(shard_bytes, Limits(max_steps, max_bytes, evict))
+            self._sink = JournalSink(Path(text), options, publish_every)
 
     @property
     def episodes(self) -> int:
@@ -217,6 +237,8 @@ class Writer:
                 shape, or a fact is no text, number or boolean.
             StorageFullError, UnwritableError: the journal cannot be written. The episode stays open: call again.
             RateLimitError: training is too slow. The episode stays open: call again.
+            NodeUnreachableError: the server acknowledged nothing for a long time. If the episode is still open, call
+                again; else call `flush`.
         """
         self._wait()
         with self._mutex:
@@ -247,6 +269,7 @@ class Writer:
 
         Raises:
             StorageFullError, UnwritableError: the disk failed.
+            NodeUnreachableError: the server acknowledged nothing for a long time. The episodes are kept.
         """
         with self._mutex:
             self._sink.sync()
@@ -260,6 +283,7 @@ class Writer:
             The generation; None if no episode was finished since the last one.
 
         Raises:
+            InvalidArgumentError: a server makes the dataset.
             GearError: the generation cannot be written. The journals stay; `seal` can be called again.
         """
         self._check_open()
@@ -277,18 +301,21 @@ class Writer:
         """Publishes a generation with all episodes, and ends the Writer.
 
         Open episodes end as truncated, without a final observation. Episodes of Writers that died are published, too.
+        A server gets the episodes, and publishes them itself.
 
         Returns:
             As `seal`.
 
         Raises:
             GearError: the generation cannot be written. The journals stay, for the next Writer.
+            NodeUnreachableError: the server acknowledged nothing for a long time. `close` can be called again.
         """
         with self._mutex:
             if self._closed:
                 return None
             for environment in self.open_episodes():
                 self._end(*self._opened_with_steps(environment), False, True, {}, {})
+            self._sink.sync()
             self._closed = True
             self._cameras.close()
         if self._limiter is not None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import ipaddress
 import itertools
 import json
 import os
@@ -31,6 +29,7 @@ from gear_data.errors import (
     NodeUnreachableError,
 )
 from gear_data.storage.identity import dataset_identity
+from tests.support.cluster.certificates import self_signed
 from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import clones, same
@@ -262,23 +261,8 @@ def test_nodes_of_different_datasets(both, tmp_path):
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A folder with a self-signed certificate for 127.0.0.1, its key, and tokens."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     path = tmp_path_factory.mktemp("tls")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "node")])
-    now = datetime.datetime.now(datetime.UTC)
-    built = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    built = built.serial_number(1).not_valid_before(now - datetime.timedelta(1))
-    built = built.not_valid_after(now + datetime.timedelta(1)).add_extension(
-        x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-    )
-    pem = serialization.Encoding.PEM
-    (path / "node.pem").write_bytes(built.sign(key, hashes.SHA256()).public_bytes(pem))
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (path / "node.key").write_bytes(private)
+    self_signed(path)
     (path / "token").write_text(TOKEN)
     (path / "wrong").write_text(TOKEN[::-1])
     return path

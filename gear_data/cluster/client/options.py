@@ -13,6 +13,8 @@ from gear_data.common.secret import Secret
 from gear_data.errors import InvalidArgumentError
 
 TOKEN_VARIABLE, CA_VARIABLE, TIMEOUT_VARIABLE = "GEAR_DATA_TOKEN_FILE", "GEAR_DATA_TLS_CA", "GEAR_DATA_NODE_TIMEOUT"
+#: The token that may write is another one than the token that may read.
+WRITE_TOKEN_VARIABLE = "GEAR_DATA_WRITE_TOKEN_FILE"
 CHECKSUM_VARIABLE = "GEAR_DATA_CHECKSUM"
 QUEUE_PAIRS_VARIABLE = "GEAR_DATA_RDMA_QUEUE_PAIRS"
 #: Most queue pairs that one thread opens to one node. More are not faster on any device, and a node's total is limited.
@@ -31,6 +33,7 @@ class ClientOptions:
         checksum: Whether responses carry a checksum.
         certificate_name: The name in the nodes' certificates; None: the host name of each node.
         queue_pairs: Number of queue pairs over which one thread reads one node by RDMA.
+        token_variable: The environment variable that names the token's file, for errors.
     """
 
     token: Secret | None
@@ -39,6 +42,7 @@ class ClientOptions:
     checksum: bool = False
     certificate_name: str | None = None
     queue_pairs: int = 1
+    token_variable: str = TOKEN_VARIABLE
 
     @staticmethod
     def of_run(token: Secret, certificate: bytes | None, name: str) -> ClientOptions:
@@ -62,7 +66,7 @@ class ClientOptions:
         )
 
     @staticmethod
-    def from_environment() -> ClientOptions:
+    def from_environment(token_variable: str = TOKEN_VARIABLE) -> ClientOptions:
         """Reads the options from environment variables.
 
         Neither a URL nor a pickle holds a secret.
@@ -70,10 +74,13 @@ class ClientOptions:
         The variables are $GEAR_DATA_TOKEN_FILE, $GEAR_DATA_TLS_CA, $GEAR_DATA_NODE_TIMEOUT, $GEAR_DATA_CHECKSUM and
         $GEAR_DATA_RDMA_QUEUE_PAIRS.
 
+        Args:
+            token_variable: Names the token's file, in place of $GEAR_DATA_TOKEN_FILE.
+
         Raises:
             InvalidArgumentError: A variable has an invalid value, or its file cannot be read.
         """
-        token, authorities = os.environ.get(TOKEN_VARIABLE), os.environ.get(CA_VARIABLE)
+        token, authorities = os.environ.get(token_variable), os.environ.get(CA_VARIABLE)
         timeout = env_seconds(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT)
         try:
             pem = Path(authorities).read_bytes() if authorities else None
@@ -85,6 +92,7 @@ class ClientOptions:
             timeout,
             env_flag(CHECKSUM_VARIABLE),
             queue_pairs=env_int(QUEUE_PAIRS_VARIABLE, 1, 1, MAX_QUEUE_PAIRS),
+            token_variable=token_variable,
         )
 
     def check(self, address: Address) -> None:
@@ -96,8 +104,14 @@ class ClientOptions:
         if self.token is None and not address.is_loopback:
             raise InvalidArgumentError(
                 f"{address} is not on this machine: it needs a token",
-                hint=f"set ${TOKEN_VARIABLE} to the file that the nodes were started with (--token-file)",
+                hint=self.token_hint,
             )
+
+    @property
+    def token_hint(self) -> str:
+        """The remedy for a missing or wrong token."""
+        option = "--write-token-file" if self.token_variable == WRITE_TOKEN_VARIABLE else "--token-file"
+        return f"set ${self.token_variable} to the file that the server was started with ({option})"
 
     def flight_location(self, address: Address) -> str:
         """Returns an address as Arrow Flight writes it.

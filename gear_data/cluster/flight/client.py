@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gear_data.cluster.addresses import SCHEME, Address
-from gear_data.cluster.client.options import TOKEN_VARIABLE, ClientOptions
+from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.flight.grpc_fork import note_grpc_threads, timeout
 from gear_data.cluster.protocol import (
     MAX_RESPONSE_BYTES,
@@ -144,7 +144,7 @@ class Endpoint:
                 raise NodeRefusedError(
                     "does not accept the token" if self.options.token else "needs a token",
                     file=self.name,
-                    hint=f"set ${TOKEN_VARIABLE} to the file that the node was started with (--token-file)",
+                    hint=self.options.token_hint,
                 ) from error
             # The second is gRPC's text for a connection that a hanging node accepts and does not serve.
             if (

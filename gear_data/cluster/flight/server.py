@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hmac
-import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyarrow import flight
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
-from gear_data.cluster.flight.keepalive import enable_keepalive
-from gear_data.cluster.flight.server_errors import ClientGoneError, as_flight_errors, flight_error
+from gear_data.cluster.flight.protected_server import ProtectedServer, next_chunk
+from gear_data.cluster.flight.server_errors import ClientGoneError, as_flight_errors
 from gear_data.cluster.protocol import (
     MAX_SPANS,
     MESSAGE_BYTES,
@@ -31,8 +28,7 @@ from gear_data.cluster.protocol import (
 from gear_data.cluster.rdma.messages import QueuePairEnd, parse_queue_pair_request
 from gear_data.cluster.rdma.server import RdmaServer
 from gear_data.cluster.server.shard_server import Response, ShardServer
-from gear_data.common.secret import Secret
-from gear_data.errors import ClusterError, NodeRefusedError
+from gear_data.errors import NodeRefusedError
 
 
 class _FileRequest(msgspec.Struct, frozen=True):
@@ -54,10 +50,8 @@ class _VideoRequest(msgspec.Struct, frozen=True):
     ranges: Annotated[list[tuple[int, int, int]], msgspec.Meta(max_length=MAX_SPANS)]
 
 
-class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+class FlightServer(ProtectedServer):
     """Serves shards until it is shut down.
-
-    Closes the connections of vanished clients; see `keepalive`.
 
     Args:
         shards: The shards.
@@ -74,24 +68,16 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         ClusterError: The server cannot listen there, or the certificate or key is invalid.
     """
 
+    answers = "the actions describe, file and video, and exchanges of requests"
+
     def __init__(
         self, shards: ShardServer, listen: Address, credentials: ServerCredentials, rdma: RdmaServer | None = None
     ) -> None:
-        credentials.check(listen)
-        key = credentials.key
         # Set before it listens: requests may arrive at once.
         self._shards, self._rdma = shards, rdma
         self.last_used = time.monotonic()
         self.holding: set[int] = set()
-        try:
-            super().__init__(
-                f"grpc{'' if key is None else '+tls'}://{listen}",
-                tls_certificates=[(credentials.certificate, key.reveal())] if key is not None else None,
-                auth_handler=None if credentials.token is None else _TokenCheck(credentials.token),
-            )
-        except (pa.ArrowException, OSError) as error:
-            raise _listen_error(listen) from error
-        enable_keepalive(self.port)
+        super().__init__(listen, credentials)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """Answers the actions `describe`, `file` and `video`.
@@ -126,6 +112,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise NodeRefusedError("received a malformed request for videos") from error
         return self._shards.video_bytes(request.ranges)
 
+    do_put = ProtectedServer._refuse
+
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serves one stream until the client closes it.
 
@@ -139,27 +127,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             if client_ends is not None:
                 self._hold_queue_pairs(client_ends, reader, writer)
                 return
-            while (chunk := _next_chunk(reader)) is not None:
+            while (chunk := next_chunk(reader)) is not None:
                 if chunk.app_metadata is None:
                     raise NodeRefusedError("received a message without a request")
                 self.last_used = time.monotonic()
                 request = Request.from_bytes(memoryview(chunk.app_metadata))
                 _write(writer, self._shards.answer(request), checksum=message.checksum)
-
-    def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
-        """Returns the schema of everything that is streamed.
-
-        Arrow cannot send a refusal of this call without a traceback.
-        """
-        return flight.SchemaResult(STREAM_SCHEMA)
-
-    def _refuse(self, *arguments: Any) -> NoReturn:
-        """Refuses a call that no node answers. Arrow's own method would send a traceback."""
-        raise flight_error(
-            NodeRefusedError("answers only the actions describe, file and video, and exchanges of requests")
-        )
-
-    list_actions = list_flights = get_flight_info = do_get = do_put = _refuse
 
     def _hold_queue_pairs(self, client_ends: tuple[QueuePairEnd, ...], reader: Any, writer: Any) -> None:
         """Keeps queue pairs open as long as the client keeps the stream open."""
@@ -169,29 +142,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             self.holding.add(threading.get_ident())
             try:
                 _write(writer, response)
-                if _next_chunk(reader) is not None:
+                if next_chunk(reader) is not None:
                     raise NodeRefusedError("received a message after the request for queue pairs")
             finally:
                 self.holding.discard(threading.get_ident())
-
-
-def _listen_error(listen: Address) -> ClusterError:
-    """Returns the reason why a server cannot listen.
-
-    gRPC writes the reason only to its log.
-    """
-    try:
-        found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(*found[:3]) as attempt:
-            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            attempt.bind(found[4])
-            attempt.listen()
-    except OSError as error:
-        return ClusterError(
-            f"cannot listen at {listen}: {error.strerror}",
-            hint="choose another --listen; the nodes of a training run listen at $GEAR_DATA_NODE_HOST",
-        )
-    return ClusterError(f"cannot serve at {listen}: its certificate or key is invalid", hint="pass both as PEM files")
 
 
 def _write(writer: Any, response: Response, *, checksum: bool = False) -> None:
@@ -204,38 +158,3 @@ def _write(writer: Any, response: Response, *, checksum: bool = False) -> None:
             writer.write_batch(byte_batch(response.data[first : first + MESSAGE_BYTES]))
     except (pa.ArrowException, OSError) as error:
         raise ClientGoneError from error
-
-
-def _next_chunk(reader: Any) -> Any:
-    try:
-        return reader.read_chunk()
-    except StopIteration:
-        return None
-    except pa.ArrowCancelled:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise NodeRefusedError("received a message that is not Arrow data") from error
-
-
-class _TokenCheck(flight.ServerAuthHandler):  # type: ignore[misc]
-    """Refuses calls without the token.
-
-    The token comes in a header of its own. Arrow does not decode that header; with middleware it decodes all headers,
-    and answers one that is not ASCII with a traceback.
-    """
-
-    def __init__(self, token: Secret) -> None:
-        super().__init__()
-        self._expected = token
-
-    def authenticate(self, outgoing: Any, incoming: Any) -> None:
-        """Refuses Arrow's handshake: clients send the token with every call."""
-        raise flight.FlightUnauthenticatedError("send the token with every call")
-
-    def is_valid(self, token: bytes) -> bytes:
-        """Returns the client's name, which is empty. Called before every call."""
-        is_valid = hmac.compare_digest(token, self._expected.reveal())
-        del token
-        if not is_valid:
-            raise flight.FlightUnauthenticatedError("no valid token")
-        return b""

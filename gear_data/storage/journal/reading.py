@@ -16,7 +16,7 @@ import pyarrow as pa
 from gear_data.common.regular_files import open_regular
 from gear_data.errors import CorruptSourceError, ManifestError
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
-from gear_data.storage.journal.record import RecordedEpisode, from_batch
+from gear_data.storage.journal.record import RecordedEpisode, arrow_schema, from_batch
 from gear_data.storage.journal.writing import CAMERAS, COLUMNS
 
 #: Exceptions of Arrow for a stream that ends early or is damaged.
@@ -75,7 +75,7 @@ def read_journal(path: Path) -> Journal:
         raise CorruptSourceError("is no journal of a Writer", file=file) from error
     except _DAMAGE:
         return Journal((), (), 0, size)
-    columns = _columns(described, stream.schema, file)
+    columns = parse_columns(described, stream.schema, file)
     cameras = _cameras(metadata.get(CAMERAS, b"[]"), file)
     names = {camera.name for camera in cameras}
     episodes: list[RecordedEpisode] = []
@@ -116,13 +116,25 @@ def _end_marker(buffer: pa.Buffer, end: int) -> int:
     return len(marker) if buffer[end : end + len(marker)].to_pybytes() == marker else 0
 
 
-def _columns(described: bytes, schema: pa.Schema, file: str) -> tuple[ColumnSpec, ...]:
+def parse_columns(described: bytes, schema: pa.Schema | None, file: str) -> tuple[ColumnSpec, ...]:
+    """Parses the output of `describe_columns`.
+
+    Args:
+        described: the columns.
+        schema: the Arrow schema of their values; None: it is not known.
+        file: name of the journal, for errors.
+
+    Raises:
+        CorruptSourceError: `described` is malformed, or contradicts the schema.
+    """
     try:
         records = msgspec.convert([{**each, "role": None} for each in json.loads(described)], list[ColumnRecord])
         columns = tuple(ColumnSpec.from_record(record) for record in records)
     except (ValueError, TypeError, ManifestError) as error:
         raise CorruptSourceError(f"its columns cannot be read: {error}", file=file) from error
-    if not columns or not pa.schema([column.arrow_field for column in columns]).equals(schema):
+    if len({column.name for column in columns}) < max(len(columns), 1):
+        raise CorruptSourceError("its columns are none, or two have one name", file=file)
+    if schema is not None and not arrow_schema(columns).equals(schema):
         raise CorruptSourceError("its columns differ from its Arrow schema", file=file)
     return columns
 

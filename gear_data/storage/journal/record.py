@@ -6,6 +6,7 @@ values, in that row.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,20 @@ from gear_data.storage.arrow_files import array_values, column_array
 from gear_data.storage.variable_columns import value_bytes, value_offsets
 
 #: Key of the episode's facts in the metadata of a record batch.
-_KEY = b"gear.episode"
+FACTS_KEY = b"gear.episode"
+
+
+@dataclass(frozen=True)
+class EpisodeOrigin:
+    """The writer of an episode on another machine.
+
+    Attributes:
+        client: id of the writer.
+        sequence: number of the episode among the writer's episodes, from 0.
+    """
+
+    client: str
+    sequence: int
 
 
 class RecordedVideo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +63,7 @@ class RecordedEpisode:
         finals: name -> [...], the final observation; empty if the episode has none.
         facts: name -> a value of JSON, about the whole episode.
         videos: name of a camera -> its video.
+        origin: the writer on another machine that sent the episode; None: it was recorded here.
     """
 
     columns: Mapping[str, Any]
@@ -57,6 +72,7 @@ class RecordedEpisode:
     finals: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     videos: Mapping[str, RecordedVideo] = field(default_factory=dict)
+    origin: EpisodeOrigin | None = None
 
     @property
     def steps(self) -> int:
@@ -73,6 +89,17 @@ class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     facts: dict[str, Any]
     checksum: str = ""
     videos: dict[str, RecordedVideo] | msgspec.UnsetType = msgspec.UNSET
+    origin: EpisodeOrigin | msgspec.UnsetType = msgspec.UNSET
+
+
+def arrow_schema(columns: Sequence[ColumnSpec]) -> pa.Schema:
+    """Returns the Arrow schema of episodes with these columns."""
+    return pa.schema([column.arrow_field for column in columns])
+
+
+def describe_columns(columns: Sequence[ColumnSpec]) -> bytes:
+    """Returns columns as JSON."""
+    return json.dumps([column.to_json() for column in columns]).encode()
 
 
 def to_batch(episode: RecordedEpisode, columns: Sequence[ColumnSpec]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
@@ -84,11 +111,17 @@ def to_batch(episode: RecordedEpisode, columns: Sequence[ColumnSpec]) -> tuple[p
     """
     has_final = bool(episode.finals)
     arrays = [_with_final(episode, column) if has_final else _array(episode, column) for column in columns]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([column.arrow_field for column in columns]))
-    videos = dict(episode.videos) or msgspec.UNSET
-    facts = _Facts(episode.terminated, episode.truncated, has_final, dict(episode.facts), videos=videos)
+    batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+    facts = _Facts(
+        episode.terminated,
+        episode.truncated,
+        has_final,
+        dict(episode.facts),
+        videos=dict(episode.videos) or msgspec.UNSET,
+        origin=episode.origin or msgspec.UNSET,
+    )
     facts = msgspec.structs.replace(facts, checksum=_checksum(batch, facts))
-    return batch, {_KEY: msgspec.json.encode(facts)}
+    return batch, {FACTS_KEY: msgspec.json.encode(facts)}
 
 
 def from_batch(
@@ -106,7 +139,7 @@ def from_batch(
         CorruptSourceError: the batch is damaged.
     """
     try:
-        facts = msgspec.json.decode((metadata or {}).get(_KEY, b""), type=_Facts)
+        facts = msgspec.json.decode((metadata or {}).get(FACTS_KEY, b""), type=_Facts)
         batch.validate(full=True)
     except (ValueError, pa.ArrowInvalid) as error:
         raise CorruptSourceError(f"an episode is damaged: {error}", file=file) from error
@@ -122,6 +155,7 @@ def from_batch(
         finals,
         facts.facts,
         videos=facts.videos or {},
+        origin=facts.origin or None,
     )
 
 

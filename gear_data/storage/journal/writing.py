@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import fsync, typed_write_errors
-from gear_data.storage.journal.record import RecordedEpisode, to_batch
+from gear_data.storage.journal.record import RecordedEpisode, arrow_schema, describe_columns, to_batch
 
 #: Suffix of a journal: an Arrow IPC stream.
 SUFFIX = ".arrows"
@@ -51,10 +51,10 @@ class JournalWriter:
         self._sink = _Sink()
         #: Videos of episodes since the last `sync`.
         self._videos: list[Path] = []
-        metadata = {COLUMNS: json.dumps([column.to_json() for column in columns])}
+        metadata = {COLUMNS: describe_columns(columns)}
         if cameras:
-            metadata[CAMERAS] = json.dumps(Schema((), tuple(cameras)).videos_to_json())
-        self._schema = pa.schema([column.arrow_field for column in columns], metadata)
+            metadata[CAMERAS] = json.dumps(Schema((), tuple(cameras)).videos_to_json()).encode()
+        self._schema = arrow_schema(columns).with_metadata(metadata)
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._sink, "w"), self._schema)
         with typed_write_errors(path):
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)

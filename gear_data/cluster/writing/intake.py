@@ -1,0 +1,197 @@
+"""EpisodeIntake: puts the episodes of many writers into one log, each one exactly once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+
+from gear_data.errors import GearError, InvalidArgumentError, NodeUnreachableError
+from gear_data.schema import ColumnSpec
+from gear_data.storage.journal.episode_log import EarlierEpisodes, EpisodeLog
+from gear_data.storage.journal.record import EpisodeOrigin, RecordedEpisode
+
+#: Seconds that a writer waits for the memory of other writers' episodes. Then it tries again.
+MEMORY_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class IntakeLimits:
+    """Limits of the memory that writers can use.
+
+    Attributes:
+        episode_bytes: size of the largest episode.
+        memory_bytes: size of all episodes that are being received, together. At least one is received.
+        calls: number of writers that send at the same time.
+    """
+
+    episode_bytes: int
+    memory_bytes: int
+    calls: int
+
+
+class EpisodeIntake:
+    """Puts the episodes of many writers into one log, each one exactly once.
+
+    An episode has the id of its writer and a sequence number, which ascends. An episode whose number is not above the
+    writer's last one was sent again. The log keeps both beside the episode, so a restarted server knows them, too.
+
+    Thread-safe.
+
+    Args:
+        log: keeps the episodes. Nothing else uses it until `close` returns.
+        earlier: the episodes that the log has.
+        limits: of memory.
+    """
+
+    def __init__(self, log: EpisodeLog, earlier: EarlierEpisodes, limits: IntakeLimits) -> None:
+        self.limits = limits
+        self._log = log
+        self._mutex = threading.Lock()
+        self._columns = earlier.columns
+        self._sequences = dict(earlier.sequences)
+        self._has_begun = self._is_unsynced = False
+        #: The error that ended the intake.
+        self._ended: GearError | None = None
+        self._memory = threading.Condition()
+        self._used_bytes = self._calls = 0
+
+    def check_columns(self, columns: Sequence[ColumnSpec]) -> None:
+        """Checks the columns of a writer. The first episode decides the columns of all.
+
+        Raises:
+            InvalidArgumentError: The first column that differs.
+        """
+        with self._mutex:
+            self._check_columns(columns)
+
+    def _check_columns(self, columns: Sequence[ColumnSpec]) -> None:
+        if not self._columns:
+            return
+        expected, found = ({each.name: each for each in some} for some in (self._columns, columns))
+        for name in [*expected, *found]:
+            if expected.get(name) != found.get(name):
+                wanted = _text(expected.get(name))
+                raise InvalidArgumentError(
+                    f"is {_text(found.get(name))}, and the server's other episodes have {wanted}",
+                    column=name,
+                    hint="send steps with the columns, dtypes and shapes of the first episode",
+                )
+
+    def add(self, episode: RecordedEpisode, origin: EpisodeOrigin, columns: Sequence[ColumnSpec]) -> None:
+        """Puts an episode into the log, unless the log has it.
+
+        Args:
+            episode: the episode.
+            origin: its writer and sequence number.
+            columns: its columns.
+
+        Raises:
+            InvalidArgumentError: See `check_columns`.
+            NodeUnreachableError: The intake is closed.
+            GearError: The log does not have the episode.
+        """
+        with self._mutex:
+            self._check_usable()
+            if origin.sequence <= self._sequences.get(origin.client, -1):
+                return
+            self._check_columns(columns)
+            if not self._has_begun:
+                # Columns may have another order than in earlier episodes. They are written by name.
+                self._log.begin(self._columns or columns)
+                self._has_begun = True
+            self._log.append(episode)
+            self._columns = self._columns or tuple(columns)
+            self._sequences[origin.client] = origin.sequence
+            self._is_unsynced = True
+
+    def synced(self, client: str) -> int:
+        """Waits until the disk has all episodes.
+
+        Returns:
+            The sequence number of the writer's last episode, or -1.
+
+        Raises:
+            NodeUnreachableError: The intake is closed.
+            GearError: The disk failed, now or before. Only a restarted server knows what the disk has then.
+        """
+        with self._mutex:
+            self._check_usable()
+            if self._is_unsynced:
+                try:
+                    self._log.sync()
+                except GearError as error:
+                    self._ended = error
+                    raise
+                self._is_unsynced = False
+            return self._sequences.get(client, -1)
+
+    def close(self) -> None:
+        """Refuses all further episodes. The log can be sealed then."""
+        with self._mutex:
+            self._ended = self._ended or NodeUnreachableError("is shutting down")
+
+    def _check_usable(self) -> None:
+        if self._ended is not None:
+            raise copy(self._ended)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Counts a call in which a writer sends episodes.
+
+        Raises:
+            NodeUnreachableError: Too many writers send at the same time.
+        """
+        with self._memory:
+            if self._calls >= self.limits.calls:
+                raise NodeUnreachableError(f"is busy: {self._calls} writers send at the same time")
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._memory:
+                self._calls -= 1
+
+    @contextmanager
+    def memory(self, size: int) -> Iterator[None]:
+        """Waits for the memory of an episode, and holds it.
+
+        Args:
+            size: bytes of the episode.
+
+        Raises:
+            InvalidArgumentError: The episode is too large.
+            NodeUnreachableError: Other writers' episodes fill the memory.
+        """
+        if size > self.limits.episode_bytes:
+            raise episode_too_large(size, self.limits.episode_bytes)
+        deadline = time.monotonic() + MEMORY_SECONDS
+        with self._memory:
+            while self._used_bytes and self._used_bytes + size > self.limits.memory_bytes:
+                if not self._memory.wait(deadline - time.monotonic()):
+                    raise NodeUnreachableError("is busy: episodes of other writers fill its memory")
+            self._used_bytes += size
+        try:
+            yield
+        finally:
+            with self._memory:
+                self._used_bytes -= size
+                self._memory.notify_all()
+
+
+def episode_too_large(size: int, limit: int) -> InvalidArgumentError:
+    """Returns the error for an episode that a server does not take."""
+    return InvalidArgumentError(
+        f"the episode has {size:,} bytes, and the server takes at most {limit:,}",
+        hint="end episodes earlier, or restart the server with a larger --max-episode",
+    )
+
+
+def _text(column: ColumnSpec | None) -> str:
+    if column is None:
+        return "missing"
+    final = ", also of the final observation" if column.has_final else ""
+    return f"{column.dtype} {list(column.shape)}{final}"

@@ -1,0 +1,105 @@
+"""Messages between writers and the server that takes their episodes.
+
+A writer sends episodes by `DoPut`. The command is a `WriterHello`, and the Arrow schema has the episodes' columns. An
+episode is one record batch or several, of at most `MESSAGE_BYTES` each if a row is not larger. The first one has an
+`EpisodeHeader` as metadata. Once the disk has all episodes of the call, the server sends an `Acknowledgement`, as the
+call's only result. The action `writer` takes a `WriterHello`, and returns a `ServerHello`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from gear_data.cluster.protocol import ONE_VERSION_HINT
+from gear_data.errors import NodeRefusedError
+
+#: Version of these messages. Writers and servers of different versions refuse each other.
+VERSION = 1
+#: The action of a writer.
+ACTION = "writer"
+
+T = TypeVar("T")
+
+
+class WriterHello(msgspec.Struct, frozen=True):
+    """First message of a writer in each call.
+
+    Attributes:
+        version: `VERSION` of the sender.
+        byteorder: `sys.byteorder` of the sender.
+        client: id of the writer.
+        columns: the output of `describe_columns`; null: the writer has no step yet.
+    """
+
+    version: int
+    byteorder: str
+    client: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    columns: msgspec.Raw
+
+
+class ServerHello(msgspec.Struct, frozen=True):
+    """The server's answer to a `WriterHello`.
+
+    Attributes:
+        last: sequence number of the writer's last episode that the server has; -1: it has none.
+        max_episode_bytes: size of the largest episode that the server takes.
+    """
+
+    last: int
+    max_episode_bytes: int
+
+
+class EpisodeHeader(msgspec.Struct, frozen=True):
+    """An episode that follows.
+
+    Attributes:
+        rows: of all record batches of the episode.
+        bytes: of all record batches of the episode.
+        facts: the metadata of the episode in a journal.
+    """
+
+    rows: Annotated[int, msgspec.Meta(ge=1)]
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    facts: msgspec.Raw
+
+
+class Acknowledgement(msgspec.Struct, frozen=True):
+    """The server's disk has all episodes of a writer up to a sequence number."""
+
+    last: int
+
+
+def writer_hello(client: str, columns: bytes | None) -> bytes:
+    """Returns the bytes of a `WriterHello`."""
+    return msgspec.json.encode(WriterHello(VERSION, sys.byteorder, client, msgspec.Raw(columns or b"null")))
+
+
+def check_hello(data: bytes) -> WriterHello:
+    """Parses the bytes of a `WriterHello`.
+
+    Raises:
+        NodeRefusedError: It is malformed, or the writer has another version.
+    """
+    message = decode(data, WriterHello)
+    if message.version != VERSION or message.byteorder != sys.byteorder:
+        raise NodeRefusedError(
+            f"takes episodes by version {VERSION} ({sys.byteorder}-endian), not version {message.version} "
+            f"({message.byteorder[:20]}-endian)",
+            hint=ONE_VERSION_HINT,
+        )
+    return message
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """Parses a message.
+
+    Raises:
+        NodeRefusedError: It is malformed.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise NodeRefusedError(f"received a malformed {kind.__name__}", hint=ONE_VERSION_HINT) from error

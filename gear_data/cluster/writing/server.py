@@ -1,0 +1,130 @@
+"""WriteServer: an Arrow Flight server that takes episodes of writers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.credentials import ServerCredentials
+from gear_data.cluster.flight.protected_server import ProtectedServer, next_chunk
+from gear_data.cluster.flight.server_errors import ClientGoneError, as_flight_errors
+from gear_data.cluster.protocol import MESSAGE_BYTES
+from gear_data.cluster.writing.intake import EpisodeIntake
+from gear_data.cluster.writing.messages import (
+    ACTION,
+    Acknowledgement,
+    EpisodeHeader,
+    ServerHello,
+    WriterHello,
+    check_hello,
+    decode,
+)
+from gear_data.errors import CorruptSourceError, NodeRefusedError
+from gear_data.schema import ColumnSpec
+from gear_data.storage.journal.reading import parse_columns
+from gear_data.storage.journal.record import FACTS_KEY, RecordedEpisode, from_batch
+
+
+class WriteServer(ProtectedServer):
+    """Takes the episodes of writers until it is shut down; see `messages`.
+
+    It reads an episode only while there is memory for it. So slow disks make writers wait.
+
+    Args:
+        intake: gets the episodes.
+        listen: Address to listen at. With port 0 the system chooses a free port; `port` is the chosen one.
+        credentials: The token that writers must send, and the TLS certificate.
+
+    Raises:
+        InvalidArgumentError: Other machines can reach the address, and there is no token or no TLS.
+        ClusterError: The server cannot listen there, or the certificate or key is invalid.
+    """
+
+    answers = f"the action {ACTION}, and puts of episodes: it serves no dataset"
+
+    def __init__(self, intake: EpisodeIntake, listen: Address, credentials: ServerCredentials) -> None:
+        # Set before it listens: requests may arrive at once.
+        self._intake = intake
+        super().__init__(listen, credentials)
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        """Answers the action `writer`: checks a writer's columns, and returns its last episode."""
+        with as_flight_errors():
+            if action.type != ACTION:
+                raise NodeRefusedError(f"answers only {self.answers}")
+            hello = check_hello(action.body.to_pybytes())
+            columns = _columns(hello, None)
+            if columns:
+                self._intake.check_columns(columns)
+            last = self._intake.synced(hello.client)
+            yield msgspec.json.encode(ServerHello(last, self._intake.limits.episode_bytes))
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Takes the episodes of one call. Acknowledges them once the disk has them all."""
+        with as_flight_errors(), self._intake.call():
+            hello = check_hello(descriptor.command or b"")
+            columns = _columns(hello, reader.schema)
+            self._intake.check_columns(columns)
+            for episode in self._episodes(reader, columns):
+                origin = episode.origin
+                if origin is None or origin.client != hello.client:
+                    raise NodeRefusedError("received an episode of another writer")
+                if episode.videos:
+                    raise NodeRefusedError("received an episode with videos, whose files are on another machine")
+                self._intake.add(episode, origin, columns)
+            answer = msgspec.json.encode(Acknowledgement(self._intake.synced(hello.client)))
+            try:
+                writer.write(answer)
+            except (pa.ArrowException, OSError) as error:
+                raise ClientGoneError from error
+
+    do_exchange = ProtectedServer._refuse
+
+    def _episodes(self, reader: Any, columns: Sequence[ColumnSpec]) -> Iterator[RecordedEpisode]:
+        while (chunk := next_chunk(reader)) is not None:
+            header = decode((chunk.app_metadata or pa.py_buffer(b"")).to_pybytes(), EpisodeHeader)
+            if chunk.data is None:
+                raise NodeRefusedError("received an episode without steps")
+            with self._intake.memory(header.bytes):
+                batch = _rest_of_episode(reader, chunk.data, header)
+                del chunk
+                try:
+                    yield from_batch(batch, {FACTS_KEY: bytes(header.facts)}, columns, "")
+                except CorruptSourceError as error:
+                    raise NodeRefusedError(f"received a damaged episode: {error.message}") from error
+
+
+def _columns(hello: WriterHello, schema: pa.Schema | None) -> tuple[ColumnSpec, ...]:
+    """Returns a writer's columns, empty if it names none.
+
+    Args:
+        hello: names the columns.
+        schema: of the values that follow; None: no values follow.
+    """
+    described = bytes(hello.columns)
+    if schema is None and described == b"null":
+        return ()
+    try:
+        columns = parse_columns(described, schema, "")
+    except CorruptSourceError as error:
+        raise NodeRefusedError(f"received episodes that are no episodes: {error.message}") from error
+    return columns
+
+
+def _rest_of_episode(reader: Any, first: pa.RecordBatch, header: EpisodeHeader) -> pa.RecordBatch:
+    """Returns an episode of several record batches, of which `first` is the first."""
+    batches, rows, size = [first], first.num_rows, first.nbytes
+    # Slices of text have offsets of their own, so they are slightly larger together.
+    while rows < header.rows and size <= 2 * header.bytes + MESSAGE_BYTES:
+        chunk = next_chunk(reader)
+        if chunk is None or chunk.data is None or chunk.app_metadata is not None:
+            break
+        batches.append(chunk.data)
+        rows, size = rows + chunk.data.num_rows, size + chunk.data.nbytes
+    if rows != header.rows or size > 2 * header.bytes + MESSAGE_BYTES:
+        raise NodeRefusedError(f"received an episode of another size than the declared {header.rows} rows")
+    return first if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,75 @@
+"""The episodes of a dataset and its journals, as a server for writers must know them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gear_data.errors import CorruptSourceError, UnsupportedColumnError
+from gear_data.ingest.growing.publish import newest_manifest
+from gear_data.recording.declared_columns import declared_columns
+from gear_data.recording.journal_folder import journals_of
+from gear_data.storage.journal.episode_log import EarlierEpisodes, last_sequences
+from gear_data.storage.journal.reading import Journal, read_journal
+from gear_data.storage.journal.writing import SUFFIX
+from gear_data.storage.writing.folder_lock import folder_lock
+
+
+def earlier_episodes(folder: Path) -> EarlierEpisodes:
+    """Returns what a server must know of the episodes of a dataset and of all its journals.
+
+    Args:
+        folder: folder of the dataset, which need not exist.
+
+    Raises:
+        CorruptSourceError: a journal is damaged.
+        UnsupportedColumnError: the dataset has cameras.
+        ManifestError: the manifest is damaged.
+    """
+    # The journals first: another process may put them into the dataset meanwhile.
+    files = sorted(journals_of(folder).glob(f"*/*{SUFFIX}"))
+    journals = [journal for file in files if (journal := _read(file)) is not None and journal.episodes]
+    manifest = newest_manifest(folder)
+    published = {} if manifest is None or manifest.growth is None else manifest.growth.sequences
+    sequences = last_sequences((episode for journal in journals for episode in journal.episodes), published)
+    if manifest is not None and manifest.schema.videos:
+        raise UnsupportedColumnError(
+            "a server for writers takes no videos",
+            file=str(folder),
+            column=manifest.schema.videos[0].name,
+            hint="choose another dataset; writers send frames as arrays",
+        )
+    if manifest is not None:
+        return EarlierEpisodes(declared_columns(manifest.schema), sequences)
+    return EarlierEpisodes(journals[0].columns if journals else (), sequences)
+
+
+@contextmanager
+def only_server(folder: Path) -> Iterator[None]:
+    """Makes this process the only server for writers of a dataset.
+
+    Another one would not know which episodes this one has taken.
+
+    Raises:
+        DestinationExistsError: another process is a server for writers of the dataset.
+    """
+    journals = journals_of(folder)
+    try:
+        hint = "end the other server, or choose another dataset"
+        with folder_lock(journals / "server", name=str(folder), hint=hint):
+            yield
+    finally:
+        with suppress(OSError):  # journals wait there, or a writer uses it
+            os.rmdir(journals)
+
+
+def _read(file: Path) -> Journal | None:
+    """Reads a journal; None if it was removed meanwhile."""
+    try:
+        return read_journal(file)
+    except CorruptSourceError:
+        if file.exists():
+            raise
+        return None

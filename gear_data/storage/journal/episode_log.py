@@ -1,0 +1,69 @@
+"""EpisodeLog: what takes finished episodes. EarlierEpisodes: what it took before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gear_data.schema import ColumnSpec
+from gear_data.storage.journal.record import RecordedEpisode
+
+
+class EpisodeLog(Protocol):
+    """Takes finished episodes, and keeps them.
+
+    Its user calls it from one thread at a time.
+    """
+
+    def begin(self, columns: Sequence[ColumnSpec]) -> None:
+        """Says the columns of all episodes. Called once, before the first `append`.
+
+        Raises:
+            GearError: The log cannot take such episodes. `begin` can be called again.
+        """
+
+    def append(self, episode: RecordedEpisode) -> None:
+        """Takes an episode, whole or not at all.
+
+        Args:
+            episode: the episode. Its values may change after the call.
+
+        Raises:
+            GearError: The log does not have the episode.
+        """
+
+    def sync(self) -> None:
+        """Waits until all episodes outlive a loss of power.
+
+        Raises:
+            GearError: They may be lost then.
+        """
+
+
+@dataclass(frozen=True)
+class EarlierEpisodes:
+    """What is known of the episodes that a log took before its process began.
+
+    Attributes:
+        columns: their columns; empty: there are none.
+        sequences: id of a writer on another machine -> the sequence number of its last episode.
+    """
+
+    columns: tuple[ColumnSpec, ...] = ()
+    sequences: Mapping[str, int] = field(default_factory=dict)
+
+
+def last_sequences(episodes: Iterable[RecordedEpisode], published: Mapping[str, int]) -> dict[str, int]:
+    """Returns the last sequence number of each writer on another machine.
+
+    Args:
+        episodes: the episodes of journals, in any order.
+        published: the same of all earlier episodes, which are in no journal any more.
+    """
+    found = dict(published)
+    for episode in episodes:
+        if episode.origin is not None:
+            client, sequence = episode.origin.client, episode.origin.sequence
+            found[client] = max(sequence, found.get(client, -1))
+    return found

@@ -1,0 +1,236 @@
+"""Writers send episodes to a server. The server, the writer or the connection breaks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+import gear_data
+from gear_data.cli import main
+from gear_data.errors import (
+    ForkedProcessError,
+    InvalidArgumentError,
+    NodeUnreachableError,
+)
+from gear_data.recording.writer import Writer
+from gear_data.storage.journal.reading import read_journal
+from tests.support.cluster.writers import WriteServerProcess, add_episode, order_of, recorded_here, steps_of
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[WriteServerProcess]:
+    process = WriteServerProcess(tmp_path / "sent")
+    process.wait()
+    yield process
+    process.kill()
+
+
+def test_the_dataset_is_that_of_a_plain_recording(tmp_path: Path, server: WriteServerProcess) -> None:
+    with Writer(server.url, durability="flush") as writer:
+        for number in range(30):
+            add_episode(writer, number, env_id=number % 3)
+        writer.append(
+            observations={"position": np.zeros(3, np.float32), "image": np.zeros((4, 4, 3), np.uint8)},
+            actions=np.int64(0),
+            infos={"words": ""},
+        )
+        with pytest.raises(InvalidArgumentError, match="the server makes the dataset"):
+            writer.seal()
+        assert writer.open_episodes() == [0]
+        writer.discard()
+        assert writer.episodes == 30
+    with pytest.raises(InvalidArgumentError, match="the Writer is closed"):
+        add_episode(writer, 30)
+    report = server.end()
+    assert (report["episodes"], report["steps"]) == (30, sum(map(steps_of, range(30))))
+    expected = recorded_here(tmp_path / "here", [(0, number) for number in range(30)])
+    assert gear_data.open(tmp_path / "sent").fingerprint == expected.fingerprint
+    assert gear_data.verify(tmp_path / "sent").ok
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "sent"]
+
+
+def test_environments_are_recorded(tmp_path: Path, server: WriteServerProcess) -> None:
+    assert main(["record", "CartPole-v1", server.url, "--episodes", "3", "--seed", "5"]) == 0
+    env = gear_data.record(gymnasium.make("CartPole-v1"), server.url, durability="flush")
+    env.reset(seed=9)
+    while not any(env.step(1)[2:4]):
+        pass
+    env.close()
+    assert server.end()["episodes"] == 4
+    main(["record", "CartPole-v1", str(tmp_path / "here"), "--episodes", "3", "--seed", "5"])
+    sent, here = gear_data.open(tmp_path / "sent"), gear_data.open(tmp_path / "here")
+    assert sent.select([0, 1, 2]).episodes["return"].to_list() == here.episodes["return"].to_list()
+    assert sent.episodes["seed"].to_list() == [5, 6, 7, 9]
+
+
+def test_an_episode_is_on_the_servers_disk_when_it_ends(tmp_path: Path, server: WriteServerProcess) -> None:
+    with Writer(server.url) as writer:
+        for number in range(3):
+            add_episode(writer, number)
+            [journal] = tmp_path.glob("sent.journal/*/*.arrows")
+            assert [each.facts["number"] for each in read_journal(journal).episodes] == list(range(number + 1))
+
+
+def test_an_open_episode_ends_as_truncated(tmp_path: Path, server: WriteServerProcess) -> None:
+    with Writer(server.url, durability="os") as writer:
+        writer.append(actions=1.0)
+        writer.append(actions=2.0)
+    server.end()
+    ds = gear_data.open(tmp_path / "sent")
+    assert ds.episodes.select("length", "truncated").rows() == [(2, True)]
+
+
+def test_a_server_that_is_killed_again_and_again(tmp_path: Path, server: WriteServerProcess) -> None:
+    """Every episode is there once, in order."""
+    count, choose = 200, random.Random(5)
+
+    def record() -> None:
+        with Writer(server.url, durability="flush") as writer:
+            for number in range(count):
+                add_episode(writer, number)
+                if number % 20 == 19:
+                    writer.flush()
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    kills = 0
+    while thread.is_alive():
+        thread.join(choose.uniform(0.0, 0.4))
+        if kills < 4:
+            kills += 1
+            server.kill()
+            server.begin()
+            server.wait()
+    assert kills == 4
+    assert server.end()["episodes"] == count
+    ds = gear_data.open(tmp_path / "sent")
+    assert order_of(ds) == [(0, number) for number in range(count)]
+    assert ds.fingerprint == recorded_here(tmp_path / "here", order_of(ds)).fingerprint
+
+
+def record_for_ever(url: str, number_of_writer: int, descriptor: int) -> None:
+    with open(descriptor, "wb", buffering=0) as pipe:
+        writer = Writer(url, durability="flush")
+        for number in range(100_000):
+            add_episode(writer, number, number_of_writer)
+            if number % 4 == 3:
+                writer.flush()
+                pipe.write(number.to_bytes(4, "little"))
+
+
+def test_writers_that_are_killed(tmp_path: Path, server: WriteServerProcess) -> None:
+    """Two writers at once. What the server acknowledged is there, and nothing is there twice."""
+    choose, acknowledged = random.Random(6), {}
+    for first in range(0, 4, 2):
+        running = []
+        for number in (first, first + 1):
+            reader, descriptor = os.pipe()
+            arguments = (server.url, number, descriptor)
+            child = multiprocessing.get_context("fork").Process(target=record_for_ever, args=arguments)
+            child.start()
+            os.close(descriptor)
+            running.append((number, child, reader))
+        found = {number: os.read(reader, 4) for number, _, reader in running}  # waits for the first ones
+        time.sleep(choose.uniform(0.0, 0.5))
+        for number, child, reader in running:
+            os.kill(child.pid or 0, signal.SIGKILL)
+            child.join()
+            with open(reader, "rb") as pipe:
+                found[number] += pipe.read()
+            acknowledged[number] = int.from_bytes(found[number][-4:], "little")
+    server.end()
+    ds = gear_data.open(tmp_path / "sent")
+    order = order_of(ds)
+    for number, last in acknowledged.items():
+        kept = [episode for writer, episode in order if writer == number]
+        assert kept == list(range(len(kept)))
+        assert len(kept) > last >= 3
+    assert ds.fingerprint == recorded_here(tmp_path / "here", order).fingerprint
+
+
+def patiently(call: Callable[[], None]) -> None:
+    """Calls a function until the server answers in time."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return call()
+        except NodeUnreachableError:
+            assert time.monotonic() < deadline
+
+
+def test_a_server_that_hangs(tmp_path: Path, server: WriteServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer keeps as many episodes as fit into its buffer, waits, and raises. Nothing is lost."""
+    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "1")
+    monkeypatch.setenv("GEAR_DATA_WRITE_TIMEOUT", "1")
+    monkeypatch.setenv("GEAR_DATA_WRITE_BUFFER", "30000")
+    writer = Writer(server.url, durability="flush")
+    add_episode(writer, 0)
+    patiently(writer.flush)
+    server.stop()
+    begin = time.monotonic()
+    number, failed = 1, 0
+    while not failed:
+        try:
+            add_episode(writer, number)
+            number += 1
+        except NodeUnreachableError as error:
+            assert f"{server.url}: did not acknowledge {number - 1} episodes within 1 s" in str(error)
+            failed = number
+    assert 2 <= failed <= 40 and writer._sink._sender._bytes <= 30_000
+    assert 1.0 <= time.monotonic() - begin < 10.0
+    assert writer.episodes == failed
+    with pytest.raises(NodeUnreachableError):
+        writer.flush()
+    with pytest.raises(NodeUnreachableError):
+        writer.close()
+    server.resume()
+    patiently(writer.close)  # ends the open episode, too
+    server.end()
+    ds = gear_data.open(tmp_path / "sent")
+    assert order_of(ds)[:failed] == [(0, number) for number in range(failed)]
+    assert len(ds) == failed + 1 and ds.episodes["length"][-1] == steps_of(failed)
+
+
+def test_a_forked_child_cannot_use_the_writer(server: WriteServerProcess) -> None:
+    with Writer(server.url, durability="flush") as writer:
+        add_episode(writer, 0)
+
+        def use() -> None:
+            try:
+                add_episode(writer, 1)
+            except ForkedProcessError:
+                os._exit(9)
+
+        child = multiprocessing.get_context("fork").Process(target=use)
+        child.start()
+        add_episode(writer, 1)
+        writer.flush()
+        child.join(30)
+        assert child.exitcode == 9
+    assert server.end()["episodes"] == 2
+
+
+def test_urls_and_arguments_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgumentError, match="sends to one server, and gear://a:1,b:2 names 2"):
+        Writer("gear://a:1,b:2")
+    with pytest.raises(InvalidArgumentError, match="not on this machine: it needs a token"):
+        Writer("gear://10.0.0.1:7000")
+    with pytest.raises(InvalidArgumentError, match="a folder of this machine, or gear://HOST:PORT"):
+        Writer("s3://bucket/runs")
+    with pytest.raises(NodeUnreachableError, match="cannot be reached"):
+        Writer("gear://127.0.0.1:1")
+    for name, value in (("TIMEOUT", "0"), ("BUFFER", "many")):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"GEAR_DATA_WRITE_{name}", value)
+            with pytest.raises(InvalidArgumentError, match=f"GEAR_DATA_WRITE_{name}"):
+                Writer("gear://127.0.0.1:1")
