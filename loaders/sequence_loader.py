@@ -326,8 +326,10 @@ class SequenceLoader(LoaderBase):
 
         The new weights hold from a step after every batch that is already built. So no existing batch changes.
 
-        Earlier steps keep their weights. But the loader keeps the weights of the last 1,024 steps only, and refuses
-        batches that need older weights, as with passes="repeat".
+        Earlier steps keep their weights. But the loader keeps the weights of the last 1,024 steps only (of earlier
+        generations, of 64 steps), and refuses batches that need older weights, as with passes="repeat".
+
+        Of a dataset that grows, ids of episodes that have left it are ignored.
 
         If torch.distributed is initialised, every rank calls this with its own updates. All ranks apply all updates, in
         the order of the ranks, from the same step on.
@@ -435,10 +437,11 @@ class SequenceLoader(LoaderBase):
         """Returns every argument that determines the contents of batches, JSON-able.
 
         The result is enough to make the batches again, except for code (`transform` and decoders) and for weights, of
-        which it has a hash.
+        which it has a hash. Of a dataset that grows, it has the generations, and describes the last one.
         """
         stage = self._stages.newest
-        return loader_spec(stage.config, stage.components, stage.source, self._rows())
+        spec = loader_spec(stage.config, stage.components, stage.source, self._rows())
+        return {**spec, **({"generations": self._stages.spec()} if self._stages.grows else {})}
 
     @property
     def normalizer(self) -> Normalizer:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gear_data.common.distributed import all_gather, compute_on_rank_zero, is_distributed
 from gear_data.dataset.dataset import Dataset
-from gear_data.errors import DatasetReplacedError, GenerationGoneError
+from gear_data.errors import DatasetReplacedError, GenerationGoneError, InvalidArgumentError
 
 T = TypeVar("T")
 
@@ -17,7 +17,8 @@ T = TypeVar("T")
 def newest_generations(datasets: Sequence[Dataset], *, all_ranks: bool) -> list[Dataset]:
     """Returns the newest generation of each dataset, as rank 0 finds it.
 
-    A dataset without a newer generation is returned itself.
+    A dataset without a newer generation is returned itself. So is one that stays at its generation, such as a view of
+    positions, if others do not.
 
     Args:
         datasets: the loader's datasets.
@@ -28,22 +29,39 @@ def newest_generations(datasets: Sequence[Dataset], *, all_ranks: bool) -> list[
         GearError: see `Dataset.refresh`. Every rank raises it.
     """
     if not all_ranks or not is_distributed():
-        return [each.refresh() for each in datasets]
+        return _newest(datasets)
     found: list[Dataset] = []
 
     def refresh() -> list[tuple[int, str]]:
-        found[:] = [each.refresh() for each in datasets]
+        found[:] = _newest(datasets)
         return [(each.generation, each.fingerprint) for each in found]
 
-    numbers = compute_on_rank_zero(refresh)
+    wanted = compute_on_rank_zero(refresh)
 
     def follow() -> list[Dataset]:
-        own = found or [each.at_generation(number) for each, (number, _) in zip(datasets, numbers, strict=True)]
-        for each, (_, fingerprint) in zip(own, numbers, strict=True):
+        own = found or [
+            each if (each.generation, each.fingerprint) == (number, fingerprint) else each.at_generation(number)
+            for each, (number, fingerprint) in zip(datasets, wanted, strict=True)
+        ]
+        for each, (_, fingerprint) in zip(own, wanted, strict=True):
             _check_fingerprint(each, fingerprint, "rank 0's")
         return own
 
     return together(follow, all_ranks=True)
+
+
+def _newest(datasets: Sequence[Dataset]) -> list[Dataset]:
+    found: list[Dataset] = []
+    refusals: list[InvalidArgumentError] = []
+    for each in datasets:
+        try:
+            found.append(each.refresh())
+        except InvalidArgumentError as error:
+            found.append(each)
+            refusals.append(error)
+    if len(refusals) == len(datasets):
+        raise refusals[0]
+    return found
 
 
 def together(compute: Callable[[], T], *, all_ranks: bool) -> T:

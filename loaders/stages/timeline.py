@@ -128,11 +128,19 @@ class Stages:
         stage.end = self._starts[index + 1]
         return stage
 
+    def spec(self) -> list[dict[str, Any]]:
+        """Returns the first step, the generations and the fingerprints of each stage, JSON-able."""
+        records = [stage.record() if stage is not None else record for stage, record in self._pairs()]
+        names = ("from_step", "generations", "fingerprints")
+        return [{name: getattr(record, name) for name in names} for record in records]
+
+    def _pairs(self) -> list[tuple[Stage | None, StageRecord | None]]:
+        return list(zip(self._open, self._records, strict=True))
+
     def saved(self, step: int) -> list[dict[str, Any]]:
         """Returns the records of all stages, JSON-able, with the weights that the steps from `step` on have."""
         records, known = [], set[int]()
-        for index, stage in enumerate(self._open):
-            record = self._records[index]
+        for stage, record in self._pairs():
             if stage is not None:
                 record = stage.saved_record(known) if stage.end > step else stage.record()
             records.append(msgspec.to_builtins(record))
