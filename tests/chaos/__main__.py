@@ -16,7 +16,17 @@ from gear_data.common.progress import progress_bar
 from tests.chaos.result import ChaosResult, Limit, markdown, run_in_own_process
 
 #: Modules below tests.chaos with a function `run(seed, limit) -> ChaosResult`.
-HARNESSES = ("kills", "disks", "clocks", "mutations", "worlds", "hostile", "interrupts", "growing.growth")
+HARNESSES = (
+    "kills",
+    "disks",
+    "clocks",
+    "mutations",
+    "worlds",
+    "hostile",
+    "interrupts",
+    "growing.growth",
+    "growing.crowd",
+)
 
 
 def main() -> int:
