@@ -12,7 +12,8 @@ also counts what makes the recording complete on disk: `seal`, a checkpoint, `du
 `call` appends a step of all environments, and ends their episodes.
 
 Sampling: batches of 256 windows of 20 steps from a store of 100,000 Hopper steps, without a writer, and beside one that
-inserts 100,000 steps per second. gear-data's writer has its own process; others share their store with the sampler.
+inserts 100,000 steps per second. All writers but one insert into the store that is sampled. gear-data's writer has a
+process of its own; it publishes a generation each second, and the loader takes it.
 
 `--quick` shows that all parts run; its figures mean little.
 """
@@ -102,9 +103,9 @@ def measure_sampling(recorder: Recorder, shape: str, folder: Path, args: argpars
         if recorder.writer_apart:
             writer = start(recorder.contender, shape, folder, args)
             stack.callback(writer.close)
-        ask(sampler, "fill", args.fill)
+        store = ask(sampler, "fill", args.fill)["store"]
         alone = ask(sampler, "sample", args.seconds)
-        ask(writer, "start", args.rate)
+        ask(writer, "start", args.rate, store)
         beside = ask(sampler, "sample", args.seconds)
         return {"alone": alone, "beside": beside, "writer": ask(writer, "stop")}
 

@@ -83,7 +83,6 @@ def build(args: argparse.Namespace) -> Recording:
         f"make_trajectory_buffer, jitted add, one step of each environment at once; Vault.write (its default, gzip) "
         f"every {VAULT_STEPS:,} steps of an environment; no ends of episodes (here every {length:,} steps)",
         sample,
-        same_store=True,
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from harness import versions_of
@@ -11,11 +13,20 @@ from writer_harness import BATCH_SIZE, CONTEXT, Recorder, Recording, Step, Task,
 
 import gear_data
 
+#: Seconds between two refreshes of the loader.
+REFRESH_SECONDS = 1.0
+
 
 class GearRecorder:
     def __init__(self, task: Task) -> None:
-        self.path = task.folder / "dataset"
-        self._writer = gear_data.Writer(self.path, durability=task.options.durability)
+        own = task.folder / "dataset"
+        options: dict[str, Any] = {"durability": task.options.durability}
+        if task.store is not None and task.options.publish_every:
+            self.path = Path(task.store)
+            options["publish_every"] = task.options.publish_every
+        else:
+            self.path = own
+        self._writer = gear_data.Writer(self.path, **options)
         if not task.environments:
             self.append = self._append_one  # type: ignore[method-assign]
 
@@ -39,9 +50,9 @@ class GearRecorder:
 
 def build(args: argparse.Namespace) -> Recording:
     def sample(recorder: Recorder) -> Callable[[], Any]:
-        recorder.finish()
+        recorder.close()
         loader = gear_data.SequenceLoader(
-            gear_data.open(recorder.path),  # type: ignore[attr-defined]
+            gear_data.open(store_of(recorder)),
             batch_size=BATCH_SIZE,
             context=CONTEXT,
             preset="raw",
@@ -49,20 +60,40 @@ def build(args: argparse.Namespace) -> Recording:
             seed=args.seed,
             prefetch=args.prefetch,
         )
-        batches = iter(loader)
-        return lambda: next(batches)
+        batches, refreshed = iter(loader), time.perf_counter()
 
+        def next_batch() -> Any:
+            nonlocal refreshed
+            if args.publish_every and time.perf_counter() > refreshed + REFRESH_SECONDS:
+                loader.refresh()
+                refreshed = time.perf_counter()
+            return next(batches)
+
+        return next_batch
+
+    beside = (
+        f"publish_every={args.publish_every:g}, and the loader refreshes every {REFRESH_SECONDS:g} s"
+        if args.publish_every
+        else "the writer publishes nothing"
+    )
     return Recording(
         GearRecorder,
         {"gear-data": gear_data.__version__, **versions_of("numpy", "pyarrow")},
-        f'Writer, durability="{args.durability}"; the finish is seal(); '
-        f'samples: SequenceLoader of a sealed dataset, preset "raw", prefetch={args.prefetch}',
+        f'Writer, durability="{args.durability}"; the finish is seal(); samples: SequenceLoader, preset "raw", '
+        f"prefetch={args.prefetch}; {beside}",
         sample,
+        store_of,
     )
+
+
+def store_of(recorder: Recorder) -> str:
+    return str(recorder.path)  # type: ignore[attr-defined]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--durability", default="os", help="of the Writer (default os)")
+    help = "seconds between generations that the loader takes; 0: none (default 1)"
+    parser.add_argument("--publish-every", type=float, default=1.0, help=help)
     parser.add_argument("--prefetch", type=int, default=2, help="batches built ahead (default 2)")
 
 

@@ -190,7 +190,6 @@ def build(args: argparse.Namespace) -> Recording:
         f"server {where}; {writers[args.writer]}; chunks of {CONTEXT} steps, an item of {CONTEXT} steps {place}; the "
         "finish is a checkpoint; samples: TrajectoryDataset, prefetch 2",
         None if args.writer == "together" else sample,
-        same_store=True,
     )
 
 

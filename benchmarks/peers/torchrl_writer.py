@@ -57,7 +57,6 @@ def build(args: argparse.Namespace) -> Recording:
         "ReplayBuffer, LazyMemmapStorage, extend and add of a TensorDict; the finish is dumps(); samples: as many "
         "steps as the others' windows have, drawn one by one; one thread",
         sample,
-        same_store=True,
     )
 
 

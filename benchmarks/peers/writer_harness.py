@@ -44,12 +44,14 @@ class Task:
         environments: number of environments; 0 is one environment whose steps have no leading axis.
         folder: an empty folder, for all files.
         options: the arguments of the contender.
+        store: the store that a sampler reads, if another writer made it; None: a new store in `folder`.
     """
 
     shape: str
     environments: int
     folder: Path
     options: argparse.Namespace
+    store: str | None = None
 
     @property
     def capacity(self) -> int:
@@ -83,14 +85,15 @@ class Recording:
         versions: of the packages measured.
         notes: how it was set up.
         sample: returns a function that draws batches of a recorder's steps; None if it cannot before the end.
-        same_store: a writer beside the sampler appends to the store that is sampled.
+        store_of: the name of a recorder's store, for a writer in another process. None: the writer beside a sampler is
+            the recorder that filled the store.
     """
 
     make: Callable[[Task], Recorder]
     versions: Mapping[str, str]
     notes: str
     sample: Callable[[Recorder], Callable[[], Mapping[str, Any]]] | None = None
-    same_store: bool = False
+    store_of: Callable[[Recorder], str] | None = None
 
 
 def make_columns(shape: str, environments: int, seed: int) -> dict[str, npt.NDArray[Any]]:
@@ -268,8 +271,8 @@ def draw(sample: Callable[[], Mapping[str, Any]], seconds: float) -> dict[str, A
 class Session:
     """The requests of benchmarks/writer.py, each a line of words.
 
-    `insert ENVIRONMENTS SECONDS` measures a new recording. `fill STEPS` records steps to sample, `sample SECONDS` draws
-    batches, `start RATE` begins a writer beside the sampler, and `stop` ends it.
+    `insert ENVIRONMENTS SECONDS` measures a new recording. `fill STEPS` records steps to sample, and names their store.
+    `sample SECONDS` draws batches, `start RATE STORE` begins a writer beside the sampler, and `stop` ends it.
     """
 
     def __init__(self, recording: Recording, args: argparse.Namespace) -> None:
@@ -279,25 +282,26 @@ class Session:
         self._paced: PacedWriter | None = None
 
     def answer(self, words: list[str]) -> dict[str, Any]:
-        request, *numbers = words
-        found = getattr(self, f"_{request}")(*map(float, numbers))
+        request, *values = words
+        found = getattr(self, f"_{request}")(*values)
         return {**found, "notes": self._recording.notes, "versions": dict(self._recording.versions)}
 
-    def _task(self, environments: int) -> Task:
-        return Task(self._args.shape, environments, Path(tempfile.mkdtemp(prefix="recording-")), self._args)
+    def _task(self, environments: int, store: str | None = None) -> Task:
+        folder = Path(tempfile.mkdtemp(prefix="recording-"))
+        return Task(self._args.shape, environments, folder, self._args, store)
 
-    def _insert(self, environments: float, seconds: float) -> dict[str, Any]:
+    def _insert(self, environments: str, seconds: str) -> dict[str, Any]:
         task = self._task(int(environments))
         recorder = self._recording.make(task)
         try:
-            return insert(recorder, task, seconds)
+            return insert(recorder, task, float(seconds))
         finally:
             recorder.close()
             shutil.rmtree(task.folder, ignore_errors=True)
 
-    def _fill(self, count: float) -> dict[str, Any]:
+    def _fill(self, count: str) -> dict[str, Any]:
         if self._recording.sample is None:
-            return {"samples": False}
+            raise ValueError("this contender cannot be sampled while it records")
         task = self._task(self._args.environments)
         self._store = self._recording.make(task)
         for step, ends in itertools.islice(
@@ -306,18 +310,18 @@ class Session:
             self._store.append(step, ends)
         self._store.settle()
         self._draw = self._recording.sample(self._store)
-        return {"samples": True}
+        name = self._recording.store_of
+        return {"store": "own" if name is None else name(self._store)}
 
-    def _sample(self, seconds: float) -> dict[str, Any]:
+    def _sample(self, seconds: str) -> dict[str, Any]:
         if self._draw is None:
             raise ValueError("sample comes after fill")
-        return draw(self._draw, seconds)
+        return draw(self._draw, float(seconds))
 
-    def _start(self, rate: float) -> dict[str, Any]:
-        task = self._task(self._args.environments)
-        same = self._recording.same_store and self._store is not None
-        recorder = self._store if same and self._store is not None else self._recording.make(task)
-        self._paced = PacedWriter(recorder, task, rate)
+    def _start(self, rate: str, store: str) -> dict[str, Any]:
+        task = self._task(self._args.environments, store)
+        recorder = self._recording.make(task) if self._recording.store_of or self._store is None else self._store
+        self._paced = PacedWriter(recorder, task, float(rate))
         self._paced.begin()
         return {}
 

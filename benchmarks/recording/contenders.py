@@ -104,6 +104,7 @@ RECORDERS = (
 )
 #: gear-data's other arrangements beside a sampler.
 SAMPLERS = (
+    _gear("gear-journal", "gear-data, nothing published", "--publish-every", "0", fails="", apart=True),
     _gear("gear-thread", "gear-data, writer in a thread of the loader's process", fails="", apart=False),
     _gear("gear-inline", "gear-data, prefetch=0", "--prefetch", "0", fails="", apart=True),
 )

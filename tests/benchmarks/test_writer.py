@@ -50,7 +50,7 @@ def test_recorders_are_raced(run: Any) -> None:
         assert rows["gear-episode"]["power_fails"] == "all that ended"
     sampled = {row["name"]: row for row in result.record["sampling"]}
     assert {name for name, row in sampled.items() if "failure" not in row} == {
-        "gear-os", "gear-thread", "gear-inline", "torchrl", "flashbax",
+        "gear-os", "gear-journal", "gear-thread", "gear-inline", "torchrl", "flashbax",
     }  # fmt: skip
     for row in sampled.values():
         for measured in row["rounds"]:
@@ -143,7 +143,7 @@ class Collected:
 
 
 def task(harness: Any, folder: Path, environments: int) -> Any:
-    options = argparse.Namespace(seed=0, durability="os", prefetch=0)
+    options = argparse.Namespace(seed=0, durability="os", prefetch=0, publish_every=1.0)
     return harness.Task("hopper", environments, folder, options)
 
 
@@ -194,3 +194,25 @@ def test_gear_data_records_the_steps(harness: Any, tmp_path: Path, environments:
         episodes += [rewards[a:b, environment] for a, b in itertools.pairwise([0, *ends, 1500])]
     found = sorted(ds[number]["rewards"].tolist() for number in range(len(ds)))
     assert found == sorted(each.tolist() for each in episodes)
+
+
+def test_the_loader_takes_new_generations(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gear_writer
+
+    import gear_data
+
+    monkeypatch.setattr(gear_writer, "REFRESH_SECONDS", 0.0)
+    begun = task(harness, tmp_path, 4)
+    recorder = gear_writer.GearRecorder(begun)
+    for step, ends in itertools.islice(harness.endless_steps("hopper", 4, 0), 1000):
+        recorder.append(step, ends)
+    recording = gear_writer.build(begun.options)
+    draw = recording.sample(recorder)
+    assert float(draw()["rewards"].max()) < 10
+    with gear_data.Writer(recording.store_of(recorder)) as writer:
+        for _ in range(1000):
+            writer.append(
+                observations=np.zeros(11, np.float32), actions=np.zeros(3, np.float32), rewards=np.float32(99)
+            )
+        writer.end_episode(truncated=True)
+    assert any(float(draw()["rewards"].max()) == 99 for _ in range(50))
