@@ -8,7 +8,7 @@ one by one. Every contender is a process with its own interpreter. Contenders ar
 tables give medians over the rounds, and ratios are of the same round.
 
 `steps/s` counts until the contender's store has the steps: gear-data's journal, or Reverb's server. `with the finish`
-also counts what makes the recording complete on disk: `seal`, a checkpoint, `dumps`, `finalize`, `create_dataset`. A
+also counts what makes the recording complete on disk: `close`, a checkpoint, `dumps`, `finalize`, `create_dataset`. A
 `call` appends a step of all environments, and ends their episodes.
 
 Sampling: batches of 256 windows of 20 steps from a store of 100,000 Hopper steps, without a writer, and beside one that
@@ -144,13 +144,13 @@ def report(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     args.not_installable = installable(recorders, args)
     record: dict[str, Any] = {"insertion": [], "sampling": [], "targets": []}
     for shape in SHAPES:
-        rows = race("insertion", recorders, shape, folder, args)
+        rows = race("insertion", [each for each in recorders if each in RECORDERS], shape, folder, args)
         judged = judge_insertion(shape, rows)
         print(f"\n## Insertion: {shape}\n\n{insertion_table(rows, args.environments)}\n", flush=True)
         print(*map(verdict, judged), sep="\n", flush=True)
         record["insertion"].append({"shape": shape, "contenders": rows})
         record["targets"] += judged
-    samplers = [each for each in (*recorders, *SAMPLERS) if each.writer_apart is not None]
+    samplers = [each for each in recorders if each.writer_apart is not None]
     sampled = race("sampling", samplers, "hopper", folder, args)
     judged = judge_sampling(sampled, args.rate)
     print(f"\n## Sampling beside a writer at {args.rate:,.0f} steps/s: hopper\n\n{sampling_table(sampled)}\n")
@@ -170,7 +170,7 @@ def named_path(text: str) -> tuple[str, Path]:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ", ".join(each.name for each in RECORDERS)
+    names = ", ".join(each.name for each in (*RECORDERS, *SAMPLERS))
     parser.add_argument("--recorders", help=f"comma-separated names (default all: {names})")
     parser.add_argument("--seconds", type=float, help="length of one measurement (default 5)")
     parser.add_argument("--rounds", type=int, help="measurements of each contender (default 3)")

@@ -42,7 +42,7 @@ class GearRecorder:
         """Does nothing: `append` writes an episode that ends."""
 
     def finish(self) -> None:
-        self._writer.seal()
+        self._writer.close()
 
     def close(self) -> None:
         self._writer.close()
@@ -79,7 +79,7 @@ def build(args: argparse.Namespace) -> Recording:
     return Recording(
         GearRecorder,
         {"gear-data": gear_data.__version__, **versions_of("numpy", "pyarrow")},
-        f'Writer, durability="{args.durability}"; the finish is seal(); samples: SequenceLoader, preset "raw", '
+        f'Writer, durability="{args.durability}"; the finish is close(); samples: SequenceLoader, preset "raw", '
         f"prefetch={args.prefetch}; {beside}",
         sample,
         store_of,

@@ -102,7 +102,7 @@ RECORDERS = (
         fails="none before create_dataset",
     ),
 )
-#: gear-data's other arrangements beside a sampler.
+#: gear-data in other ways beside a sampler. Their insertion is not measured.
 SAMPLERS = (
     _gear("gear-journal", "gear-data, nothing published", "--publish-every", "0", fails="", apart=True),
     _gear("gear-thread", "gear-data, writer in a thread of the loader's process", fails="", apart=False),
@@ -111,14 +111,15 @@ SAMPLERS = (
 
 
 def chosen(names: str | None) -> tuple[Recorder, ...]:
-    """Returns the named recorders (None: all), and gear-data.
+    """Returns the named contenders (None: all), and gear-data.
 
     Raises SystemExit for an unknown name.
     """
+    known = (*RECORDERS, *SAMPLERS)
     if names is None:
-        return RECORDERS
+        return known
     wanted = [name.strip() for name in names.split(",") if name.strip()]
-    if unknown := set(wanted) - {each.name for each in RECORDERS}:
-        known = ", ".join(each.name for each in RECORDERS)
-        raise SystemExit(f"unknown recorders {', '.join(sorted(unknown))}; known: {known}")
-    return tuple(each for each in RECORDERS if each.name in {OURS, *wanted})
+    if unknown := set(wanted) - {each.name for each in known}:
+        listed = ", ".join(each.name for each in known)
+        raise SystemExit(f"unknown recorders {', '.join(sorted(unknown))}; known: {listed}")
+    return tuple(each for each in known if each.name in {OURS, *wanted})
