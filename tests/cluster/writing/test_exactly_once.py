@@ -1,0 +1,141 @@
+"""Whatever breaks, the server takes each episode once. Real Flight servers, in this process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyarrow import flight
+
+import gear_data
+from gear_data.cluster.writing import sender
+from gear_data.cluster.writing.intake import EpisodeIntake
+from gear_data.cluster.writing.server import WriteServer
+from gear_data.errors import (
+    DestinationExistsError,
+    NodeRefusedError,
+    NodeUnreachableError,
+)
+from gear_data.recording.earlier_episodes import earlier_episodes, only_server
+from gear_data.recording.journal_sink import JournalSink
+from gear_data.recording.sealing import SealOptions
+from gear_data.recording.writer import Writer
+from gear_data.storage.journal.episode_log import EarlierEpisodes
+from tests.support.cluster.cutting_proxy import CuttingProxy
+from tests.support.cluster.write_server import COLUMNS, LIMITS, MemoryLog, add, connection, episode, numbers, serve, url
+
+
+def test_a_lost_acknowledgement(server: WriteServer, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An episode that is sent again after its acknowledgement was lost makes no second copy."""
+    put, lost = WriteServer.do_put, []
+
+    class NoAnswer:
+        def write(self, data: object) -> None:
+            lost.append(data)
+            raise flight.FlightUnavailableError("the connection broke")
+
+    def put_without_answer(self: WriteServer, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        put(self, context, descriptor, reader, NoAnswer() if len(lost) < 2 else writer)
+
+    monkeypatch.setattr(WriteServer, "do_put", put_without_answer)
+    monkeypatch.setattr("gear_data.cluster.writing.server.as_flight_errors", lambda: _no_conversion())
+    with Writer(url(server)) as writer:
+        for number in range(4):
+            add(writer, number)
+    assert len(lost) == 2
+    assert numbers(log) == [0, 1, 2, 3]
+
+
+class _no_conversion:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_connections_that_break(
+    server: WriteServer, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Episodes and acknowledgements are lost at random points. Every episode arrives once, in order."""
+    monkeypatch.setattr(sender, "FIRST_DELAY", 0.001)
+    monkeypatch.setattr(sender, "LAST_DELAY", 0.01)
+    proxy = CuttingProxy(server.port, cuts=20, most_bytes=40_000, seed=seed)
+    while proxy.cuts:
+        try:
+            writer = Writer(f"gear://127.0.0.1:{proxy.port}", durability="flush")
+            break
+        except NodeUnreachableError:
+            pass
+    number = 0
+    with writer:
+        while proxy.cuts > 0 or number < 30:
+            writer.append(actions=10 * number, observations=np.full(400, number, np.float64))
+            writer.end_episode(terminated=True)
+            number += 1
+            if number % 5 == 0:
+                writer.flush()
+    assert numbers(log) == list(range(number))
+    assert [int(each.columns["observations"][0][399]) for each in log.episodes] == list(range(number))
+    proxy.close()
+
+
+def test_sequence_numbers(server: WriteServer, log: MemoryLog) -> None:
+    to = connection(server)
+    assert to.hello(COLUMNS).last == -1
+    assert to.put(COLUMNS, [episode(0), episode(1)]) == 1
+    assert to.put(COLUMNS, [episode(0), episode(1), episode(2)]) == 2
+    assert to.put(COLUMNS, [episode(1)]) == 2
+    assert connection(server, "b").put(COLUMNS, [episode(0, "b")]) == 0
+    assert (to.hello(()).last, connection(server, "b").hello(()).last) == (2, 0)
+    assert numbers(log) == [0, 1, 2, 0]
+
+
+def test_sequence_numbers_of_journals_and_of_the_dataset(tmp_path: Path) -> None:
+    """A restarted server knows what earlier ones took, whatever became of their journals."""
+    folder = tmp_path / "sent"
+    for run in range(4):
+        # The first writer's journal is taken over by a plain Writer, and so on.
+        with only_server(folder):
+            with pytest.raises(DestinationExistsError, match="another process is writing here"), only_server(folder):
+                pass
+            sink = JournalSink(folder, SealOptions(), None)
+            server = serve(EpisodeIntake(sink, earlier_episodes(folder), LIMITS))
+            to = connection(server)
+            assert to.hello(COLUMNS).last == run - 1
+            assert to.put(COLUMNS, [episode(number) for number in range(run + 1)]) == run
+            server.shutdown()
+            if run == 1:
+                sink.seal()
+            sink._journals._stack.close()  # as if the process had died
+        if run == 2:
+            Writer(folder).close()
+    JournalSink(folder, SealOptions(), None).close()
+    ds = gear_data.open(folder)
+    assert [int(ds[number]["actions"][0]) for number in range(len(ds))] == [0, 10, 20, 30]
+    assert [path.name for path in tmp_path.iterdir()] == ["sent"]
+
+
+def test_a_call_that_breaks_before_its_end(server: WriteServer, log: MemoryLog) -> None:
+    """What the server took before is acknowledged later, but only after the disk has it."""
+    calls: list[str] = []
+    log.fail = calls.append
+    to = connection(server)
+    with pytest.raises(NodeRefusedError):
+        to.put(COLUMNS, [episode(0), replace(episode(1), facts=b"{}")])
+    assert calls == ["begin", "append"]
+    assert to.hello(COLUMNS).last == 0
+    assert calls == ["begin", "append", "sync"]
+
+
+def test_a_closed_intake(log: MemoryLog) -> None:
+    intake = EpisodeIntake(log, EarlierEpisodes(), LIMITS)
+    server = serve(intake)
+    connection(server).put(COLUMNS, [episode(0)])
+    intake.close()
+    with pytest.raises(NodeUnreachableError, match="is shutting down"):
+        connection(server).put(COLUMNS, [episode(1)])
+    assert numbers(log) == [0]
+    server.shutdown()
