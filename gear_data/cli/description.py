@@ -32,6 +32,7 @@ def summarize(dataset: Dataset) -> dict[str, Any]:
         "fingerprint": dataset.fingerprint,
         "source": dataset.manifest.provenance.get("source"),
         "format": dataset.manifest.provenance.get("format"),
+        "generation": dataset.generation,
         "shards": len(dataset.manifest.shards),
         "bytes": sum(entry.bytes for entry in dataset.manifest.files),
         "findings": [dict(finding) for finding in dataset.manifest.findings],
@@ -44,9 +45,10 @@ def describe(dataset: Dataset) -> str:
     The histograms show the episodes' returns and lengths.
     """
     summary = summarize(dataset)
+    generation = f", generation {summary['generation']}" if summary["generation"] else ""
     lines = [
         f"{dataset.path}: {pluralize(summary['episodes'], 'episode')}, {pluralize(summary['steps'], 'step')}, "
-        f"{format_bytes(summary['bytes'])} in {pluralize(summary['shards'], 'shard')}",
+        f"{format_bytes(summary['bytes'])} in {pluralize(summary['shards'], 'shard')}{generation}",
         f"source {summary['source']} ({summary['format']}), fingerprint {summary['fingerprint']}",
         "",
         *_columns_table(dataset),

@@ -38,6 +38,12 @@ def test_record(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     for number in range(3):
         episode = ds[number]
         assert episode["actions"].tolist() == (episode["observations"][:, 2] > 0).tolist()
+    # The next recording appends, with the next seeds.
+    assert main([each for each in arguments if each != "--json"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("in pole, generation 2")
+    assert gear_data.open("pole").episodes["seed"].to_list() == [5, 6, 7, 8, 9, 10]
+    assert main(["inspect", "pole"]) == 0
+    assert "in 1 shard, generation 2\nsource gear_data.Writer (journal)" in capsys.readouterr().out
 
 
 class Lamp(gymnasium.Env[Any, Any]):

@@ -270,6 +270,9 @@ def _manifest(
         tables["finals"] = write_table(store, f"{TABLES}/finals-{growth.generation:06d}.arrow", draft.finals)
     tables |= write_videos(store, draft.videos, growth.generation)
     provenance = dict((added[0] if current is None else current).provenance)
+    if current is None:
+        # Journals are removed: they are no source that somebody could convert again.
+        provenance |= {"reason": "recorded", "source": "gear_data.Writer", "source_files": []}
     if draft.videos is not None:
         provenance["videos"] = draft.videos.provenance()
     findings = FindingLog()
