@@ -58,6 +58,7 @@ class JournalFolder:
         self._bytes = 0
         self._most_steps: int | None = None
         self._steps = 0
+        self._video_bytes = 0
         self._next = 0
         try:
             remove_unnamed(self.path, self.ended())
@@ -91,7 +92,7 @@ class JournalFolder:
             columns: their columns.
             cameras: their cameras.
             first: the smallest number that a journal may have.
-            most_bytes: a journal of this size ends.
+            most_bytes: a journal that has this size together with its videos ends.
             most_steps: a journal of so many steps ends; None: no limit.
         """
         self._columns, self._cameras = tuple(columns), tuple(cameras)
@@ -110,12 +111,14 @@ class JournalFolder:
             self.rotate()
         if self._journal is None:
             self._journal = JournalWriter(self.path / f"{self._next:06d}{SUFFIX}", self._columns, self._cameras)
-            self._next, self._steps = self._next + 1, 0
+            self._next, self._steps, self._video_bytes = self._next + 1, 0, 0
         self._journal.append(episode)
         self._steps += episode.steps
+        self._video_bytes += sum(video.bytes for video in episode.videos.values())
 
     def _is_full(self, journal: JournalWriter) -> bool:
-        return journal.bytes >= self._bytes or (self._most_steps is not None and self._steps >= self._most_steps)
+        size = journal.bytes + self._video_bytes
+        return size >= self._bytes or (self._most_steps is not None and self._steps >= self._most_steps)
 
     def sync(self) -> None:
         """Waits until the disk has all episodes.

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from gear_data.errors import CorruptShardError
 from gear_data.ingest.growing.draft import Draft, DraftPart, with_column
+from gear_data.ingest.growing.part_statistics import join_statistics
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.generations.growth import Part
@@ -62,6 +63,8 @@ def joined_parts(store: LocalFileStore, draft: Draft, count: int, file: str, nam
         write_ipc(path, batch)
         entry = FileEntry(file, path.stat().st_size, checksum(path))
         buffers, variable = buffer_offsets(path, draft.schema)
+    if draft.schema.videos:
+        join_statistics(store, draft.schema, [part.part.name for part in last], name)
     joined = ShardEntry(entry, sum(s.episodes for s in shards), sum(s.steps for s in shards), buffers, variable)
     shard, start = (draft.episodes.column(each).to_numpy() for each in ("shard", "start"))
     before = np.concatenate([[0], np.cumsum([s.steps for s in shards])])
@@ -69,7 +72,9 @@ def joined_parts(store: LocalFileStore, draft: Draft, count: int, file: str, nam
     start = start + np.where(inside, before[np.maximum(shard - first, 0)], 0)
     episodes = with_column(draft.episodes, "start", start)
     episodes = with_column(episodes, "shard", np.minimum(shard, first))
-    return replace(draft, parts=(*kept, DraftPart(Part(name, 1), (joined,))), episodes=episodes)
+    return replace(
+        draft, parts=(*kept, DraftPart(Part(name, 1), (joined,), sum(p.video_bytes for p in last))), episodes=episodes
+    )
 
 
 def _batch(store: LocalFileStore, shard: ShardEntry) -> pa.RecordBatch:

@@ -14,6 +14,7 @@ from gear_data.ingest.growing.draft_videos import (
     DraftVideos,
     appended_videos,
     read_videos,
+    video_bytes,
     with_file_numbers,
     without_unused,
 )
@@ -32,10 +33,12 @@ class DraftPart:
     Attributes:
         part: its name.
         shards: its shards.
+        video_bytes: the size of its video files.
     """
 
     part: Part
     shards: tuple[ShardEntry, ...]
+    video_bytes: int = 0
 
     @property
     def steps(self) -> int:
@@ -44,8 +47,8 @@ class DraftPart:
 
     @property
     def bytes(self) -> int:
-        """The size of the shards."""
-        return sum(shard.entry.bytes for shard in self.shards)
+        """The size of the shards and video files."""
+        return sum(shard.entry.bytes for shard in self.shards) + self.video_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,15 +99,18 @@ def draft_of(folder: Path, manifest: Manifest, parts: Sequence[Part]) -> Draft:
     Raises:
         CorruptShardError: a table is damaged.
     """
-    shards, drafts = list(manifest.shards), []
-    for part in parts:
-        drafts.append(DraftPart(part, tuple(shards[: part.shards])))
-        del shards[: part.shards]
     episodes = read_episodes(folder / manifest.tables["episodes"].file, manifest)
+    videos = read_videos(folder, manifest)
+    counts = [part.shards for part in parts]
+    sizes = video_bytes(videos, episodes, manifest.schema.videos, np.repeat(np.arange(len(parts)), counts), len(parts))
+    shards, drafts = list(manifest.shards), []
+    for part, size in zip(parts, sizes, strict=True):
+        drafts.append(DraftPart(part, tuple(shards[: part.shards]), size))
+        del shards[: part.shards]
     finals = read_finals(folder / manifest.tables["finals"].file, manifest) if "finals" in manifest.tables else None
     return Draft(
         manifest.schema, tuple(drafts), _with_plain_text(episodes), finals, manifest.next_id, manifest.statistics,
-        read_videos(folder, manifest),
+        videos,
     )  # fmt: skip
 
 

@@ -61,6 +61,28 @@ def read_videos(folder: Path, manifest: Manifest) -> DraftVideos | None:
     return DraftVideos(*(read_table(folder / entry.file, entry.checksum) for entry in entries))
 
 
+def video_bytes(
+    videos: DraftVideos | None, episodes: pa.Table, cameras: Sequence[ColumnSpec], part_of_shard: Any, parts: int
+) -> list[int]:
+    """Returns the size of each part's video files. A file counts for the first part that has it.
+
+    Args:
+        videos: the files.
+        episodes: the episode table.
+        cameras: the cameras.
+        part_of_shard: int64 [shards], the part of each shard.
+        parts: number of parts.
+    """
+    if videos is None:
+        return [0] * parts
+    part = np.full(len(videos.files), parts)
+    of_episode = part_of_shard[episodes.column("shard").to_numpy()]
+    for camera in cameras:
+        np.minimum.at(part, episodes.column(segment_columns(camera.name)[0]).to_numpy(), of_episode)
+    sizes = videos.files.column("bytes").to_numpy()
+    return [int(sizes[part == number].sum()) for number in range(parts)]
+
+
 def kept_videos(folder: Path, manifest: Manifest) -> set[str]:
     """Returns the video files of a dataset that are in its folder.
 

@@ -19,7 +19,7 @@ class Limits:
 
     Attributes:
         max_steps: steps; None: no limit.
-        max_bytes: bytes of the shards; None: no limit.
+        max_bytes: bytes of the shards and video files; None: no limit.
         evict: `oldest`, or a numeric column of the episode table: the parts with the smallest mean leave first.
     """
 

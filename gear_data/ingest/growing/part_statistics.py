@@ -6,7 +6,7 @@ They are needed when parts leave: a mean cannot be taken out of a merged mean. A
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,6 +38,17 @@ def write_statistics(store: LocalFileStore, name: str, statistics: Mapping[str, 
     """Writes the statistics of a part."""
     document = {"checksum": "", "statistics": {name: item.to_json() for name, item in statistics.items()}}
     put_text(store, part_file(name), sign(json.dumps(document, indent=1, allow_nan=False) + "\n"))
+
+
+def join_statistics(store: LocalFileStore, schema: Schema, parts: Sequence[str], name: str) -> None:
+    """Writes the statistics of parts that are joined, if all are known.
+
+    Statistics of shards can be computed again, but those of cameras cannot.
+    """
+    found = [_read(store.folder / part_file(part), schema) for part in parts]
+    known = [each for each in found if each is not None]
+    if len(known) == len(found):
+        write_statistics(store, name, merged_statistics(schema, known))
 
 
 def merged_parts(store: LocalFileStore, draft: Draft) -> dict[str, ColumnStatistics]:

@@ -192,9 +192,10 @@ def _linked(
         type(shard)(file, shard.episodes, shard.steps, shard.buffers, shard.variable) for shard, file in entries
     )
     videos = None if draft.videos is None else linked_videos(store, segment.folder, draft.videos, name)
+    part = DraftPart(Part(name, len(files)), shards, draft.parts[0].video_bytes)
     return Draft(
-        draft.schema if schema is None else schema, (DraftPart(Part(name, len(files)), shards),), draft.episodes,
-        draft.finals, draft.next_id, draft.statistics, videos,
+        draft.schema if schema is None else schema, (part,), draft.episodes, draft.finals, draft.next_id,
+        draft.statistics, videos,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from gear_data.errors import GearError
 from gear_data.ingest.growing.draft_videos import kept_videos
@@ -54,3 +54,6 @@ def sweep(folder: Path, newest: Manifest) -> None:
         if file not in listed:
             with suppress(OSError):
                 (folder / file).unlink()
+                # Folders that hold other videos stay.
+                for parent in PurePosixPath(file).parents[:-2]:
+                    (folder / parent).rmdir()

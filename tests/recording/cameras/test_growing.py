@@ -83,6 +83,7 @@ def test_evicted_videos_are_removed(tmp_path: Path) -> None:
     left = newest.episodes["number"].to_list()
     assert newest.num_steps <= 24 and left[-1] == 11 and left[0] > 3
     check(newest, range(left[0], 12))
+    assert newest.statistics[WRIST].count.sum() > 0
     assert videos(path) >= 8 + 2 * len(left)
     del first
     add(writer, range(12, 13))
@@ -103,11 +104,25 @@ def test_a_converted_dataset_with_cameras_grows(tmp_path: Path) -> None:
     gear_data.convert(tmp_path / "other.journal", path, jobs=1)
     writer.close()
     reader = gear_data.open(path)
+    assert reader.fingerprint == gear_data.open(tmp_path / "other").fingerprint
     with Writer(path, cameras=CAMERAS) as writer:
         add(writer, range(2, 4))
     check(reader, range(2))
     check(gear_data.open(path), range(4))
     assert gear_data.verify(path).ok
+
+
+def test_video_files_count_for_the_limit(tmp_path: Path) -> None:
+    """Each of the 60 videos has 1 kB."""
+    path = tmp_path / "recorded"
+    with Writer(path, cameras=CAMERAS, durability="os", max_bytes=50_000) as writer:
+        add(writer, range(30))
+    ds = gear_data.open(path)
+    files = [file for folder in ("videos", "shards") for file in (path / folder).rglob("*")]
+    assert 30_000 < sum(file.stat().st_size for file in files if file.is_file()) <= 50_000
+    assert not [each for each in files if each.is_dir() and not any(each.iterdir())]
+    check(ds, range(30 - len(ds), 30))
+    assert ds.statistics[FRONT].count.sum() > 0
 
 
 @pytest.mark.parametrize(
