@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pyarrow as pa
 import pytest
 
 from gear_data.errors import CorruptSourceError, StorageFullError
-from gear_data.schema import ColumnSpec
+from gear_data.schema import ColumnSpec, VideoFormat, video_column
 from gear_data.storage.journal.reading import is_journal, read_journal
-from gear_data.storage.journal.record import RecordedEpisode
+from gear_data.storage.journal.record import RecordedEpisode, RecordedVideo
+from gear_data.storage.journal.videos import next_number, remove_journal, remove_unnamed, video_file
 from gear_data.storage.journal.writing import JournalWriter
 
 COLUMNS = (
@@ -176,3 +178,54 @@ def test_a_full_disk_keeps_the_episodes_before(tmp_path: Path, monkeypatch: pyte
     writer.close()
     for found, expected in zip(read_journal(tmp_path / "a.arrows").episodes, recorded, strict=True):
         assert_equal(found, expected)
+
+
+CAMERA = video_column("observations.front", VideoFormat(48, 64, 3, 30.0))
+
+
+def write_filmed(path: Path, videos: list[dict[str, RecordedVideo]]) -> None:
+    writer = JournalWriter(path, COLUMNS, [CAMERA])
+    for video, episode in zip(videos, episodes(len(videos)), strict=True):
+        for each in video.values():
+            (path.parent / each.file).parent.mkdir(parents=True, exist_ok=True)
+            (path.parent / each.file).write_bytes(bytes(each.bytes))
+        writer.append(replace(episode, videos=video))
+    writer.close()
+
+
+def test_videos_of_episodes(tmp_path: Path) -> None:
+    path = tmp_path / "000003.arrows"
+    videos = [{CAMERA.name: RecordedVideo(video_file(CAMERA.name, number), 5, f"sum {number}")} for number in range(3)]
+    write_filmed(path, videos)
+    journal = read_journal(path)
+    assert journal.cameras == (CAMERA,)
+    assert [episode.videos for episode in journal.episodes] == videos
+    unnamed = tmp_path / video_file(CAMERA.name, 3)
+    unnamed.write_bytes(b"half")
+    assert remove_unnamed(tmp_path, [path]) == 1
+    assert remove_unnamed(tmp_path, [path]) == 0
+    assert [each.name for each in sorted(tmp_path.rglob("*.mp4"))] == ["000000.mp4", "000001.mp4", "000002.mp4"]
+    assert next_number(tmp_path) == 3
+    remove_journal(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "videos",
+    [
+        {},
+        {"observations.wrist": RecordedVideo("videos/a.mp4", 0, "")},
+        {CAMERA.name: RecordedVideo("../../etc/passwd", 0, "")},
+        {CAMERA.name: RecordedVideo("/etc/passwd", 0, "")},
+        {CAMERA.name: RecordedVideo("videos/a\0.mp4", 0, "")},
+        {CAMERA.name: RecordedVideo("videos/a.mp4", -1, "")},
+    ],
+)
+def test_videos_that_no_writer_records(tmp_path: Path, videos: dict[str, RecordedVideo]) -> None:
+    """A journal of somebody else cannot name files outside its folder."""
+    path = tmp_path / "000000.arrows"
+    writer = JournalWriter(path, COLUMNS, [CAMERA])
+    for episode in episodes(2):
+        writer.append(replace(episode, videos=videos))
+    with pytest.raises(CorruptSourceError, match="an episode has"):
+        read_journal(path)
