@@ -336,7 +336,9 @@ class Writer:
 
     def _wait(self) -> None:
         """Waits for training. Other threads can use the Writer meanwhile."""
-        if self._limiter is not None:
+        if self._limiter is not None and not self._limiter.may_go_on():
+            if not self._limiter.has_dataset():
+                self._sink.seal()  # training may wait for the first generation
             self._limiter.wait()
 
     def _opened(self, first: Mapping[str, Any], frames: Mapping[str, Any]) -> OpenEpisodes:

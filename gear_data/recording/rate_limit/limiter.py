@@ -36,7 +36,8 @@ class RateLimiter:
     def __init__(self, path: Path, limit: RateLimit, side: Side) -> None:
         self._limit, self._side, self._name = limit, side, str(path)
         self._folder = path.with_name(f"{path.name}.rate")
-        if not (path / MANIFEST_NAME).exists() and not path.with_name(f"{path.name}.journal").exists():
+        self._manifest = path / MANIFEST_NAME
+        if not self.has_dataset() and not path.with_name(f"{path.name}.journal").exists():
             # Nothing is recorded: the counts are those of an earlier dataset with this path.
             remove_ended(self._folder)
         self._counter = Counter(self._folder, side, limit)
@@ -46,6 +47,14 @@ class RateLimiter:
             self.close()
             raise
 
+    def has_dataset(self) -> bool:
+        """Returns whether the dataset has a generation."""
+        return self._manifest.exists()
+
+    def may_go_on(self) -> bool:
+        """Returns whether this side need not wait."""
+        return self._allows(read_counts(self._folder))
+
     def wait(self) -> None:
         """Waits while this side is ahead.
 
@@ -53,8 +62,7 @@ class RateLimiter:
             RateLimitError: the wait lasted longer than the limit's `timeout`. Call again to wait longer.
         """
         since, pause, announced = time.monotonic(), _FIRST_PAUSE, False
-        allowed = self._limit.may_insert if self._side == "inserted" else self._limit.may_sample
-        while not allowed(counts := read_counts(self._folder)):
+        while not self._allows(counts := read_counts(self._folder)):
             waited = time.monotonic() - since
             if waited >= self._limit.timeout:
                 raise RateLimitError(
@@ -83,6 +91,9 @@ class RateLimiter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _allows(self, counts: Counts) -> bool:
+        return self._limit.may_insert(counts) if self._side == "inserted" else self._limit.may_sample(counts)
 
     def _reason(self, counts: Counts) -> str:
         """Returns who waits for whom."""

@@ -127,6 +127,18 @@ def test_other_threads_use_a_writer_that_waits(tmp_path: Path) -> None:
         assert writer.open_episodes() == [2]
 
 
+def test_training_that_waits_for_the_first_generation_gets_it(tmp_path: Path) -> None:
+    path = tmp_path / "live"
+    writing = threading.Thread(target=write, args=(path, 40))  # it publishes at the end only
+    writing.start()
+    ds = gear_data.open(path, follow=True)
+    assert ds.num_steps < 1000
+    loader = gear_data.SequenceLoader(ds, batch_size=ROWS, steps=50)
+    assert len(list(gear_data.rate_limited(loader, path, LIMIT))) == 50
+    writing.join(30)
+    assert gear_data.open(path).num_steps == 1000
+
+
 def test_training_waits_for_min_steps(tmp_path: Path) -> None:
     limit = replace(LIMIT, timeout=0.05)
     training = gear_data.rate_limited(batches(3), tmp_path / "live", limit)
