@@ -8,6 +8,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torchrl.data.replay_buffers.samplers import prioritized
 from torchrl.data.replay_buffers.storages import LazyTensorStorage
 
@@ -15,6 +17,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.samplers import Candidates, Weighted
 from gear_data.selection.step_mask import StepMask
+from gear_data.selection.units import EpisodeUnits, StepUnits
 from gear_data.selection.windows import WindowRule
 from tests.selection.test_weighted import check_fit
 
@@ -250,3 +253,42 @@ def test_beta_follows_its_schedule():
         for step, expected in ((0, 0.4), (10, 0.4), (15, 0.7), (20, 1.0), (1000, 1.0)):
             windows = selector.select(step, 40, 0)
             np.testing.assert_allclose(windows.importance, (STEPS * windows.probability) ** -expected, rtol=1e-12)
+
+
+# Generations
+
+
+@given(
+    before=st.sets(st.integers(0, 30), min_size=1),
+    after=st.sets(st.integers(0, 40), min_size=1),
+    by_step=st.booleans(),
+)
+def test_values_of_episodes_are_carried_by_id(before, after, by_step):
+    old, new = sorted(before), sorted(after)
+    values = {each: 1.5 * each for each in old}
+    units, carried = EpisodeUnits(anchors_of_ids(old), by_step).carried(
+        np.array(list(values.values())), anchors_of_ids(new), 99.0
+    )
+    assert carried.tolist() == [values.get(each, 99.0) for each in new]
+    assert units.by_anchor == by_step
+    asked = np.arange(-2, 43)
+    assert units.known(asked).tolist() == [each in after for each in asked.tolist()]
+    assert units.rows(np.array(new[::-1]), None).tolist() == list(range(len(new)))[::-1]
+
+
+@given(before=st.sets(st.integers(0, 12), min_size=1), after=st.sets(st.integers(0, 15), min_size=1))
+def test_values_of_steps_are_carried_by_episode_and_step(before, after):
+    old, new = ([(each, step) for each in sorted(ids) for step in range(1 + each % 4)] for ids in (before, after))
+    values = {each: float(number) for number, each in enumerate(old)}
+    units, carried = StepUnits(anchors_of_ids(sorted(before))).carried(
+        np.array(list(values.values())), anchors_of_ids(sorted(after)), -1.0
+    )
+    assert carried.tolist() == [values.get(each, -1.0) for each in new]
+    ids, steps = np.array(new).T
+    assert units.rows(ids, steps).tolist() == list(range(len(new)))
+
+
+def anchors_of_ids(ids: list[int]) -> Anchors:
+    """Episodes of 1 to 4 steps, which have other rows than ids."""
+    lengths = np.array([1 + each % 4 for each in ids])
+    return Anchors(lengths, None, None, None, WindowRule(2), names=np.array(ids))

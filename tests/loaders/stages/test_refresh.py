@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,34 @@ def test_a_generation_is_let_go_without_a_garbage_collection(growing):
         gc.enable()
     files = {path.name for path in (growing.path / "generations").iterdir()}
     assert files <= {"000003.json", "000004.json"}
+
+
+def test_other_threads_read_while_generations_enter(growing):
+    loader = make(growing.open(), sampler=Weighted([1.0] * 4), prefetch=2)
+    iterator, stop, errors = iter(loader), threading.Event(), []
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                step = loader.state_dict()["step"] - 1  # its batch was taken
+                assert ref.as_windows(loader.windows(step)) == as_windows(loader.batch(step))
+                loader.metrics()
+        except Exception as error:
+            errors.append(error)
+
+    next(iterator)
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for _ in range(8):
+            growing.grow(1, max_steps=100)
+            loader.refresh()
+            for batch in itertools.islice(iterator, 20):
+                loader.update_weights(batch["episode_id"][:2].numpy(), [0.5, 2.0])
+    finally:
+        stop.set()
+        thread.join()
+    assert errors == []
 
 
 def test_every_sampler_that_draws_takes_new_episodes(growing):
