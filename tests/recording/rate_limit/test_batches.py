@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from gear_data.errors import InvalidArgumentError, RateLimitError
 from gear_data.recording.rate_limit import limiter
 from gear_data.recording.rate_limit.counters import read_counts
 from gear_data.recording.rate_limit.limit import Counts
+from tests.support.running.eventually import eventually
 
 SPAWN = multiprocessing.get_context("spawn")
 LIMIT = gear_data.RateLimit(min_steps=200, samples_per_insert=4.0, error=400.0, timeout=30.0)
@@ -39,6 +41,11 @@ def insert(writer: gear_data.Writer, episodes: int) -> None:
 def write(path: Path, episodes: int) -> None:
     with gear_data.Writer(path, durability="os", rate_limit=LIMIT) as writer:
         insert(writer, episodes)
+
+
+def train(path: Path) -> None:
+    for _ in gear_data.rate_limited(batches(10**6), path, LIMIT):
+        pass
 
 
 def difference(counts: Counts) -> float:
@@ -162,6 +169,24 @@ def test_counts_of_an_ended_process_stay(tmp_path: Path) -> None:
     with pytest.raises(RateLimitError, match=rf"Writers \(process {child.pid} on .* \(200, has ended\)\)"):
         list(gear_data.rate_limited(batches(3), path, replace(LIMIT, timeout=0.05)))
     assert read_counts(tmp_path / "live.rate") == Counts(200, 7 * ROWS)
+
+
+def test_a_writer_outlives_training_that_was_killed(tmp_path: Path) -> None:
+    path, folder = tmp_path / "live", tmp_path / "live.rate"
+    with gear_data.Writer(path, durability="os", rate_limit=replace(LIMIT, timeout=0.5)) as writer:
+        insert(writer, 8)
+        child = SPAWN.Process(target=train, args=(path,))
+        child.start()
+        assert eventually(lambda: read_counts(folder).sampled > 400)  # it waits at the end of its margin
+        os.kill(child.pid or 0, signal.SIGKILL)
+        child.join()
+        before = read_counts(folder).sampled
+        with pytest.raises(RateLimitError, match=rf"training \(process {child.pid} on .* \({before}, has ended\)\)"):
+            insert(writer, 100)
+        assert len(list(gear_data.rate_limited(batches(5), path, LIMIT))) == 5
+        writer.end_episode(terminated=True)
+        assert read_counts(folder).sampled == before + 5 * ROWS
+        assert len(list(folder.glob("*.sampled"))) == 1
 
 
 def test_a_new_dataset_forgets_the_counts_of_an_old_one(tmp_path: Path) -> None:
