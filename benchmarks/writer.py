@@ -11,7 +11,7 @@ tables give medians over the rounds, and ratios are of the same round.
 also counts what makes the recording complete on disk: `close`, a checkpoint, `dumps`, `finalize`, `create_dataset`. A
 `call` appends a step of all environments, and ends their episodes.
 
-Sampling: batches of 256 windows of 20 steps from a store of 100,000 Hopper steps, without a writer, and beside one that
+Sampling: batches of 256 windows of 20 steps from a store of 500,000 Hopper steps, without a writer, and beside one that
 inserts 100,000 steps per second. All writers but one insert into the store that is sampled. gear-data's writer has a
 process of its own; it publishes a generation each second, and the loader takes it.
 
@@ -44,7 +44,7 @@ from recording.report import (
 SHAPES = ("hopper", "frames")
 #: The finish of a recording may take this long.
 PATIENCE_SECONDS = 600.0
-FULL: dict[str, Any] = {"seconds": 5.0, "rounds": 3, "environments": 32, "fill": 100_000, "rate": 100_000.0}
+FULL: dict[str, Any] = {"seconds": 5.0, "rounds": 3, "environments": 32, "fill": 500_000, "rate": 100_000.0}
 QUICK: dict[str, Any] = {"seconds": 0.05, "rounds": 1, "environments": 4, "fill": 4000, "rate": 10_000.0}
 
 
@@ -175,7 +175,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, help="length of one measurement (default 5)")
     parser.add_argument("--rounds", type=int, help="measurements of each contender (default 3)")
     parser.add_argument("--environments", type=int, help="environments in a batch (default 32)")
-    parser.add_argument("--fill", type=int, help="steps in the store that is sampled (default 100,000)")
+    parser.add_argument("--fill", type=int, help="steps in the store that is sampled (default 500,000)")
     parser.add_argument("--rate", type=float, help="steps per second beside the sampler (default 100,000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the steps and of the samples (default 0)")
     parser.add_argument("--venvs", type=Path, default=ROOT / ".bench-venvs", help="folder of the peers' environments")

@@ -127,7 +127,7 @@ def judge_insertion(shape: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """
     ours = rates(rows, OURS)
     small = shape == "hopper"
-    per_step = statistics.median(1e6 / rate for rate in ours) if ours else None
+    per_step = 1e6 / statistics.median(ours) if ours else None
     return [
         {
             "what": f'{shape}, batches, durability="os": steps/s to the best Reverb with items of one environment',
