@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +29,8 @@ class GearRecorder:
             options["publish_every"] = task.options.publish_every
         else:
             self.path = own
-        self._writer = gear_data.Writer(self.path, **options)
+        self._server = WriteServer(self.path) if task.options.server else None
+        self._writer = gear_data.Writer(self.path if self._server is None else self._server.url, **options)
         if not task.environments:
             self.append = self._append_one  # type: ignore[method-assign]
 
@@ -39,13 +43,34 @@ class GearRecorder:
             self._writer.end_episode(terminated=step["terminated"], truncated=step["truncated"])
 
     def settle(self) -> None:
-        """Does nothing: `append` writes an episode that ends."""
+        """Waits for the server. Without one, `append` writes an episode that ends."""
+        if self._server is not None:
+            self._writer.flush()
 
     def finish(self) -> None:
         self._writer.close()
+        if self._server is not None:
+            self._server.end()
 
     def close(self) -> None:
-        self._writer.close()
+        self.finish()
+
+
+class WriteServer:
+    """A process of `gear-data serve --writable` on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        command = [sys.executable, "-m", "gear_data.cli", "serve", str(path), "--writable", "--json"]
+        self._process = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+        if self._process.stdout is None:
+            raise RuntimeError("the server has no output")
+        self.url = f"gear://{json.loads(self._process.stdout.readline())['listen']}"
+
+    def end(self) -> None:
+        """Waits until the dataset is published."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.communicate()
 
 
 def build(args: argparse.Namespace) -> Recording:
@@ -94,6 +119,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--durability", default="os", help="of the Writer (default os)")
     help = "seconds between generations that the loader takes; 0: none (default 1)"
     parser.add_argument("--publish-every", type=float, default=1.0, help=help)
+    parser.add_argument("--server", action="store_true", help="send the episodes to a server in its own process")
     parser.add_argument("--prefetch", type=int, default=2, help="batches built ahead (default 2)")
 
 

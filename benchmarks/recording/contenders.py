@@ -60,6 +60,7 @@ def _reverb(name: str, title: str, *arguments: str, dies: str = "none", apart: b
 RECORDERS = (
     _gear(OURS, 'gear-data, durability="os"', fails="what the system wrote", apart=True),
     _gear("gear-episode", 'gear-data, durability="episode"', "--durability", "episode", fails="all that ended"),
+    _gear("gear-server", "gear-data, server", "--server", "--durability", "flush", fails="all that ended"),
     _reverb("reverb", "Reverb Writer", apart=False),
     _reverb("reverb-every-step", "Reverb Writer, an item at every step", "--every", "1"),
     _reverb(

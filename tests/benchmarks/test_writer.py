@@ -143,7 +143,7 @@ class Collected:
 
 
 def task(harness: Any, folder: Path, environments: int) -> Any:
-    options = argparse.Namespace(seed=0, durability="os", prefetch=0, publish_every=1.0)
+    options = argparse.Namespace(seed=0, durability="os", prefetch=0, publish_every=1.0, server=False)
     return harness.Task("hopper", environments, folder, options)
 
 
