@@ -157,9 +157,14 @@ class JournalFolder:
         return sum(len(read_journal(file).episodes) for file in self.ended() if int(file.stem) > published)
 
     def remove(self, journal: Path) -> None:
-        """Removes a journal, after its episodes are in the dataset."""
-        remove_journal(journal)
+        """Removes a journal, after its episodes are in the dataset.
+
+        What cannot be removed now is removed by a later call. The journal is last, so that there is a later call.
+        """
         shutil.rmtree(segment_of(journal), ignore_errors=True)
+        if not segment_of(journal).exists():
+            with suppress(OSError):
+                remove_journal(journal)
 
     def close(self) -> None:
         """Ends the journal, and lets other writers use the folder."""

@@ -235,11 +235,12 @@ def check_columns(schema: Schema, added: Schema, file: str) -> None:
 
 
 def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with typed_write_errors(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _last(segments: Sequence[SealedJournal]) -> dict[str, int]:
