@@ -9,6 +9,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import gymnasium
@@ -121,36 +123,38 @@ def test_a_server_that_is_killed_again_and_again(tmp_path: Path) -> None:
     assert ds.fingerprint == recorded_here(tmp_path / "here", order_of(ds)).fingerprint
 
 
-def record_for_ever(url: str, number_of_writer: int, descriptor: int) -> None:
-    with open(descriptor, "wb", buffering=0) as pipe:
-        writer = Writer(url, durability="flush")
-        for number in range(100_000):
-            add_episode(writer, number, number_of_writer)
-            if number % 4 == 3:
-                writer.flush()
-                pipe.write(number.to_bytes(4, "little"))
+def record_for_ever(url: str, number_of_writer: int, pipe: Connection) -> None:
+    writer = Writer(url, durability="flush")
+    for number in range(100_000):
+        add_episode(writer, number, number_of_writer)
+        if number % 4 == 3:
+            writer.flush()
+            pipe.send(number)
 
 
+@pytest.mark.usefixtures("quick_spawn")
 def test_writers_that_are_killed(tmp_path: Path, server: WriteServerProcess) -> None:
     """Two writers at once. What the server acknowledged is there, and nothing is there twice."""
     choose, acknowledged = random.Random(6), {}
     for first in range(0, 4, 2):
         running = []
         for number in (first, first + 1):
-            reader, descriptor = os.pipe()
-            arguments = (server.url, number, descriptor)
-            child = multiprocessing.get_context("fork").Process(target=record_for_ever, args=arguments)
+            reader, sender = multiprocessing.Pipe(duplex=False)
+            # Not by a fork: gRPC, which this process uses, may hang in a forked child.
+            context = multiprocessing.get_context("spawn")
+            child = context.Process(target=record_for_ever, args=(server.url, number, sender))
             child.start()
-            os.close(descriptor)
+            sender.close()
             running.append((number, child, reader))
-        found = {number: os.read(reader, 4) for number, _, reader in running}  # waits for the first ones
+        for number, _, reader in running:
+            acknowledged[number] = reader.recv()  # waits for the first ones
         time.sleep(choose.uniform(0.0, 0.5))
         for number, child, reader in running:
             os.kill(child.pid or 0, signal.SIGKILL)
             child.join()
-            with open(reader, "rb") as pipe:
-                found[number] += pipe.read()
-            acknowledged[number] = int.from_bytes(found[number][-4:], "little")
+            with suppress(EOFError):
+                while True:
+                    acknowledged[number] = reader.recv()
     server.end()
     ds = gear_data.open(tmp_path / "sent")
     order = order_of(ds)

@@ -29,9 +29,9 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception] | None]] = {
 }
 #: Methods and properties without a column.
 OTHERS = {
-    "discount", "episode", "episode_ids", "episode_table", "episodes", "final", "fingerprint", "is_remote", "lengths",
-    "num_episodes", "num_steps", "offsets", "place", "placement", "schema", "select", "shards", "sizes", "split",
-    "statistics", "step_mask", "step_mask_mode", "with_discount",
+    "at_generation", "discount", "episode", "episode_ids", "episode_table", "episodes", "final", "fingerprint",
+    "generation", "is_remote", "lengths", "num_episodes", "num_steps", "offsets", "place", "placement", "refresh",
+    "schema", "select", "shards", "sizes", "split", "statistics", "step_mask", "step_mask_mode", "with_discount",
 }  # fmt: skip
 
 
