@@ -10,7 +10,8 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,16 @@ def describe_machine(facts: Mapping[str, Any]) -> str:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def median_ms(call: Callable[[int], Any], count: int) -> float:
+    """Returns the median time of count calls, in milliseconds. A call gets its number."""
+    seconds = []
+    for i in range(count):
+        begun = time.perf_counter()
+        call(i)
+        seconds.append(time.perf_counter() - begun)
+    return 1e3 * statistics.median(seconds)
 
 
 def figure(value: float | None, digits: int = 3) -> str:

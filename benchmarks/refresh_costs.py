@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from common import median_ms
 
 
 def measure_refresh(episodes: int) -> list[dict[str, Any]]:
@@ -36,17 +34,8 @@ def measure_refresh(episodes: int) -> list[dict[str, Any]]:
                 "episodes": episodes,
                 "updated": updated,
                 "evicted": first,
-                "refresh_ms": _median_ms(lambda _: selector.carried(later), 25),  # noqa: B023
-                "first_update_ms": _median_ms(lambda i: refreshed[i].update(0, [first], [2.0]), len(refreshed)),  # noqa: B023
+                "refresh_ms": median_ms(lambda _: selector.carried(later), 25),  # noqa: B023
+                "first_update_ms": median_ms(lambda i: refreshed[i].update(0, [first], [2.0]), len(refreshed)),  # noqa: B023
             }
         )
     return found
-
-
-def _median_ms(call: Callable[[int], Any], count: int) -> float:
-    seconds = []
-    for i in range(count):
-        begun = time.perf_counter()
-        call(i)
-        seconds.append(time.perf_counter() - begun)
-    return 1e3 * statistics.median(seconds)

@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import ROOT, describe_machine, figure, format_table, machine_facts, progress, write_json
+from common import ROOT, describe_machine, figure, format_table, machine_facts, median_ms, progress, write_json
 from refresh_costs import measure_refresh
 from sparse_dataset import EPISODE_STEPS, EPISODES_MULTIPLE, SMALL, SPARSE, write_sparse_dataset
 from sparse_dataset import EPISODES as SPARSE_EPISODES
@@ -95,15 +94,6 @@ def random_weights(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     weights *= 24
     weights -= 12
     return np.power(10.0, weights, out=weights)
-
-
-def median_ms(call: Callable[[int], Any], count: int) -> float:
-    seconds = []
-    for i in range(count):
-        begun = time.perf_counter()
-        call(i)
-        seconds.append(time.perf_counter() - begun)
-    return 1e3 * statistics.median(seconds)
 
 
 def measure(kind: str, episodes: int) -> Cost:

@@ -34,7 +34,8 @@ class JournalSink(EpisodeSink):
     """
 
     def __init__(self, folder: Path, options: SealOptions, every: float | None) -> None:
-        if newest_manifest(folder) is None and folder.exists() and not _is_unfinished(folder):
+        manifest = newest_manifest(folder)
+        if manifest is None and folder.exists() and not _is_unfinished(folder):
             raise DestinationExistsError(
                 "the destination exists and is not a dataset", file=str(folder), hint="choose another path"
             )
@@ -47,7 +48,7 @@ class JournalSink(EpisodeSink):
         self._error: GearError | None = None
         self._journals = JournalFolder(folder)
         try:
-            self._episodes = self._journals.num_episodes(last_published(folder, self._journals.name))
+            self._episodes = self._journals.num_episodes(last_published(newest_manifest(folder), self._journals.name))
         except BaseException:
             self._journals.close()
             raise
@@ -75,7 +76,7 @@ class JournalSink(EpisodeSink):
         manifest = newest_manifest(self._folder)
         if manifest is not None:
             check_joins((*columns, *cameras), manifest.schema, str(self._folder))
-        first = last_published(self._folder, self._journals.name) + 1
+        first = last_published(manifest, self._journals.name) + 1
         with self._mutex:
             self._journals.begin(
                 columns, cameras, first=first, most_bytes=self._options.part_bytes, most_steps=self._options.part_steps

@@ -14,6 +14,7 @@ from gear_data.ingest.growing.publish import Publication, SealedJournal, newest_
 from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of
 from gear_data.storage.journal.episode_log import last_sequences
 from gear_data.storage.journal.reading import read_journal
+from gear_data.storage.manifest import Manifest
 
 #: A growing dataset with a limit has at least so many parts, so that an eviction takes a small share of it.
 _PARTS = 8
@@ -63,7 +64,7 @@ def seal(
     Raises:
         GearError: the journals cannot be sealed, or the generation cannot be written. The journals stay.
     """
-    published = last_published(folder, journals.name)
+    published = last_published(newest_manifest(folder), journals.name)
     segments = []
     for file in files:
         if int(file.stem) > published and (segment := _segment(file, journals.name, progress)) is not None:
@@ -76,9 +77,8 @@ def seal(
     return publication
 
 
-def last_published(folder: Path, writer: str) -> int:
-    """Returns the number of the last journal of a writer that the dataset has, or -1."""
-    manifest = newest_manifest(folder)
+def last_published(manifest: Manifest | None, writer: str) -> int:
+    """Returns the number of the last journal of a writer that a dataset has, or -1."""
     growth = None if manifest is None else manifest.growth
     return -1 if growth is None else growth.sealed.get(writer, -1)
 
