@@ -15,6 +15,25 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 
+def remove_unlocked(path: Path) -> bool:
+    """Removes a file that no process has locked (flock). Returns whether this call removed it.
+
+    A file that cannot be locked or removed stays, as on a file system without locks.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Holds the lock of a file, and creates the file if it is missing.

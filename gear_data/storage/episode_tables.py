@@ -300,6 +300,22 @@ def concatenate_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
         raise UnsupportedColumnError(f"episode metadata of mixed type: {error}", hint=_ONE_TYPE) from error
 
 
+def with_values(table: pa.Table, name: str, values: npt.NDArray[Any]) -> pa.Table:
+    """Returns a table with other values in a column, of the column's type."""
+    index = table.schema.get_field_index(name)
+    field = table.schema.field(index)
+    return table.set_column(index, field, pa.array(values, field.type))
+
+
+def with_plain_text(table: pa.Table) -> pa.Table:
+    """Returns a table with decoded text. Dictionaries differ between tables."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            plain = pa.field(field.name, field.type.value_type, nullable=field.nullable)
+            table = table.set_column(index, plain, table.column(index).cast(plain.type))
+    return table
+
+
 def join_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
     """Concatenates the whole episode table and dictionary-encodes its text columns."""
     table = concatenate_episode_tables(tables).combine_chunks()

@@ -23,8 +23,8 @@ from gear_data.errors import (
     UnsupportedColumnError,
 )
 from gear_data.ingest import merge
-from gear_data.ingest.merging import link
 from gear_data.storage import atomic, recomputation
+from gear_data.storage.writing import placing
 from gear_data.storage.writing.shard_writer import ShardWriter
 from tests.support.checks import folder_contents
 from tests.support.manifests import edited_manifest
@@ -121,7 +121,7 @@ def test_shards_are_copied_where_links_are_impossible(
 def test_a_copy_of_a_damaged_shard_is_refused(
     parts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "link_file", lambda source, path: False)
+    monkeypatch.setattr(placing, "link_file", lambda source, path: False)
     shard = sorted((parts[1] / "shards").iterdir())[0]
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1

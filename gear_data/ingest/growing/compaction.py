@@ -12,12 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from gear_data.errors import CorruptShardError
-from gear_data.ingest.growing.draft import Draft, DraftPart, with_column
+from gear_data.ingest.growing.draft import Draft, DraftPart
 from gear_data.ingest.growing.part_statistics import join_statistics
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
+from gear_data.storage.episode_tables import with_values
 from gear_data.storage.generations.growth import Part
 from gear_data.storage.manifest import FileEntry, ShardEntry
+from gear_data.storage.verify import check_bytes
 from gear_data.storage.writing.file_store import LocalFileStore
 
 
@@ -50,7 +52,7 @@ def joined_parts(store: LocalFileStore, draft: Draft, count: int, file: str, nam
         name: name of the new part.
 
     Raises:
-        CorruptShardError: a shard cannot be read.
+        CorruptShardError: a shard cannot be read, or has another checksum.
         StorageFullError, UnwritableError: the new shard cannot be written.
     """
     kept, last = draft.parts[:-count], draft.parts[-count:]
@@ -70,8 +72,8 @@ def joined_parts(store: LocalFileStore, draft: Draft, count: int, file: str, nam
     before = np.concatenate([[0], np.cumsum([s.steps for s in shards])])
     inside = shard >= first
     start = start + np.where(inside, before[np.maximum(shard - first, 0)], 0)
-    episodes = with_column(draft.episodes, "start", start)
-    episodes = with_column(episodes, "shard", np.minimum(shard, first))
+    episodes = with_values(draft.episodes, "start", start)
+    episodes = with_values(episodes, "shard", np.minimum(shard, first))
     return replace(
         draft, parts=(*kept, DraftPart(Part(name, 1), (joined,), sum(p.video_bytes for p in last))), episodes=episodes
     )
@@ -80,6 +82,8 @@ def joined_parts(store: LocalFileStore, draft: Draft, count: int, file: str, nam
 def _batch(store: LocalFileStore, shard: ShardEntry) -> pa.RecordBatch:
     path = store.folder / shard.entry.file
     try:
+        # Else the new checksum would hide damage.
+        check_bytes(path, shard.entry)
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).get_batch(0)
     except (pa.ArrowException, OSError) as error:

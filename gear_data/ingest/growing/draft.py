@@ -19,7 +19,13 @@ from gear_data.ingest.growing.draft_videos import (
     without_unused,
 )
 from gear_data.schema import Schema
-from gear_data.storage.episode_tables import concatenate_episode_tables, read_episodes, read_finals
+from gear_data.storage.episode_tables import (
+    concatenate_episode_tables,
+    read_episodes,
+    read_finals,
+    with_plain_text,
+    with_values,
+)
 from gear_data.storage.generations.growth import Part
 from gear_data.storage.manifest import Manifest, ShardEntry
 from gear_data.storage.statistics import ColumnStatistics, merged_statistics
@@ -109,7 +115,7 @@ def draft_of(folder: Path, manifest: Manifest, parts: Sequence[Part]) -> Draft:
         del shards[: part.shards]
     finals = read_finals(folder / manifest.tables["finals"].file, manifest) if "finals" in manifest.tables else None
     return Draft(
-        manifest.schema, tuple(drafts), _with_plain_text(episodes), finals, manifest.next_id, manifest.statistics,
+        manifest.schema, tuple(drafts), with_plain_text(episodes), finals, manifest.next_id, manifest.statistics,
         videos,
     )  # fmt: skip
 
@@ -160,7 +166,7 @@ def without_parts(draft: Draft, gone: Sequence[int]) -> Draft:
     numbers = np.cumsum(kept) - 1
     shard = draft.episodes.column("shard").to_numpy()
     table = draft.episodes.filter(pa.array(kept[shard]))
-    table = with_column(table, "shard", numbers[shard[kept[shard]]])
+    table = with_values(table, "shard", numbers[shard[kept[shard]]])
     videos, table = without_unused(draft.videos, table, draft.schema.videos)
     finals = draft.finals
     if finals is not None:
@@ -168,19 +174,3 @@ def without_parts(draft: Draft, gone: Sequence[int]) -> Draft:
         finals = finals.filter(pa.array(np.isin(final_ids, ids)))
     parts = tuple(part for number, part in enumerate(draft.parts) if number not in set(gone))
     return replace(draft, parts=parts, episodes=table, finals=finals, statistics=None, videos=videos)
-
-
-def with_column(table: pa.Table, name: str, values: npt.NDArray[np.int64]) -> pa.Table:
-    """Returns a table with other values in a column, of the column's type."""
-    index = table.schema.get_field_index(name)
-    field = table.schema.field(index)
-    return table.set_column(index, field, pa.array(values, field.type))
-
-
-def _with_plain_text(table: pa.Table) -> pa.Table:
-    """Returns the table with decoded text. Dictionaries differ between tables."""
-    for index, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            plain = pa.field(field.name, field.type.value_type, nullable=field.nullable)
-            table = table.set_column(index, plain, table.column(index).cast(plain.type))
-    return table

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gear_data.ingest.growing.placing import place
 from gear_data.ingest.videos.arguments import KEEP, LINK
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.schema import ColumnSpec
 from gear_data.storage.arrow_files import read_table
+from gear_data.storage.episode_tables import with_values
 from gear_data.storage.generations.growth import TABLES
 from gear_data.storage.manifest import FileEntry, Manifest
 from gear_data.storage.videos.mapped import is_kept
 from gear_data.storage.writing.file_store import LocalFileStore
+from gear_data.storage.writing.placing import place
 from gear_data.storage.writing.staging import write_table
 from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_TABLE
 from gear_data.video.segments import segment_columns
@@ -113,7 +114,7 @@ def linked_videos(store: LocalFileStore, source: Path, videos: DraftVideos, name
         videos.names, *(videos.files.column(each).to_pylist() for each in ("bytes", "checksum")), strict=True
     ):
         names.append(f"{VIDEOS}/{name}/{file.removeprefix(f'{VIDEOS}/')}")
-        place(store, source / file, FileEntry(file, size, checksum), names[-1])
+        place(store, source / file, FileEntry(file, size, checksum), names[-1], name=str(source / file))
     column = FILES_SCHEMA.get_field_index("file")
     files = videos.files.set_column(column, FILES_SCHEMA.field(column), pa.array(names, pa.large_string()))
     return DraftVideos(files, videos.packets)
@@ -136,10 +137,8 @@ def with_file_numbers(episodes: pa.Table, cameras: Sequence[ColumnSpec], numbers
         numbers: int64 [files], the new number of each file.
     """
     for camera in cameras:
-        index = episodes.schema.get_field_index(segment_columns(camera.name)[0])
-        field = episodes.schema.field(index)
-        values = numbers[episodes.column(index).to_numpy()]
-        episodes = episodes.set_column(index, field, pa.array(values, field.type))
+        name, _ = segment_columns(camera.name)
+        episodes = with_values(episodes, name, numbers[episodes.column(name).to_numpy()])
     return episodes
 
 

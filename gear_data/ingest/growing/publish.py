@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from gear_data.common.paths import printable
-from gear_data.common.regular_files import JSON_BYTES
-from gear_data.errors import DatasetNotFoundError, UnsupportedColumnError, UnwritableError
+from gear_data.errors import DatasetNotFoundError, UnsupportedColumnError
 from gear_data.ingest.card import CARD_NAME, dataset_card
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.growing.compaction import joined_parts, parts_to_join
@@ -24,7 +23,6 @@ from gear_data.ingest.growing.draft import Draft, DraftPart, appended, draft_of,
 from gear_data.ingest.growing.draft_videos import linked_videos, write_videos
 from gear_data.ingest.growing.eviction import Limits, parts_to_evict
 from gear_data.ingest.growing.part_statistics import merged_parts, write_statistics
-from gear_data.ingest.growing.placing import place
 from gear_data.ingest.growing.sweep import sweep
 from gear_data.ingest.several.united import united_columns
 from gear_data.schema import Schema
@@ -34,8 +32,9 @@ from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, fingerprint
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.storage.writing.file_store import LocalFileStore, put_text
+from gear_data.storage.writing.placing import place
 from gear_data.storage.writing.progress_files import PROGRESS
-from gear_data.storage.writing.staging import write_table
+from gear_data.storage.writing.staging import manifest_text, write_table
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,8 @@ def _linked(
     files = []
     for number, shard in enumerate(manifest.shards):
         file = f"shards/{name}-{number:04d}.arrow"
-        place(store, segment.folder / shard.entry.file, shard.entry, file)
+        source = segment.folder / shard.entry.file
+        place(store, source, shard.entry, file, name=str(source))
         files.append(FileEntry(file, shard.entry.bytes, shard.entry.checksum))
     _fsync_folder(store.folder / "shards")
     write_statistics(store, name, manifest.statistics)
@@ -299,13 +299,7 @@ def _manifest(
 
 def _put_manifest(store: LocalFileStore, manifest: Manifest) -> None:
     """Publishes a generation."""
-    text = manifest.to_text()
-    if len(text) > JSON_BYTES:
-        raise UnwritableError(
-            f"the manifest has {len(text)} bytes, more than readers accept ({JSON_BYTES})",
-            file=f"{store.name}/{MANIFEST_NAME}",
-            hint="use larger shards: raise shard_bytes",
-        )
+    text = manifest_text(manifest, store, "use larger shards: raise shard_bytes")
     file = generation_file(manifest.generation)
     put_text(store, file, text)
     # Two names of one file: a lease of one is a lease of both.

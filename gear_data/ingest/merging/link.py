@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,15 +9,20 @@ from pathlib import Path
 import pyarrow as pa
 
 from gear_data.common.progress import progress_bar
-from gear_data.errors import CorruptShardError
 from gear_data.ingest.merging.dataset_cameras import read_index
 from gear_data.ingest.merging.inputs import MergeInput
 from gear_data.ingest.several.embodiments import EMBODIMENT
 from gear_data.schema import Schema
-from gear_data.storage.atomic import checksum, link_file
-from gear_data.storage.episode_tables import join_episode_tables, read_episodes, read_finals
+from gear_data.storage.episode_tables import (
+    join_episode_tables,
+    read_episodes,
+    read_finals,
+    with_plain_text,
+    with_values,
+)
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
-from gear_data.storage.writing.file_store import FileStore, LocalFileStore
+from gear_data.storage.writing.file_store import FileStore
+from gear_data.storage.writing.placing import place
 from gear_data.storage.writing.staging import renumbered_episodes, renumbered_finals, with_new_ids, write_table
 from gear_data.video.segments import segment_columns
 
@@ -56,27 +60,16 @@ def link_shards(inputs: Sequence[MergeInput], store: FileStore, progress: bool |
             for index, shard in enumerate(item.manifest.shards):
                 name = f"shards/{part:05d}-{index:06d}.arrow"
                 with item.files.local(shard.entry) as path:
-                    linked += place(store, path, shard.entry, name, item)
+                    linked += place_file(store, path, shard.entry, name, item)
                 shards.append(replace(shard, entry=replace(shard.entry, file=name)))
                 bar.update(shard.entry.bytes)
     return LinkedShards(tuple(shards), linked)
 
 
-def place(store: FileStore, source: Path, entry: FileEntry, name: str, item: MergeInput) -> bool:
-    """Links or copies a file, and returns whether it is a link."""
+def place_file(store: FileStore, source: Path, entry: FileEntry, name: str, item: MergeInput) -> bool:
+    """Links or copies a file of a dataset, and returns whether it is a link."""
     # The cache of remote datasets changes the times of its files.
-    if item.is_local and isinstance(store, LocalFileStore) and link_file(source, store.folder / name):
-        return True
-    with store.writing(name) as path:
-        shutil.copyfile(source, path)
-        found = checksum(path)
-        if found != entry.checksum:
-            raise CorruptShardError(
-                f"its checksum is {found}, the manifest says {entry.checksum}",
-                file=item.files.name(entry),
-                hint="its bytes were changed: restore it, or write it again with 'gear-data repair'",
-            )
-    return False
+    return place(store, source, entry, name, name=item.files.name(entry), links=item.is_local)
 
 
 def merged_episodes(inputs: Sequence[MergeInput]) -> pa.Table:
@@ -95,7 +88,7 @@ def _episode_tables(inputs: Sequence[MergeInput]) -> Iterator[pa.Table]:
     first_episode = first_shard = first_video = 0
     for item in inputs:
         with item.files.local(item.manifest.tables["episodes"]) as path:
-            table = _with_plain_text(read_episodes(path, item.manifest))
+            table = with_plain_text(read_episodes(path, item.manifest))
         if item.manifest.next_id != len(table):
             table = with_new_ids(table, table.column("episode_id").to_numpy())
         table = _with_files_from(renumbered_episodes(table, first_episode, first_shard), item.manifest, first_video)
@@ -106,22 +99,11 @@ def _episode_tables(inputs: Sequence[MergeInput]) -> Iterator[pa.Table]:
             first_video += len(videos)
 
 
-def _with_plain_text(table: pa.Table) -> pa.Table:
-    """Returns the table with decoded text. Dictionaries differ between datasets."""
-    for index, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            plain = pa.field(field.name, field.type.value_type, nullable=field.nullable)
-            table = table.set_column(index, plain, table.column(index).cast(plain.type))
-    return table
-
-
 def _with_files_from(table: pa.Table, manifest: Manifest, first: int) -> pa.Table:
     """Returns the table with the numbers of video files shifted by `first`."""
     for spec in manifest.schema.videos:
         name, _ = segment_columns(spec.name)
-        index = table.schema.get_field_index(name)
-        numbers = pa.array(table.column(name).to_numpy() + first, pa.int64())
-        table = table.set_column(index, table.schema.field(index), numbers)
+        table = with_values(table, name, table.column(name).to_numpy() + first)
     return table
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from gear_data.ingest.merging.dataset_cameras import read_index
 from gear_data.ingest.merging.inputs import MergeInput
-from gear_data.ingest.merging.link import place
+from gear_data.ingest.merging.link import place_file
 from gear_data.ingest.videos.arguments import KEEP, LINK
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.storage.manifest import FileEntry
@@ -56,7 +56,7 @@ def link_videos(inputs: Sequence[MergeInput], store: FileStore) -> LinkedVideos:
                 continue
             names.append(f"{VIDEOS}/{part:05d}/{entry.file.removeprefix(f'{VIDEOS}/')}")
             with item.files.local(entry) as path:
-                place(store, path, entry, names[-1], item)
+                place_file(store, path, entry, names[-1], item)
             kept, linked = kept + entry.bytes, False
         column = FILES_SCHEMA.get_field_index("file")
         files.append(index.files.set_column(column, FILES_SCHEMA.field(column), pa.array(names, pa.large_string())))

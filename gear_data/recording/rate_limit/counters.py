@@ -25,6 +25,7 @@ from typing import Literal
 
 import msgspec
 
+from gear_data.common.file_lock import remove_unlocked
 from gear_data.errors import UnwritableError
 from gear_data.recording.rate_limit.limit import Counts, RateLimit
 from gear_data.storage.atomic import typed_write_errors
@@ -130,13 +131,7 @@ def remove_ended(folder: Path) -> None:
     """Removes the counters of processes that have ended."""
     for side in SIDES:
         for path in _files(folder, side):
-            with suppress(OSError):
-                descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink()
-                finally:
-                    os.close(descriptor)
+            remove_unlocked(path)
 
 
 def _files(folder: Path, side: Side) -> Iterator[Path]:

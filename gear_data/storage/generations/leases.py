@@ -14,6 +14,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+from gear_data.common.file_lock import remove_unlocked
 from gear_data.storage.generations.growth import GENERATIONS
 
 
@@ -63,22 +64,6 @@ def remove_unread(folder: Path, newest: int) -> list[int]:
     kept = []
     for path in sorted((folder / GENERATIONS).glob("*.json")):
         generation = int(path.stem) if path.stem.isdecimal() else newest
-        if generation == newest or not _removed(path):
+        if generation == newest or not remove_unlocked(path):
             kept.append(generation)
     return kept
-
-
-def _removed(path: Path) -> bool:
-    """Removes a generation's manifest, unless somebody holds a lease."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True

@@ -21,7 +21,7 @@ from gear_data.errors import GearError, ResumeError, UnwritableError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import write_ipc
 from gear_data.storage.atomic import checksum
-from gear_data.storage.episode_tables import SOURCE_ROW, join_episode_tables
+from gear_data.storage.episode_tables import SOURCE_ROW, join_episode_tables, with_values
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, ShardRecord, fingerprint
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsState
 from gear_data.storage.writing.file_store import FileStore, put_text
@@ -219,14 +219,8 @@ class StagedDataset:
         for file in self._store.files():
             if file.endswith(".tmp"):
                 self._store.remove(file)
-        text = manifest.to_text()
-        if len(text) > JSON_BYTES:
-            raise UnwritableError(
-                f"the manifest has {len(text)} bytes, more than readers accept ({JSON_BYTES})",
-                file=f"{self._store.name}/{MANIFEST_NAME}",
-                hint="convert into fewer, larger shards: raise shard_bytes (--shard-bytes)",
-            )
-        put_text(self._store, MANIFEST_NAME, text)
+        hint = "convert into fewer, larger shards: raise shard_bytes (--shard-bytes)"
+        put_text(self._store, MANIFEST_NAME, manifest_text(manifest, self._store, hint))
         self._store.clear(PROGRESS, keep=LOCK)
 
     def abandon(self, *, keep_videos: bool = False) -> Kept:
@@ -250,6 +244,27 @@ class StagedDataset:
         files = (file for file in self._store.files(PROGRESS) if file.endswith(".json"))
         files = (file for file in files if not file.startswith(f"{PROGRESS}/videos/"))
         return sum(file != _OPTIONS and not file.endswith("done.json") for file in files)
+
+
+def manifest_text(manifest: Manifest, store: FileStore, hint: str) -> str:
+    """Returns the text of a manifest.
+
+    Args:
+        manifest: the manifest.
+        store: the dataset's folder.
+        hint: the remedy if it is too large.
+
+    Raises:
+        UnwritableError: readers would refuse it, because it is too large.
+    """
+    text = manifest.to_text()
+    if len(text) > JSON_BYTES:
+        raise UnwritableError(
+            f"the manifest has {len(text)} bytes, more than readers accept ({JSON_BYTES})",
+            file=f"{store.name}/{MANIFEST_NAME}",
+            hint=hint,
+        )
+    return text
 
 
 def write_table(store: FileStore, name: str, table: pa.Table) -> FileEntry:
@@ -310,9 +325,7 @@ def renumbered_episodes(table: pa.Table, first_episode: int, first_shard: int) -
     if not first_episode and not first_shard:
         return table
     for name, first in (("episode_id", first_episode), ("shard", first_shard)):
-        field = table.schema.field(name)
-        values = table.column(name).to_numpy() + np.array(first, field.type.to_pandas_dtype())
-        table = table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
+        table = with_values(table, name, table.column(name).to_numpy() + first)
     return table
 
 
@@ -323,13 +336,9 @@ def with_new_ids(table: pa.Table, ids: npt.NDArray[np.int64]) -> pa.Table:
         table: an episode table, or a table of final observations.
         ids: int64 [n], ascending: the ids of all episodes.
     """
-    index = table.schema.get_field_index("episode_id")
-    numbers = np.searchsorted(ids, table.column("episode_id").to_numpy())
-    return table.set_column(index, table.schema.field(index), pa.array(numbers, pa.int64()))
+    return with_values(table, "episode_id", np.searchsorted(ids, table.column("episode_id").to_numpy()))
 
 
 def renumbered_finals(table: pa.Table, first_episode: int, first_shard: int) -> pa.Table:
     """Returns a table of final observations, numbered after the tables before."""
-    field = table.schema.field("episode_id")
-    ids = pa.array(table.column("episode_id").to_numpy() + first_episode, field.type)
-    return table.set_column(table.schema.get_field_index("episode_id"), field, ids)
+    return with_values(table, "episode_id", table.column("episode_id").to_numpy() + first_episode)

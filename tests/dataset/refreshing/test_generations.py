@@ -11,7 +11,13 @@ import polars as pl
 import pytest
 
 import gear_data
-from gear_data.errors import DatasetReplacedError, EpisodeIndexError, GenerationGoneError, InvalidArgumentError
+from gear_data.errors import (
+    CorruptShardError,
+    DatasetReplacedError,
+    EpisodeIndexError,
+    GenerationGoneError,
+    InvalidArgumentError,
+)
 from gear_data.residency import host
 from gear_data.storage.dataset_files import DatasetFiles
 
@@ -223,6 +229,22 @@ def test_a_replaced_dataset_is_no_generation(tmp_path: Path) -> None:
     gear_data.convert([episode], tmp_path / "ds", overwrite=True)
     with pytest.raises(DatasetReplacedError):
         ds.refresh()
+
+
+def test_a_damaged_shard_is_not_joined(tmp_path: Path) -> None:
+    """A joined shard has a new checksum, which would hide the damage."""
+    writer = grown(tmp_path / "ds", 1)
+    (shard,) = (tmp_path / "ds/shards").iterdir()
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    add(writer, 10, 10)
+    with pytest.raises(CorruptShardError, match="its checksum is"):
+        writer.seal()
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    writer.close()
+    assert numbers(gear_data.open(tmp_path / "ds")) == list(range(20))
 
 
 @pytest.mark.parametrize("residency", ["mmap", "host"])
