@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gear_data.errors import CorruptSourceError, UnsupportedColumnError
+from gear_data.errors import CorruptSourceError
 from gear_data.ingest.growing.publish import newest_manifest
 from gear_data.recording.declared_columns import declared_columns
 from gear_data.recording.journal_folder import journals_of
@@ -25,7 +25,6 @@ def earlier_episodes(folder: Path) -> EarlierEpisodes:
 
     Raises:
         CorruptSourceError: a journal is damaged.
-        UnsupportedColumnError: the dataset has cameras.
         ManifestError: the manifest is damaged.
     """
     # The journals first: another process may put them into the dataset meanwhile.
@@ -34,16 +33,9 @@ def earlier_episodes(folder: Path) -> EarlierEpisodes:
     manifest = newest_manifest(folder)
     published = {} if manifest is None or manifest.growth is None else manifest.growth.sequences
     sequences = last_sequences((episode for journal in journals for episode in journal.episodes), published)
-    if manifest is not None and manifest.schema.videos:
-        raise UnsupportedColumnError(
-            "a server for writers takes no videos",
-            file=str(folder),
-            column=manifest.schema.videos[0].name,
-            hint="choose another dataset; writers send frames as arrays",
-        )
     if manifest is not None:
         return EarlierEpisodes(declared_columns(manifest.schema), sequences)
-    return EarlierEpisodes(journals[0].columns if journals else (), sequences)
+    return EarlierEpisodes((*journals[0].columns, *journals[0].cameras) if journals else (), sequences)
 
 
 @contextmanager

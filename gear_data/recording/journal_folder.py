@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -174,6 +174,25 @@ class JournalFolder:
             self._stack.close()
             with suppress(OSError):  # journals wait there, or another writer uses it
                 os.rmdir(self.path.parent)
+
+
+def visit_left_behind(folder: Path, pattern: str, visit: Callable[[JournalFolder], None]) -> None:
+    """Calls a function for the journals of each writer that died. No other process uses them meanwhile.
+
+    Args:
+        folder: folder of the dataset.
+        pattern: of the files that a writer left.
+        visit: the function.
+    """
+    for path in sorted(journals_of(folder).glob("*")):
+        if not path.name.isdecimal() or not any(path.glob(pattern)):
+            continue
+        journals = JournalFolder(folder, int(path.name))
+        try:
+            if journals.name == path.name:  # else its writer runs
+                visit(journals)
+        finally:
+            journals.close()
 
 
 def segment_of(journal: Path) -> Path:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from gear_data.cluster.addresses import is_cluster
 from gear_data.common.extras import import_extra
 from gear_data.common.progress import progress_bar
-from gear_data.errors import EmptySourceError, InvalidArgumentError
-from gear_data.ingest.growing.publish import Publication, newest_manifest
+from gear_data.errors import DatasetNotFoundError, EmptySourceError, InvalidArgumentError
+from gear_data.ingest.growing.publish import Publication
 from gear_data.recording.callbacks import EnvCallbacks, EpisodeMetadataCallback, StepDataCallback
 from gear_data.recording.cameras.camera import Camera
 from gear_data.recording.writer import Writer
+from gear_data.storage.dataset_files import open_files
 
 #: The camera of rendered frames.
 _RENDERED = "observations.images.render"
@@ -22,7 +22,7 @@ _RENDERED = "observations.images.render"
 
 def record(
     env: Any,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Writer,
     *,
     durability: Literal["episode", "flush", "os"] = "episode",
     cameras: Mapping[str, Camera] | None = None,
@@ -39,7 +39,8 @@ def record(
 
     Args:
         env: a `gymnasium.Env` or a `gymnasium.vector.VectorEnv`.
-        path: the folder of the dataset. See `Writer`.
+        path: the folder or URL of the dataset: see `Writer`. Or a Writer, which has its own durability and cameras,
+            such as `Writer("runs/", publish_every=10.0)`.
         durability: see `Writer`.
         cameras: columns of image observations that become video: see `Writer`. Such as `observations.image` for the
             entry `image` of a Dict space, or `observations`.
@@ -55,7 +56,8 @@ def record(
         The environment, wrapped.
 
     Raises:
-        InvalidArgumentError: `env` is no environment of Gymnasium, or a vector environment has callbacks or infos.
+        InvalidArgumentError: `env` is no environment of Gymnasium, or a vector environment has callbacks or infos, or
+            a Writer and its options are given.
         MissingExtraError: Gymnasium is not installed.
         GearError: The errors of `Writer`.
     """
@@ -68,14 +70,28 @@ def record(
                 "callbacks and infos of a vector environment are not recorded",
                 hint="record its environments one by one",
             )
-        return RecordedVectorEnv(env, Writer(path, durability=durability, cameras=cameras))
+        return RecordedVectorEnv(env, _writer(path, durability, cameras))
     if isinstance(env, gymnasium.Env):
         callbacks = EnvCallbacks(step_data_callback, episode_metadata_callback, record_infos=record_infos)
-        return RecordedEnv(env, Writer(path, durability=durability, cameras=cameras), callbacks)
+        return RecordedEnv(env, _writer(path, durability, cameras), callbacks)
     raise InvalidArgumentError(
         f"record needs a gymnasium.Env or gymnasium.vector.VectorEnv, not {type(env).__name__}",
         hint="wrap an environment of gym with shimmy, or append steps to gear_data.Writer",
     )
+
+
+def _writer(
+    path: str | os.PathLike[str] | Writer,
+    durability: Literal["episode", "flush", "os"],
+    cameras: Mapping[str, Camera] | None,
+) -> Writer:
+    if not isinstance(path, Writer):
+        return Writer(path, durability=durability, cameras=cameras)
+    if durability != "episode" or cameras is not None:
+        raise InvalidArgumentError(
+            "durability and cameras are given beside a Writer", hint="give them to the Writer: it has its own"
+        )
+    return path
 
 
 def record_episodes(
@@ -94,7 +110,7 @@ def record_episodes(
 
     Args:
         env_id: the id of the environment, for `gymnasium.make`.
-        path: the folder of the dataset, or a server: see `Writer`.
+        path: the folder or URL of the dataset, or a server: see `Writer`.
         episodes: number of episodes.
         policy: takes an observation and returns an action. None draws actions from the environment's space.
         seed: the episode with id i is reset with seed + i, and its actions are drawn with the same seed.
@@ -118,8 +134,7 @@ def record_episodes(
     rendered = _RENDERED if camera else None
     cameras = {_RENDERED: Camera(made.metadata.get("render_fps", 30))} if camera else None
     with Writer(path, cameras=cameras) as writer, progress_bar(episodes, "episodes", "episode", progress) as bar:
-        manifest = None if is_cluster(path) else newest_manifest(Path(path))
-        first = seed + (0 if manifest is None else manifest.next_id)
+        first = seed + _next_id(path)
         env = RecordedEnv(made, writer, rendered=rendered)
         bar.update(writer.episodes)
         while writer.episodes < episodes:
@@ -137,3 +152,11 @@ def record_episodes(
     if publication is None and not is_cluster(path):
         raise EmptySourceError("no episode was recorded", file=path)
     return publication
+
+
+def _next_id(path: str) -> int:
+    """Returns the id of the next episode of a dataset; 0 if there is none, or a server makes it."""
+    try:
+        return 0 if is_cluster(path) else open_files(path).manifest().next_id
+    except DatasetNotFoundError:
+        return 0

@@ -4,70 +4,83 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from gear_data.errors import ResumeError
-from gear_data.ingest.convert import MIN_SHARD_BYTES, SHARD_BYTES, convert
-from gear_data.ingest.growing.eviction import Limits
-from gear_data.ingest.growing.publish import Publication, SealedJournal, newest_manifest, publish
-from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of
+from gear_data.errors import DestinationExistsError, ResumeError
+from gear_data.ingest.card import CARD_NAME
+from gear_data.ingest.convert import MIN_SHARD_BYTES, convert
+from gear_data.ingest.growing.added_journals import SealedJournal
+from gear_data.ingest.growing.publish import Publication, newest_manifest, publish
+from gear_data.ingest.videos.placing import VIDEOS
+from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of, visit_left_behind
+from gear_data.recording.publisher import JournalPublisher
+from gear_data.recording.seal_options import SealOptions
+from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.journal.episode_log import last_sequences
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.manifest import Manifest
-
-#: A growing dataset with a limit has at least so many parts, so that an eviction takes a small share of it.
-_PARTS = 8
+from gear_data.storage.writing.progress_files import PROGRESS
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SealOptions:
-    """How journals are sealed.
-
-    Attributes:
-        shard_bytes: the size up to which shards are filled.
-        limits: the largest size of the dataset.
-    """
-
-    shard_bytes: int = SHARD_BYTES
-    limits: Limits = field(default_factory=Limits)
-
-    @property
-    def part_bytes(self) -> int:
-        """The largest size of a part."""
-        most = self.limits.max_bytes
-        return self.shard_bytes if most is None else max(1, min(self.shard_bytes, most // _PARTS))
-
-    @property
-    def part_steps(self) -> int | None:
-        """The most steps of a part; None: no limit."""
-        return None if self.limits.max_steps is None else max(1, self.limits.max_steps // _PARTS)
-
-
-def seal(
-    folder: Path, journals: JournalFolder, files: Sequence[Path], options: SealOptions, *, progress: bool | None
-) -> Publication | None:
-    """Publishes ended journals of a writer, and removes them.
+class FolderPublisher(JournalPublisher):
+    """Publishes the journals of one writer in a folder of this machine.
 
     Args:
         folder: folder of the dataset.
-        journals: the journals of one writer.
-        files: those that have ended.
-        options: how they are sealed.
-        progress: show progress bars; None shows them on a terminal.
-
-    Returns:
-        None if there is no episode that the dataset lacks.
+        options: how journals are sealed.
 
     Raises:
-        GearError: the journals cannot be sealed, or the generation cannot be written. The journals stay.
+        DestinationExistsError: the folder holds other files.
+        UnwritableError: it cannot be written to.
     """
+
+    def __init__(self, folder: Path, options: SealOptions) -> None:
+        if newest_manifest(folder) is None and folder.exists() and not _is_unfinished(folder):
+            raise DestinationExistsError(
+                "the destination exists and is not a dataset", file=str(folder), hint="choose another path"
+            )
+        self.location = str(folder)
+        self._folder, self.options = folder, options
+        self.journals = JournalFolder(folder)
+
+    def newest(self) -> Manifest | None:
+        """Returns the newest manifest; None if there is no dataset."""
+        return newest_manifest(self._folder)
+
+    def last_number(self, manifest: Manifest | None) -> int:
+        """Returns the number of the writer's last journal that the dataset has, or -1."""
+        return last_published(manifest, self.journals.name)
+
+    def num_waiting(self) -> int:
+        """Returns the number of episodes in the journals that wait."""
+        return self.journals.num_episodes(self.last_number(self.newest()))
+
+    def publish(self, files: Sequence[Path], *, progress: bool | None) -> Publication | None:
+        """Publishes ended journals, and removes them. See `JournalPublisher`."""
+        return _publish(self._folder, self.journals, files, self.options, progress)
+
+    def publish_left_behind(self, *, progress: bool | None) -> None:
+        """Publishes the journals of writers that died."""
+
+        def publish_ended(journals: JournalFolder) -> None:
+            _publish(self._folder, journals, journals.ended(), self.options, progress)
+
+        visit_left_behind(self._folder, "*", publish_ended)
+
+    def close(self) -> None:
+        """Releases the journals."""
+        self.journals.close()
+
+
+def _publish(
+    folder: Path, journals: JournalFolder, files: Sequence[Path], options: SealOptions, progress: bool | None
+) -> Publication | None:
     published = last_published(newest_manifest(folder), journals.name)
     segments = []
     for file in files:
-        if int(file.stem) > published and (segment := _segment(file, journals.name, progress)) is not None:
+        if int(file.stem) > published and (segment := sealed(file, journals.name, progress)) is not None:
             segments.append(segment)
     publication = publish(
         folder, segments, options.limits, shard_bytes=options.part_bytes, shard_steps=options.part_steps
@@ -77,34 +90,29 @@ def seal(
     return publication
 
 
+def _is_unfinished(folder: Path) -> bool:
+    """Returns whether a folder is empty, or has what a killed writer left of the first generation."""
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    return names <= {PROGRESS, "shards", VIDEOS, CARD_NAME, *GROWING_FOLDERS} and (
+        names <= {PROGRESS} or journals_of(folder).exists()
+    )
+
+
 def last_published(manifest: Manifest | None, writer: str) -> int:
     """Returns the number of the last journal of a writer that a dataset has, or -1."""
     growth = None if manifest is None else manifest.growth
     return -1 if growth is None else growth.sealed.get(writer, -1)
 
 
-def seal_left_behind(folder: Path, options: SealOptions, *, progress: bool | None) -> None:
-    """Publishes the journals of writers that died.
-
-    Raises:
-        GearError: as `seal`.
-    """
-    for path in sorted(journals_of(folder).glob("*")):
-        if not path.name.isdecimal() or not any(path.glob("*")):
-            continue
-        journals = JournalFolder(folder, int(path.name))
-        try:
-            if journals.name == path.name:
-                seal(folder, journals, journals.ended(), options, progress=progress)
-        finally:
-            journals.close()
-
-
-def _segment(journal: Path, writer: str, progress: bool | None) -> SealedJournal | None:
+def sealed(journal: Path, writer: str, progress: bool | None) -> SealedJournal | None:
     """Seals a journal into a dataset of its own; None if it has no episode."""
     contents = read_journal(journal)
     if contents.torn:
         _log.warning("%s: the last %d bytes are of an unfinished episode; left out", journal, contents.torn)
+    for each in contents.lost:
+        _log.warning("%s: %s: the episode was not flushed; left out", journal, each)
     if not contents.episodes:
         return None
     folder = segment_of(journal)

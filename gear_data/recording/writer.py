@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.cluster.addresses import is_cluster
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.convert import MIN_SHARD_BYTES, SHARD_BYTES
@@ -22,12 +21,11 @@ from gear_data.ingest.growing.publish import Publication
 from gear_data.recording.cameras.camera import Camera
 from gear_data.recording.cameras.recorder import CameraRecorder
 from gear_data.recording.declared_columns import declared_columns
-from gear_data.recording.episode_sink import EpisodeSink
-from gear_data.recording.journal_sink import JournalSink
 from gear_data.recording.open_episodes import OpenEpisodes
 from gear_data.recording.rate_limit.limit import RateLimit
 from gear_data.recording.rate_limit.limiter import RateLimiter
-from gear_data.recording.sealing import SealOptions
+from gear_data.recording.seal_options import SealOptions
+from gear_data.recording.sinks.opening import open_sink
 from gear_data.recording.step_columns import (
     check_names,
     checked_flags,
@@ -59,17 +57,19 @@ class Writer:
     end of the block, also after an exception: `with gear_data.Writer("runs/") as writer: ...`.
 
     Args:
-        path: the folder of the dataset. Or `gear://HOST:PORT`: a server of `gear-data serve --writable`, which makes
-            the dataset. Finished episodes are then kept in memory until the disk of the server has them. With
-            `durability="episode"`, `end_episode` waits for that; else `flush` does.
+        path: the folder of the dataset. Or `s3://BUCKET/PATH` on a server that has conditional puts: the journals are
+            on this machine, and `flush` and `seal` upload them. Or `gear://HOST:PORT`: a server of
+            `gear-data serve --writable`, which makes the dataset. Finished episodes are then kept in memory until the
+            disk of the server has them. With `durability="episode"`, `end_episode` waits for that; else `flush` does.
         durability: when a finished episode outlives a loss of power: `episode`, when `end_episode` returns; `flush`,
-            when `flush` returns; `os`, when the operating system wrote it. It always outlives the process.
+            when `flush` returns; `os`, when the operating system wrote it. It always outlives the process. Of an
+            `s3://` dataset, it outlives the loss of this machine's disk only when `flush` or `seal` returned.
         shard_bytes: the size up to which shards are filled, in bytes of column data.
         publish_every: seconds between generations that a thread publishes; None: `seal` and `close` publish.
-        max_steps, max_bytes: the largest size of the dataset. Shards leave as a whole until it is kept; a generation
-            keeps its newest shard in any case. None: no limit.
-        evict: what leaves first: `oldest`, or a numeric column of the episode table, such as `return`: the shards with
-            the smallest mean.
+        max_steps, max_bytes: the largest size of the dataset. A generation keeps its newest shard in any case. None: no
+            limit.
+        evict: what leaves first: `oldest`, whole shards; or a numeric column of the episode table, such as `return`:
+            single episodes of the smallest values.
         schema: the columns of every step: the schema of a dataset, such as `gear_data.open("runs/").schema`, or a
             mapping of column -> (dtype, shape), such as `{"actions": ("float32", (6,)), "rewards": ("float32", ())}`.
             The dtype of text is `str`. None: the first step decides.
@@ -78,9 +78,12 @@ class Writer:
             an episode. `rate_limited` is the side of training.
 
     Raises:
-        InvalidArgumentError: the path is another URL, or an argument has a wrong value.
+        InvalidArgumentError: the path is another URL, or its server ignores the conditions of puts, or an argument has
+            a wrong value.
         DestinationExistsError: the folder holds other files.
         UnwritableError: the folder cannot be written to.
+        RemoteError: the server of the bucket cannot be reached. `flush`, `seal` and `close` raise it, too: the episodes
+            stay in the journals of this machine.
         NodeUnreachableError, NodeRefusedError: the server cannot be reached, or does not accept the token. Later
             calls raise these errors, too, and other errors of the server.
     """
@@ -101,22 +104,10 @@ class Writer:
     ) -> None:
         if durability not in DURABILITY:
             raise InvalidArgumentError(f"durability must be one of {', '.join(DURABILITY)}, not {durability!r}")
-        _check_positive(publish_every=publish_every, max_steps=max_steps, max_bytes=max_bytes)
+        if publish_every is not None and not (isinstance(publish_every, int | float) and publish_every > 0):
+            raise InvalidArgumentError(f"publish_every must be above 0, not {publish_every!r}")
         if not isinstance(shard_bytes, int) or shard_bytes < MIN_SHARD_BYTES:
             raise InvalidArgumentError(f"shard_bytes must be at least {MIN_SHARD_BYTES}, not {shard_bytes!r}")
-        text = plain_path(path)
-        if is_remote(text) and not is_cluster(text):
-            raise InvalidArgumentError(
-                "a Writer needs a folder of this machine, or gear://HOST:PORT",
-                file=text,
-                hint="record locally, then convert to the URL",
-            )
-        if is_cluster(text) and any((publish_every, max_steps, max_bytes, rate_limit)):
-            raise InvalidArgumentError(
-                "publish_every, max_steps, max_bytes and rate_limit need a folder of this machine",
-                file=text,
-                hint="leave them out: the server makes the dataset",
-            )
         self._durability = durability
         self._columns: dict[str, ColumnSpec] = {}
         self._cameras = CameraRecorder(cameras or {})
@@ -124,15 +115,12 @@ class Writer:
         self._open: OpenEpisodes | None = None
         self._mutex = threading.RLock()
         self._closed = False
-        self._limiter = None if rate_limit is None else RateLimiter(Path(text), rate_limit, "inserted")
-        self._sink: EpisodeSink
-        if is_cluster(text):
-            from gear_data.recording.remote_sink import RemoteSink
-
-            self._sink = RemoteSink(text)
-        else:
-            options = SealOptions(shard_bytes, Limits(max_steps, max_bytes, evict))
-            self._sink = JournalSink(Path(text), options, publish_every)
+        text = plain_path(path)
+        options = SealOptions(shard_bytes, Limits(max_steps, max_bytes, evict))
+        self._limiter: RateLimiter | None = None
+        if rate_limit is not None and not is_remote(text):
+            self._limiter = RateLimiter(Path(text), rate_limit, "inserted")
+        self._sink = open_sink(text, options, publish_every, limited=rate_limit is not None)
 
     @property
     def episodes(self) -> int:
@@ -267,12 +255,16 @@ class Writer:
     def flush(self) -> None:
         """Waits until the disk has all finished episodes.
 
+        With `s3://`, waits until the bucket has them. They are not in a generation before `seal`, of any Writer of the
+        bucket.
+
         Raises:
             StorageFullError, UnwritableError: the disk failed.
             NodeUnreachableError: the server acknowledged nothing for a long time. The episodes are kept.
         """
         with self._mutex:
             self._sink.sync()
+        self._sink.flush()
 
     def seal(self) -> Publication | None:
         """Publishes a generation of the dataset with all finished episodes.
@@ -280,7 +272,8 @@ class Writer:
         Open episodes stay open, and the Writer goes on.
 
         Returns:
-            The generation; None if no episode was finished since the last one.
+            The generation; None if no episode was finished since the last one. A bucket's generation has the flushed
+            episodes of all Writers; it may be another Writer's.
 
         Raises:
             InvalidArgumentError: a server makes the dataset.
@@ -391,9 +384,3 @@ class Writer:
         opened.clear(slot)
         if self._durability == "episode":
             self._sink.sync()
-
-
-def _check_positive(**numbers: float | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and not (isinstance(number, int | float) and number > 0):
-            raise InvalidArgumentError(f"{name} must be above 0, not {number!r}")

@@ -204,3 +204,19 @@ def test_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"needs a gymnasium\.Env"):
         gear_data.record(object(), tmp_path / "recorded")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_in_place_of_a_path(tmp_path: Path) -> None:
+    writer = gear_data.Writer(tmp_path / "d", durability="os", max_steps=1000)
+    env = gear_data.record(Counter(0), writer)
+    for _ in range(2):
+        env.reset()
+        while not any(env.step(np.zeros(1, np.float32))[2:4]):
+            pass
+    assert writer.episodes == 2
+    env.close()
+    with pytest.raises(InvalidArgumentError, match="the Writer is closed"):
+        writer.append(observations=0)
+    assert gear_data.open(tmp_path / "d").episodes["length"].to_list() == [3, 4]
+    with pytest.raises(InvalidArgumentError, match="beside a Writer"):
+        gear_data.record(Counter(0), writer, durability="flush")

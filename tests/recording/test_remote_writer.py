@@ -232,8 +232,8 @@ def test_urls_and_arguments_that_are_refused(tmp_path: Path, monkeypatch: pytest
         Writer("gear://a:1,b:2")
     with pytest.raises(InvalidArgumentError, match="not on this machine: it needs a token"):
         Writer("gear://10.0.0.1:7000")
-    with pytest.raises(InvalidArgumentError, match="a folder of this machine, or gear://HOST:PORT"):
-        Writer("s3://bucket/runs")
+    with pytest.raises(InvalidArgumentError, match="has no conditional puts"):
+        Writer("memory://bucket/runs")
     with pytest.raises(NodeUnreachableError, match="cannot be reached"):
         Writer("gear://127.0.0.1:1")
     for name, value in (("TIMEOUT", "0"), ("BUFFER", "many")):
@@ -241,3 +241,34 @@ def test_urls_and_arguments_that_are_refused(tmp_path: Path, monkeypatch: pytest
             patch.setenv(f"GEAR_DATA_WRITE_{name}", value)
             with pytest.raises(InvalidArgumentError, match=f"GEAR_DATA_WRITE_{name}"):
                 Writer("gear://127.0.0.1:1")
+
+
+def test_a_server_with_limits(tmp_path: Path) -> None:
+    """Training makes the writer wait, and the server evicts the oldest episodes."""
+    limit = gear_data.RateLimit(min_steps=50, samples_per_insert=2.0, error=200.0)
+    options = ["--min-steps", "50", "--samples-per-insert", "2", "--samples-error", "200", "--max-steps", "300"]
+    process = WriteServerProcess(tmp_path / "d", ["--publish-every", "0.2", *options])
+    process.wait()
+
+    def send() -> None:
+        with Writer(process.url, durability="flush") as writer:
+            for number in range(60):
+                add_episode(writer, number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    ds = gear_data.open(tmp_path / "d", follow=True)
+    loader = gear_data.SequenceLoader(ds, batch_size=32, context=1, columns=["actions"])
+    rows, total = 0, sum(map(steps_of, range(60)))
+    for batch in gear_data.rate_limited(loader, tmp_path / "d", limit):
+        if not thread.is_alive():
+            # Beyond the margin, the writer inserts at most one episode.
+            assert rows >= (total - 40 - 50) * 2 - 200
+        rows += len(batch["actions"])
+        if rows >= (total - 50) * 2 - 200:
+            break
+    thread.join()
+    process.end()
+    ds = gear_data.open(tmp_path / "d")
+    assert ds.episodes["length"].sum() <= 300 < total
+    assert order_of(ds) == [(0, number) for number in range(60 - len(ds), 60)]

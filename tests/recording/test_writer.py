@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -238,6 +240,9 @@ def test_other_files_are_not_touched(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(DestinationExistsError, match="is not a dataset"):
         gear_data.Writer(tmp_path)
+    with pytest.raises(DestinationExistsError, match="is not a dataset"):
+        gear_data.Writer(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -287,8 +292,8 @@ def test_wrong_batches_add_no_step(tmp_path: Path) -> None:
 def test_arguments_are_checked(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="durability must be one of"):
         gear_data.Writer(tmp_path / "a", durability="always")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="folder of this machine"):
-        gear_data.Writer("s3://bucket/dataset")
+    with pytest.raises(InvalidArgumentError, match="has no conditional puts"):
+        gear_data.Writer("memory://bucket/dataset")
     for wrong in ({"max_steps": 0}, {"max_bytes": -1}, {"publish_every": 0}, {"shard_bytes": 10}):
         with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
             gear_data.Writer(tmp_path / "a", **wrong)  # type: ignore[arg-type]
@@ -318,3 +323,18 @@ def test_discarded_episodes_are_not_recorded(tmp_path: Path) -> None:
     assert ds.episodes["truncated"].all()
     assert [ds[i]["actions"][0] for i in range(len(ds))] == [0, 20, 40]
     assert ds[2]["infos.note"].tolist() == ["", "é", "éé"]
+
+
+def test_recording_imports_nothing() -> None:
+    """Imports would delay a robot. They come before the first step."""
+    program = """
+import sys, tempfile
+import gear_data
+with gear_data.Writer(tempfile.mkdtemp() + "/d") as writer:
+    before = set(sys.modules)
+    for step in range(3):
+        writer.append(observations=[0.5, 1.5], actions=step)
+    writer.end_episode(terminated=True, final=[0.5, 1.5])
+    assert not (new := set(sys.modules) - before), new
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

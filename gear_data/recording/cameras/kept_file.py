@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from gear_data.storage.atomic import fsync, typed_write_errors
-
-#: Tries to make the file. Another thread may remove its folder, if the folder is empty, before the file is in it.
-_TRIES = 10
+from gear_data.storage.journal.videos import create_video
 
 
 class KeptFile(io.RawIOBase):
@@ -34,14 +30,7 @@ class KeptFile(io.RawIOBase):
         #: Position -> bytes that are not in the file, in the order of their writes.
         self._kept: list[tuple[int, bytes]] = []
         with typed_write_errors(path):
-            self._descriptor = self._new_file()
-
-    def _new_file(self) -> int:
-        for _ in range(_TRIES):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):
-                return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            self._descriptor = create_video(self._path)
 
     def writable(self) -> bool:
         return True

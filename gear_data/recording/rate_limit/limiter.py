@@ -55,16 +55,20 @@ class RateLimiter:
         """Returns whether this side need not wait."""
         return self._allows(read_counts(self._folder))
 
-    def wait(self) -> None:
+    def wait(self, timeout: float | None = None) -> None:
         """Waits while this side is ahead.
 
+        Args:
+            timeout: seconds that the wait may last; None: the limit's `timeout`.
+
         Raises:
-            RateLimitError: the wait lasted longer than the limit's `timeout`. Call again to wait longer.
+            RateLimitError: the wait lasted longer. Call again to wait longer.
         """
+        longest = self._limit.timeout if timeout is None else timeout
         since, pause, announced = time.monotonic(), _FIRST_PAUSE, False
         while not self._allows(counts := read_counts(self._folder)):
             waited = time.monotonic() - since
-            if waited >= self._limit.timeout:
+            if waited >= longest:
                 raise RateLimitError(
                     f"{self._reason(counts)} for {waited:.0f} s",
                     file=self._name,
@@ -73,7 +77,7 @@ class RateLimiter:
             if not announced and waited >= MESSAGE_SECONDS:
                 _log.warning("%s: %s since %.0f s", self._name, self._reason(counts), waited)
                 announced = True
-            time.sleep(min(pause, max(0.0, self._limit.timeout - waited)))
+            time.sleep(min(pause, max(0.0, longest - waited)))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def add(self, number: int) -> None:

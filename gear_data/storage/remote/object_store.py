@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -48,14 +49,22 @@ class ObjectStore:
 
     @contextmanager
     def writing(self, file: str) -> Iterator[Path]:
-        url = join(self.name, file)
         with ExitStack() as stack:
             with typed_write_errors(Path(tempfile.gettempdir())):
                 path = stack.enter_context(scratch_folder()) / Path(file).name
             with typed_write_errors(path):
                 yield path
-            with self._typed_upload_errors(file):
-                with_retries(lambda: self._upload(path, file), "be written", url)
+            self.upload(path, file)
+
+    def upload(self, path: Path, file: str) -> None:
+        """Writes a file of this machine to the store. It is complete or missing there.
+
+        Raises:
+            RemoteError: the server cannot be reached.
+            UnwritableError: the bucket does not exist, or the server refuses the write.
+        """
+        with self._typed_upload_errors(file):
+            with_retries(lambda: self._upload(path, file), "be written", join(self.name, file))
 
     def _upload(self, path: Path, file: str) -> None:
         filesystem, target = self._resolve(file)
@@ -75,6 +84,19 @@ class ObjectStore:
             return filesystem.cat_file(path)  # type: ignore[no-any-return]
 
         return self._call(file, "be read", read)
+
+    def etag(self, file: str) -> str | None:
+        """Returns a text that changes with the contents of a file; None if the server has none.
+
+        Raises:
+            FileNotFoundError: the file does not exist.
+        """
+
+        def etag(filesystem: Any, path: str) -> str | None:
+            found = filesystem.info(path).get("ETag")
+            return found if isinstance(found, str) else None
+
+        return self._call(file, "be looked up", etag)
 
     def reader(self, file: str, size: int) -> IO[bytes]:
         """Opens a file of `size` bytes for random access. See `open_range_reader`."""
@@ -99,19 +121,31 @@ class ObjectStore:
 
         One request lists some thousand files.
         """
+        return {name: int(info["size"]) for name, info in self._listed(folder).items()}
 
-        def sizes(filesystem: Any, path: str) -> dict[str, int]:
+    def times(self, folder: str = "") -> dict[str, datetime]:
+        """Returns the names of `files` with the times when they were written, by the clock of the server.
+
+        Files without a time are left out.
+        """
+        times = {name: info.get("LastModified") for name, info in self._listed(folder).items()}
+        return {name: time for name, time in times.items() if isinstance(time, datetime)}
+
+    def _listed(self, folder: str) -> dict[str, dict[str, Any]]:
+        """Returns the files of a folder, with what the server says about each."""
+
+        def listed(filesystem: Any, path: str) -> dict[str, dict[str, Any]]:
             root = self._resolve("")[1].rstrip("/") + "/"
             found = filesystem.find(path, detail=True)
             # Object stores match names by prefix, and list empty objects that stand for folders.
             return {
-                name.removeprefix(root): int(info["size"])
+                name.removeprefix(root): info
                 for name, info in found.items()
                 if name.startswith(path.rstrip("/") + "/") and info["type"] == "file" and not name.endswith("/")
             }
 
         try:
-            return self._call(folder, "be listed", sizes)
+            return self._call(folder, "be listed", listed)
         except FileNotFoundError:
             return {}
 
@@ -120,12 +154,14 @@ class ObjectStore:
             self._call(file, "be removed", lambda filesystem, path: filesystem.rm(path, recursive=True))
 
     def clear(self, folder: str, keep: str) -> None:
-        names = [file for file in self.files(folder) if file != keep]
-        if not names:
-            return
-        with suppress(FileNotFoundError):
-            # One request removes some thousand objects.
-            self._call(folder, "be cleared", lambda filesystem, _: filesystem.rm([self._resolve(n)[1] for n in names]))
+        self.remove_all([file for file in self.files(folder) if file != keep])
+
+    def remove_all(self, files: Sequence[str]) -> None:
+        """Removes the files that exist. One request removes some thousand objects."""
+        if files:
+            with suppress(FileNotFoundError):
+                paths = [self._resolve(file)[1] for file in files]
+                self._call("", "be cleared", lambda filesystem, _: filesystem.rm(paths))
 
     @contextmanager
     def locked(self, folder: str, wait: bool = False) -> Iterator[FolderLock]:

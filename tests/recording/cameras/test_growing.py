@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,10 @@ import pytest
 import gear_data
 from gear_data.errors import UnsupportedColumnError
 from gear_data.recording.writer import Writer
+from gear_data.video.decoding.frame_cache import FrameCache
+from gear_data.video.decoding.frame_reader import FrameReader
+from gear_data.video.decoding.process_state import process_state
+from gear_data.video.decoding.requests import FileRequest
 
 FRONT, WRIST = "observations.front", "observations.wrist"
 CAMERAS = {name: gear_data.Camera(fps=10, codec="mpeg4") for name in (FRONT, WRIST)}
@@ -135,3 +140,55 @@ def test_other_cameras_are_refused(tmp_path: Path, cameras: dict[str, gear_data.
     with Writer(path, cameras=cameras) as writer, pytest.raises(UnsupportedColumnError, match=message):
         add(writer, range(1, 2))
     check(gear_data.open(path), range(1))
+
+
+def test_decoded_frames_outlive_a_refresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Videos that stay are not decoded again, also after their shards were joined."""
+    decoded: list[str] = []
+    decode = FrameReader._decode_missing
+
+    def counted(self: FrameReader, request: FileRequest, *arguments: Any) -> None:
+        decoded.append(request.video.file)
+        decode(self, request, *arguments)
+
+    monkeypatch.setattr(FrameReader, "_decode_missing", counted)
+    monkeypatch.setattr(process_state(), "cache", FrameCache())  # other tests have equal files
+    path = tmp_path / "recorded"
+    with Writer(path, cameras=CAMERAS, durability="os", max_steps=16) as writer:
+        add(writer, range(2))
+        writer.seal()
+        ds, known = gear_data.open(path), set[str]()
+        loader = gear_data.SequenceLoader(ds, 32, context=4, preset="raw", columns=[FRONT], seed=1)
+        for number in range(2, 6):
+            for _ in range(2):
+                next(iter(loader))
+            check(ds, range(ds.episodes["number"][0], number))
+            files = set(ds._store.videos.index.files.column("file").to_pylist())
+            assert set(decoded) == files - known
+            known |= files
+            decoded.clear()
+            add(writer, range(number, number + 1))
+            writer.seal()
+            loader.refresh()
+            ds = ds.refresh()
+
+
+def test_single_episodes_leave_with_their_videos(tmp_path: Path) -> None:
+    path = tmp_path / "recorded"
+    with Writer(path, cameras=CAMERAS, durability="os", max_steps=40, evict="actions.mean") as writer:
+        for numbers in (range(6), range(6, 9), range(9, 11)):
+            for number in numbers:
+                front, wrist = (frames_of(number, name) for name in (FRONT, WRIST))
+                for t in range(len(front)):
+                    writer.append(observations={"front": front[t], "wrist": wrist[t]}, actions=number, rewards=1.0)
+                writer.end_episode(terminated=True, number=number, **{"actions.mean": float(number % 4)})
+            writer.seal()
+    ds = gear_data.open(path)
+    left = ds.episodes["number"].to_list()
+    assert ds.num_steps <= 40 and left[-2:] == [9, 10] and left != list(range(left[0], 11))
+    for row, number in enumerate(left):
+        for name in (FRONT, WRIST):
+            assert np.abs(ds[row][name][:].astype(int) - frames_of(number, name)).max() <= 12
+    assert videos(path) == 2 * len(left)
+    assert ds.statistics[FRONT].count.sum() > 0
+    assert gear_data.verify(path).ok

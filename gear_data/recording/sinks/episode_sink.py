@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from gear_data.ingest.growing.publish import Publication
-from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.episode_log import EpisodeLog
 
 
@@ -18,15 +15,13 @@ class EpisodeSink(EpisodeLog, Protocol):
     def episodes(self) -> int:
         """The number of finished episodes so far."""
 
-    @property
-    def video_folder(self) -> Path | None:
-        """The folder to which the videos of episodes are relative. None: episodes cannot have videos."""
+    def flush(self) -> None:
+        """Brings all episodes to the destination, if they are elsewhere after `sync`.
 
-    def begin(self, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = ()) -> None:
-        """Says the columns and cameras of all episodes. Called once, before the first `append`.
+        Another thread may append meanwhile.
 
         Raises:
-            GearError: The sink cannot take such episodes. `begin` can be called again.
+            GearError: The destination cannot take them. They are kept, and `flush` can be called again.
         """
 
     def seal(self) -> Publication | None:

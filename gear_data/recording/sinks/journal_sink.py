@@ -6,51 +6,38 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from gear_data.errors import DestinationExistsError, GearError
-from gear_data.ingest.card import CARD_NAME
-from gear_data.ingest.growing.publish import Publication, newest_manifest
-from gear_data.ingest.videos.placing import VIDEOS
-from gear_data.recording.episode_sink import EpisodeSink
-from gear_data.recording.journal_folder import JournalFolder, journals_of
-from gear_data.recording.sealing import SealOptions, last_published, seal, seal_left_behind
+from gear_data.errors import GearError
+from gear_data.ingest.growing.publish import Publication
+from gear_data.recording.publisher import JournalPublisher
+from gear_data.recording.sinks.episode_sink import EpisodeSink
 from gear_data.recording.step_columns import check_joins
 from gear_data.schema import ColumnSpec
-from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.journal.record import RecordedEpisode
-from gear_data.storage.writing.progress_files import PROGRESS
 
 
 class JournalSink(EpisodeSink):
     """Puts episodes into the journals of one writer, and publishes generations of the dataset.
 
     Args:
-        folder: folder of the dataset.
-        options: how journals are sealed.
+        publisher: publishes the journals. `close` releases them.
         every: seconds between generations that a thread publishes; None: there is no thread.
 
     Raises:
-        DestinationExistsError: the folder holds other files.
-        UnwritableError: it cannot be written to.
+        CorruptSourceError: a journal is damaged.
     """
 
-    def __init__(self, folder: Path, options: SealOptions, every: float | None) -> None:
-        manifest = newest_manifest(folder)
-        if manifest is None and folder.exists() and not _is_unfinished(folder):
-            raise DestinationExistsError(
-                "the destination exists and is not a dataset", file=str(folder), hint="choose another path"
-            )
-        self._folder, self._options = folder, options
+    def __init__(self, publisher: JournalPublisher, every: float | None) -> None:
+        self._publisher, self._journals = publisher, publisher.journals
         #: Held while the journals change.
         self._mutex = threading.Lock()
         #: Held while a generation is published.
         self._publishing = threading.Lock()
         self._ended = threading.Event()
         self._error: GearError | None = None
-        self._journals = JournalFolder(folder)
         try:
-            self._episodes = self._journals.num_episodes(last_published(newest_manifest(folder), self._journals.name))
+            self._episodes = publisher.num_waiting()
         except BaseException:
-            self._journals.close()
+            publisher.close()
             raise
         self._thread: threading.Thread | None = None
         if every is not None:
@@ -73,13 +60,13 @@ class JournalSink(EpisodeSink):
         Raises:
             UnsupportedColumnError: the dataset has other columns.
         """
-        manifest = newest_manifest(self._folder)
+        manifest = self._publisher.newest()
         if manifest is not None:
-            check_joins((*columns, *cameras), manifest.schema, str(self._folder))
-        first = last_published(manifest, self._journals.name) + 1
+            check_joins((*columns, *cameras), manifest.schema, self._publisher.location)
+        first, options = self._publisher.last_number(manifest) + 1, self._publisher.options
         with self._mutex:
             self._journals.begin(
-                columns, cameras, first=first, most_bytes=self._options.part_bytes, most_steps=self._options.part_steps
+                columns, cameras, first=first, most_bytes=options.part_bytes, most_steps=options.part_steps
             )
 
     def append(self, episode: RecordedEpisode) -> None:
@@ -106,6 +93,9 @@ class JournalSink(EpisodeSink):
         with self._mutex:
             self._journals.sync()
 
+    def flush(self) -> None:
+        """Does nothing: the dataset is on this machine, too."""
+
     def seal(self) -> Publication | None:
         """Publishes a generation with all episodes so far.
 
@@ -126,16 +116,19 @@ class JournalSink(EpisodeSink):
         try:
             publication = self._publish(progress=None)
         finally:
-            self._journals.close()
-        seal_left_behind(self._folder, self._options, progress=None)
+            self._publisher.close()
+        self._publisher.publish_left_behind(progress=None)
         return publication
 
     def _publish(self, *, progress: bool | None) -> Publication | None:
         with self._publishing:
-            with self._mutex:
-                self._journals.rotate()
-                files = self._journals.ended()
-            return seal(self._folder, self._journals, files, self._options, progress=progress)
+            return self._publisher.publish(self._rotated(), progress=progress)
+
+    def _rotated(self) -> list[Path]:
+        """Ends the journal, and returns the journals that wait."""
+        with self._mutex:
+            self._journals.rotate()
+            return self._journals.ended()
 
     def _run(self, every: float) -> None:
         while not self._ended.wait(every):
@@ -143,11 +136,3 @@ class JournalSink(EpisodeSink):
                 self._publish(progress=False)
             except GearError as error:
                 self._error = error
-
-
-def _is_unfinished(folder: Path) -> bool:
-    """Returns whether a folder is empty, or has what a killed writer left of the first generation."""
-    names = {path.name for path in folder.iterdir()}
-    return names <= {PROGRESS, "shards", VIDEOS, CARD_NAME, *GROWING_FOLDERS} and (
-        names <= {PROGRESS} or journals_of(folder).exists()
-    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from gear_data.cluster.addresses import parse_nodes
@@ -16,7 +18,7 @@ from gear_data.cluster.writing.intake import episode_too_large
 from gear_data.cluster.writing.messages import ServerHello
 from gear_data.cluster.writing.sender import LAST_DELAY, WRITE_BUFFER_VARIABLE, WRITE_TIMEOUT_VARIABLE, EpisodeSender
 from gear_data.errors import InvalidArgumentError, NodeUnreachableError
-from gear_data.recording.episode_sink import EpisodeSink
+from gear_data.recording.sinks.episode_sink import EpisodeSink
 from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.record import EpisodeOrigin, RecordedEpisode
 
@@ -49,6 +51,8 @@ class RemoteSink(EpisodeSink):
         self._connection = WriteConnection(Endpoint(addresses[0], options), secrets.token_hex(16))
         self._limit = self._connection.hello(()).max_episode_bytes
         self._columns: tuple[ColumnSpec, ...] = ()
+        #: Videos that the server's disk does not have.
+        self._videos: TemporaryDirectory[str] | None = None
         self._sender: EpisodeSender | None = None
         self._episodes = 0
 
@@ -58,19 +62,23 @@ class RemoteSink(EpisodeSink):
         return self._episodes
 
     @property
-    def video_folder(self) -> None:
-        """None: episodes cannot have videos."""
+    def video_folder(self) -> Path:
+        """A temporary folder. A video stays in it until the server's disk has the episode."""
+        if self._videos is None:
+            self._videos = TemporaryDirectory(prefix="gear-data-videos-")
+        return Path(self._videos.name)
 
     def begin(self, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = ()) -> None:
-        """Says the columns of all episodes.
+        """Says the columns and cameras of all episodes.
 
         Raises:
-            InvalidArgumentError: The server has episodes with other columns.
+            InvalidArgumentError: The server has episodes with other columns or cameras.
             NodeUnreachableError: The server cannot be reached for a long time.
         """
-        self._limit = self._hello(columns).max_episode_bytes
+        both = (*columns, *cameras)
+        self._limit = self._hello(both).max_episode_bytes
         self._columns = tuple(columns)
-        self._sender = EpisodeSender(self._connection, columns, self._buffer_bytes, self._seconds)
+        self._sender = EpisodeSender(self._connection, both, self._buffer_bytes, self._seconds)
 
     def _hello(self, columns: Sequence[ColumnSpec]) -> ServerHello:
         """Returns the server's answer. The server may be restarting."""
@@ -94,7 +102,7 @@ class RemoteSink(EpisodeSink):
         if self._sender is None:
             raise InvalidArgumentError("the columns are not known", hint="call begin first")
         origin = EpisodeOrigin(self._connection.client, self._episodes)
-        episode_to_send = outgoing(episode, origin, self._columns)
+        episode_to_send = outgoing(episode, origin, self._columns, self.video_folder if episode.videos else None)
         if episode_to_send.bytes > self._limit:
             raise episode_too_large(episode_to_send.bytes, self._limit)
         self._sender.put(episode_to_send)
@@ -109,6 +117,9 @@ class RemoteSink(EpisodeSink):
         """
         if self._sender is not None:
             self._sender.flush()
+
+    def flush(self) -> None:
+        """Does nothing: after `sync`, the server has all episodes."""
 
     def seal(self) -> NoReturn:
         """Raises InvalidArgumentError: the server makes the dataset."""
@@ -128,3 +139,5 @@ class RemoteSink(EpisodeSink):
             self._sender.flush()
             self._sender.stop()
             self._sender = None
+        if self._videos is not None:
+            self._videos.cleanup()

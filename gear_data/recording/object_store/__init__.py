@@ -1,0 +1,1 @@
+"""Recording into object stores."""

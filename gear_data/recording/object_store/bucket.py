@@ -1,0 +1,89 @@
+"""Bucket: the folder of a dataset in an object store, as its writers see it."""
+
+from __future__ import annotations
+
+from gear_data.common.paths import join
+from gear_data.errors import DestinationExistsError, ManifestError
+from gear_data.ingest.card import CARD_NAME
+from gear_data.ingest.videos.placing import VIDEOS
+from gear_data.storage.generations.growth import GROWING_FOLDERS, JOURNALS
+from gear_data.storage.manifest import MANIFEST_NAME, Manifest
+from gear_data.storage.remote.conditional_store import ConditionalStore, VersionedFile
+from gear_data.storage.remote.object_store import ObjectStore
+from gear_data.storage.writing.progress_files import PROGRESS
+
+_FOLDERS = frozenset({"shards", VIDEOS, JOURNALS, *GROWING_FOLDERS})
+
+
+class Bucket:
+    """The folder of a dataset in an object store.
+
+    Args:
+        url: its URL.
+
+    Attributes:
+        url: see above.
+        objects: all its files.
+        conditional: the files that several writers write.
+
+    Raises:
+        InvalidArgumentError: the store has no conditional puts, or ignores their conditions.
+        DestinationExistsError: the folder holds other files, or is being written by a conversion.
+        UnwritableError: it cannot be written to.
+        RemoteError: the server cannot be reached.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.conditional = ConditionalStore(url)
+        self.objects = ObjectStore(url)
+        self.url = self.objects.name
+        self.conditional.check()
+        if self.newest() is None:
+            self._check_files()
+
+    def _check_files(self) -> None:
+        for file in self.objects.files():
+            folder, separator, _ = file.partition("/")
+            if folder == PROGRESS:
+                raise DestinationExistsError(
+                    "a conversion into this folder runs, or did not finish",
+                    file=self.url,
+                    hint="wait for it, or finish it with --resume, or choose another URL",
+                )
+            if file != CARD_NAME and (folder not in _FOLDERS or not separator):
+                raise DestinationExistsError(
+                    f"the destination exists and is not a dataset: it has {file}",
+                    file=self.url,
+                    hint="choose another URL",
+                )
+
+    def newest(self) -> tuple[Manifest, VersionedFile] | None:
+        """Returns the newest manifest and its file; None if there is no dataset.
+
+        Raises:
+            ManifestError, VersionError: the manifest cannot be used.
+            RemoteError: the server cannot be reached.
+        """
+        found = self.conditional.read(MANIFEST_NAME)
+        return None if found is None else (self._parsed(found.data, MANIFEST_NAME), found)
+
+    def manifest(self, file: str) -> Manifest | None:
+        """Returns the manifest of a generation; None if it does not exist.
+
+        Raises:
+            ManifestError, VersionError: the manifest cannot be used.
+            RemoteError: the server cannot be reached.
+        """
+        try:
+            return self._parsed(self.objects.read(file), file)
+        except FileNotFoundError:
+            return None
+
+    def _parsed(self, data: bytes, file: str) -> Manifest:
+        name = join(self.url, file)
+        try:
+            return Manifest.from_text(data.decode(), name)
+        except UnicodeDecodeError as error:
+            raise ManifestError(
+                f"cannot be read: {error}", file=name, hint="restore manifest.json, or convert again"
+            ) from error

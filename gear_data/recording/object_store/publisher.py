@@ -1,0 +1,173 @@
+"""BucketPublisher: the journals of this machine become generations of a dataset in an object store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from gear_data.errors import GearError
+from gear_data.ingest.growing.publish import Publication
+from gear_data.recording.journal_folder import JournalFolder, visit_left_behind
+from gear_data.recording.object_store.bucket import Bucket
+from gear_data.recording.object_store.local_journals import WriterName, journal_base
+from gear_data.recording.object_store.mirror import Mirror
+from gear_data.recording.object_store.publication import publish_sealed
+from gear_data.recording.object_store.retirement import keep_seconds, remove_unfinished
+from gear_data.recording.object_store.sealed_objects import (
+    SealedName,
+    complete_journals,
+    listed_journals,
+    upload_sealed,
+)
+from gear_data.recording.publisher import JournalPublisher
+from gear_data.recording.seal_options import SealOptions
+from gear_data.recording.sealing import last_published, sealed
+from gear_data.storage.generations.growth import JOURNALS
+from gear_data.storage.journal.writing import SUFFIX
+from gear_data.storage.manifest import Manifest
+
+#: Folder of local copies, in the folder of the journals.
+_MIRROR = "mirror"
+
+_log = logging.getLogger(__name__)
+
+
+class BucketPublisher(JournalPublisher):
+    """Uploads the journals of one writer, and publishes the sealed journals of all writers.
+
+    Not thread-safe.
+
+    Args:
+        url: URL of the dataset.
+        options: how journals are sealed.
+
+    Raises:
+        GearError: see `Bucket`, and `JournalFolder`.
+    """
+
+    def __init__(self, url: str, options: SealOptions) -> None:
+        keep_seconds()  # a wrong value should be an error now
+        self._bucket = Bucket(url)
+        self.location, self.options = self._bucket.url, options
+        self._base = journal_base(self.location)
+        self.journals = JournalFolder(self._base)
+        try:
+            self._uploads = _Uploads(self._bucket, self.journals)
+        except BaseException:
+            self.journals.close()
+            raise
+
+    def newest(self) -> Manifest | None:
+        """Returns the newest manifest; None if there is no dataset."""
+        found = self._bucket.newest()
+        return None if found is None else found[0]
+
+    def last_number(self, manifest: Manifest | None) -> int:
+        """Returns the number of the writer's last journal that the bucket has, or -1."""
+        return max(last_published(manifest, self._uploads.writer), self._uploads.last)
+
+    def num_waiting(self) -> int:
+        """Returns the number of episodes of this writer that no generation has."""
+        uploaded = sum(episodes for episodes, _ in self._uploads.waiting.values())
+        return uploaded + self.journals.num_episodes(self._uploads.last)
+
+    def upload(self, files: Sequence[Path], *, progress: bool | None) -> None:
+        """Uploads ended journals, and removes them here.
+
+        Raises:
+            GearError: the journals cannot be sealed or uploaded. They stay.
+        """
+        self._uploads.upload(files, progress)
+
+    def publish(self, files: Sequence[Path], *, progress: bool | None) -> Publication | None:
+        """Uploads ended journals, and publishes all sealed journals of the bucket. See `JournalPublisher`."""
+        self.upload(files, progress=progress)
+        publication = publish_sealed(self._bucket, self._uploads.mirror, self.options, self._uploads.writer)
+        waiting = self._uploads.waiting
+        if publication is None and waiting and (newest := self.newest()) is not None:
+            # Another writer published the journals of this one.
+            episodes, steps = (sum(each) for each in zip(*waiting.values(), strict=True))
+            publication = Publication(
+                newest.generation, episodes, steps, 0, newest.episodes, newest.steps, newest.fingerprint
+            )
+        waiting.clear()
+        return publication
+
+    def publish_left_behind(self, *, progress: bool | None) -> None:
+        """Uploads and publishes the journals of writers of this machine that died."""
+
+        def publish_ended(journals: JournalFolder) -> None:
+            uploads = _Uploads(self._bucket, journals)
+            uploads.upload(journals.ended(), progress)
+            publish_sealed(self._bucket, uploads.mirror, self.options, uploads.writer)
+            uploads.mirror.remove_folder()
+
+        visit_left_behind(self._base, f"*{SUFFIX}", publish_ended)
+        try:
+            remove_unfinished(self._bucket)
+        except (GearError, FileNotFoundError) as error:
+            _log.warning("%s: files that are not needed any more stay for now: %s", self.location, error)
+
+    def close(self) -> None:
+        """Releases the journals. Those that are left wait for the next writer of this machine."""
+        self._uploads.mirror.remove_folder()
+        self.journals.close()
+
+
+class _Uploads:
+    """Uploads the journals of one writer.
+
+    Args:
+        bucket: the bucket.
+        journals: the journals, which only this process uses.
+
+    Attributes:
+        mirror: local copies of the bucket's files.
+        writer: the name of the writer among all writers.
+        last: the number of the last journal that is in the bucket; -1: none.
+        waiting: sealed journals in the bucket -> their episodes and steps. The dataset lacked them so far.
+    """
+
+    def __init__(self, bucket: Bucket, journals: JournalFolder) -> None:
+        self._bucket, self._journals = bucket, journals
+        self.mirror = Mirror(journals.path / _MIRROR, bucket.objects)
+        self._name = WriterName(journals.path)
+        self.waiting: dict[SealedName, tuple[int, int]] = {}
+        self.last = -1
+        self._find_uploaded()
+        if not self._name.is_ours:
+            # The last Writer here ran before this machine started, or on another machine.
+            self.upload(journals.ended(), None)
+            self._name.renew()
+            self.last = -1
+
+    @property
+    def writer(self) -> str:
+        return self._name.name
+
+    def _find_uploaded(self) -> None:
+        """Finds the journals of this writer that the bucket has."""
+        # The journals first: another process may publish them meanwhile.
+        listed = list(complete_journals(listed_journals(self._bucket.objects.files(JOURNALS))))
+        found = self._bucket.newest()
+        self.last = last_published(None if found is None else found[0], self.writer)
+        for name in listed:
+            if name.writer == self.writer and name.number > self.last:
+                manifest = self._bucket.manifest(name.manifest)
+                if manifest is not None:
+                    self.waiting[name] = (manifest.episodes, manifest.steps)
+                self.last = name.number
+
+    def upload(self, files: Sequence[Path], progress: bool | None) -> None:
+        """Uploads journals in order, and removes them here."""
+        for file in files:
+            number = int(file.stem)
+            if number > self.last:  # else a process was killed after the upload
+                segment = sealed(file, self._journals.name, progress)
+                if segment is not None:
+                    name = SealedName(self.writer, number)
+                    manifest = upload_sealed(self.mirror, self._bucket.conditional, segment.folder, name)
+                    self.waiting[name] = (manifest.episodes, manifest.steps)
+                self.last = number
+            self._journals.remove(file)

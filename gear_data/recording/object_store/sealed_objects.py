@@ -1,0 +1,153 @@
+"""Sealed journals in a bucket: episodes that wait for the next generation.
+
+The shards, videos and statistics of a sealed journal have their final names. Its tables and its own manifest are in
+`journals/WRITER-NUMBER/`. The manifest is written last, and only once. Any writer may publish a sealed journal: it
+becomes a part of the dataset when a manifest of the dataset has its number in `sealed`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gear_data.errors import DestinationExistsError
+from gear_data.ingest.growing.added_journals import AddedJournal, placed
+from gear_data.ingest.growing.draft import draft_of
+from gear_data.ingest.growing.draft_videos import kept_videos
+from gear_data.ingest.growing.part_statistics import part_file
+from gear_data.recording.object_store.mirror import Mirror
+from gear_data.storage.atomic import link_file
+from gear_data.storage.generations.growth import JOURNALS, Part
+from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest
+from gear_data.storage.remote.conditional_store import ConditionalStore
+from gear_data.storage.writing.staging import manifest_text, write_table
+from gear_data.video.index_tables import FILES_TABLE
+
+_NAME = re.compile(r"([0-9a-f]{16})-(\d{6,})")
+
+
+@dataclass(frozen=True, order=True)
+class SealedName:
+    """The name of a sealed journal. Generations take sealed journals in this order.
+
+    Attributes:
+        writer: see `WriterName`.
+        number: of the journal.
+    """
+
+    writer: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.writer}-{self.number:06d}"
+
+    @property
+    def manifest(self) -> str:
+        """The file of its manifest."""
+        return f"{JOURNALS}/{self}/{MANIFEST_NAME}"
+
+    @staticmethod
+    def of(text: str) -> SealedName | None:
+        """Returns the name in a text; None if it is no name."""
+        match = _NAME.fullmatch(text)
+        return None if match is None else SealedName(match[1], int(match[2]))
+
+    def is_published(self, sealed: Mapping[str, int]) -> bool:
+        """Returns whether a dataset has the journal.
+
+        Args:
+            sealed: see `Growth`.
+        """
+        return self.number <= sealed.get(self.writer, -1)
+
+
+def listed_journals(files: Sequence[str]) -> dict[SealedName, list[str]]:
+    """Returns the files of sealed journals in `journals/`, by the names of the journals in order."""
+    found: dict[SealedName, list[str]] = {}
+    for file in files:
+        parts = file.split("/")
+        if len(parts) == 3 and parts[0] == JOURNALS and (name := SealedName.of(parts[1])) is not None:
+            found.setdefault(name, []).append(file)
+    return dict(sorted(found.items()))
+
+
+def complete_journals(listed: Mapping[SealedName, Sequence[str]]) -> Iterator[SealedName]:
+    """Yields the sealed journals that are complete, in order."""
+    return (name for name, files in listed.items() if name.manifest in files)
+
+
+def upload_sealed(mirror: Mirror, store: ConditionalStore, folder: Path, name: SealedName) -> Manifest:
+    """Uploads a sealed journal: whole, or nobody sees it.
+
+    Args:
+        mirror: local copies of the bucket's files.
+        store: the bucket.
+        folder: the dataset into which the journal was sealed.
+        name: its name.
+
+    Returns:
+        The manifest in the bucket.
+
+    Raises:
+        DestinationExistsError: there is another journal of this name.
+        RemoteError: the server cannot be reached.
+        StorageFullError, UnwritableError: the bucket or the mirror cannot be written to.
+    """
+    manifest = Manifest.load(folder)
+    draft = placed(mirror, folder, manifest, str(name))
+    tables = {}
+    for table, entry in manifest.tables.items():
+        file = f"{JOURNALS}/{name}/{table}.arrow"
+        if table == FILES_TABLE and draft.videos is not None:
+            tables[table] = write_table(mirror, file, draft.videos.files)
+        else:
+            tables[table] = _moved(mirror, folder, entry, file)
+    manifest = replace(manifest, shards=draft.shards, tables=tables)
+    mirror.upload([*sorted(lasting_files(mirror, manifest, name)), *(entry.file for entry in tables.values())])
+    text = manifest_text(manifest, mirror, "record shorter episodes").encode()
+    if not store.put(name.manifest, text, None):
+        raise DestinationExistsError(
+            f"another writer has the name {name.writer}",
+            file=store.name,
+            hint="its folder of journals was copied to another machine: remove writer.json there, and record again",
+        )
+    return manifest
+
+
+def lasting_files(mirror: Mirror, manifest: Manifest, name: SealedName) -> set[str]:
+    """Returns the files of a sealed journal that become files of the dataset.
+
+    Args:
+        mirror: local copies, which have the tables of the journal.
+        manifest: its manifest in the bucket.
+        name: its name.
+    """
+    shards = {shard.entry.file for shard in manifest.shards}
+    return shards | kept_videos(mirror.folder, manifest) | {part_file(str(name))}
+
+
+def _moved(mirror: Mirror, folder: Path, entry: FileEntry, file: str) -> FileEntry:
+    moved = FileEntry(file, entry.bytes, entry.checksum)
+    if not link_file(folder / entry.file, mirror.folder / file):
+        with mirror.writing(file) as path:
+            path.write_bytes((folder / entry.file).read_bytes())
+    return moved
+
+
+def read_sealed(mirror: Mirror, manifest: Manifest, name: SealedName) -> AddedJournal:
+    """Returns a sealed journal of the bucket.
+
+    Args:
+        mirror: local copies of the bucket's files. The tables of the journal are fetched.
+        manifest: its manifest in the bucket.
+        name: its name.
+
+    Raises:
+        FileNotFoundError: it was removed after its publication.
+        GearError: it cannot be read.
+    """
+    mirror.fetch(manifest)
+    draft = draft_of(mirror.folder, manifest, [Part(str(name), len(manifest.shards))])
+    return AddedJournal(name.writer, name.number, {}, manifest, draft)

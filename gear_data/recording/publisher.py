@@ -1,0 +1,67 @@
+"""JournalPublisher: how the journals of a writer become generations of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gear_data.ingest.growing.publish import Publication
+from gear_data.recording.journal_folder import JournalFolder
+from gear_data.recording.seal_options import SealOptions
+from gear_data.storage.manifest import Manifest
+
+
+class JournalPublisher(Protocol):
+    """Publishes the journals of one writer.
+
+    Attributes:
+        location: path or URL of the dataset.
+        options: how journals are sealed.
+        journals: the journals of the writer.
+    """
+
+    location: str
+    options: SealOptions
+    journals: JournalFolder
+
+    def newest(self) -> Manifest | None:
+        """Returns the newest manifest; None if there is no dataset."""
+
+    def last_number(self, manifest: Manifest | None) -> int:
+        """Returns the number of the writer's last journal that is not needed any more, or -1.
+
+        Args:
+            manifest: the newest manifest.
+        """
+
+    def num_waiting(self) -> int:
+        """Returns the number of episodes of this writer that no generation has.
+
+        Raises:
+            CorruptSourceError: a journal is damaged.
+        """
+
+    def publish(self, files: Sequence[Path], *, progress: bool | None) -> Publication | None:
+        """Publishes ended journals, and removes them.
+
+        Args:
+            files: the journals.
+            progress: show progress bars; None shows them on a terminal.
+
+        Returns:
+            None if there is no episode that the dataset lacks.
+
+        Raises:
+            GearError: the journals cannot be sealed, or the generation cannot be written. The journals stay.
+        """
+
+    def publish_left_behind(self, *, progress: bool | None) -> None:
+        """Publishes the journals of writers of this machine that died.
+
+        Raises:
+            GearError: as `publish`.
+        """
+
+    def close(self) -> None:
+        """Releases the journals. Those that are left wait for the next writer."""

@@ -1,0 +1,1 @@
+"""Where a Writer puts finished episodes."""

@@ -1,0 +1,474 @@
+"""Writers of a dataset in a bucket, against an S3 server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import s3fs
+
+import gear_data
+from gear_data.cli import main
+from gear_data.errors import (
+    DatasetNotFoundError,
+    DestinationExistsError,
+    GenerationGoneError,
+    InvalidArgumentError,
+    RemoteError,
+    UnsupportedColumnError,
+)
+from gear_data.recording.object_store import publication, retirement
+from gear_data.recording.object_store.bucket import Bucket
+from gear_data.recording.object_store.mirror import Mirror
+from gear_data.recording.record import record_episodes
+from tests.support.s3.recordings import add_episodes, check_dataset, numbers_in, objects
+from tests.support.s3.server import CONDITIONS, S3Server
+
+
+def test_episodes_become_generations(url: str, tmp_path: Path) -> None:
+    writer = gear_data.Writer(url)
+    add_episodes(writer, range(3))
+    first = writer.seal()
+    assert first is not None
+    assert (first.generation, first.episodes, first.total_episodes) == (1, 3, 3)
+    assert writer.seal() is None
+    ds = gear_data.open(url)
+    add_episodes(writer, range(3, 5))
+    second = writer.seal()
+    assert second is not None
+    assert (second.generation, second.episodes, second.total_episodes) == (2, 2, 5)
+    assert (ds.generation, len(ds)) == (1, 3)
+    newer = ds.refresh()
+    assert (newer.generation, numbers_in(newer)) == (2, [0, 1, 2, 3, 4])
+    assert newer.refresh() is newer
+    assert numbers_in(newer.at_generation(1)) == [0, 1, 2]
+    assert writer.close() is None
+    check_dataset(url, list(range(5)), tmp_path / "plain")
+    assert not {file for file in objects(url) if file.startswith("journals/")}
+
+
+def test_an_unchanged_manifest_is_not_fetched_again(url: str, server: S3Server) -> None:
+    with gear_data.Writer(url) as writer:
+        add_episodes(writer, range(2))
+    ds = gear_data.open(url)
+    before = len(server.requests)
+    assert ds.refresh() is ds
+    assert [method for method, path in server.requests[before:] if path.endswith("manifest.json")] == ["HEAD"]
+
+
+def test_a_new_generation_fetches_only_new_shards(url: str, server: S3Server) -> None:
+    writer = gear_data.Writer(url, shard_bytes=1024)
+    add_episodes(writer, range(40))  # a full shard is not joined with a later one
+    writer.seal()
+    ds = gear_data.open(url)
+    numbers_in(ds)
+    add_episodes(writer, [40])
+    writer.close()
+    before = len(server.requests)
+    newer = ds.refresh()
+    assert numbers_in(newer) == list(range(41))
+    fetched = {path for method, path in server.requests[before:] if method == "GET" and "/shards/" in path}
+    assert len(fetched) < len(newer.manifest.shards)
+    assert {file.rpartition("/")[2] for file in fetched} <= {
+        shard.entry.file.rpartition("/")[2] for shard in newer.manifest.shards if shard not in ds.manifest.shards
+    }
+
+
+def test_a_converted_dataset_grows(url: str) -> None:
+    steps = {"actions": [0, 1, 2], "observations": [[0.0, 1.0]] * 4, "rewards": [1.0] * 3}
+    gear_data.convert([{**{name: np.array(values) for name, values in steps.items()}, "terminated": True}], url)
+    base = gear_data.open(url)
+    with gear_data.Writer(url) as writer:
+        for t in range(3):
+            writer.append(actions=t, observations=[0.0, 1.0], rewards=1.0)
+        writer.end_episode(terminated=True)
+    ds = base.refresh()
+    assert (ds.generation, len(ds), len(base)) == (1, 2, 1)
+    assert len(ds.at_generation(0)) == 1
+    assert gear_data.verify(url, progress=False).ok
+
+
+def test_writers_that_publish_at_once(url: str, tmp_path: Path) -> None:
+    """Threads publish after every second episode: each episode is there once."""
+    failures = []
+
+    def record(first: int) -> None:
+        try:
+            with gear_data.Writer(url, durability="os") as writer:
+                for number in range(first, first + 6):
+                    add_episodes(writer, [number])
+                    if number % 2:
+                        writer.seal()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=record, args=(100 * k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    seen: list[tuple[int, int]] = []
+    while not failures and "manifest.json" not in objects(url):
+        time.sleep(0.05)
+    assert not failures
+    ds = gear_data.open(url, follow=True)
+    while any(thread.is_alive() for thread in threads):
+        ds = ds.refresh()
+        seen.append((ds.generation, len(numbers_in(ds))))
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert seen == sorted(seen)
+    check_dataset(url, [100 * k + i for k in range(3) for i in range(6)], tmp_path / "plain")
+    newest = gear_data.open(url)
+    generations = {int(file[12:18]) for file in objects(url) if file.startswith("generations/")}
+    assert generations == set(range(1, newest.generation))
+    listed = {file for number in generations for file in _files(newest.at_generation(number))} | _files(newest)
+    left = {file for file in objects(url) if file.startswith(("shards/", "tables/"))} - listed
+    assert not left, "a lost race left files"
+
+
+def _files(dataset: gear_data.Dataset) -> set[str]:
+    return {entry.file for entry in dataset.manifest.files}
+
+
+def test_a_lost_race_is_merged_again(url: str, server: S3Server) -> None:
+    """Another Writer publishes between the reading of the manifest and its put."""
+    first, second = gear_data.Writer(url), gear_data.Writer(url)
+    add_episodes(first, [0])
+    add_episodes(second, [1])
+    puts = []
+
+    def interfere(method: str, path: str) -> None:
+        if method == "PUT" and path.endswith("live/manifest.json"):
+            puts.append(path)
+            if len(puts) == 1:
+                second.seal()
+
+    server.before = interfere
+    published = first.seal()
+    server.before = lambda method, path: None
+    assert published is not None
+    assert (published.generation, published.episodes) == (1, 1)  # the other Writer took both journals
+    assert len(puts) >= 2
+    assert sorted(numbers_in(gear_data.open(url))) == [0, 1]
+    first.close()
+    second.close()
+
+
+def puts_manifest(method: str, path: str) -> bool:
+    return method == "PUT" and path.endswith("live/manifest.json")
+
+
+def test_a_put_whose_answer_is_lost(url: str, server: S3Server) -> None:
+    """The server published the generation, and its answer was an error: the retry finds the manifest."""
+    writer = gear_data.Writer(url)
+    add_episodes(writer, [0])
+    writer.seal()
+    add_episodes(writer, [1])
+    faults = [(500, True)]
+    server.fault = lambda method, path: faults.pop() if faults and puts_manifest(method, path) else None
+    published = writer.seal()
+    assert not faults
+    assert published is not None
+    assert (published.generation, published.total_episodes) == (2, 2)
+    assert writer.close() is None
+    assert numbers_in(gear_data.open(url)) == [0, 1]
+
+
+def test_a_conflict_of_two_puts(url: str, server: S3Server) -> None:
+    """S3 may answer 409 when two puts of one file meet."""
+    writer = gear_data.Writer(url)
+    add_episodes(writer, [0])
+    faults = [(409, False)]
+    server.fault = lambda method, path: faults.pop() if faults and puts_manifest(method, path) else None
+    published = writer.seal()
+    assert not faults
+    assert published is not None
+    assert published.generation == 1
+    writer.close()
+
+
+def test_races_that_are_always_lost_end(url: str, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "_LAST_DELAY", 0.01)
+    writer = gear_data.Writer(url)
+    add_episodes(writer, [0])
+    writer.seal()
+    add_episodes(writer, [1])
+    before = objects(url)
+    server.fault = lambda method, path: (412, False) if puts_manifest(method, path) else None
+    with pytest.raises(RemoteError, match="tried 20 times: other Writers published first"):
+        writer.seal()
+    assert {file.partition("/")[0] for file in objects(url) - before} == {"journals", "generations", "parts", "shards"}
+    server.reset()
+    published = writer.seal()
+    assert published is not None
+    assert published.generation == 2
+    writer.close()
+    assert numbers_in(gear_data.open(url)) == [0, 1]
+
+
+def test_a_server_that_is_away(url: str, server: S3Server, tmp_path: Path) -> None:
+    """Episodes wait in journals of this machine."""
+    writer = gear_data.Writer(url)
+    add_episodes(writer, [0])
+    server.fault = lambda method, path: (500, False)
+    with pytest.raises(RemoteError, match="tried 5 times"):
+        writer.flush()
+    add_episodes(writer, [1])
+    with pytest.raises(RemoteError):
+        writer.seal()
+    server.reset()
+    writer.close()
+    assert numbers_in(gear_data.open(url)) == [0, 1]
+
+
+def test_flushed_episodes_outlive_the_machine(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journals of the machine are lost; a Writer of another machine publishes what was flushed."""
+    lost = gear_data.Writer(url)
+    add_episodes(lost, [0, 1])
+    lost.flush()
+    with pytest.raises(DatasetNotFoundError, match="a Writer records here"):
+        gear_data.open(url)
+    add_episodes(lost, [2])
+    lost.flush()
+    add_episodes(lost, [3])
+    monkeypatch.setenv("GEAR_DATA_JOURNALS", str(tmp_path / "another machine"))
+    with gear_data.Writer(url) as writer:
+        add_episodes(writer, [10])
+    assert sorted(numbers_in(gear_data.open(url))) == [0, 1, 2, 10]
+
+
+def test_journals_of_a_dead_writer_are_published(url: str, tmp_path: Path) -> None:
+    """A Writer of the same machine finds the journals of one that was not closed."""
+    dead, beside = gear_data.Writer(url), gear_data.Writer(url)
+    for writer, number in ((dead, 0), (beside, 1)):
+        add_episodes(writer, [number])
+    for writer in (dead, beside):
+        writer._sink._publisher.journals._stack.close()  # as the end of a process
+    with gear_data.Writer(url) as writer:
+        assert writer.episodes == 1
+        add_episodes(writer, [2])
+    assert sorted(numbers_in(gear_data.open(url))) == [0, 1, 2]
+
+
+def test_uploaded_episodes_count(url: str) -> None:
+    """A Writer that died after an upload: the next one has its episodes."""
+    writer = gear_data.Writer(url)
+    add_episodes(writer, [0, 1])
+    writer.flush()
+    add_episodes(writer, [2])
+    writer._sink._publisher.journals._stack.close()
+    again = gear_data.Writer(url)
+    assert again.episodes == 3
+    add_episodes(again, [3])
+    published = again.close()
+    assert published is not None
+    assert published.episodes == 4
+    assert numbers_in(gear_data.open(url)) == [0, 1, 2, 3]
+
+
+def test_a_copied_machine_gets_another_name(url: str, tmp_path: Path) -> None:
+    """Journals of an image of a machine are published once, and later ones have another name."""
+    writer = gear_data.Writer(url)
+    add_episodes(writer, [0])
+    writer.close()
+    (record,) = (tmp_path / "journals").glob("*.journal/000/writer.json")
+    name = record.read_text()
+    record.write_text(name.replace('"machine": "', '"machine": "another '))
+    with gear_data.Writer(url) as writer:
+        add_episodes(writer, [1])
+    sealed = gear_data.open(url).manifest.growth
+    assert sealed is not None
+    assert len(sealed.sealed) == 2
+    assert numbers_in(gear_data.open(url)) == [0, 1]
+
+
+def test_two_machines_of_one_name(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = gear_data.Writer(url)
+    (record,) = (tmp_path / "journals").glob("*.journal/000/writer.json")
+    copied = tmp_path / "copy" / record.relative_to(tmp_path / "journals")
+    copied.parent.mkdir(parents=True)
+    copied.write_text(record.read_text())
+    monkeypatch.setenv("GEAR_DATA_JOURNALS", str(tmp_path / "copy"))
+    second = gear_data.Writer(url)
+    for writer, number in ((first, 0), (second, 1)):
+        add_episodes(writer, [number])
+    first.flush()
+    with pytest.raises(DestinationExistsError, match="another writer has the name"):
+        second.flush()
+    first.close()
+
+
+def test_eviction_keeps_objects_for_a_while(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader keeps its generation for the time that is set; later its files are gone."""
+    writer = gear_data.Writer(url, shard_bytes=1024, max_steps=30)
+    add_episodes(writer, range(5))
+    writer.seal()
+    ds, late = gear_data.open(url), gear_data.open(url, cache_dir=tmp_path / "unused")
+    add_episodes(writer, range(5, 20))
+    published = writer.seal()
+    assert published is not None
+    assert published.evicted_episodes
+    assert numbers_in(ds) == [0, 1, 2, 3, 4]
+    monkeypatch.setenv("GEAR_DATA_KEEP_SECONDS", "0.1")
+    time.sleep(1.1)  # the times of objects are whole seconds
+    add_episodes(writer, range(20, 22))
+    writer.seal()
+    time.sleep(1.1)
+    add_episodes(writer, range(22, 24))
+    writer.close()
+    newest = gear_data.open(url)
+    assert newest.num_steps <= 30
+    assert numbers_in(ds) == [0, 1, 2, 3, 4]  # from the cache of this machine
+    with pytest.raises(GenerationGoneError, match="generation 1 is no longer"):
+        numbers_in(late)
+    with pytest.raises(GenerationGoneError):
+        newest.at_generation(1)
+    before = numbers_in(newest.at_generation(3)), numbers_in(newest)
+    assert all(set(numbers) <= set(range(24)) for numbers in before)
+    left = {file for file in objects(url) if file.startswith(("shards/", "tables/"))}
+    assert left == _files(newest) | _files(newest.at_generation(3))
+    assert gear_data.verify(url, progress=False).ok
+
+
+def test_a_late_copy_of_an_old_generation(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Writer that loses a race copies an old manifest again, and cleans up with what it knows."""
+    writer = gear_data.Writer(url)
+    for number in range(3):
+        add_episodes(writer, [number])
+        writer.seal()
+    store, root = s3fs.S3FileSystem(), url.removeprefix("s3://")
+    time.sleep(1.1)  # the times of objects are whole seconds
+    store.pipe(f"{root}/generations/000001.json", store.cat(f"{root}/generations/000001.json"))
+    monkeypatch.setenv("GEAR_DATA_KEEP_SECONDS", "0.1")
+    bucket = Bucket(url)
+    stale = bucket.manifest("generations/000002.json")
+    assert stale is not None
+    retirement.remove_replaced(bucket, Mirror(tmp_path / "mirror", bucket.objects), stale)
+    assert {"generations/000001.json", "generations/000002.json"} <= objects(url)
+    assert numbers_in(gear_data.open(url)) == [0, 1, 2]
+    assert numbers_in(gear_data.open(url).at_generation(2)) == [0, 1]
+    writer.close()
+
+
+def test_unfinished_uploads_are_removed_later(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Writer dies between its puts, and its machine is lost."""
+    with gear_data.Writer(url) as writer:
+        add_episodes(writer, range(3))
+    store = s3fs.S3FileSystem()
+    root = url.removeprefix("s3://")
+    orphans = {
+        "shards/0123456789abcdef-000000-0000.arrow",
+        "videos/0123456789abcdef-000000/front/000000.mp4",
+        "parts/0123456789abcdef-000000.json",
+        "journals/0123456789abcdef-000000/episodes.arrow",
+        "tables/episodes-000001-01234567.arrow",
+        "shards/000001-01234567-joined.arrow",
+        "tables/video_packets-000009-01234567.arrow",
+        "journals/probe-0123",
+    }
+    for file in orphans:
+        store.pipe(f"{root}/{file}", b"x")
+    with gear_data.Writer(url) as writer:
+        add_episodes(writer, [3])
+    assert orphans < objects(url)
+    monkeypatch.setattr(retirement, "_UNFINISHED", timedelta(seconds=0.5))
+    before = objects(url)
+    time.sleep(1.1)
+    with gear_data.Writer(url) as writer:
+        add_episodes(writer, [4])
+    assert before - objects(url) >= orphans
+    ds = gear_data.open(url)
+    assert numbers_in(ds) == [0, 1, 2, 3, 4]
+    for generation in (1, 2):
+        assert numbers_in(gear_data.open(url, cache_dir=tmp_path / f"cache{generation}").at_generation(generation))
+    assert gear_data.verify(url, deep=True, progress=False).ok
+
+
+def test_journals_that_cannot_join_are_left_out(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Two Writers begin with different columns: the first generation decides."""
+    first, second = gear_data.Writer(url), gear_data.Writer(url)
+    add_episodes(first, [0])
+    second.append(actions=1.5)
+    second.end_episode(terminated=True)
+    first.flush()
+    second.flush()
+    outcomes = []
+    for writer in (first, second):
+        try:
+            outcomes.append(writer.seal())
+        except UnsupportedColumnError:
+            outcomes.append(None)
+    assert sum(each is not None for each in outcomes) == 1
+    assert "the journals of another writer are left out" in caplog.text
+    assert len(gear_data.open(url)) == 1
+
+
+def test_videos(url: str) -> None:
+    frames = np.zeros((6, 32, 32, 3), np.uint8)
+    frames[range(6), :, range(6)] = 255
+    writer = gear_data.Writer(url, cameras={"observations.images.front": gear_data.Camera(fps=30)})
+    for number in range(3):
+        for t, frame in enumerate(frames):
+            writer.append(observations={"images": {"front": frame}}, actions=10 * number + t)
+        writer.end_episode(terminated=True)
+        writer.seal()
+    writer.close()
+    ds = gear_data.open(url)
+    assert len(ds) == 3
+    for position in range(3):
+        assert ds[position]["actions"].tolist() == [10 * position + t for t in range(6)]
+        assert np.abs(ds[position]["observations.images.front"][:].astype(int) - frames).mean() < 20
+    assert gear_data.verify(url, deep=True, progress=False).ok
+
+
+@pytest.mark.parametrize("residency", ["mmap", "host"])
+def test_a_loader_takes_new_generations(url: str, residency: str) -> None:
+    writer = gear_data.Writer(url)
+    add_episodes(writer, range(4))
+    writer.seal()
+    ds = gear_data.open(url, residency)
+    loader = gear_data.SequenceLoader(ds, batch_size=16, context=2, preset="jat", seed=1)
+    batches = iter(loader)
+    assert np.asarray(next(batches)["actions"]).max() < 400
+    add_episodes(writer, range(4, 30))
+    writer.close()
+    loader.refresh()
+    assert max(np.asarray(next(batches)["actions"]).max() for _ in range(20)) >= 400
+    batches.close()
+
+
+def test_the_command(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "CartPole-v1", url, "--episodes", "2"]) == 0
+    assert f"in {url}, generation 1" in capsys.readouterr().out
+
+
+def test_record_an_environment(url: str) -> None:
+    for generation in (1, 2):
+        published = record_episodes("CartPole-v1", url, 2, progress=False)
+        assert published is not None
+        assert (published.generation, published.total_episodes) == (generation, 2 * generation)
+    assert len(gear_data.open(url)) == 4
+
+
+def test_places_that_are_refused(url: str, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.ignored = CONDITIONS
+    with pytest.raises(InvalidArgumentError, match="ignores the conditions of puts"):
+        gear_data.Writer(url)
+    server.reset()
+    limit = gear_data.RateLimit(min_steps=1)
+    with pytest.raises(InvalidArgumentError, match="rate_limit needs a folder"):
+        gear_data.Writer(url, rate_limit=limit)
+    with monkeypatch.context() as patch, pytest.raises(InvalidArgumentError, match="GEAR_DATA_KEEP_SECONDS"):
+        patch.setenv("GEAR_DATA_KEEP_SECONDS", "-1")
+        gear_data.Writer(url)
+    store = s3fs.S3FileSystem()
+    store.pipe(f"{url.removeprefix('s3://')}/.progress/options.json", b"{}")
+    with pytest.raises(DestinationExistsError, match="a conversion into this folder"):
+        gear_data.Writer(url)
+    store.pipe(f"{url.removeprefix('s3://')}2/notes.txt", b"mine")
+    with pytest.raises(DestinationExistsError, match=r"it has notes\.txt"):
+        gear_data.Writer(f"{url}2")
