@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol
 
 from gear_data.common.paths import is_remote, join, plain_path
 from gear_data.errors import (
@@ -20,10 +20,11 @@ from gear_data.errors import (
     DatasetNotFoundError,
     DatasetReplacedError,
     GearError,
+    GenerationGoneError,
     ManifestError,
     RemoteError,
 )
-from gear_data.storage.generations.growth import generation_file
+from gear_data.storage.generations.growth import JOURNALS, generation_file
 from gear_data.storage.generations.leases import Lease, take_lease
 from gear_data.storage.identity import FileStamp, OpenedDataset, Version, file_stamp, generation_gone, replaced_error
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, not_a_dataset
@@ -34,6 +35,9 @@ from gear_data.storage.remote.object_store import ObjectStore
 from gear_data.storage.writing.progress_files import PROGRESS
 
 _COPY_BYTES = 32 << 20
+_SEAL = "call seal or close of any Writer of this URL, or wait for it with open(..., follow=True)"
+#: The folder of sidecars, in the folder of a dataset.
+SIDECARS = "sidecars"
 
 
 class DatasetFiles(Protocol):
@@ -97,11 +101,6 @@ class DatasetFiles(Protocol):
 
     def sidecars(self, contents: str) -> Path:
         """Returns the folder for sidecars. `contents` is a hash of their inputs."""
-
-
-@runtime_checkable
-class GrowingFiles(DatasetFiles, Protocol):
-    """Files of a dataset that may grow."""
 
     def at(self, generation: int | None = None) -> DatasetFiles:
         """Returns the files of another generation of the same dataset; None: the newest one."""
@@ -227,7 +226,7 @@ class FolderFiles:
             return [str(path), status.st_ino, status.st_mtime_ns]
 
     def sidecars(self, contents: str) -> Path:
-        return self._folder / "sidecars"
+        return self._folder / SIDECARS
 
 
 def _check_unchanged(files: weakref.ref[FolderFiles]) -> None:
@@ -244,39 +243,76 @@ class CachedFiles:
     Args:
         url: URL of the dataset.
         cache: the cache.
-        opened: see `FolderFiles`.
+        opened, generation: see `FolderFiles`.
+        newest: a manifest that was read before, with its etag. It is read again if the etag changed.
 
     Attributes:
         mapped: see `DatasetFiles`.
     """
 
-    def __init__(self, url: str, cache: ShardCache, opened: Version | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        cache: ShardCache,
+        opened: Version | None = None,
+        generation: int | None = None,
+        newest: tuple[str, Manifest] | None = None,
+    ) -> None:
         self._store = ObjectStore(url)
         self._cache = cache
         self._opened = OpenedDataset(opened)
+        self._generation = generation
+        self._newest = newest
         # The cache sets the times of its files.
         self.mapped = MappedFiles(lambda: None, times=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (CachedFiles, (self._store.name, self._cache, self._opened.version))
+        return (CachedFiles, (self._store.name, self._cache, self._opened.version, self._generation))
 
     @property
     def location(self) -> str:
         return self._store.name
 
     def manifest(self) -> Manifest:
-        name = join(self._store.name, MANIFEST_NAME)
+        manifest, wanted = self._read_newest(), self._generation
+        if not self._opened.is_known and wanted is not None and wanted != manifest.generation:
+            manifest = self._earlier(wanted)
+        return self._opened.admit(manifest, self.location, self._earlier)
+
+    def at(self, generation: int | None = None) -> CachedFiles:
+        return CachedFiles(self._store.name, self._cache, generation=generation, newest=self._newest)
+
+    def _read_newest(self) -> Manifest:
+        """Returns the newest manifest. An unchanged etag saves the transfer."""
         try:
-            text = self._store.read(MANIFEST_NAME).decode("utf-8")
+            etag = self._store.etag(MANIFEST_NAME)
+            if self._newest is None or etag is None or etag != self._newest[0]:
+                manifest = self._parsed(MANIFEST_NAME)
+                # The file may have been replaced after its etag was read. Then the next call reads it again.
+                self._newest = (etag or "", manifest)
         except FileNotFoundError as error:
             files = self._store.files()
+            if any(file.startswith(f"{JOURNALS}/") for file in files):
+                reason = "a Writer records here, and no generation was published"
+                raise DatasetNotFoundError(reason, file=self._store.name, hint=_SEAL) from error
             unfinished = any(file.startswith(f"{PROGRESS}/") for file in files)
             raise not_a_dataset(self._store.name, exists=bool(files), unfinished=unfinished) from error
+        return self._newest[1]
+
+    def _earlier(self, generation: int) -> Manifest:
+        try:
+            return self._parsed(generation_file(generation))
+        except FileNotFoundError:
+            raise generation_gone(generation, self.location) from None
+
+    def _parsed(self, file: str) -> Manifest:
+        name = join(self._store.name, file)
+        try:
+            return Manifest.from_text(self._store.read(file).decode("utf-8"), name)
         except UnicodeDecodeError as error:
             raise ManifestError(
                 f"cannot be read: {error}", file=name, hint="restore manifest.json, or convert again"
             ) from error
-        return self._opened.admit(Manifest.from_text(text, name), self.location)
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
         with self._explained():
@@ -305,7 +341,10 @@ class CachedFiles:
                 raise
             try:
                 self.manifest()
-            except DatasetReplacedError:
+                version = self._opened.version
+                if version is not None and version.generation != self._read_newest().generation:
+                    self._earlier(version.generation)
+            except (DatasetReplacedError, GenerationGoneError):
                 raise
             except DatasetNotFoundError:
                 raise replaced_error(self.location) from error
@@ -320,7 +359,7 @@ class CachedFiles:
         return [self._store.name]
 
     def sidecars(self, contents: str) -> Path:
-        return self._cache.folder / "sidecars" / contents
+        return self._cache.folder / SIDECARS / contents
 
     @property
     def cache(self) -> ShardCache:

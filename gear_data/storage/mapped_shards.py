@@ -199,6 +199,10 @@ class MappedShards:
         values = buffer.slice(entry.buffers[spec.name], buffers.bytes)
         return array_over(spec.arrow_type, entry.steps, offsets, values, file=entry.entry.file, column=spec.name)
 
+    def only(self, shard: int) -> MappedShards:
+        """Returns one shard, in the same mapping."""
+        return MappedShards(self._schema, (self._shards[shard],), lambda _: self.touch(shard), self._mapped)
+
     def _checked(self, shard: int) -> pa.Buffer:
         """Returns the memory of a shard whose file has its size now."""
         buffer = self.touch(shard)

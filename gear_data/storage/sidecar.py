@@ -6,6 +6,13 @@ Each is computed once and stored in the dataset's folder.
       sidecar.json         hash of the input, the files, statistics; written last
       HASH-000000.arrow    float32 [steps of shard 0]; HASH is the start of the input's hash
 
+A dataset that grows has a description for each generation, and files that generations share:
+
+      sidecar-000012.json  of generation 12
+      HASH.arrow           float32 [steps of a shard]; HASH is of the shard
+
+Publishing a generation removes the files of generations and shards that nobody reads.
+
 Sidecars are not part of the dataset: its manifest and fingerprint do not include them, and they may be deleted.
 """
 
@@ -15,7 +22,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +47,12 @@ from gear_data.storage.dataset_files import DatasetFiles, FolderFiles
 from gear_data.storage.identity import file_stamp, replaced_error
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, ShardRecord
 from gear_data.storage.mapped_shards import check_size
-from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsRecord
+from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsRecord, StatisticsState
 
 REWARDS = "rewards"
 COLUMN = ColumnSpec("returns_to_go", "float32", derived=True)
 
+_SCHEMA = Schema((COLUMN,))
 _DESCRIPTION = "sidecar.json"
 _VERSION = 1
 _REPAIR = "restore it, or write it again with 'gear-data repair'"
@@ -59,16 +67,16 @@ class SidecarFiles(FolderFiles):
 
     Args:
         folder: folder of the sidecar.
-        description: contents of sidecar.json. A sidecar of another dataset has another description, and other names of
-            files.
+        name: name of the description.
+        description: its contents. A sidecar of another dataset has another description, and other names of files.
     """
 
-    def __init__(self, folder: Path, description: bytes) -> None:
+    def __init__(self, folder: Path, name: str, description: bytes) -> None:
         super().__init__(folder)
-        self._description = description
+        self._name, self._description = name, description
 
     def check_unchanged(self) -> None:
-        path = self._folder / _DESCRIPTION
+        path = self._folder / self._name
         stamp = file_stamp(path)
         if stamp is not None and stamp == self._stamp:
             return
@@ -97,13 +105,14 @@ class Sidecar:
 
 
 class _SidecarRecord(msgspec.Struct, frozen=True):
-    """Contents of sidecar.json."""
+    """Contents of a description. A dataset that grows has the state of each shard's statistics."""
 
     checksum: str
     version: int
     contents: str
     shards: list[ShardRecord]
     statistics: StatisticsRecord
+    states: list[StatisticsState] | None = None
 
 
 def discounted_returns(
@@ -164,8 +173,8 @@ class _EpisodeRewards:
     length: Int64Array
     rewards: Callable[[int], npt.NDArray[Any]]
 
-    def by_shard(self) -> Iterator[tuple[npt.NDArray[np.float64], Int64Array]]:
-        """Yields the rewards [steps] and the episode lengths of each shard."""
+    def by_shard(self) -> Iterator[tuple[Callable[[], npt.NDArray[Any]], Int64Array]]:
+        """Yields what reads the rewards [steps] of each shard, and the episode lengths."""
         last = 0
         for index, entry in enumerate(self.manifest.shards):
             first, last = last, last + entry.episodes
@@ -178,7 +187,7 @@ class _EpisodeRewards:
                     file=self.location,
                     hint="run 'gear-data verify'; then restore the episode table, or convert again",
                 )
-            yield self.rewards(index).astype(np.float64), lengths
+            yield partial(self.rewards, index), lengths
 
 
 def read_rewards(files: DatasetFiles, schema: Schema, shard: ShardEntry) -> npt.NDArray[Any]:
@@ -215,32 +224,82 @@ def _load_or_compute(folder: Path, episodes: _EpisodeRewards, contents: str, dis
 
 
 def _compute(folder: Path, episodes: _EpisodeRewards, contents: str, discount: float) -> Sidecar:
-    schema, shards = Schema((COLUMN,)), []
-    statistics = RunningStatistics(schema)
-    with progress_bar(episodes.manifest.steps, f"returns-to-go, discount {discount}", "step", None) as bar:
-        for index, (rewards, lengths) in enumerate(episodes.by_shard()):
-            values = np.empty(len(rewards), np.float32)
-            cpu.returns.returns_to_go(rewards, lengths, discount, values)
-            statistics.update({COLUMN.name: values}, lengths)
-            path = folder / _shard_name(contents, index)
-            with atomic_file(path) as temporary:
-                array = column_array(values, COLUMN.arrow_type)
-                write_ipc(temporary, pa.RecordBatch.from_arrays([array], schema=schema.to_arrow()))
-            entry = FileEntry(path.name, path.stat().st_size, checksum(path))
-            buffers, _ = buffer_offsets(path, schema)
-            shards.append(ShardEntry(entry, len(lengths), len(values), buffers))
-            bar.update(len(values))
-    of_column = statistics.result()[COLUMN.name]
+    manifest, names = episodes.manifest, _shard_names(episodes.manifest, contents)
+    known = {} if manifest.growth is None else _known_shards(folder)
+    shards, states = [], []
+    total = RunningStatistics(_SCHEMA)
+    with progress_bar(manifest.steps, f"returns-to-go, discount {discount}", "step", None) as bar:
+        for name, stored, (read, lengths) in zip(names, manifest.shards, episodes.by_shard(), strict=True):
+            # Episode by episode, the statistics of a dataset that never grows do not depend on its shards.
+            running = total if manifest.growth is None else RunningStatistics(_SCHEMA)
+            found = known.get(name)
+            if found is None or found[0].steps != stored.steps or not _is_whole(folder, found[0]):
+                found = _compute_shard(folder / name, read(), lengths, discount, running), running.state()
+            shards.append(found[0])
+            if manifest.growth is not None:
+                states.append(found[1])
+                total.merge(found[1])
+            bar.update(stored.steps)
+    of_column = total.result()[COLUMN.name]
     description = {
         "checksum": "",
         "version": _VERSION,
         "contents": contents,
         "shards": [shard.to_json() for shard in shards],
         "statistics": of_column.to_json(),
+        **({} if manifest.growth is None else {"states": msgspec.to_builtins(states)}),
     }
     text = sign(json.dumps(description))
-    write_text(folder / _DESCRIPTION, text)
-    return Sidecar(SidecarFiles(folder, text.encode()), tuple(shards), of_column)
+    write_text(folder / _description(manifest), text)
+    return Sidecar(SidecarFiles(folder, _description(manifest), text.encode()), tuple(shards), of_column)
+
+
+def _compute_shard(
+    path: Path, rewards: npt.NDArray[Any], lengths: Int64Array, discount: float, statistics: RunningStatistics
+) -> ShardEntry:
+    """Writes the file of a shard, and adds it to statistics."""
+    values = np.empty(len(rewards), np.float32)
+    cpu.returns.returns_to_go(rewards.astype(np.float64), lengths, discount, values)
+    statistics.update({COLUMN.name: values}, lengths)
+    with atomic_file(path) as temporary:
+        array = column_array(values, COLUMN.arrow_type)
+        write_ipc(temporary, pa.RecordBatch.from_arrays([array], schema=_SCHEMA.to_arrow()))
+    entry = FileEntry(path.name, path.stat().st_size, checksum(path))
+    buffers, _ = buffer_offsets(path, _SCHEMA)
+    return ShardEntry(entry, len(lengths), len(values), buffers)
+
+
+def _known_shards(folder: Path) -> dict[str, tuple[ShardEntry, StatisticsState]]:
+    """Returns the files of all generations, by name."""
+    known = {}
+    for path in folder.glob("sidecar-*.json"):
+        found = _read(path)
+        if found is not None:
+            for record, state in zip(found[0].shards, found[0].states or (), strict=False):
+                known[record.file] = ShardEntry.from_record(record), state
+    return known
+
+
+def _is_whole(folder: Path, shard: ShardEntry) -> bool:
+    try:
+        check_size(folder, shard.entry)
+    except CorruptShardError:
+        return False
+    return shard.holds(COLUMN)
+
+
+def _read(path: Path) -> tuple[_SidecarRecord, str] | None:
+    """Reads a description, and returns it with its text.
+
+    Returns None if it is missing or damaged.
+    """
+    try:
+        text = read_regular(path, JSON_BYTES).decode()
+        record = parse_json(text, _SidecarRecord, error=ManifestError, file=str(path))
+    except (OSError, GearError, ValueError):
+        return None
+    sound = text_checksum(text, record.checksum) == record.checksum and record.version == _VERSION
+    return (record, text) if sound else None
 
 
 def _load(folder: Path, manifest: Manifest, contents: str) -> Sidecar | None:
@@ -248,36 +307,55 @@ def _load(folder: Path, manifest: Manifest, contents: str) -> Sidecar | None:
 
     Returns None if it is missing, incomplete, damaged, or has other contents.
     """
+    name = _description(manifest)
+    found = _read(folder / name)
+    if found is None or found[0].contents != contents:
+        return None
+    record, text = found
     try:
-        path = folder / _DESCRIPTION
-        text = read_regular(path, JSON_BYTES).decode()
-        record = parse_json(text, _SidecarRecord, error=ManifestError, file=str(path))
-        if text_checksum(text, record.checksum) != record.checksum:
-            return None
-        if record.version != _VERSION or record.contents != contents:
-            return None
         shards = tuple(map(ShardEntry.from_record, record.shards))
         statistics = ColumnStatistics.from_record(record.statistics)
-        for index, (shard, stored) in enumerate(zip(shards, manifest.shards, strict=True)):
+        names = _shard_names(manifest, contents)
+        for file, shard, stored in zip(names, shards, manifest.shards, strict=True):
             # Checked before use: the numbers become addresses, and the names are opened.
-            name = _shard_name(contents, index)
-            if shard.entry.file != name or shard.steps != stored.steps or not shard.holds(COLUMN):
+            if shard.entry.file != file or shard.steps != stored.steps or not _is_whole(folder, shard):
                 return None
-            check_size(folder, shard.entry)
-    except (OSError, GearError, ValueError):
+    except (GearError, ValueError):
         return None
-    return Sidecar(SidecarFiles(folder, text.encode()), shards, statistics) if statistics.has_width(1) else None
+    return Sidecar(SidecarFiles(folder, name, text.encode()), shards, statistics) if statistics.has_width(1) else None
 
 
-def _shard_name(contents: str, index: int) -> str:
-    # A process that opened a dataset which was replaced since must not write the files of the new dataset's sidecar.
-    return f"{contents[:16]}-{index:06d}.arrow"
+def sidecar_files(manifest: Manifest) -> set[str]:
+    """Returns the names of the files that a sidecar of a dataset may have."""
+    return (
+        {_description(manifest), *_shard_names(manifest, _contents(manifest))} if REWARDS in manifest.schema else set()
+    )
+
+
+def _description(manifest: Manifest) -> str:
+    return _DESCRIPTION if manifest.growth is None else f"sidecar-{manifest.generation:06d}.json"
+
+
+def _shard_names(manifest: Manifest, contents: str) -> list[str]:
+    growth = manifest.growth
+    if growth is None:
+        # A process that opened a dataset which was replaced since must not write the files of the new dataset's
+        # sidecar.
+        return [f"{contents[:16]}-{index:06d}.arrow" for index in range(len(manifest.shards))]
+    return [
+        xxhash.xxh3_128_hexdigest(json.dumps([growth.id, shard.entry.file, *_inputs(shard)]).encode()) + ".arrow"
+        for shard in manifest.shards
+    ]
+
+
+def _inputs(shard: ShardEntry) -> list[Any]:
+    return [shard.entry.checksum, shard.steps, shard.buffers[REWARDS]]
 
 
 def _contents(manifest: Manifest) -> str:
     """Hashes the inputs of a sidecar: shards, their layout, and the episode table."""
     files: list[Any] = [manifest.fingerprint, manifest.tables["episodes"].checksum]
-    files += [[shard.entry.checksum, shard.steps, shard.buffers[REWARDS]] for shard in manifest.shards]
+    files += [_inputs(shard) for shard in manifest.shards]
     return str(xxhash.xxh3_128(json.dumps(files).encode()).hexdigest())
 
 

@@ -17,6 +17,9 @@ PARTS, TABLES = "parts", "tables"
 #: Folders that only a dataset that grows has.
 GROWING_FOLDERS = (GENERATIONS, PARTS, TABLES)
 
+#: Folder of the sealed journals that wait for a generation, in an object store.
+JOURNALS = "journals"
+
 
 class Part(msgspec.Struct, frozen=True):
     """Some shards that were added together.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from gear_data.schema import ColumnSpec
@@ -16,8 +17,12 @@ class EpisodeLog(Protocol):
     Its user calls it from one thread at a time.
     """
 
-    def begin(self, columns: Sequence[ColumnSpec]) -> None:
-        """Says the columns of all episodes. Called once, before the first `append`.
+    @property
+    def video_folder(self) -> Path | None:
+        """The folder to which the videos of episodes are relative. None: episodes cannot have videos."""
+
+    def begin(self, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = ()) -> None:
+        """Says the columns and cameras of all episodes. Called once, before the first `append`.
 
         Raises:
             GearError: The log cannot take such episodes. `begin` can be called again.
@@ -46,7 +51,7 @@ class EarlierEpisodes:
     """What is known of the episodes that a log took before its process began.
 
     Attributes:
-        columns: their columns; empty: there are none.
+        columns: their columns and cameras; empty: there are none. Cameras have a `video`.
         sequences: id of a writer on another machine -> the sequence number of its last episode.
     """
 

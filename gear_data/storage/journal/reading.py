@@ -16,8 +16,9 @@ import pyarrow as pa
 from gear_data.common.regular_files import open_regular
 from gear_data.errors import CorruptSourceError, ManifestError
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
-from gear_data.storage.journal.record import RecordedEpisode, arrow_schema, from_batch
-from gear_data.storage.journal.writing import CAMERAS, COLUMNS
+from gear_data.storage.atomic import checksum
+from gear_data.storage.journal.record import RecordedEpisode, arrow_schema, from_batch, synced_before
+from gear_data.storage.journal.writing import CAMERAS, CHECKSUM, COLUMNS, metadata_checksum
 
 #: Exceptions of Arrow for a stream that ends early or is damaged.
 _DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, KeyError)
@@ -33,6 +34,7 @@ class Journal:
         end: the first byte that belongs to no finished episode.
         torn: bytes after `end`: an episode that was being written when its writer died.
         cameras: a `gear_data.schema.video_column` for each camera. Every episode has a video of each.
+        lost: what is wrong with episodes that are left out. The disk did not have their videos yet when it lost power.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -40,6 +42,7 @@ class Journal:
     end: int
     torn: int
     cameras: tuple[ColumnSpec, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 def is_journal(path: Path) -> bool:
@@ -53,6 +56,9 @@ def is_journal(path: Path) -> bool:
 
 def read_journal(path: Path) -> Journal:
     """Reads a journal, and compares every episode with its checksum.
+
+    If a process or its machine died, the videos of the last episodes are compared with their checksums, too: those
+    that no `sync` followed may be damaged, and their episodes are left out.
 
     Raises:
         CorruptSourceError: the file cannot be read, or is no journal, or an episode is damaged that others follow.
@@ -75,11 +81,13 @@ def read_journal(path: Path) -> Journal:
         raise CorruptSourceError("is no journal of a Writer", file=file) from error
     except _DAMAGE:
         return Journal((), (), 0, size)
+    if metadata.get(CHECKSUM) != metadata_checksum(metadata):
+        raise CorruptSourceError("its columns differ from their checksum", file=file, hint="restore the file")
     columns = parse_columns(described, stream.schema, file)
     cameras = _cameras(metadata.get(CAMERAS, b"[]"), file)
     names = {camera.name for camera in cameras}
     episodes: list[RecordedEpisode] = []
-    end = source.tell()
+    end, synced = source.tell(), 0
     for number, (last, batch, facts) in enumerate(_batches(stream, source)):
         try:
             episodes.append(_checked_videos(from_batch(batch, facts, columns, file), names, file))
@@ -89,8 +97,29 @@ def read_journal(path: Path) -> Journal:
                 error.hint = "restore the file; or cut it before this episode, to keep the episodes before"
                 raise
             break
-        end = last
-    return Journal(columns, tuple(episodes), end, size - end - _end_marker(buffer, end), cameras)
+        end, synced = last, max(synced, synced_before(facts) if cameras else 0)
+    marker = _end_marker(buffer, end)
+    lost: tuple[str, ...] = ()
+    if cameras and not marker:
+        # A journal that ended has all videos on the disk.
+        problems = [_video_problem(path.parent, episode) for episode in episodes[synced:]]
+        lost = tuple(f"episode {number}: {each}" for number, each in enumerate(problems, synced) if each)
+        episodes[synced:] = [each for each, problem in zip(episodes[synced:], problems, strict=True) if not problem]
+    return Journal(columns, tuple(episodes), end, size - end - marker, cameras, lost)
+
+
+def _video_problem(folder: Path, episode: RecordedEpisode) -> str | None:
+    """Returns what is wrong with the videos of an episode."""
+    for video in episode.videos.values():
+        try:
+            size = (folder / video.file).stat().st_size
+            if size != video.bytes:
+                return f"{video.file} has {size:,} of {video.bytes:,} bytes"
+            if checksum(folder / video.file) != video.checksum:
+                return f"{video.file} differs from its checksum"
+        except OSError as error:
+            return f"{video.file}: {error.strerror}"
+    return None
 
 
 def _batches(stream: Any, source: Any) -> Iterator[tuple[int, pa.RecordBatch, dict[bytes, bytes] | None]]:

@@ -90,6 +90,7 @@ class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checksum: str = ""
     videos: dict[str, RecordedVideo] | msgspec.UnsetType = msgspec.UNSET
     origin: EpisodeOrigin | msgspec.UnsetType = msgspec.UNSET
+    synced: int | msgspec.UnsetType = msgspec.UNSET
 
 
 def arrow_schema(columns: Sequence[ColumnSpec]) -> pa.Schema:
@@ -102,12 +103,15 @@ def describe_columns(columns: Sequence[ColumnSpec]) -> bytes:
     return json.dumps([column.to_json() for column in columns]).encode()
 
 
-def to_batch(episode: RecordedEpisode, columns: Sequence[ColumnSpec]) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
+def to_batch(
+    episode: RecordedEpisode, columns: Sequence[ColumnSpec], synced: int = 0
+) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
     """Returns an episode as a record batch, and the metadata of the batch.
 
     Args:
         episode: the episode. It has the columns, and finals for all columns with `has_final` or for none.
         columns: all columns.
+        synced: number of the journal's episodes before this one whose videos outlive a loss of power.
     """
     has_final = bool(episode.finals)
     arrays = [_with_final(episode, column) if has_final else _array(episode, column) for column in columns]
@@ -119,6 +123,7 @@ def to_batch(episode: RecordedEpisode, columns: Sequence[ColumnSpec]) -> tuple[p
         dict(episode.facts),
         videos=dict(episode.videos) or msgspec.UNSET,
         origin=episode.origin or msgspec.UNSET,
+        synced=synced or msgspec.UNSET,
     )
     facts = msgspec.structs.replace(facts, checksum=_checksum(batch, facts))
     return batch, {FACTS_KEY: msgspec.json.encode(facts)}
@@ -157,6 +162,11 @@ def from_batch(
         videos=facts.videos or {},
         origin=facts.origin or None,
     )
+
+
+def synced_before(metadata: Mapping[bytes, bytes] | None) -> int:
+    """Returns `synced` of `to_batch`, from the metadata of a batch that `from_batch` accepts."""
+    return msgspec.json.decode((metadata or {}).get(FACTS_KEY, b""), type=_Facts).synced or 0
 
 
 def _array(episode: RecordedEpisode, column: ColumnSpec) -> pa.Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +14,29 @@ from gear_data.storage.journal.reading import read_journal
 #: The folder of all videos, in the folder of the journals.
 VIDEOS = "videos"
 _SUFFIX = ".mp4"
+#: Tries to make a file. Another thread may remove its folder, if the folder is empty, before the file is in it.
+_TRIES = 10
 
 
 def video_file(camera: str, number: int) -> str:
     """Returns the path of a video, relative to the folder of the journals."""
-    return f"{VIDEOS}/{quote(camera, safe='')}/{number:06d}{_SUFFIX}"
+    name = quote(camera, safe="")
+    if name in (".", ".."):  # they would name other folders
+        name = name.replace(".", "%2E")
+    return f"{VIDEOS}/{name}/{number:06d}{_SUFFIX}"
+
+
+def create_video(path: Path) -> int:
+    """Makes a file and its folders, and returns its descriptor, which can only write.
+
+    Raises:
+        OSError: the file exists, or cannot be made.
+    """
+    for _ in range(_TRIES):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 def next_number(folder: Path) -> int:

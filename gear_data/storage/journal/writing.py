@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
+import xxhash
 
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import fsync, typed_write_errors
@@ -21,6 +22,8 @@ SUFFIX = ".arrows"
 COLUMNS = b"gear.journal"
 #: Key of the cameras there.
 CAMERAS = b"gear.cameras"
+#: Key of the checksum of both there.
+CHECKSUM = b"gear.checksum"
 
 
 class JournalWriter:
@@ -51,9 +54,12 @@ class JournalWriter:
         self._sink = _Sink()
         #: Videos of episodes since the last `sync`.
         self._videos: list[Path] = []
+        #: Episodes before the last `sync`, if there are cameras.
+        self._synced = 0
         metadata = {COLUMNS: describe_columns(columns)}
         if cameras:
             metadata[CAMERAS] = json.dumps(Schema((), tuple(cameras)).videos_to_json()).encode()
+        metadata[CHECKSUM] = metadata_checksum(metadata)
         self._schema = arrow_schema(columns).with_metadata(metadata)
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._sink, "w"), self._schema)
         with typed_write_errors(path):
@@ -65,7 +71,7 @@ class JournalWriter:
         Raises:
             StorageFullError, UnwritableError: the journal cannot be written. It ends with the episode before.
         """
-        batch, metadata = to_batch(episode, self._columns)
+        batch, metadata = to_batch(episode, self._columns, self._synced)
         self._stream.write_batch(batch, metadata)
         self._write()
         self.episodes += 1
@@ -82,6 +88,7 @@ class JournalWriter:
                 fsync(path)
             os.fsync(self._file)
         self._videos.clear()
+        self._synced = self.episodes if CAMERAS in self._schema.metadata else 0
 
     def close(self) -> None:
         """Ends the journal and waits until the disk has it."""
@@ -108,6 +115,11 @@ class JournalWriter:
                     self._stream = pa.ipc.new_stream(pa.PythonFile(self._sink, "w"), self._schema)
                 raise
         self.bytes += len(data)
+
+
+def metadata_checksum(metadata: Mapping[bytes, bytes]) -> bytes:
+    """Returns the checksum of the columns and cameras in the metadata of a journal's schema."""
+    return xxhash.xxh3_128_hexdigest(metadata[COLUMNS] + b"\0" + metadata.get(CAMERAS, b"")).encode()
 
 
 class _Sink(io.RawIOBase):

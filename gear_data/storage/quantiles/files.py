@@ -2,7 +2,8 @@
 
     DATASET/sidecars/quantiles/KEY.json
 
-KEY is a hash of everything that the quantiles depend on. The files may be deleted.
+KEY is a hash of everything that the quantiles depend on. Of a dataset that grows, the generation precedes it. The files
+may be deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import parse_json
 from gear_data.errors import GearError, ManifestError
 from gear_data.storage.atomic import typed_write_errors, write_text
+from gear_data.storage.manifest import Manifest
 from gear_data.storage.quantiles.exact import Float64Array
+
+#: The folder of quantiles, in the folder of sidecars.
+QUANTILES = "quantiles"
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +34,11 @@ class _QuantileRecord(msgspec.Struct, frozen=True):
 
     checksum: str
     quantiles: list[list[float | None]]
+
+
+def quantiles_file(manifest: Manifest, key: str) -> str:
+    """Returns the name of a file of quantiles. Of a dataset that grows, it begins with the generation."""
+    return f"{key}.json" if manifest.growth is None else f"{manifest.generation:06d}-{key}.json"
 
 
 def load_quantiles(path: Path, shape: tuple[int, int]) -> Float64Array | None:

@@ -98,6 +98,10 @@ class LocalFileStore:
         self.folder = folder
         self.name = str(folder)
 
+    def path(self, file: str) -> Path:
+        """Returns the path of a file, which need not exist."""
+        return self.folder / file
+
     @contextmanager
     def writing(self, file: str) -> Iterator[Path]:
         # Names differ between processes: a worker that timed out may still write the same file.

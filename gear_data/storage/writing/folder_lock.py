@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -189,6 +190,11 @@ def _open(folder: Path) -> tuple[int, int] | None:
             place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
+        except FileExistsError:
+            with suppress(FileNotFoundError):
+                if not stat.S_ISDIR(os.lstat(folder).st_mode):
+                    raise
+            return None  # another process removed the folder while `mkdir` looked at it
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             return place, os.open(LOCK_NAME, flags, 0o644, dir_fd=place)
