@@ -55,7 +55,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a rank fails while it joins: it cannot open the dataset or start the server",
-        "rendezvous:_Messages.publish_with_result",
+        "rank_messages:RankMessages.publish_with_result",
         None,
         "The rank publishes its error. Every rank raises the same error, with the rank's name.",
     ),
@@ -76,6 +76,37 @@ FAULTS: tuple[Fault, ...] = (
         "rendezvous:_plan",
         None,
         "Every rank raises ClusterError.",
+    ),
+    # Refreshing the dataset of a training run.
+    Fault(
+        "a rank dies during a refresh, or does not call it",
+        "generation_agreement:_Agreement.wait",
+        _JOIN_TIMEOUT,
+        "Every other rank raises ClusterError with the rank's name. All stay at the generation that they have.",
+    ),
+    Fault(
+        "a rank cannot load a new generation",
+        "rank_messages:RankMessages.publish_with_result",
+        None,
+        "Every rank raises its error. All stay at the generation that they have.",
+    ),
+    Fault(
+        "a rank times out while rank 0 decides that a generation is taken",
+        "key_value_store:KeyValueStore.propose",
+        None,
+        "The first decision counts for all ranks: either all take the generation, or none.",
+    ),
+    Fault(
+        "a node's server is restarted, and the generation that it served first is gone",
+        "server.node_server:_open_server",
+        None,
+        "Clients name the generation that they read, and the server opens it. The ranks keep its files.",
+    ),
+    Fault(
+        "a shared file system shows a new generation late to a node",
+        "generation_agreement:await_generation",
+        "generation_agreement:VISIBLE_SECONDS",
+        "The node looks again until this time has passed, then every rank raises GenerationGoneError.",
     ),
     # Servers of a training run.
     Fault(
@@ -157,6 +188,18 @@ FAULTS: tuple[Fault, ...] = (
         "The peer's shards are read as before.",
     ),
     Fault(
+        "a server is behind: it does not have the generation of the others, and they do not have its own any more",
+        "client.choose_generation:choose_generation",
+        _NODE_TIMEOUT,
+        "The client waits for the server, then raises ClusterError with the server's name.",
+    ),
+    Fault(
+        "a server has let go of the generation that a client reads",
+        "server.served_generations:ServedGenerations.reading",
+        None,
+        "The server opens it again. If its files are gone: GenerationGoneError; the spans are read from a replica.",
+    ),
+    Fault(
         "a peer serves another dataset than before, or than the others",
         "client.shard_directory:ShardDirectory.update",
         None,
@@ -214,8 +257,14 @@ FAULTS: tuple[Fault, ...] = (
         "The client gets NodeRefusedError. The server goes on.",
     ),
     Fault(
-        "a client has another version of gear-data, or another dataset",
+        "a client has another version of gear-data",
         "protocol:check_handshake",
+        None,
+        "The client gets NodeRefusedError.",
+    ),
+    Fault(
+        "a client reads another dataset",
+        "server.served_generations:ServedGenerations.reading",
         None,
         "The client gets NodeRefusedError.",
     ),

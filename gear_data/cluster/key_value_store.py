@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -44,13 +46,39 @@ class KeyValueStore:
         Raises:
             ClusterError: The store cannot be reached.
         """
-        try:
+        with _reached():
             self._store.set(self._prefix + key, encode_json(value).reveal().decode())
-        except RuntimeError as error:
-            raise ClusterError(
-                f"cannot reach the run's key-value store: {error}",
-                hint="rank 0 holds the store: check that it runs, and see its log",
-            ) from error
+
+    def propose(self, key: str, value: Any) -> Secret:
+        """Publishes a value that no rank has published, and returns the JSON of the published value.
+
+        All ranks that propose values get the same one: that of the first.
+
+        Raises:
+            ClusterError: The store cannot be reached.
+        """
+        with _reached():
+            text = encode_json(value).reveal().decode()
+            return Secret(bytes(self._store.compare_set(self._prefix + key, "", text)))
+
+    def has(self, keys: Sequence[str]) -> bool:
+        """Returns whether all of these values are published.
+
+        Raises:
+            ClusterError: The store cannot be reached.
+        """
+        with _reached():
+            return bool(self._store.check([self._prefix + key for key in keys]))
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Removes values; those that are not published are ignored.
+
+        Raises:
+            ClusterError: The store cannot be reached.
+        """
+        with _reached():
+            for key in keys:
+                self._store.delete_key(self._prefix + key)
 
     def take(self, key: str, rank: str) -> Secret:
         """Waits for a value and returns its JSON, which may hold secrets.
@@ -70,3 +98,15 @@ class KeyValueStore:
                 f"timed out after {self._timeout.total_seconds():g} s waiting for {rank}",
                 hint=f"see the log of {rank}; ${TIMEOUT_VARIABLE} sets the timeout in seconds",
             ) from error
+
+
+@contextmanager
+def _reached() -> Iterator[None]:
+    """Explains errors of a store that cannot be reached."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ClusterError(
+            f"cannot reach the run's key-value store: {error}",
+            hint="rank 0 holds the store: check that it runs, and see its log",
+        ) from error

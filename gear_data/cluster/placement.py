@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -170,31 +170,122 @@ def place_shards(
         raise InvalidArgumentError(
             f"shares must be finite numbers, 0 or more, one for each of {len(shards)} shards, and not all zero"
         )
+    held = [set[int]() for _ in names]
+    _place_owned(shards, held, range(len(shards)), budget)
+    if budget is not None:
+        _replicate(shards, held, shares, budget)
+    return _placement(names, shards, shares, held)
+
+
+def extend_placement(
+    before: Sequence[ShardEntry],
+    placement: Placement,
+    owners: Placement,
+    after: Sequence[ShardEntry],
+    budget: int | None = None,
+) -> tuple[Placement, Placement]:
+    """Extends a placement to another generation of the dataset.
+
+    A pure function. Shards that both generations have stay on their nodes. A new shard goes to the node with the fewest
+    bytes of its own, as in `place_shards`. With a budget, replicas make room for new shards: those that are drawn least
+    leave first. Then each node's free bytes are filled with replicas again.
+
+    The shares of the drawn data are not known for new shards: a step of them counts like an average step.
+
+    Args:
+        before: The shards of the placement.
+        placement, owners: The placement with replicas and without.
+        after: The shards of the other generation.
+        budget: See `place_shards`.
+
+    Returns:
+        The placements of `after`, with replicas and without.
+
+    Raises:
+        InvalidArgumentError: The budget is too small.
+    """
+    known = {shard.entry: number for number, shard in enumerate(before)}
+    kept = [(new, known[shard.entry]) for new, shard in enumerate(after) if shard.entry in known]
+    new_of_old = {old: new for new, old in kept}
+
+    def moved(old: Placement) -> list[set[int]]:
+        return [{new_of_old[shard] for shard in held if shard in new_of_old} for held in old.held]
+
+    shares = _extended_shares(before, placement, after, kept)
+    owned = moved(owners)
+    added = sorted(set(range(len(after))) - {new for new, _ in kept})
+    _place_owned(after, owned, added, budget)
+    held = [set(each) for each in owned]
+    if budget is not None:
+        # Replicas that are held already come first: they need not be loaded.
+        _replicate(after, held, shares, budget, moved(placement))
+        _replicate(after, held, shares, budget)
+    names = owners.nodes
+    return _placement(names, after, shares, held), _placement(names, after, shares, owned)
+
+
+def _extended_shares(
+    before: Sequence[ShardEntry], placement: Placement, after: Sequence[ShardEntry], kept: Sequence[tuple[int, int]]
+) -> Float64Array:
+    """Returns float64 [shards of after]: the share of each, with a sum of 1."""
+    steps = np.array([shard.steps for shard in after], np.float64)
+    known = math.fsum(placement.shard_shares[old] for _, old in kept)
+    kept_steps = sum(before[old].steps for _, old in kept)
+    shares = steps * (known / kept_steps if known else 1.0)
+    if known:
+        for new, old in kept:
+            shares[new] = placement.shard_shares[old]
+    return shares / math.fsum(shares)
+
+
+def _place_owned(shards: Sequence[ShardEntry], held: list[set[int]], added: Iterable[int], budget: int | None) -> None:
+    """Adds each of some shards to the node with the fewest bytes, from the largest shard to the smallest."""
     sizes = [shard.entry.bytes for shard in shards]
-    files = [shard.entry.file for shard in shards]
-    held: list[set[int]] = [set() for _ in names]
-    used = [0] * len(names)
-    for shard in sorted(range(len(shards)), key=lambda shard: (-sizes[shard], files[shard])):
-        node = min(range(len(names)), key=lambda node: used[node])
+    used = [sum(sizes[shard] for shard in own) for own in held]
+    for shard in sorted(added, key=lambda shard: (-sizes[shard], shards[shard].entry.file)):
+        node = min(range(len(held)), key=lambda node: used[node])
         if budget is not None and used[node] + sizes[shard] > budget:
             raise InvalidArgumentError(
-                f"shard {files[shard]} of {sizes[shard]:,} bytes does not fit on {len(names)} nodes of {budget:,} "
-                f"bytes; all shards have {sum(sizes):,} bytes",
+                f"shard {shards[shard].entry.file} of {sizes[shard]:,} bytes does not fit on {len(held)} nodes of "
+                f"{budget:,} bytes; all shards have {sum(sizes):,} bytes",
                 hint="use more nodes or a larger budget",
             )
         held[node].add(shard)
         used[node] += sizes[shard]
-    if budget is not None:
-        drawn = [shard for shard in range(len(shards)) if shares[shard] > 0]
-        drawn.sort(key=lambda shard: (-shares[shard] / sizes[shard], files[shard]))
-        for node in range(len(names)):
-            for shard in drawn:
-                if shard not in held[node] and used[node] + sizes[shard] <= budget:
-                    held[node].add(shard)
-                    used[node] += sizes[shard]
+
+
+def _replicate(
+    shards: Sequence[ShardEntry],
+    held: list[set[int]],
+    shares: Float64Array,
+    budget: int,
+    candidates: Sequence[Set[int]] | None = None,
+) -> None:
+    """Fills the free bytes of each node with replicas, by share per byte.
+
+    Args:
+        shards, shares, budget: See `place_shards`.
+        held: The shards of each node; replicas are added.
+        candidates: The shards that each node may get; None: all.
+    """
+    sizes = [shard.entry.bytes for shard in shards]
+    drawn = [shard for shard in range(len(shards)) if shares[shard] > 0]
+    drawn.sort(key=lambda shard: (-shares[shard] / sizes[shard], shards[shard].entry.file))
+    for node, own in enumerate(held):
+        used = sum(sizes[shard] for shard in own)
+        for shard in drawn:
+            allowed = candidates is None or shard in candidates[node]
+            if allowed and shard not in own and used + sizes[shard] <= budget:
+                own.add(shard)
+                used += sizes[shard]
+
+
+def _placement(
+    names: Sequence[str], shards: Sequence[ShardEntry], shares: Float64Array, held: Sequence[Set[int]]
+) -> Placement:
     return Placement(
         tuple(names),
-        tuple(sizes),
+        tuple(shard.entry.bytes for shard in shards),
         tuple(float(share) for share in shares),
-        tuple(tuple(sorted(shards)) for shards in held),
+        tuple(tuple(sorted(each)) for each in held),
     )

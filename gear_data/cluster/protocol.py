@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from gear_data.errors import NodeRefusedError
 from gear_data.selection.windows import Int64Array
 
 #: Version of this protocol. Nodes of different versions refuse each other.
-VERSION = 4
+VERSION = 5
 
 #: Alignment of the parts of a response, in bytes.
 ALIGNMENT = 64
@@ -146,14 +146,18 @@ class Handshake(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         version: `VERSION` of the sender.
         byteorder: `sys.byteorder` of the sender.
-        dataset: The dataset's `dataset_identity`.
+        dataset: The dataset's `dataset_identity`; empty for a client that asks what the server has.
         checksum: Whether the client asks for a checksum behind the sizes of each response.
+        generation: The generation that the client reads; None: the newest one.
+        shards: The shards that the client reads from this node of a training run; None: the server's own choice.
     """
 
     version: int
     byteorder: str
     dataset: str
     checksum: bool = False
+    generation: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    shards: frozenset[Annotated[int, msgspec.Meta(ge=0)]] | None = None
 
 
 def handshake(dataset: str, *, checksum: bool = False, **fields: Any) -> bytes:
@@ -168,11 +172,11 @@ def handshake(dataset: str, *, checksum: bool = False, **fields: Any) -> bytes:
     return msgspec.json.encode({**known, **fields})
 
 
-def check_handshake(data: bytes, dataset: str) -> Handshake:
+def check_handshake(data: bytes) -> Handshake:
     """Parses a handshake.
 
     Raises:
-        NodeRefusedError: It is malformed, or the client has another version or dataset.
+        NodeRefusedError: It is malformed, or the sender has another version.
     """
     try:
         message = msgspec.json.decode(data, type=Handshake)
@@ -183,10 +187,6 @@ def check_handshake(data: bytes, dataset: str) -> Handshake:
             f"speaks protocol version {VERSION} ({sys.byteorder}-endian), not version {message.version} "
             f"({message.byteorder[:20]}-endian)",
             hint=ONE_VERSION_HINT,
-        )
-    if message.dataset != dataset:
-        raise NodeRefusedError(
-            "serves another dataset, or another conversion of it", hint="restart it with the dataset of the other nodes"
         )
     return message
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import gear_data
 from gear_data.cli import main
-from gear_data.cluster.placement import Placement, place_shards
+from gear_data.cluster.placement import Placement, extend_placement, place_shards
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.storage.manifest import FileEntry, ShardEntry
 
@@ -137,3 +137,50 @@ def test_nodes_of_equal_width(rollouts_path: Path) -> None:
     nodes = [f"node-{number:02}" for number in range(12)]
     placement = gear_data.open(rollouts_path).placement(nodes)
     assert list(placement.nodes) == nodes
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=10),
+    st.lists(st.integers(1, 40), max_size=6),
+    st.integers(1, 4),
+    st.one_of(st.none(), st.integers(0, 150)),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_extended_placements_leave_shards_where_they_are(
+    sizes: list[int], added: list[int], count: int, budget: int | None, random: random.Random
+) -> None:
+    nodes, before = [f"n{number}" for number in range(count)], entries(sizes)
+    shares = np.array([random.choice((0.0, 1.0, 4.0)) for _ in sizes]) + 0.01
+    new = [ShardEntry(FileEntry(f"new/{i}", size, ""), 1, 1, {}) for i, size in enumerate(added)]
+    kept = [entry for entry in before if random.random() < 0.7]
+    after = [*kept, *new] or before[:1]
+    try:
+        owners = place_shards(before, nodes, shares / shares.sum())
+        placement = place_shards(before, nodes, shares / shares.sum(), budget)
+        moved, moved_owners = extend_placement(before, placement, owners, after, budget)
+    except InvalidArgumentError as error:
+        assert budget is not None and "does not fit" in str(error)
+        return
+
+    def files(of: Placement, shards: list[ShardEntry], node: str) -> set[str]:
+        return {shards[shard].entry.file for shard in of.shards_of(node)}
+
+    # By a plain loop: each new shard, from the largest on, goes to the first node with the fewest bytes.
+    size_of = {entry.entry.file: entry.entry.bytes for entry in after}
+    expected = {node: {name for name in files(owners, before, node) if name in size_of} for node in nodes}
+    known = set().union(*expected.values())
+    for name in sorted(size_of.keys() - known, key=lambda name: (-size_of[name], name)):
+        expected[min(nodes, key=lambda node: (sum(map(size_of.__getitem__, expected[node])), node))].add(name)
+    assert {node: files(moved_owners, after, node) for node in nodes} == expected
+    assert sum(moved.shard_shares) == pytest.approx(1)
+    for node in nodes:
+        held = files(moved, after, node)
+        assert expected[node] <= held
+        if budget is None:
+            assert held == expected[node]
+            continue
+        assert sum(map(size_of.__getitem__, held)) <= budget
+        # A replica leaves only for shards that the node owns now, or for replicas that it had and that are drawn more.
+        room = budget - sum(map(size_of.__getitem__, held))
+        assert all(size_of[name] > room for name in (files(placement, before, node) & size_of.keys()) - held)

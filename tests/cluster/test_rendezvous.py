@@ -9,7 +9,6 @@ import itertools
 import json
 import re
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -28,9 +27,8 @@ from gear_data.video.segments import VideoSegments
 from tests.support.cameras.attached import attach_cameras
 from tests.support.cameras.filmed import moving_bar, write_video
 from tests.support.cluster import hold_rank, join_rank
-from tests.support.cluster.runs import all_ended, free_port, runs, servers
+from tests.support.cluster.runs import all_ended, runs, servers, torchrun
 from tests.support.feed import data as feed_data
-from tests.support.running.warm_python import python
 
 
 @pytest.fixture(scope="module")
@@ -84,21 +82,6 @@ def parts(folder, nodes, to):
             if shard_of[int(video.stem)] not in placement.held[number]:
                 video.unlink()
     return to / "part-{node}"
-
-
-def torchrun(nodes, ranks, *arguments):
-    """Runs a script under torchrun on `nodes` agents of this machine.
-
-    Returns their exit statuses.
-    """
-    common = [python(), "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
-    common += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    agents = [subprocess.Popen([*common, "--node-rank", str(node), *map(str, arguments)]) for node in range(nodes)]
-    try:
-        return [agent.wait(timeout=240) for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (2, 2), (3, 1)])

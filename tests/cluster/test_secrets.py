@@ -20,7 +20,8 @@ from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.credentials import ServerCredentials, read_token
 from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.key_value_store import KeyValueStore
-from gear_data.cluster.rendezvous import ClusterPlan, _Messages
+from gear_data.cluster.rank_messages import RankMessages
+from gear_data.cluster.rendezvous import ClusterPlan
 from gear_data.cluster.run_credentials import VARIABLE_PREFIX, create_run_credentials, run_options
 from gear_data.cluster.server.node_server import ServerConfig
 from gear_data.cluster.server.shard_server import ShardServer
@@ -198,7 +199,7 @@ def test_credentials_of_a_run(token, tmp_path, monkeypatch):
     values = KeyValueStore(torch.distributed.HashStore(), "run/", 0.5)
     values.put("plan", {"nodes": [[0]], "credentials": run, "placement": 1, "owners": {}})
     with pytest.raises(GearError, match="published an invalid value") as error:
-        _Messages(values, "rank 1").read("plan", 0, ClusterPlan)
+        RankMessages(values, "rank 1").read("plan", 0, ClusterPlan)
     errors.append(error.value)
     for error in errors:
         assert hides(error, secret)

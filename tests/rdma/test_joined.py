@@ -18,6 +18,7 @@ from gear_data.cluster.server.node_server import LINGER_SECONDS
 from tests.support.cluster import hold_rank
 from tests.support.cluster.runs import all_ended, runs, servers
 from tests.support.feed import data as feed_data
+from tests.support.feed.growing import GrowingDataset
 from tests.support.rdma import stand_in
 
 #: The stand-in for a device, and this gear-data.
@@ -63,6 +64,22 @@ def test_memory_of_a_restarted_server(folder, run):
     for batch in expected:
         assert [rank.ask("next") for rank in ranks] == [batch] * 2
     assert all(int(rank.ask("reads")) > was for rank, was in zip(ranks, reads, strict=True))
+
+
+def test_a_generation_is_read_from_memory(run, tmp_path):
+    growing = GrowingDataset(tmp_path / "growing", first=0)
+    growing.grow(5)
+    ranks = run([(growing.path, 0), (growing.path, 1)], "{'transport': 'verbs'}", PYTHONPATH=PYTHONPATH)
+    assert [rank.line() for rank in ranks] == ["open"] * 2
+    for generation in (2, 3):
+        growing.grow(4, max_steps=130)
+        for rank in ranks:
+            rank.begin("refresh")
+        assert [rank.line() for rank in ranks] == [str(generation)] * 2
+        reads = [int(rank.ask("reads")) for rank in ranks]
+        for batch in itertools.islice(hold_rank.digests(growing.open(), 0), 5):
+            assert [rank.ask("next") for rank in ranks] == [batch] * 2
+        assert all(int(rank.ask("reads")) > was for rank, was in zip(ranks, reads, strict=True))
 
 
 def test_a_server_whose_memory_is_read_stays(folder, run):

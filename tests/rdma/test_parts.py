@@ -176,7 +176,7 @@ def test_hostile_offsets_are_detected(lengths, spans, place, wrong):
 
 def test_queue_pair_messages_round_trip():
     ends = END, msgspec.structs.replace(END, number=701)
-    assert messages.parse_queue_pair_request(messages.queue_pair_request("d", ends)) == ends
+    assert messages.parse_queue_pair_request(handshake("d", queue_pairs=list(ends))) == ends
     assert messages.parse_queue_pair_request(handshake("d")) is None
     table = np.arange(24).reshape(2, 3, 2, 2)
     videos = np.array([[2, 4096, 7, 100], [9, 8192, 8, 1]])
@@ -189,7 +189,7 @@ def test_queue_pair_messages_round_trip():
     assert not found[[0, 2, 3, 5]].any()
 
 
-(GOOD,) = json.loads(messages.queue_pair_request("d", [END]))["queue_pairs"]
+(GOOD,) = json.loads(handshake("d", queue_pairs=[END]))["queue_pairs"]
 HOSTILE = [None, 5, "x", [], {}, {**GOOD, "more": 1}, {**GOOD, "gid": "fe80::1%eth0"}]
 HOSTILE += [{**GOOD, name: value} for name in GOOD for value in (-1, 1 << 24, 1 << 70, None, [], "no such", 2.5, True)]
 

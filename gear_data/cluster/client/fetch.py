@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from gear_data.cluster.protocol import FetchedSpans
-from gear_data.errors import ClusterError, CorruptShardError, DatasetReplacedError, DeviceError, GearError
+from gear_data.errors import (
+    ClusterError,
+    CorruptShardError,
+    DatasetReplacedError,
+    DeviceError,
+    GearError,
+    GenerationGoneError,
+)
 from gear_data.selection.windows import Int64Array
 
 
@@ -160,7 +167,7 @@ class Fetch(ABC, Generic[C, S]):
             if self._connection is None:
                 self._connection = self._acquire()
             step(self._connection)
-        except (ClusterError, CorruptShardError, DatasetReplacedError, DeviceError) as error:
+        except (ClusterError, CorruptShardError, DatasetReplacedError, GenerationGoneError, DeviceError) as error:
             is_stale = self._connection is not None and self._broke_while_idle(self._connection, error)
             self.abandon()
             if is_stale:

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -16,7 +17,7 @@ from gear_data.cluster.addresses import Address
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.flight.grpc_fork import close_before_fork, using_grpc
-from gear_data.cluster.protocol import check_handshake, handshake
+from gear_data.cluster.protocol import check_handshake
 from gear_data.common.cancellation import call_interruptibly
 from gear_data.errors import ClusterError
 from gear_data.video.packet_bytes import ByteRange
@@ -32,11 +33,16 @@ class PeerDescription(msgspec.Struct, frozen=True):
         dataset: The dataset's `dataset_identity`.
         shards: Positions in the manifest of the shards that the peer serves.
         verbs: Whether they can be read by RDMA.
+        generation: The number of the generation that these are of.
+        growth, base: See `Growth`; None for a dataset that does not grow.
     """
 
     dataset: str
     shards: Annotated[frozenset[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
     verbs: bool
+    generation: Annotated[int, msgspec.Meta(ge=0)] = 0
+    growth: str | None = None
+    base: str | None = None
 
 
 class Peer:
@@ -68,24 +74,42 @@ class Peer:
     def name(self) -> str:
         return self.endpoint.name
 
-    def describe(self) -> PeerDescription:
-        """Asks the peer which shards it serves.
+    def read_generation(self, generation: int, shards: frozenset[int] | None = None) -> None:
+        """Makes all later calls name the generation and the shards that are read from the peer.
+
+        The peer opens them if it does not hold them.
+        """
+        self.endpoint = replace(self.endpoint, generation=generation, shards=shards)
+
+    def describe(
+        self, dataset: str = "", generation: int | None = None, seconds: float | None = None
+    ) -> PeerDescription:
+        """Asks the peer which shards of a generation it serves.
+
+        Args:
+            dataset: The dataset's `dataset_identity`; empty: any.
+            generation: The number; None: the one that is read, or the newest one. The peer describes its newest
+                generation if it is an earlier one.
+            seconds: Time that the answer may take; None: the timeout.
 
         Raises:
             NodeUnreachableError: The peer does not answer in time.
             NodeRefusedError: The peer refuses this client, or its response is malformed.
+            GenerationGoneError: The peer does not have the generation any more.
         """
+        limit = self.endpoint.timeout if seconds is None else seconds
         with using_grpc():
-            return call_interruptibly(lambda: self._describe(self.endpoint.timeout))
+            return call_interruptibly(lambda: self._describe(limit, dataset, generation))
 
-    def _describe(self, seconds: float) -> PeerDescription:
-        body = self._act("describe", b"", seconds)
+    def _describe(self, seconds: float, dataset: str, generation: int | None = None) -> PeerDescription:
+        endpoint = self.endpoint if generation is None else replace(self.endpoint, generation=generation)
+        body = self._act("describe", endpoint.handshake(dataset), seconds)
         try:
             description = msgspec.json.decode(body, type=PeerDescription)
         except (ValueError, RecursionError) as error:
             raise self.endpoint.invalid_response("a malformed description") from error
         with self._named_errors():
-            check_handshake(body, description.dataset)
+            check_handshake(body)
         return description
 
     def file_chunk(self, dataset: str, file: str, offset: int) -> bytes:
@@ -99,7 +123,7 @@ class Peer:
             NodeUnreachableError, NodeRefusedError: As `describe`.
         """
         with using_grpc():
-            first = handshake(dataset, file=file, offset=offset)
+            first = self.endpoint.handshake(dataset, file=file, offset=offset)
             return call_interruptibly(lambda: self._act("file", first, self.endpoint.timeout))
 
     def video_bytes(self, dataset: str, ranges: Sequence[ByteRange]) -> bytes:
@@ -116,7 +140,7 @@ class Peer:
             NodeUnreachableError, NodeRefusedError: As `describe`.
         """
         with using_grpc():
-            message = handshake(dataset, ranges=[list(each) for each in ranges])
+            message = self.endpoint.handshake(dataset, ranges=[list(each) for each in ranges])
             data = call_interruptibly(lambda: self._act("video", message, self.endpoint.timeout))
         if len(data) != sum(last - first for _, first, last in ranges):
             raise self.endpoint.invalid_response(f"{len(data)} bytes of videos")
@@ -161,8 +185,8 @@ class Peer:
     def _open_stream(self, dataset: str, seconds: float | None) -> tuple[Stream, PeerDescription]:
         deadline = time.monotonic() + (self.endpoint.timeout if seconds is None else seconds)
         # `describe` has a timeout; opening a stream to a peer that hangs does not.
-        description = self._describe(_seconds_until(deadline))
-        first = handshake(dataset, checksum=self.endpoint.options.checksum)
+        description = self._describe(_seconds_until(deadline), dataset)
+        first = self.endpoint.handshake(dataset, checksum=self.endpoint.options.checksum)
         return Stream(self.endpoint, first, _seconds_until(deadline)), description
 
     def release_stream(self, stream: Stream) -> None:

@@ -6,12 +6,12 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 
 from gear_data.cluster.addresses import Address
+from gear_data.cluster.client.choose_generation import choose_generation
 from gear_data.cluster.client.fetch_session import FetchSession
 from gear_data.cluster.client.held_videos import HeldVideos
 from gear_data.cluster.client.options import CHECKSUM_VARIABLE, ClientOptions
@@ -28,6 +28,7 @@ from gear_data.errors import (
     CorruptShardError,
     DatasetReplacedError,
     GearError,
+    GenerationGoneError,
     InvalidArgumentError,
     MissingShardsError,
     NodeRefusedError,
@@ -43,8 +44,6 @@ from gear_data.video.packet_bytes import ByteRange
 #: Largest manifest that a node may send.
 _MAX_MANIFEST_BYTES = 1 << 30
 _RESTART = "restart this node"
-#: Most nodes that are asked at the same time for their shards.
-_MAX_THREADS = 32
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +60,7 @@ class ShardClient:
             hold all shards.
         transport: `verbs`, `flight`, or `auto`: RDMA from the nodes that offer it, if this machine has a device too.
         retry: How long to retry shards whose nodes all fail.
+        generation: The generation that is read, if the nodes are asked; None: the newest one that all nodes have.
 
     Attributes:
         manifest: The dataset's manifest.
@@ -71,6 +71,8 @@ class ShardClient:
         InvalidArgumentError: Transport `verbs`, and responses with checksums.
         DeviceError, MissingExtraError: Transport `verbs`, and this machine has no device or no pyverbs.
         NodeUnreachableError, NodeRefusedError: No node can be used, or two nodes serve different datasets.
+        GenerationGoneError: A node does not have the generation any more.
+        ClusterError: A node is behind the others; see `choose_generation`.
         MissingShardsError: No reachable node holds some of the shards.
     """
 
@@ -81,6 +83,7 @@ class ShardClient:
         known: ClusterManifest | None = None,
         transport: str = AUTO,
         retry: RetryPolicy = NO_RETRY,
+        generation: int | None = None,
     ) -> None:
         check_transport(transport)
         if transport == VERBS and options.checksum:
@@ -91,7 +94,7 @@ class ShardClient:
         self._directory = ShardDirectory([Peer(address, options) for address in addresses], transport, known)
         self._retries = Retries(retry, self._directory.backoff)
         self._turn = 0
-        self.manifest = self._discover() if known is None else known.manifest
+        self.manifest = self._discover(generation) if known is None else known.manifest
         self._transports = PeerTransports(self._directory, self.manifest, transport)
         self.held_videos = HeldVideos(self._directory, self._transports, self._retries)
 
@@ -105,21 +108,19 @@ class ShardClient:
         """The URL that lists all nodes."""
         return self._directory.url
 
-    def _discover(self) -> Manifest:
+    def _discover(self, generation: int | None) -> Manifest:
         """Asks all nodes for their shards, and one node for the manifest."""
-        errors: list[ClusterError] = []
-        # All at once: several nodes that hang take the timeout once.
-        with ThreadPoolExecutor(min(len(self._directory.peers), _MAX_THREADS)) as pool:
-            answers = [pool.submit(peer.describe) for peer in self._directory.peers]
-        for number, answer in enumerate(answers):
-            try:
-                self._directory.update(number, answer.result())
-            except NodeUnreachableError as error:
-                # `_file_chunk` asks the other nodes first.
-                self._directory.backoff.record_failure(number)
-                errors.append(error)
-        if not self.dataset:
-            raise errors[0]
+        held = 0
+        found = choose_generation(self._directory.peers, generation)
+        for number, description in found.descriptions.items():
+            self._directory.update(number, description)
+            held = description.generation
+        for number in found.unreachable:
+            # `_file_chunk` asks the other nodes first.
+            self._directory.backoff.record_failure(number)
+        for peer in self._directory.peers:
+            peer.read_generation(held)
+        errors = list(found.unreachable.values())
         manifest = self._read_manifest()
         self._directory.shard_count = len(manifest.shards)
         missing = self._directory.missing()
@@ -190,7 +191,7 @@ class ShardClient:
             failed = dict[int, GearError]()
             try:
                 return self._from_any_peer(lambda peer: peer.video_bytes(self.dataset, ranges), failed, first)
-            except (ClusterError, CorruptShardError, DatasetReplacedError):
+            except (ClusterError, CorruptShardError, DatasetReplacedError, GenerationGoneError):
                 # A node that does not answer may have the files that the others lack.
                 silent = {number: error for number, error in failed.items() if isinstance(error, NodeUnreachableError)}
                 if not silent:
@@ -215,7 +216,7 @@ class ShardClient:
             begin = time.monotonic()
             try:
                 answer = call(self._directory.peers[number])
-            except (ClusterError, DatasetReplacedError) as error:
+            except (ClusterError, DatasetReplacedError, GenerationGoneError) as error:
                 backoff.record_failure(number, begin)
                 failed[number] = error
             except CorruptShardError as error:

@@ -63,6 +63,8 @@ class ShardDirectory:
             self.dataset = dataset_identity(known.manifest)
             self.shard_count = len(known.manifest.shards)
             self._held = list(known.shards)
+            for peer, shards in zip(self.peers, known.shards, strict=True):
+                peer.read_generation(known.manifest.generation, shards)
             self.rdma_peers = {number for number, offers in enumerate(known.verbs) if offers}
 
     @property

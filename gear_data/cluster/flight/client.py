@@ -25,6 +25,7 @@ from gear_data.cluster.protocol import (
     ONE_VERSION_HINT,
     STREAM_SCHEMA,
     TOKEN_HEADER,
+    handshake,
     part_offsets,
     response_checksum,
 )
@@ -36,6 +37,7 @@ from gear_data.errors import (
     CorruptShardError,
     DatasetReplacedError,
     GearError,
+    GenerationGoneError,
     NodeFailedError,
     NodeRefusedError,
     NodeUnreachableError,
@@ -66,10 +68,22 @@ def _keep_freed_memory() -> None:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Address of a node's server, and the options of calls to it."""
+    """Address of a node's server, the options of calls to it, and what is read from it.
+
+    Attributes:
+        address, options: See above.
+        generation, shards: See `protocol.Handshake`.
+    """
 
     address: Address
     options: ClientOptions
+    generation: int | None = None
+    shards: frozenset[int] | None = None
+
+    def handshake(self, dataset: str, *, checksum: bool = False, **fields: Any) -> bytes:
+        """Returns the first message of a call or stream; see `protocol.handshake`."""
+        known = {"generation": self.generation, "shards": self.shards}
+        return handshake(dataset, checksum=checksum, **{k: v for k, v in known.items() if v is not None}, **fields)
 
     @property
     def name(self) -> str:
@@ -282,7 +296,7 @@ def _as_peer_error(error: GearError) -> GearError:
 
     An error of the node's disk or memory would pass for one of this machine.
     """
-    if isinstance(error, ClusterError | CorruptShardError | DatasetReplacedError):
+    if isinstance(error, ClusterError | CorruptShardError | DatasetReplacedError | GenerationGoneError):
         return error
     return NodeFailedError(f"failed: {error.message}", file=error.file, column=error.column, hint=error.hint)
 

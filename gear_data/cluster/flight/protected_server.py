@@ -11,6 +11,7 @@ from pyarrow import flight
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
+from gear_data.cluster.flight.call_counts import CallCounts
 from gear_data.cluster.flight.keepalive import enable_keepalive
 from gear_data.cluster.flight.server_errors import flight_error
 from gear_data.cluster.protocol import STREAM_SCHEMA
@@ -30,6 +31,7 @@ class ProtectedServer(flight.FlightServerBase):  # type: ignore[misc]
 
     Attributes:
         answers: The calls that a subclass answers, for errors.
+        counts: Counts of its answers.
 
     Raises:
         InvalidArgumentError: Other machines can reach the address, and there is no token or no TLS.
@@ -39,6 +41,8 @@ class ProtectedServer(flight.FlightServerBase):  # type: ignore[misc]
     answers: str
 
     def __init__(self, listen: Address, credentials: ServerCredentials) -> None:
+        # Set before it listens: requests may arrive at once.
+        self.counts = CallCounts()
         credentials.check(listen)
         key = credentials.key
         try:
@@ -60,6 +64,7 @@ class ProtectedServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _refuse(self, *arguments: Any) -> NoReturn:
         """Refuses a call. Arrow's own method would send a traceback."""
+        self.counts.add(requests=1, errors=1)
         raise flight_error(NodeRefusedError(f"answers only {self.answers}"))
 
     list_actions = list_flights = get_flight_info = do_get = _refuse

@@ -27,6 +27,7 @@ from gear_data.cluster.protocol import (
 )
 from gear_data.cluster.rdma.messages import QueuePairEnd, parse_queue_pair_request
 from gear_data.cluster.rdma.server import RdmaServer
+from gear_data.cluster.server.served_generations import ServedGeneration, ServedGenerations
 from gear_data.cluster.server.shard_server import Response, ShardServer
 from gear_data.errors import NodeRefusedError
 
@@ -54,10 +55,10 @@ class FlightServer(ProtectedServer):
     """Serves shards until it is shut down.
 
     Args:
-        shards: The shards.
+        shards: The shards, or several generations of them.
         listen: Address to listen at. With port 0 the system chooses a free port; `port` is the chosen one.
         credentials: The token that clients must send, and the TLS certificate.
-        rdma: The shards' registered memory; None: clients cannot read by RDMA.
+        rdma: The shards' registered memory; None: clients cannot read by RDMA, or generations have their own.
 
     Attributes:
         last_used: Time of the last request, by `time.monotonic`.
@@ -71,10 +72,16 @@ class FlightServer(ProtectedServer):
     answers = "the actions describe, file and video, and exchanges of requests"
 
     def __init__(
-        self, shards: ShardServer, listen: Address, credentials: ServerCredentials, rdma: RdmaServer | None = None
+        self,
+        shards: ShardServer | ServedGenerations,
+        listen: Address,
+        credentials: ServerCredentials,
+        rdma: RdmaServer | None = None,
     ) -> None:
         # Set before it listens: requests may arrive at once.
-        self._shards, self._rdma = shards, rdma
+        if isinstance(shards, ShardServer):
+            shards = ServedGenerations(ServedGeneration(shards, rdma))
+        self._generations = shards
         self.last_used = time.monotonic()
         self.holding: set[int] = set()
         super().__init__(listen, credentials)
@@ -82,35 +89,26 @@ class FlightServer(ProtectedServer):
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """Answers the actions `describe`, `file` and `video`.
 
-        `describe` returns the served shards, as JSON. `file` returns a chunk of the manifest or of a table. `video`
-        returns ranges of bytes of video files.
+        `describe` returns the served shards of a generation, as JSON. `file` returns a chunk of the manifest or of a
+        table. `video` returns ranges of bytes of video files.
         """
         self.last_used = time.monotonic()
-        with as_flight_errors():
-            if action.type == "describe":
-                yield handshake(self._shards.identity, shards=self._shards.shards, verbs=self._rdma is not None)
-            elif action.type == "file":
-                yield self._file_chunk(action.body.to_pybytes())
-            elif action.type == "video":
-                yield self._video_bytes(action.body.to_pybytes())
-            else:
+        self.counts.add(requests=1)
+        with as_flight_errors(self.counts):
+            if action.type not in ("describe", "file", "video"):
                 raise NodeRefusedError(f"has no action {action.type[:40]!r}; the actions are describe, file and video")
-
-    def _file_chunk(self, body: bytes) -> bytes:
-        check_handshake(body, self._shards.identity)
-        try:
-            request = msgspec.json.decode(body, type=_FileRequest)
-        except (ValueError, RecursionError) as error:
-            raise NodeRefusedError("received a malformed request for a file") from error
-        return self._shards.file_chunk(request.file, request.offset)
-
-    def _video_bytes(self, body: bytes) -> bytes:
-        check_handshake(body, self._shards.identity)
-        try:
-            request = msgspec.json.decode(body, type=_VideoRequest)
-        except (ValueError, RecursionError) as error:
-            raise NodeRefusedError("received a malformed request for videos") from error
-        return self._shards.video_bytes(request.ranges)
+            body = action.body.to_pybytes()
+            # A client that asks what the server has may send nothing.
+            message = check_handshake(body or handshake(""))
+            with self._generations.reading(message) as served:
+                if action.type == "describe":
+                    answer = _description(served)
+                elif action.type == "file":
+                    answer = _file_chunk(served.shards, body)
+                else:
+                    answer = _video_bytes(served.shards, body)
+                self.counts.add(sent_bytes=len(answer))
+                yield answer
 
     do_put = ProtectedServer._refuse
 
@@ -119,26 +117,31 @@ class FlightServer(ProtectedServer):
 
         Answers the client's requests in order, or holds queue pairs for it.
         """
-        with as_flight_errors():
+        with as_flight_errors(self.counts):
             command = descriptor.command or b""
-            message = check_handshake(command, self._shards.identity)
-            client_ends = parse_queue_pair_request(command)
-            writer.begin(STREAM_SCHEMA)
-            if client_ends is not None:
-                self._hold_queue_pairs(client_ends, reader, writer)
-                return
-            while (chunk := next_chunk(reader)) is not None:
-                if chunk.app_metadata is None:
-                    raise NodeRefusedError("received a message without a request")
-                self.last_used = time.monotonic()
-                request = Request.from_bytes(memoryview(chunk.app_metadata))
-                _write(writer, self._shards.answer(request), checksum=message.checksum)
+            message = check_handshake(command)
+            with self._generations.reading(message) as served:
+                client_ends = parse_queue_pair_request(command)
+                writer.begin(STREAM_SCHEMA)
+                if client_ends is not None:
+                    self._hold_queue_pairs(served.rdma, client_ends, reader, writer)
+                    return
+                while (chunk := next_chunk(reader)) is not None:
+                    if chunk.app_metadata is None:
+                        raise NodeRefusedError("received a message without a request")
+                    self.last_used = time.monotonic()
+                    request = Request.from_bytes(memoryview(chunk.app_metadata))
+                    response = served.shards.answer(request)
+                    self.counts.add(requests=1, sent_bytes=len(response.data))
+                    _write(writer, response, checksum=message.checksum)
 
-    def _hold_queue_pairs(self, client_ends: tuple[QueuePairEnd, ...], reader: Any, writer: Any) -> None:
+    def _hold_queue_pairs(
+        self, rdma: RdmaServer | None, client_ends: tuple[QueuePairEnd, ...], reader: Any, writer: Any
+    ) -> None:
         """Keeps queue pairs open as long as the client keeps the stream open."""
-        if self._rdma is None:
+        if rdma is None:
             raise NodeRefusedError("serves by Arrow Flight only", hint="use transport='flight'")
-        with self._rdma.grant(client_ends) as response:
+        with rdma.grant(client_ends) as response:
             self.holding.add(threading.get_ident())
             try:
                 _write(writer, response)
@@ -146,6 +149,34 @@ class FlightServer(ProtectedServer):
                     raise NodeRefusedError("received a message after the request for queue pairs")
             finally:
                 self.holding.discard(threading.get_ident())
+
+
+def _description(served: ServedGeneration) -> bytes:
+    shards, growth = served.shards, served.shards.manifest.growth
+    return handshake(
+        shards.identity,
+        shards=shards.shards,
+        verbs=served.rdma is not None,
+        generation=served.number,
+        growth=None if growth is None else growth.id,
+        base=None if growth is None else growth.base,
+    )
+
+
+def _file_chunk(shards: ShardServer, body: bytes) -> bytes:
+    try:
+        request = msgspec.json.decode(body, type=_FileRequest)
+    except (ValueError, RecursionError) as error:
+        raise NodeRefusedError("received a malformed request for a file") from error
+    return shards.file_chunk(request.file, request.offset)
+
+
+def _video_bytes(shards: ShardServer, body: bytes) -> bytes:
+    try:
+        request = msgspec.json.decode(body, type=_VideoRequest)
+    except (ValueError, RecursionError) as error:
+        raise NodeRefusedError("received a malformed request for videos") from error
+    return shards.video_bytes(request.ranges)
 
 
 def _write(writer: Any, response: Response, *, checksum: bool = False) -> None:

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 import pyarrow as pa
 from pyarrow import flight
 
+from gear_data.cluster.flight.call_counts import CallCounts
 from gear_data.common.error_codec import error_to_bytes
-from gear_data.errors import GearError, NodeFailedError, NodeRefusedError
+from gear_data.errors import GearError, GenerationGoneError, NodeFailedError, NodeRefusedError
 
 #: The folders of an absolute path, or of a URL.
 _FOLDERS = re.compile(r"(?:\b\w+:/)?(?<![\w.])/(?:[^\s'\"]+/)?")
@@ -28,11 +29,11 @@ class ClientGoneError(Exception):
 
 
 @contextmanager
-def as_flight_errors() -> Iterator[None]:
+def as_flight_errors(counts: CallCounts) -> Iterator[None]:
     """Converts the errors of a handler to the error that Arrow Flight sends.
 
     A `GearError` is sent with its class. Any other error is logged with its traceback and an id. The client gets only
-    the id.
+    the id. Errors are counted.
     """
     try:
         yield
@@ -40,11 +41,13 @@ def as_flight_errors() -> Iterator[None]:
         # The client has closed the stream.
         return
     except GearError as error:
-        if not isinstance(error, NodeRefusedError):
+        counts.add(errors=1)
+        if not isinstance(error, NodeRefusedError | GenerationGoneError):
             # Not the client's fault: the node's operator must know.
             _log.warning("a request failed: %s", error)
         raise flight_error(error) from error
     except Exception as error:
+        counts.add(errors=1)
         number = secrets.token_hex(4)
         _log.exception("a request failed with an unexpected error, id %s", number)
         failure = NodeFailedError(

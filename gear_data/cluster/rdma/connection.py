@@ -6,7 +6,7 @@ import time
 
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.rdma.device import Device
-from gear_data.cluster.rdma.messages import parse_queue_pair_response, queue_pair_request
+from gear_data.cluster.rdma.messages import parse_queue_pair_response
 from gear_data.cluster.rdma.queue_pair import QueuePair
 from gear_data.cluster.rdma.work_requests import Reads, WorkRequestList
 from gear_data.errors import ClusterError
@@ -45,7 +45,7 @@ class RdmaConnection:
         try:
             for _ in range(endpoint.options.queue_pairs):
                 self._pairs.append(QueuePair(device, can_be_read=False))
-            request = queue_pair_request(dataset, [pair.end for pair in self._pairs])
+            request = endpoint.handshake(dataset, queue_pairs=[pair.end for pair in self._pairs])
             self._stream = Stream(endpoint, request, seconds)
             response = self._stream.take(max(deadline - time.monotonic(), 1e-3))
             ends, self.table, self.videos = parse_queue_pair_response(response, len(self._pairs), shards, columns)

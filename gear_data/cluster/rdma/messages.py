@@ -27,7 +27,7 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from gear_data.cluster.client.options import MAX_QUEUE_PAIRS
-from gear_data.cluster.protocol import ONE_VERSION_HINT, handshake
+from gear_data.cluster.protocol import ONE_VERSION_HINT
 from gear_data.errors import NodeRefusedError
 from gear_data.selection.windows import Int64Array
 
@@ -69,16 +69,6 @@ class _QueuePairRequest(msgspec.Struct, frozen=True):
     """Field of a handshake that asks for queue pairs."""
 
     queue_pairs: _QueuePairEnds | msgspec.UnsetType = msgspec.UNSET
-
-
-def queue_pair_request(dataset: str, ends: Sequence[QueuePairEnd]) -> bytes:
-    """Returns the handshake of a stream that asks for queue pairs.
-
-    Args:
-        dataset: The dataset's `dataset_identity`.
-        ends: The client's ends.
-    """
-    return handshake(dataset, queue_pairs=list(ends))
 
 
 def parse_queue_pair_request(command: bytes) -> tuple[QueuePairEnd, ...] | None:

@@ -10,6 +10,7 @@ The process reads a `ServerConfig` as one line of JSON from its standard input. 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -20,12 +21,11 @@ import msgspec
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.flight.server import FlightServer
-from gear_data.cluster.rdma.server import open_rdma_server
 from gear_data.cluster.run_credentials import RunCredentials
-from gear_data.cluster.server.shard_server import ShardServer
+from gear_data.cluster.server.served_generations import GenerationOpener, ServedGeneration, ServedGenerations
 from gear_data.common.error_codec import error_to_bytes
 from gear_data.common.secret import Secret, decode_json
-from gear_data.errors import GearError
+from gear_data.errors import GearError, GenerationGoneError
 from gear_data.storage.dataset_files import open_files
 
 #: Seconds without a request after which a server exits once its ranks have exited. Ranks of other nodes may be a few
@@ -34,7 +34,12 @@ LINGER_SECONDS = 3.0
 #: Longest time that a server stays for clients that hold queue pairs: it does not see their READs. A client that hangs
 #: holds its queue pairs as well.
 LINGER_RDMA_SECONDS = 3600.0
+#: Seconds for which a server keeps an earlier generation after its last client. Then its clients, which keep the files,
+#: can have it opened again.
+KEEP_SECONDS = 5.0
 _CHECK_SECONDS = 0.25
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class ServerConfig:
         shards: The node's shards.
         host, port: Address to listen at; port 0 takes a free port.
         credentials: The run's credentials.
+        generation: The generation that the shards are of.
     """
 
     dataset: str
@@ -60,6 +66,7 @@ class ServerConfig:
     host: str
     port: int
     credentials: RunCredentials
+    generation: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,10 +103,18 @@ def main() -> None:
 
 def _open_server(config: ServerConfig) -> tuple[FlightServer, ServerInfo]:
     files = open_files(config.dataset, config.cache_dir, config.cache_bytes)
-    shards = ShardServer(files, config.shards, config.residency)
-    rdma = open_rdma_server(shards, config.transport)
-    server = FlightServer(shards, Address(config.host, config.port), config.credentials.server(), rdma)
-    return server, ServerInfo(Address(config.host, server.port), rdma is not None)
+    opener = GenerationOpener(files, config.residency, config.transport, by_clients=True)
+    first: ServedGeneration | None = None
+    # A node without shards may get some of a later generation.
+    if config.shards:
+        try:
+            first = opener.open(config.generation, config.shards)
+        except GenerationGoneError:
+            # A restarted server: its clients have gone on, and name the generation that they read.
+            _log.warning("generation %d is gone; clients say which one they read", config.generation)
+    generations = ServedGenerations(first, opener, KEEP_SECONDS)
+    server = FlightServer(generations, Address(config.host, config.port), config.credentials.server())
+    return server, ServerInfo(Address(config.host, server.port), first is not None and first.rdma is not None)
 
 
 def _send_line(line: bytes) -> None:

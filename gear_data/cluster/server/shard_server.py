@@ -100,7 +100,7 @@ class ShardServer:
         served = {entry.entry.file for entry in entries}
         files.check(self.manifest, frozenset(shard.entry.file for shard in self.manifest.shards) - served)
         self._schema = self.manifest.schema
-        self._stored = open_shards(residency, files, self._schema, entries)
+        self._stored = open_shards(residency, files, self._schema, entries, grows=self.manifest.growth is not None)
         self.in_memory = residency != "mmap"
         self._steps = np.array([entry.steps for entry in entries], np.int64)
         #: int64 [all shards], the index of each shard among the served ones.

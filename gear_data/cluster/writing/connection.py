@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,15 +19,15 @@ from gear_data.cluster.flight.client import Endpoint
 from gear_data.cluster.flight.grpc_fork import close_before_fork, using_grpc
 from gear_data.cluster.protocol import MESSAGE_BYTES
 from gear_data.cluster.writing.messages import ACTION, Acknowledgement, EpisodeHeader, ServerHello, writer_hello
+from gear_data.cluster.writing.videos import video_chunks
 from gear_data.common.cancellation import call_interruptibly
 from gear_data.common.error_codec import error_from_bytes
-from gear_data.schema import ColumnSpec
+from gear_data.schema import ColumnSpec, split_cameras
 from gear_data.storage.journal.record import (
     FACTS_KEY,
     EpisodeOrigin,
     RecordedEpisode,
     arrow_schema,
-    describe_columns,
     to_batch,
 )
 
@@ -44,25 +45,46 @@ class OutgoingEpisode:
         sequence: its number among the writer's episodes.
         batch: its steps.
         facts: its metadata in a journal.
+        videos: the files of its videos, in the order of the metadata.
+        video_bytes: size of these files.
     """
 
     sequence: int
     batch: pa.RecordBatch
     facts: bytes
+    videos: tuple[Path, ...] = ()
+    video_bytes: int = 0
 
     @property
     def bytes(self) -> int:
-        """Size in memory."""
-        return int(self.batch.nbytes)
+        """Size with the videos."""
+        return int(self.batch.nbytes) + self.video_bytes
+
+    def remove_videos(self) -> None:
+        """Removes the files of its videos."""
+        for path in self.videos:
+            with suppress(OSError):  # the whole folder is removed at the end
+                path.unlink()
 
 
-def outgoing(episode: RecordedEpisode, origin: EpisodeOrigin, columns: Sequence[ColumnSpec]) -> OutgoingEpisode:
-    """Returns an episode as it is sent, with a copy of its values."""
+def outgoing(
+    episode: RecordedEpisode, origin: EpisodeOrigin, columns: Sequence[ColumnSpec], folder: Path | None = None
+) -> OutgoingEpisode:
+    """Returns an episode as it is sent, with a copy of its values.
+
+    Args:
+        episode: the episode.
+        origin: the writer.
+        columns: the columns of the episode, without cameras.
+        folder: to which its videos are relative.
+    """
     # With a final observation, `to_batch` makes new arrays.
     values = episode.columns if episode.finals else {name: _copy(each) for name, each in episode.columns.items()}
     recorded = replace(episode, columns=values, origin=origin)
     batch, metadata = to_batch(recorded, columns)
-    return OutgoingEpisode(origin.sequence, batch, metadata[FACTS_KEY])
+    videos = () if folder is None else tuple(folder / video.file for video in episode.videos.values())
+    size = sum(video.bytes for video in episode.videos.values())
+    return OutgoingEpisode(origin.sequence, batch, metadata[FACTS_KEY], videos, size)
 
 
 class WriteConnection:
@@ -99,12 +121,12 @@ class WriteConnection:
         """Asks for the writer's last episode that the server has.
 
         Args:
-            columns: the columns of the writer's episodes, which the server checks; empty: not known yet.
+            columns: the columns and cameras of the writer's episodes, which the server checks; empty: not known yet.
 
         Raises:
             InvalidArgumentError: The server has episodes with other columns.
         """
-        message = writer_hello(self._client_id, describe_columns(columns) if columns else None)
+        message = writer_hello(self._client_id, columns)
         with using_grpc():
             return call_interruptibly(lambda: self._act(message))
 
@@ -125,6 +147,10 @@ class WriteConnection:
 
         Called from one thread.
 
+        Args:
+            columns: the columns and cameras of the writer's episodes.
+            episodes: the episodes.
+
         Returns:
             The sequence number of the last episode that the server has.
         """
@@ -141,12 +167,12 @@ class WriteConnection:
     def _put(self, columns: Sequence[ColumnSpec], episodes: Sequence[OutgoingEpisode]) -> int:
         if self._flight is None:
             self._flight = self._endpoint.connect(self._endpoint.timeout)
-        message = writer_hello(self._client_id, describe_columns(columns))
+        message = writer_hello(self._client_id, columns)
         descriptor = flight.FlightDescriptor.for_command(message)
         seconds = self._endpoint.timeout + sum(each.bytes for each in episodes) / _MIN_RATE
         with self._errors():
             options = self._endpoint.call_options(seconds)
-            writer, reader = self._flight.do_put(descriptor, arrow_schema(columns), options)
+            writer, reader = self._flight.do_put(descriptor, arrow_schema(split_cameras(columns)[0]), options)
             answer = None
             # If the server refused the call, only `close` has its error.
             with suppress(pa.ArrowException, OSError):
@@ -204,3 +230,6 @@ def _write(writer: Any, episode: OutgoingEpisode) -> None:
     writer.write_with_metadata(batch.slice(0, rows), header)
     for first in range(rows, batch.num_rows, rows):
         writer.write_batch(batch.slice(first, rows))
+    for path in episode.videos:
+        for chunk in video_chunks(path):
+            writer.write_metadata(pa.py_buffer(chunk))

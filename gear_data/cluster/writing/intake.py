@@ -7,15 +7,24 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from gear_data.errors import GearError, InvalidArgumentError, NodeUnreachableError
-from gear_data.schema import ColumnSpec
+from gear_data.cluster.writing.videos import ReceivedVideos
+from gear_data.errors import (
+    GearError,
+    InvalidArgumentError,
+    NodeUnreachableError,
+    RateLimitError,
+    UnsupportedColumnError,
+)
+from gear_data.schema import ColumnSpec, split_cameras
 from gear_data.storage.journal.episode_log import EarlierEpisodes, EpisodeLog
 from gear_data.storage.journal.record import EpisodeOrigin, RecordedEpisode
+from gear_data.storage.journal.videos import next_number
 
-#: Seconds that a writer waits for the memory of other writers' episodes. Then it tries again.
-MEMORY_SECONDS = 20.0
+#: Seconds that a call waits for memory, or for training. Then the writer tries again.
+WAIT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,20 @@ class IntakeLimits:
     calls: int
 
 
+class InsertLimit(Protocol):
+    """Makes writers wait while training is too slow."""
+
+    def wait(self, timeout: float) -> None:
+        """Waits until an episode may be inserted.
+
+        Raises:
+            RateLimitError: The wait lasted longer than `timeout` seconds.
+        """
+
+    def add(self, number: int) -> None:
+        """Counts inserted steps."""
+
+
 class EpisodeIntake:
     """Puts the episodes of many writers into one log, each one exactly once.
 
@@ -45,22 +68,36 @@ class EpisodeIntake:
         log: keeps the episodes. Nothing else uses it until `close` returns.
         earlier: the episodes that the log has.
         limits: of memory.
+        insert_limit: makes writers wait for training; None: they do not wait.
+
+    Attributes:
+        episodes, steps: number of those that were put into the log since the intake was made.
     """
 
-    def __init__(self, log: EpisodeLog, earlier: EarlierEpisodes, limits: IntakeLimits) -> None:
+    def __init__(
+        self,
+        log: EpisodeLog,
+        earlier: EarlierEpisodes,
+        limits: IntakeLimits,
+        insert_limit: InsertLimit | None = None,
+    ) -> None:
         self.limits = limits
         self._log = log
+        self._insert_limit = insert_limit
         self._mutex = threading.Lock()
         self._columns = earlier.columns
         self._sequences = dict(earlier.sequences)
         self._has_begun = self._is_unsynced = False
+        self.episodes = self.steps = 0
+        #: Number of the next received videos.
+        self._next_video = 0 if log.video_folder is None else next_number(log.video_folder)
         #: The error that ended the intake.
         self._ended: GearError | None = None
         self._memory = threading.Condition()
         self._used_bytes = self._calls = 0
 
     def check_columns(self, columns: Sequence[ColumnSpec]) -> None:
-        """Checks the columns of a writer. The first episode decides the columns of all.
+        """Checks the columns and cameras of a writer. The first episode decides those of all.
 
         Raises:
             InvalidArgumentError: The first column that differs.
@@ -71,7 +108,7 @@ class EpisodeIntake:
     def _check_columns(self, columns: Sequence[ColumnSpec]) -> None:
         if not self._columns:
             return
-        expected, found = ({each.name: each for each in some} for some in (self._columns, columns))
+        expected, found = ({each.name: _essence(each) for each in some} for some in (self._columns, columns))
         for name in [*expected, *found]:
             if expected.get(name) != found.get(name):
                 wanted = _text(expected.get(name))
@@ -81,32 +118,69 @@ class EpisodeIntake:
                     hint="send steps with the columns, dtypes and shapes of the first episode",
                 )
 
-    def add(self, episode: RecordedEpisode, origin: EpisodeOrigin, columns: Sequence[ColumnSpec]) -> None:
+    def new_videos(self) -> ReceivedVideos:
+        """Returns where the videos of one episode are received.
+
+        Raises:
+            UnsupportedColumnError: The log takes no videos.
+        """
+        folder = self._log.video_folder
+        if folder is None:
+            raise UnsupportedColumnError("the server takes no videos", hint="send frames as arrays")
+        with self._mutex:
+            number, self._next_video = self._next_video, self._next_video + 1
+        return ReceivedVideos(folder, number)
+
+    def add(
+        self, episode: RecordedEpisode, origin: EpisodeOrigin, columns: Sequence[ColumnSpec], deadline: float
+    ) -> bool:
         """Puts an episode into the log, unless the log has it.
 
         Args:
-            episode: the episode.
+            episode: the episode. Its videos are in the log's folder.
             origin: its writer and sequence number.
-            columns: its columns.
+            columns: its columns and cameras.
+            deadline: time of `time.monotonic` until which the call may wait for training.
+
+        Returns:
+            Whether the log took it.
 
         Raises:
             InvalidArgumentError: See `check_columns`.
-            NodeUnreachableError: The intake is closed.
+            NodeUnreachableError: The intake is closed, or training is too slow.
             GearError: The log does not have the episode.
         """
+        if not self._has(origin):
+            self._wait_for_training(deadline)
         with self._mutex:
             self._check_usable()
-            if origin.sequence <= self._sequences.get(origin.client, -1):
-                return
+            if self._has(origin):
+                return False
             self._check_columns(columns)
             if not self._has_begun:
                 # Columns may have another order than in earlier episodes. They are written by name.
-                self._log.begin(self._columns or columns)
+                self._log.begin(*split_cameras(self._columns or columns))
                 self._has_begun = True
             self._log.append(episode)
             self._columns = self._columns or tuple(columns)
             self._sequences[origin.client] = origin.sequence
             self._is_unsynced = True
+            self.episodes += 1
+            self.steps += episode.steps
+            if self._insert_limit is not None:
+                self._insert_limit.add(episode.steps)
+            return True
+
+    def _has(self, origin: EpisodeOrigin) -> bool:
+        return origin.sequence <= self._sequences.get(origin.client, -1)
+
+    def _wait_for_training(self, deadline: float) -> None:
+        """Waits. Other calls go on meanwhile."""
+        if self._insert_limit is not None:
+            try:
+                self._insert_limit.wait(max(0.0, deadline - time.monotonic()))
+            except RateLimitError as error:
+                raise NodeUnreachableError(f"is busy: {error.message}") from error
 
     def synced(self, client: str) -> int:
         """Waits until the disk has all episodes.
@@ -168,7 +242,7 @@ class EpisodeIntake:
         """
         if size > self.limits.episode_bytes:
             raise episode_too_large(size, self.limits.episode_bytes)
-        deadline = time.monotonic() + MEMORY_SECONDS
+        deadline = time.monotonic() + WAIT_SECONDS
         with self._memory:
             while self._used_bytes and self._used_bytes + size > self.limits.memory_bytes:
                 if not self._memory.wait(deadline - time.monotonic()):
@@ -190,8 +264,16 @@ def episode_too_large(size: int, limit: int) -> InvalidArgumentError:
     )
 
 
+def _essence(column: ColumnSpec) -> ColumnSpec:
+    """Returns what columns of one name must share. Cameras share the size of frames."""
+    if column.video is None:
+        return column
+    return replace(column, source=None, video=replace(column.video, fps=None))
+
+
 def _text(column: ColumnSpec | None) -> str:
     if column is None:
         return "missing"
+    kind = "" if column.video is None else "a camera of "
     final = ", also of the final observation" if column.has_final else ""
-    return f"{column.dtype} {list(column.shape)}{final}"
+    return f"{kind}{column.dtype} {list(column.shape)}{final}"

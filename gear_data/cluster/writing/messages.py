@@ -2,19 +2,23 @@
 
 A writer sends episodes by `DoPut`. The command is a `WriterHello`, and the Arrow schema has the episodes' columns. An
 episode is one record batch or several, of at most `MESSAGE_BYTES` each if a row is not larger. The first one has an
-`EpisodeHeader` as metadata. Once the disk has all episodes of the call, the server sends an `Acknowledgement`, as the
+`EpisodeHeader` as metadata. The bytes of the episode's videos follow, in the order of the header, as metadata without a
+record batch. Once the disk has all episodes of the call, the server sends an `Acknowledgement`, as the
 call's only result. The action `writer` takes a `WriterHello`, and returns a `ServerHello`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
 
 from gear_data.cluster.protocol import ONE_VERSION_HINT
 from gear_data.errors import NodeRefusedError
+from gear_data.schema import ColumnSpec, Schema, VideoRecord, split_cameras
+from gear_data.storage.journal.record import describe_columns
 
 #: Version of these messages. Writers and servers of different versions refuse each other.
 VERSION = 1
@@ -32,12 +36,14 @@ class WriterHello(msgspec.Struct, frozen=True):
         byteorder: `sys.byteorder` of the sender.
         client: id of the writer.
         columns: the output of `describe_columns`; null: the writer has no step yet.
+        cameras: the writer's cameras.
     """
 
     version: int
     byteorder: str
     client: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
     columns: msgspec.Raw
+    cameras: tuple[VideoRecord, ...] = ()
 
 
 class ServerHello(msgspec.Struct, frozen=True):
@@ -45,7 +51,7 @@ class ServerHello(msgspec.Struct, frozen=True):
 
     Attributes:
         last: sequence number of the writer's last episode that the server has; -1: it has none.
-        max_episode_bytes: size of the largest episode that the server takes.
+        max_episode_bytes: size of the largest episode that the server takes, with its videos.
     """
 
     last: int
@@ -72,9 +78,17 @@ class Acknowledgement(msgspec.Struct, frozen=True):
     last: int
 
 
-def writer_hello(client: str, columns: bytes | None) -> bytes:
-    """Returns the bytes of a `WriterHello`."""
-    return msgspec.json.encode(WriterHello(VERSION, sys.byteorder, client, msgspec.Raw(columns or b"null")))
+def writer_hello(client: str, columns: Sequence[ColumnSpec]) -> bytes:
+    """Returns the bytes of a `WriterHello`.
+
+    Args:
+        client: id of the writer.
+        columns: its columns and cameras; empty: it has no step yet.
+    """
+    steps, cameras = split_cameras(columns)
+    described = msgspec.Raw(describe_columns(steps) if columns else b"null")
+    records = msgspec.convert(Schema((), cameras).videos_to_json(), tuple[VideoRecord, ...])
+    return msgspec.json.encode(WriterHello(VERSION, sys.byteorder, client, described, records))
 
 
 def check_hello(data: bytes) -> WriterHello:

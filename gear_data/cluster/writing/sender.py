@@ -38,7 +38,7 @@ class EpisodeSender:
 
     Args:
         connection: the server.
-        columns: the columns of all episodes.
+        columns: the columns and cameras of all episodes.
         buffer_bytes: size of the episodes that are kept. At least one is kept.
         seconds: the longest wait without an acknowledgement.
     """
@@ -150,6 +150,8 @@ class EpisodeSender:
                     # The last call may have arrived, without its acknowledgement.
                     last = self._connection.hello(self._columns).last
                     self._warn_of_losses(last)
+                    if last > self._acknowledged:
+                        self._acknowledge(last)
                     if episodes[-1].sequence > last:
                         episodes = [each for each in episodes if each.sequence > last]
                         last = self._connection.put(self._columns, episodes)
@@ -197,7 +199,9 @@ class EpisodeSender:
     def _acknowledge(self, last: int) -> None:
         with self._changed:
             while self._kept and self._kept[0].sequence <= last:
-                self._bytes -= self._kept.popleft().bytes
+                episode = self._kept.popleft()
+                episode.remove_videos()
+                self._bytes -= episode.bytes
             self._acknowledged = max(self._acknowledged, last)
             self._progress, self._trouble = time.monotonic(), None
             self._changed.notify_all()

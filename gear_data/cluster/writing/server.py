@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight.protected_server import ProtectedServer, next_chunk
 from gear_data.cluster.flight.server_errors import ClientGoneError, as_flight_errors
 from gear_data.cluster.protocol import MESSAGE_BYTES
-from gear_data.cluster.writing.intake import EpisodeIntake
+from gear_data.cluster.writing.intake import WAIT_SECONDS, EpisodeIntake, episode_too_large
 from gear_data.cluster.writing.messages import (
     ACTION,
     Acknowledgement,
@@ -23,8 +25,8 @@ from gear_data.cluster.writing.messages import (
     check_hello,
     decode,
 )
-from gear_data.errors import CorruptSourceError, NodeRefusedError
-from gear_data.schema import ColumnSpec
+from gear_data.errors import CorruptSourceError, ManifestError, NodeRefusedError
+from gear_data.schema import ColumnSpec, Schema, split_cameras
 from gear_data.storage.journal.reading import parse_columns
 from gear_data.storage.journal.record import FACTS_KEY, RecordedEpisode, from_batch
 
@@ -53,7 +55,8 @@ class WriteServer(ProtectedServer):
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """Answers the action `writer`: checks a writer's columns, and returns its last episode."""
-        with as_flight_errors():
+        self.counts.add(requests=1)
+        with as_flight_errors(self.counts):
             if action.type != ACTION:
                 raise NodeRefusedError(f"answers only {self.answers}")
             hello = check_hello(action.body.to_pybytes())
@@ -61,22 +64,31 @@ class WriteServer(ProtectedServer):
             if columns:
                 self._intake.check_columns(columns)
             last = self._intake.synced(hello.client)
-            yield msgspec.json.encode(ServerHello(last, self._intake.limits.episode_bytes))
+            answer = msgspec.json.encode(ServerHello(last, self._intake.limits.episode_bytes))
+            self.counts.add(sent_bytes=len(answer))
+            yield answer
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Takes the episodes of one call. Acknowledges them once the disk has them all."""
-        with as_flight_errors(), self._intake.call():
+        self.counts.add(requests=1)
+        with as_flight_errors(self.counts), self._intake.call():
             hello = check_hello(descriptor.command or b"")
             columns = _columns(hello, reader.schema)
             self._intake.check_columns(columns)
+            deadline = time.monotonic() + WAIT_SECONDS
             for episode in self._episodes(reader, columns):
                 origin = episode.origin
                 if origin is None or origin.client != hello.client:
                     raise NodeRefusedError("received an episode of another writer")
-                if episode.videos:
-                    raise NodeRefusedError("received an episode with videos, whose files are on another machine")
-                self._intake.add(episode, origin, columns)
+                if not episode.videos:
+                    self._intake.add(episode, origin, columns, deadline)
+                    continue
+                with self._intake.new_videos() as videos:
+                    received = replace(episode, videos=videos.receive(reader, episode.videos))
+                    if self._intake.add(received, origin, columns, deadline):
+                        videos.keep()
             answer = msgspec.json.encode(Acknowledgement(self._intake.synced(hello.client)))
+            self.counts.add(sent_bytes=len(answer))
             try:
                 writer.write(answer)
             except (pa.ArrowException, OSError) as error:
@@ -85,6 +97,9 @@ class WriteServer(ProtectedServer):
     do_exchange = ProtectedServer._refuse
 
     def _episodes(self, reader: Any, columns: Sequence[ColumnSpec]) -> Iterator[RecordedEpisode]:
+        """Yields the episodes of a call. The bytes of an episode's videos follow in the reader."""
+        steps, cameras = split_cameras(columns)
+        names, limit = {camera.name for camera in cameras}, self._intake.limits.episode_bytes
         while (chunk := next_chunk(reader)) is not None:
             header = decode((chunk.app_metadata or pa.py_buffer(b"")).to_pybytes(), EpisodeHeader)
             if chunk.data is None:
@@ -93,16 +108,21 @@ class WriteServer(ProtectedServer):
                 batch = _rest_of_episode(reader, chunk.data, header)
                 del chunk
                 try:
-                    yield from_batch(batch, {FACTS_KEY: bytes(header.facts)}, columns, "")
+                    episode = from_batch(batch, {FACTS_KEY: bytes(header.facts)}, steps, "")
                 except CorruptSourceError as error:
                     raise NodeRefusedError(f"received a damaged episode: {error.message}") from error
+                if set(episode.videos) != names:
+                    raise NodeRefusedError("received an episode whose videos are not those of the cameras")
+                if (size := batch.nbytes + sum(video.bytes for video in episode.videos.values())) > limit:
+                    raise episode_too_large(size, limit)
+                yield episode
 
 
 def _columns(hello: WriterHello, schema: pa.Schema | None) -> tuple[ColumnSpec, ...]:
-    """Returns a writer's columns, empty if it names none.
+    """Returns a writer's columns and cameras, empty if it names none.
 
     Args:
-        hello: names the columns.
+        hello: names them.
         schema: of the values that follow; None: no values follow.
     """
     described = bytes(hello.columns)
@@ -110,9 +130,9 @@ def _columns(hello: WriterHello, schema: pa.Schema | None) -> tuple[ColumnSpec, 
         return ()
     try:
         columns = parse_columns(described, schema, "")
-    except CorruptSourceError as error:
+        return (*columns, *Schema.from_records((), hello.cameras).videos)
+    except (CorruptSourceError, ManifestError) as error:
         raise NodeRefusedError(f"received episodes that are no episodes: {error.message}") from error
-    return columns
 
 
 def _rest_of_episode(reader: Any, first: pa.RecordBatch, header: EpisodeHeader) -> pa.RecordBatch:

@@ -20,8 +20,9 @@ from gear_data.errors import (
     NodeUnreachableError,
 )
 from gear_data.recording.earlier_episodes import earlier_episodes, only_server
-from gear_data.recording.journal_sink import JournalSink
-from gear_data.recording.sealing import SealOptions
+from gear_data.recording.seal_options import SealOptions
+from gear_data.recording.sealing import FolderPublisher
+from gear_data.recording.sinks.journal_sink import JournalSink
 from gear_data.recording.writer import Writer
 from gear_data.storage.journal.episode_log import EarlierEpisodes
 from tests.support.cluster.cutting_proxy import CuttingProxy
@@ -41,7 +42,7 @@ def test_a_lost_acknowledgement(server: WriteServer, log: MemoryLog, monkeypatch
         put(self, context, descriptor, reader, NoAnswer() if len(lost) < 2 else writer)
 
     monkeypatch.setattr(WriteServer, "do_put", put_without_answer)
-    monkeypatch.setattr("gear_data.cluster.writing.server.as_flight_errors", lambda: _no_conversion())
+    monkeypatch.setattr("gear_data.cluster.writing.server.as_flight_errors", lambda _: _no_conversion())
     with Writer(url(server)) as writer:
         for number in range(4):
             add(writer, number)
@@ -101,7 +102,7 @@ def test_sequence_numbers_of_journals_and_of_the_dataset(tmp_path: Path) -> None
         with only_server(folder):
             with pytest.raises(DestinationExistsError, match="another process is writing here"), only_server(folder):
                 pass
-            sink = JournalSink(folder, SealOptions(), None)
+            sink = JournalSink(FolderPublisher(folder, SealOptions()), None)
             server = serve(EpisodeIntake(sink, earlier_episodes(folder), LIMITS))
             to = connection(server)
             assert to.hello(COLUMNS).last == run - 1
@@ -112,7 +113,7 @@ def test_sequence_numbers_of_journals_and_of_the_dataset(tmp_path: Path) -> None
             sink._journals._stack.close()  # as if the process had died
         if run == 2:
             Writer(folder).close()
-    JournalSink(folder, SealOptions(), None).close()
+    JournalSink(FolderPublisher(folder, SealOptions()), None).close()
     ds = gear_data.open(folder)
     assert [int(ds[number]["actions"][0]) for number in range(len(ds))] == [0, 10, 20, 30]
     assert [path.name for path in tmp_path.iterdir()] == ["sent"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ from gear_data.cluster.writing.intake import EpisodeIntake, IntakeLimits
 from gear_data.cluster.writing.server import WriteServer
 from gear_data.errors import (
     InvalidArgumentError,
+    NodeUnreachableError,
     StorageFullError,
 )
+from gear_data.recording.rate_limit.limit import RateLimit
+from gear_data.recording.rate_limit.limiter import RateLimiter
 from gear_data.recording.writer import Writer
 from gear_data.storage.journal.episode_log import EarlierEpisodes
-from tests.support.cluster.write_server import MemoryLog, add, numbers, serve, url
+from tests.support.cluster.write_server import LIMITS, MemoryLog, add, numbers, serve, url
 from tests.support.running.eventually import eventually
 
 
@@ -136,3 +140,49 @@ def test_writers_that_send_at_the_same_time(log: MemoryLog) -> None:
         assert [each for each in found if each // 10 == number] == list(range(10 * number, 10 * number + 10))
     assert max(largest) <= 1 << 20
     server.shutdown()
+
+
+def test_writers_that_wait_for_training(
+    log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Calls end while training is slow, and begin again."""
+    monkeypatch.setattr("gear_data.cluster.writing.server.WAIT_SECONDS", 0.1)
+    monkeypatch.setenv("GEAR_DATA_WRITE_TIMEOUT", "2")
+    limit = RateLimit(min_steps=3, samples_per_insert=1.0, error=6.0)
+    with RateLimiter(tmp_path / "d", limit, "inserted") as inserted:
+        server = serve(EpisodeIntake(log, EarlierEpisodes(), LIMITS, inserted))
+        with Writer(url(server), durability="flush") as writer:
+            for number in range(20):
+                add(writer, number)
+            # After 3 + 6 steps, and one episode more, the writer is ahead.
+            assert eventually(lambda: numbers(log) == [0, 1, 2, 3])
+            with RateLimiter(tmp_path / "d", limit, "sampled") as sampled:
+                for number in range(4, 20):
+                    assert eventually(lambda: "a Writer waits for training" in caplog.text)
+                    assert numbers(log) == list(range(number))
+                    caplog.clear()
+                    sampled.add(3)
+                    assert eventually(lambda n=number: numbers(log) == list(range(n + 1)))  # type: ignore[misc]
+            writer.flush()
+        server.shutdown()
+    assert numbers(log) == list(range(20))
+
+
+def test_training_that_does_not_start(log: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gear_data.cluster.writing.server.WAIT_SECONDS", 0.1)
+    monkeypatch.setenv("GEAR_DATA_WRITE_TIMEOUT", "1")
+    limit = RateLimit(min_steps=3, samples_per_insert=1.0, error=6.0)
+    with RateLimiter(tmp_path / "d", limit, "inserted") as inserted:
+        server = serve(EpisodeIntake(log, EarlierEpisodes(), LIMITS, inserted))
+        writer = Writer(url(server), durability="flush")
+        for number in range(5):
+            add(writer, number)
+        with pytest.raises(
+            NodeUnreachableError, match=r"did not acknowledge 1 episodes.*training \(none has started\)"
+        ):
+            writer.flush()
+        with RateLimiter(tmp_path / "d", limit, "sampled") as sampled:
+            sampled.add(100)
+            writer.close()
+        server.shutdown()
+    assert numbers(log) == [0, 1, 2, 3, 4]

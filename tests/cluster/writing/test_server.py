@@ -28,8 +28,9 @@ from gear_data.errors import (
     NodeUnreachableError,
 )
 from gear_data.recording.earlier_episodes import earlier_episodes
-from gear_data.recording.journal_sink import JournalSink
-from gear_data.recording.sealing import SealOptions
+from gear_data.recording.seal_options import SealOptions
+from gear_data.recording.sealing import FolderPublisher
+from gear_data.recording.sinks.journal_sink import JournalSink
 from gear_data.recording.writer import Writer
 from gear_data.schema import ColumnSpec
 from tests.support.cluster.certificates import self_signed
@@ -39,7 +40,7 @@ from tests.support.cluster.write_server import COLUMNS, LIMITS, MemoryLog, add, 
 def test_other_columns_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "sent"
     for killed in (True, False, False):  # a restarted server knows the columns, from a journal or from the dataset
-        sink = JournalSink(folder, SealOptions(), None)
+        sink = JournalSink(FolderPublisher(folder, SealOptions()), None)
         intake = EpisodeIntake(sink, earlier_episodes(folder), LIMITS)
         server = serve(intake)
         first, second = Writer(url(server)), Writer(url(server))
@@ -108,6 +109,9 @@ def test_options_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["0.0.0.0:0", "--write-token-file", str(tmp_path / "token")], "needs TLS and a token"),
         (["127.0.0.1:0", "--token-file", str(tmp_path / "token")], "leave out --shards and --token-file"),
         (["127.0.0.1:0", "--max-writers", "0"], "must be at least 1"),
+        (["127.0.0.1:0", "--max-steps", "0"], "max_steps must be above 0, not 0"),
+        (["127.0.0.1:0", "--min-steps", "5"], "need --publish-every"),
+        (["127.0.0.1:0", "--publish-every", "1", "--samples-per-insert", "5"], "give both, or none"),
     ):
         assert main([*command, *options]) == 2
         assert expected in capsys.readouterr().err
@@ -137,7 +141,7 @@ def test_messages_that_are_refused(
             patch.setattr(connections, "EpisodeHeader", lambda *fields, c=change: replaced(header(*fields), c))
             refusal(expected, good)
     with monkeypatch.context() as patch:
-        patch.setattr(connections, "describe_columns", lambda _: b'[{"name": 1}]')
+        patch.setattr(messages, "describe_columns", lambda _: b'[{"name": 1}]')
         refusal("its columns cannot be read", good)
     with monkeypatch.context() as patch:
         patch.setattr(connections, "arrow_schema", lambda _: episode(0).batch.schema.remove(0))
@@ -148,7 +152,7 @@ def test_messages_that_are_refused(
             connection(server, client).hello(())
     with monkeypatch.context() as patch:
         patch.setattr(messages, "VERSION", 7)
-        message = messages.writer_hello("a", None)
+        message = messages.writer_hello("a", ())
     with pytest.raises(NodeRefusedError, match=r"takes episodes by version 1 \(.*\), not version 7"):
         to._act(message)
     client = flight.connect(f"grpc://127.0.0.1:{server.port}")

@@ -7,17 +7,22 @@ Opens the dataset with these options and prints one line: `open`, or the error. 
     first   hash of the observations of the first batch
     next    hash of the observations of the next batch of one loader, which prefetches
     reads   number of READs of the stand-in for an RDMA device
+    refresh the generation that the dataset then has
+    limit   the limit of a refresh is 4 s from now on
+    die     as refresh, but ends the process once all ranks have come
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import gear_data
+from gear_data.dataset import partitioned_store
 
 OPTIONS = {"batch_size": 32, "context": 6, "seed": 5}
 
@@ -48,7 +53,21 @@ def main(path: str, options: str) -> None:
         world: Any = sys.modules["tests.support.rdma.process_stand_in"].world
         return str(len(world.reads))
 
-    answers = {"first": lambda: next(digests(opened[0], 0)), "next": lambda: next(running[0]), "reads": reads}
+    def refresh() -> str:
+        new = opened[0].refresh()
+        running[0], opened[0] = digests(new, 2), new
+        return str(new.generation)
+
+    def limit() -> str:
+        os.environ["GEAR_DATA_JOIN_TIMEOUT"] = "4"
+        return "limit"
+
+    def die() -> str:
+        partitioned_store.await_generation = lambda *_: os._exit(3)
+        return refresh()
+
+    answers = {"refresh": refresh, "limit": limit, "die": die}
+    answers |= {"first": lambda: next(digests(opened[0], 0)), "next": lambda: next(running[0]), "reads": reads}
     print(result_of(open_dataset), flush=True)
     for line in sys.stdin:
         print(result_of(answers[line.strip()]), flush=True)

@@ -46,6 +46,21 @@ def all_ended(processes: Sequence[psutil.Process], seconds: float) -> bool:
     return not any(process.is_running() for process in processes)
 
 
+def torchrun(nodes: int, ranks: int, *arguments: object) -> list[int]:
+    """Runs a script under torchrun on `nodes` agents of this machine.
+
+    Returns their exit statuses.
+    """
+    common = [python(), "-m", "torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(ranks)]
+    common += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    agents = [subprocess.Popen([*common, "--node-rank", str(node), *map(str, arguments)]) for node in range(nodes)]
+    try:
+        return [agent.wait(timeout=240) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+
+
 class Rank:
     """A rank as Slurm starts it.
 
@@ -75,9 +90,13 @@ class Rank:
         return self.process.stdout.readline().strip()
 
     def ask(self, command: str) -> str:
+        self.begin(command)
+        return self.line()
+
+    def begin(self, command: str) -> None:
+        """Sends a command, whose answer is the next line."""
         self.process.stdin.write(f"{command}\n")
         self.process.stdin.flush()
-        return self.line()
 
     def kill(self) -> None:
         self._limit.cancel()

@@ -30,8 +30,10 @@ class MemoryLog:
 
     episodes: list[RecordedEpisode] = field(default_factory=list)
     fail: Callable[[str], None] = lambda _: None
+    #: It takes no videos.
+    video_folder: None = None
 
-    def begin(self, columns: Sequence[ColumnSpec]) -> None:
+    def begin(self, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = ()) -> None:
         self.fail("begin")
 
     def append(self, episode: RecordedEpisode) -> None:

@@ -44,7 +44,6 @@ from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.protocol import Request, handshake
 from gear_data.cluster.rdma.connection import RdmaConnection
 from gear_data.cluster.rdma.device import Device, open_device
-from gear_data.cluster.rdma.messages import queue_pair_request
 from gear_data.cluster.rdma.queue_pair import QueuePair
 from gear_data.cluster.rdma.work_requests import Reads, WorkRequestList
 from gear_data.cluster.server.shard_server import ShardServer
@@ -362,7 +361,7 @@ def check_a_nodes_columns_end_where_they_end(world: World) -> None:
 def check_hostile_handshakes_are_refused(world: World) -> None:
     endpoint, client = Endpoint(world.nodes[0].address, ClientOptions.from_environment()), connect(*world.nodes)
     with pairs() as (_, pair, *_):
-        good = json.loads(queue_pair_request(client.dataset, [pair.end]))
+        good = json.loads(handshake(client.dataset, queue_pairs=[pair.end]))
     (end,) = good["queue_pairs"]
     hostile: list[Any] = [None, 5, "x", [], {}, end, [end] * 65, [end, {}], [{**end, "more": 1}]]
     hostile += [[{**end, name: value}] for name in end for value in (-1, 1 << 70, "no such")]

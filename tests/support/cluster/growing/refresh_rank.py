@@ -2,6 +2,8 @@
 
 Usage: python refresh_rank.py DATASET OUT STORE RANK WORLD_SIZE
 
+$SERVED is a URL at which the dataset is served; without it, the ranks open the folder.
+
 Writes the first step of each generation, its generations, errors and last state to OUT-RANK.json, and its batches to
 OUT-RANK.npz. Rank 0 makes the dataset grow.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from tests.support.feed.growing import GrowingDataset
 STEPS, GROWTH = 60, (2, 5)
 
 
-def loader(dataset: gear_data.Dataset, **options: Any) -> gear_data.SequenceLoader:
+def loader(dataset: gear_data.Dataset | gear_data.Mixture, **options: Any) -> gear_data.SequenceLoader:
     sampler = gear_data.Weighted("length")
     return gear_data.SequenceLoader(
         dataset, 6, context=5, sampler=sampler, seed=21, columns=["rewards"], window_ids=True, **options
@@ -43,7 +46,7 @@ def main(path: str, out: str, store: str, rank: str, size: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(size))
     folder = GrowingDataset.at(Path(path))
-    training = loader(gear_data.open(path), prefetch=[2, 8][int(rank)])
+    training = loader(gear_data.open(os.environ.get("SERVED", path)), prefetch=[2, 8][int(rank)])
     batches, held_from, generations = [], [], []
     iterator = iter(training)
     for count in GROWTH:

@@ -1,0 +1,1 @@
+"""Programs of ranks that train while their dataset grows."""
