@@ -7,12 +7,15 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
 
 #: Seconds between two lines of progress without a terminal.
 _LINE_SECONDS = 60.0
+#: Seconds between two texts at the end of a bar.
+_TEXT_SECONDS = 0.5
 
 
 class _Bar(tqdm):  # type: ignore[misc]
@@ -94,6 +97,27 @@ def progress_bar(total: int | None, description: str, unit: str, show: bool | No
         total=total, initial=initial, desc=description, unit=f" {unit}", unit_scale=True, leave=False,
         disable=None if show is None else not show,
     )  # fmt: skip
+
+
+def advance_with_text(bar: Any, text: Callable[[], str], seconds: float = _TEXT_SECONDS) -> Callable[[int], None]:
+    """Returns a function that advances a bar, and renews the text at its end from time to time.
+
+    Args:
+        bar: returned by `progress_bar`.
+        text: returns the text. It is called at most once in `seconds`.
+        seconds: time between two texts.
+    """
+    last = time.monotonic()
+
+    def advance(n: int) -> None:
+        nonlocal last
+        bar.update(n)
+        now = time.monotonic()
+        if now - last >= seconds:
+            last = now
+            bar.set_postfix_str(text())
+
+    return advance
 
 
 def pluralize(count: int, noun: str) -> str:

@@ -113,6 +113,11 @@ def is_transient(error: BaseException) -> bool:
     return any(_is_transient_cause(cause) for cause in _causes(error))
 
 
+def http_statuses(error: BaseException) -> frozenset[int]:
+    """Returns the HTTP statuses of an error and its causes."""
+    return frozenset(status for cause in _causes(error) if (status := _http_status(cause)) is not None)
+
+
 def _describe(error: BaseException) -> str:
     """Formats an error with its class name, because many of these errors have no text."""
     text = str(error)

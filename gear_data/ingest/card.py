@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.common.paths import is_remote, plain_path, printable
 from gear_data.common.progress import pluralize
+from gear_data.errors import DestinationExistsError, InvalidArgumentError
 from gear_data.ingest.findings.log import Finding
 from gear_data.schema import ColumnSpec
+from gear_data.storage.dataset_files import open_files
+from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.statistics import ColumnStatistics
+from gear_data.storage.writing.file_store import LocalFileStore, put_text
 
 CARD_NAME = "README.md"
 
@@ -60,6 +67,34 @@ _SHOWN_ELEMENTS = 4
 
 #: Longer texts of the source are left out of the card. The manifest has them.
 _SHOWN_CHARACTERS = 200
+
+
+def write_card(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Writes README.md into a dataset's folder, and returns its path.
+
+    Args:
+        path: the folder of the dataset.
+        overwrite: replace a card with another text, such as one that a user edited.
+
+    Raises:
+        DestinationExistsError: there is a card with another text.
+        InvalidArgumentError: `path` is a URL.
+        GearError: the dataset cannot be opened, or the folder cannot be written to.
+    """
+    place = plain_path(path)
+    if is_remote(place):
+        raise InvalidArgumentError("a card is written into a folder of this machine, not to a URL", file=place)
+    files = open_files(place)
+    manifest = files.manifest()
+    with files.local(manifest.tables["episodes"]) as table:
+        text = printable(dataset_card(manifest, read_episodes(table, manifest)))
+    file = Path(place) / CARD_NAME
+    if file.exists() and file.read_bytes() != text.encode() and not overwrite:
+        raise DestinationExistsError(
+            "holds another text, perhaps an edited one", file=str(file), hint="move it elsewhere, or use --overwrite"
+        )
+    put_text(LocalFileStore(Path(place)), CARD_NAME, text)
+    return file
 
 
 def dataset_card(manifest: Manifest, episodes: pa.Table) -> str:
@@ -185,6 +220,9 @@ def _source(manifest: Manifest) -> str:
     ]
     if (license_ := _license(manifest)) is not None:
         rows.append(["licence", _text(license_)])
+    view = provenance.get("view")
+    history = view.get("history") if isinstance(view, Mapping) else None  # of `Dataset.save`
+    rows += [["chosen by", _code(step)] for step in (history if isinstance(history, Sequence) else ())]
     rows += [[_text(f"option {name}"), _code(_short(value))] for name, value in _items(provenance.get("options"))]
     rows += [[_text(name), _code(_short(value))] for name, value in _items(provenance.get("metadata"))]
     return _table(["", ""], rows)

@@ -23,6 +23,7 @@ from gear_data.ingest.destination import (
     locked_target,
 )
 from gear_data.ingest.engine.protocol import Engine
+from gear_data.ingest.engine.row_progress import row_counter
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Task, plan_tasks
 from gear_data.ingest.engine.worker_pool import PoolEngine, SerialEngine, WorkerPool
@@ -331,7 +332,7 @@ class Conversion:
     def _run_tasks(self, engine: Engine, source: EpisodeSource, tasks: Sequence[Task]) -> list[TaskResult]:
         unit = "step" if source.rows_are_steps else "episode"
         with progress_bar(source.num_rows, "convert", unit, self._progress) as bar:
-            results = engine.run(tasks, bar.update)
+            results = engine.run(tasks, row_counter(bar, self._location.files, source.num_rows))
         if not any(result.shards for result in results):
             raise EmptySourceError("the source holds no episode", file=self._location.name)
         return results

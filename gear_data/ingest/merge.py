@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from gear_data.common.paths import plain_path, printable
+from gear_data.common.paths import plain_path
 from gear_data.errors import InvalidArgumentError
-from gear_data.ingest.card import CARD_NAME, dataset_card
 from gear_data.ingest.convert import SHARD_BYTES, Conversion
 from gear_data.ingest.destination import (
     LockedTarget,
-    abandoned_on_error,
     choose_target,
-    finished_manifest,
     locked_target,
 )
 from gear_data.ingest.engine.spec import ConversionSpec
@@ -29,8 +25,9 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location
 from gear_data.ingest.merging.dataset_source import GEAR
 from gear_data.ingest.merging.inputs import MergeInput, check_apart, open_inputs
-from gear_data.ingest.merging.link import EPISODES, FINALS, link_shards, merged_episodes, write_tables
+from gear_data.ingest.merging.link import link_shards, merged_episodes, write_tables
 from gear_data.ingest.merging.link_videos import LinkedVideos, link_videos
+from gear_data.ingest.merging.linked_dataset import MergeReport, report_fields, write_linked
 from gear_data.ingest.several.cameras import check_frame_sizes, united_cameras
 from gear_data.ingest.several.embodiments import EMBODIMENT
 from gear_data.ingest.several.parts import SourcePart
@@ -38,49 +35,14 @@ from gear_data.ingest.several.sequence import common_metadata
 from gear_data.ingest.several.united import united_columns, with_masks
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.videos.arguments import KEEP, LINK
-from gear_data.ingest.videos.placing import kept_video_bytes
 from gear_data.schema import Schema
-from gear_data.storage.atomic import swap_folders
 from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest, fingerprint
-from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.statistics import merged_statistics
-from gear_data.storage.writing.file_store import put_text
-from gear_data.storage.writing.staging import StagedDataset
-from gear_data.video.index_tables import TABLE_FILES
+from gear_data.storage.writing.file_store import FileStore
 
 FORMAT = "merged"
-
-
-@dataclass(frozen=True)
-class MergeReport:
-    """The outcome of a merge.
-
-    Attributes:
-        episodes: The number of episodes in the merged dataset.
-        steps: The number of steps.
-        shards: The number of shards.
-        linked: The number of shards that are hard links to shards of the merged datasets; 0 if an earlier run
-            finished the merge.
-        bytes: The size of the shards, the tables, and the video files in the folder.
-        seconds: The wall time of the merge.
-        warnings: The findings, one line each.
-        fingerprint: The fingerprint of the merged dataset.
-    """
-
-    episodes: int
-    steps: int
-    shards: int
-    linked: int
-    bytes: int
-    seconds: float
-    warnings: tuple[str, ...]
-    fingerprint: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the report as JSON."""
-        return {**asdict(self), "warnings": list(self.warnings)}
 
 
 def merge(
@@ -127,22 +89,13 @@ def merge(
     check_frame_sizes(cameras)
     schema = Schema(united_columns(with_masks(named)), united_cameras(cameras))
     target = choose_target(plain_path(destination), overwrite, resume)
-    check_apart(inputs, target.folder)
+    check_apart((item.name for item in inputs), target.folder)
     with locked_target(target, overwrite, resume) as locked:
         if all(item.manifest.schema.names == schema.names for item in inputs):
             manifest, linked = _linked(inputs, schema, locked, resume, progress)
         else:
             manifest, linked = _rewritten(inputs, locked, resume, progress), 0
-    return MergeReport(
-        episodes=manifest.episodes,
-        steps=manifest.steps,
-        shards=len(manifest.shards),
-        linked=linked,
-        bytes=sum(entry.bytes for entry in manifest.files) + kept_video_bytes(manifest),
-        seconds=time.perf_counter() - start,
-        warnings=tuple(str(Finding(**finding)) for finding in manifest.findings),
-        fingerprint=manifest.fingerprint,
-    )
+    return MergeReport(linked=linked, seconds=time.perf_counter() - start, **report_fields(manifest))
 
 
 def _linked(
@@ -152,43 +105,31 @@ def _linked(
 
     Returns the manifest of the merged dataset, and the number of linked shards.
     """
-    target = locked.target
-    store = open_file_store(target.staging)
     identity = {
         "format": FORMAT,
         "source": ", ".join(item.name for item in inputs),
         "source_fingerprint": [dataset_identity(item.manifest) for item in inputs],
     }
-    if resume and (not locked.locks or store.size(MANIFEST_NAME) is not None):
-        return finished_manifest(store, locked, identity), 0
-    staged = StagedDataset(store, identity, resume=resume)
-    with abandoned_on_error(staged, target):
-        try:
-            episodes = merged_episodes(inputs)
-            shards = link_shards(inputs, store, progress)
-            videos = link_videos(inputs, store)
-            manifest = Manifest(
-                episodes=len(episodes),
-                steps=sum(item.manifest.steps for item in inputs),
-                fingerprint=fingerprint(schema, episodes.column("content").to_pylist()),
-                schema=schema,
-                shards=shards.shards,
-                tables={**write_tables(inputs, schema, store, episodes), **videos.tables},
-                statistics=merged_statistics(schema, (item.manifest.statistics for item in inputs)),
-                provenance=_provenance(inputs, identity, videos),
-                findings=tuple(_findings(inputs, episodes).to_json()),
-            )
-            put_text(store, CARD_NAME, printable(dataset_card(manifest, episodes)))
-            locked.check()
-            staged.finish(manifest)
-        except BaseException:
-            if store.size(MANIFEST_NAME) is None:
-                for file in (EPISODES, FINALS, *TABLE_FILES.values(), CARD_NAME):
-                    store.remove(file)
-            raise
-    if target.replaces:
-        swap_folders(Path(target.staging), Path(target.folder))
-    return manifest, shards.linked
+
+    def write(store: FileStore) -> tuple[Manifest, pa.Table, int]:
+        episodes = merged_episodes(inputs)
+        shards = link_shards(inputs, store, progress)
+        videos = link_videos(inputs, store)
+        manifest = Manifest(
+            episodes=len(episodes),
+            steps=sum(item.manifest.steps for item in inputs),
+            fingerprint=fingerprint(schema, episodes.column("content").to_pylist()),
+            schema=schema,
+            shards=shards.shards,
+            tables={**write_tables(inputs, schema, store, episodes), **videos.tables},
+            statistics=merged_statistics(schema, (item.manifest.statistics for item in inputs)),
+            provenance=_provenance(inputs, identity, videos),
+            findings=tuple(_findings(inputs, episodes).to_json()),
+        )
+        return manifest, episodes, shards.linked
+
+    manifest, linked = write_linked(locked, identity, write, resume=resume)
+    return manifest, linked or 0
 
 
 def _rewritten(inputs: Sequence[MergeInput], locked: LockedTarget, resume: bool, progress: bool | None) -> Manifest:

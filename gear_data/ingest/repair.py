@@ -26,6 +26,7 @@ from gear_data.errors import (
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.merging.dataset_cameras import read_index
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
+from gear_data.ingest.saving.save import FORMAT as VIEW
 from gear_data.ingest.several.parts import plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.source import EpisodeSource
@@ -94,7 +95,7 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
         progress: Show a progress bar. None shows one on a terminal.
 
     Raises:
-        InvalidArgumentError: `path` is a URL, or the dataset was merged from others, or has grown.
+        InvalidArgumentError: `path` is a URL, or the dataset was merged or saved from others, or has grown.
         CorruptShardError: The table of episodes or of final observations is damaged. Rebuilding needs both.
         DestinationExistsError: Another process is writing to the dataset, or replaced it meanwhile.
         ManifestError: The manifest cannot be read, or does not record the origin of its shards.
@@ -179,6 +180,12 @@ def _open_source(manifest: Manifest, folder: Path, source: Any) -> tuple[Convers
             f"the dataset is a merge of {manifest.provenance.get('source')}, and was not converted from one source",
             file=str(folder),
             hint="repair those datasets (a linked shard is damaged in them, too), then merge them again",
+        )
+    if manifest.provenance.get("format") == VIEW:
+        raise InvalidArgumentError(
+            f"the dataset has episodes of {manifest.provenance.get('source')}, and was not converted from a source",
+            file=str(folder),
+            hint="repair that dataset (a linked shard is damaged in it, too), then save the episodes again",
         )
     try:
         spec = ConversionSpec.from_json(plain_source(source), manifest.provenance["options"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gear_data.common.progress import ProgressLines, progress_bar
+from gear_data.common.progress import ProgressLines, advance_with_text, progress_bar
 
 
 def test_a_short_run_without_a_terminal_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,3 +35,19 @@ def test_other_ranks_and_silent_runs_print_nothing(
         assert not isinstance(bar, ProgressLines)
         bar.update(10)
     assert capsys.readouterr().err == ""
+
+
+def test_a_text_is_renewed_from_time_to_time(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = iter(["first", "second"])
+    with ProgressLines(4, "feed", "batch", seconds=0.0) as bar:
+        # A text follows the line of its update.
+        advance = advance_with_text(bar, lambda: next(texts), seconds=0.0)
+        advance(1)
+        advance(2)
+        never = advance_with_text(bar, lambda: next(texts), seconds=60.0)
+        never(1)
+    assert capsys.readouterr().err.splitlines() == [
+        "feed: 1 of 4 batch, 0 min",
+        "feed: 3 of 4 batch, 0 min, first",
+        "feed: 4 of 4 batch, 0 min, second",
+    ]

@@ -2,18 +2,23 @@
 
 Shards of similar size are joined, as in a log-structured merge tree (O'Neil et al., 1996). So each step is written
 again at most log2(shard_bytes / smallest shard) times.
+
+Eviction by weight writes shards again without the episodes that leave: see `gear_data.ingest.growing.eviction`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import CorruptShardError
-from gear_data.ingest.growing.draft import Draft, DraftPart
-from gear_data.ingest.growing.part_statistics import join_statistics
+from gear_data.ingest.growing.draft import Draft, DraftPart, without_episodes
+from gear_data.ingest.growing.draft_videos import video_bytes
+from gear_data.ingest.growing.part_statistics import join_statistics, rewrite_statistics
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.episode_tables import with_values
@@ -41,13 +46,16 @@ def parts_to_join(draft: Draft, shard_bytes: int, shard_steps: int | None) -> in
     return count
 
 
-def joined_parts(store: LocalFileStore, draft: Draft, count: int, file: str, name: str) -> Draft:
-    """Writes the last parts of a draft as one shard, and returns the draft with it.
+def rewritten_parts(
+    store: LocalFileStore, draft: Draft, parts: range, gone: npt.NDArray[np.bool_], file: str, name: str
+) -> Draft:
+    """Writes some parts of a draft as one shard, without some episodes, and returns the draft with it.
 
     Args:
         store: the dataset's folder.
         draft: the draft.
-        count: number of parts at its end.
+        parts: numbers of the parts.
+        gone: bool [episodes], the episodes that leave. They are in these parts, which keep others.
         file: name of the new shard.
         name: name of the new part.
 
@@ -55,32 +63,52 @@ def joined_parts(store: LocalFileStore, draft: Draft, count: int, file: str, nam
         CorruptShardError: a shard cannot be read, or has another checksum.
         StorageFullError, UnwritableError: the new shard cannot be written.
     """
-    kept, last = draft.parts[:-count], draft.parts[-count:]
-    shards = [shard for part in last for shard in part.shards]
-    first = sum(len(part.shards) for part in kept)
+    old = draft.parts[parts.start : parts.stop]
+    shards = [shard for part in old for shard in part.shards]
+    first = sum(len(part.shards) for part in draft.parts[: parts.start])
+    draft = without_episodes(draft, gone)
+    shard, start, length = (draft.episodes.column(each).to_numpy() for each in ("shard", "start", "length"))
+    inside = (shard >= first) & (shard < first + len(shards))
     with store.writing(file) as path:
-        batches = [_batch(store, shard) for shard in shards]
-        table = pa.Table.from_batches(batches).combine_chunks()
-        (batch,) = table.to_batches()
+        pieces = []
+        for number, entry in enumerate(shards, first):
+            here = shard == number
+            pieces += _rows(_batch(store, entry), start[here], length[here])
+        (batch,) = pa.Table.from_batches(pieces).combine_chunks().to_batches()
         write_ipc(path, batch)
-        entry = FileEntry(file, path.stat().st_size, checksum(path))
+        written = FileEntry(file, path.stat().st_size, checksum(path))
         buffers, variable = buffer_offsets(path, draft.schema)
+    new = ShardEntry(written, int(inside.sum()), batch.num_rows, buffers, variable)
     if draft.schema.videos:
-        join_statistics(store, draft.schema, [part.part.name for part in last], name)
-    joined = ShardEntry(entry, sum(s.episodes for s in shards), sum(s.steps for s in shards), buffers, variable)
-    shard, start = (draft.episodes.column(each).to_numpy() for each in ("shard", "start"))
-    before = np.concatenate([[0], np.cumsum([s.steps for s in shards])])
-    inside = shard >= first
-    start = start + np.where(inside, before[np.maximum(shard - first, 0)], 0)
-    episodes = with_values(draft.episodes, "start", start)
-    episodes = with_values(episodes, "shard", np.minimum(shard, first))
+        names = [part.part.name for part in old]
+        if gone.any():
+            rewrite_statistics(store, draft.schema, names, name, new, length[inside])
+        else:
+            join_statistics(store, draft.schema, names, name)
+    start, shard = start.copy(), shard.copy()
+    start[inside] = np.cumsum(length[inside]) - length[inside]
+    shard[shard >= first + len(shards)] -= len(shards) - 1
+    shard[inside] = first
+    episodes = with_values(with_values(draft.episodes, "start", start), "shard", shard)
+    part = DraftPart(Part(name, 1), (new,))
+    draft = replace(draft, parts=(*draft.parts[: parts.start], part, *draft.parts[parts.stop :]), episodes=episodes)
+    sizes = video_bytes(draft.videos, episodes, draft.schema.videos, draft.part_of_shard(), len(draft.parts))
     return replace(
-        draft, parts=(*kept, DraftPart(Part(name, 1), (joined,), sum(p.video_bytes for p in last))), episodes=episodes
+        draft, parts=tuple(replace(each, video_bytes=size) for each, size in zip(draft.parts, sizes, strict=True))
     )
 
 
+def _rows(batch: pa.RecordBatch, start: npt.NDArray[np.int64], length: npt.NDArray[np.int64]) -> list[pa.RecordBatch]:
+    """Returns the runs of adjacent episodes of a batch."""
+    begins = np.flatnonzero(np.append(True, start[1:] != start[:-1] + length[:-1])) if len(start) else start
+    return [
+        batch.slice(int(start[begin]), int(length[begin:end].sum()))
+        for begin, end in pairwise([*begins.tolist(), len(start)])
+    ]
+
+
 def _batch(store: LocalFileStore, shard: ShardEntry) -> pa.RecordBatch:
-    path = store.folder / shard.entry.file
+    path = store.path(shard.entry.file)
     try:
         # Else the new checksum would hide damage.
         check_bytes(path, shard.entry)

@@ -89,6 +89,11 @@ class Draft:
         """The number of steps."""
         return sum(part.steps for part in self.parts)
 
+    @property
+    def bytes(self) -> int:
+        """The size of the shards and video files."""
+        return sum(part.bytes for part in self.parts)
+
     def part_of_shard(self) -> npt.NDArray[np.int64]:
         """Returns the number of each shard's part, int64 [shards]."""
         return np.repeat(np.arange(len(self.parts)), [len(part.shards) for part in self.parts])
@@ -165,12 +170,25 @@ def without_parts(draft: Draft, gone: Sequence[int]) -> Draft:
     kept = ~np.isin(draft.part_of_shard(), gone)
     numbers = np.cumsum(kept) - 1
     shard = draft.episodes.column("shard").to_numpy()
-    table = draft.episodes.filter(pa.array(kept[shard]))
-    table = with_values(table, "shard", numbers[shard[kept[shard]]])
+    left = without_episodes(draft, ~kept[shard])
+    table = with_values(left.episodes, "shard", numbers[shard[kept[shard]]])
+    parts = tuple(part for number, part in enumerate(draft.parts) if number not in set(gone))
+    return replace(left, parts=parts, episodes=table)
+
+
+def without_episodes(draft: Draft, gone: npt.NDArray[np.bool_]) -> Draft:
+    """Returns a draft whose tables lack some episodes. Its shards still have their steps.
+
+    Args:
+        draft: the draft.
+        gone: bool [episodes], not all.
+    """
+    if not gone.any():
+        return draft
+    table = draft.episodes.filter(pa.array(~gone))
     videos, table = without_unused(draft.videos, table, draft.schema.videos)
     finals = draft.finals
     if finals is not None:
         ids, final_ids = (each.column("episode_id").to_numpy() for each in (table, finals))
         finals = finals.filter(pa.array(np.isin(final_ids, ids)))
-    parts = tuple(part for number, part in enumerate(draft.parts) if number not in set(gone))
-    return replace(draft, parts=parts, episodes=table, finals=finals, statistics=None, videos=videos)
+    return replace(draft, episodes=table, finals=finals, statistics=None, videos=videos)

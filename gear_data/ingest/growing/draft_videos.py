@@ -156,11 +156,17 @@ def without_unused(
     return left, with_file_numbers(episodes, cameras, np.cumsum(used) - 1)
 
 
-def write_videos(store: LocalFileStore, videos: DraftVideos | None, generation: int) -> dict[str, FileEntry]:
-    """Writes the tables of a generation. Returns them by their names in the manifest."""
+def write_videos(store: LocalFileStore, videos: DraftVideos | None, name: str) -> dict[str, FileEntry]:
+    """Writes the tables of a generation. Returns them by their names in the manifest.
+
+    Args:
+        store: the dataset's folder.
+        videos: the files; None without cameras.
+        name: part of the names of the tables.
+    """
     if videos is None:
         return {}
     return {
-        name: write_table(store, f"{TABLES}/{name}-{generation:06d}.arrow", table)
-        for name, table in ((FILES_TABLE, videos.files), (PACKETS_TABLE, videos.packets))
+        table_name: write_table(store, f"{TABLES}/{table_name}-{name}.arrow", table)
+        for table_name, table in ((FILES_TABLE, videos.files), (PACKETS_TABLE, videos.packets))
     }

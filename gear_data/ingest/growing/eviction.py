@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.ingest.growing.draft import Draft
 
 OLDEST = "oldest"
+#: Share of a dataset that is among the smallest weights, besides the excess. The larger it is, the fewer steps are
+#: written again.
+_FREED = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -20,36 +24,54 @@ class Limits:
     Attributes:
         max_steps: steps; None: no limit.
         max_bytes: bytes of the shards and video files; None: no limit.
-        evict: `oldest`, or a numeric column of the episode table: the parts with the smallest mean leave first.
+        evict: `oldest`, or a numeric column of the episode table: episodes of the smallest values leave first.
+
+    Raises:
+        InvalidArgumentError: a limit is not above 0.
     """
 
     max_steps: int | None = None
     max_bytes: int | None = None
     evict: str = OLDEST
 
+    def __post_init__(self) -> None:
+        for name, limit in (("max_steps", self.max_steps), ("max_bytes", self.max_bytes)):
+            if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+                raise InvalidArgumentError(f"{name} must be above 0, not {limit!r}")
+
     @property
     def any(self) -> bool:
         """Whether there is a limit."""
         return self.max_steps is not None or self.max_bytes is not None
 
+    def excess(self, draft: Draft) -> float:
+        """Returns the share of a draft's size that is above the limit; 0 or less: nothing."""
+        steps = -1.0 if self.max_steps is None else 1 - self.max_steps / draft.steps
+        size = -1.0 if self.max_bytes is None else 1 - self.max_bytes / draft.bytes
+        return max(steps, size)
 
-def parts_to_evict(draft: Draft, limits: Limits, added: int) -> list[int]:
-    """Returns the numbers of the parts that leave.
+
+@dataclass(frozen=True, eq=False)
+class Rewriting:
+    """Parts that are written again as one, without some episodes.
+
+    Attributes:
+        parts: numbers of the parts.
+        gone: bool [episodes], the episodes of these parts that leave.
+    """
+
+    parts: range
+    gone: npt.NDArray[np.bool_]
+
+
+def parts_to_evict(draft: Draft, limits: Limits) -> list[int]:
+    """Returns the numbers of the parts that leave, the oldest ones.
 
     Whole parts leave. The newest one stays in any case.
-
-    Args:
-        draft: the dataset.
-        limits: its largest size.
-        added: number of parts that are new. They leave last.
-
-    Raises:
-        UnknownNameError: the episode table has no such column. The error lists the columns.
-        InvalidArgumentError: the column is not numeric.
     """
-    steps, size = draft.steps, sum(part.bytes for part in draft.parts)
+    steps, size = draft.steps, draft.bytes
     gone: list[int] = []
-    for number in _order(draft, limits, added)[: len(draft.parts) - 1]:
+    for number in range(len(draft.parts) - 1):
         within = (limits.max_steps is None or steps <= limits.max_steps) and (
             limits.max_bytes is None or size <= limits.max_bytes
         )
@@ -60,21 +82,66 @@ def parts_to_evict(draft: Draft, limits: Limits, added: int) -> list[int]:
     return gone
 
 
-def _order(draft: Draft, limits: Limits, added: int) -> list[int]:
-    """Returns the parts, the first to leave first."""
+def next_rewriting(
+    draft: Draft, limits: Limits, added: int, shard_bytes: int, shard_steps: int | None
+) -> Rewriting | None:
+    """Returns the part from which episodes of small weight leave next; None: there is none.
+
+    Episodes leave that are among the smallest weights: so many of them that an eighth of the limit would be free
+    without them. Parts that have no others leave first, the smallest mean first. Then the part with most steps of such
+    episodes is written again. Adjacent parts that fit into one shard with it are joined.
+
+    Args:
+        draft: the dataset, which is above the limit.
+        limits: its largest size.
+        added: number of parts that are new. They leave last.
+        shard_bytes: the largest size of a shard.
+        shard_steps: and its most steps; None: no limit.
+
+    Raises:
+        UnknownNameError: the episode table has no such column. The error lists the columns.
+        InvalidArgumentError: the column is not numeric.
+    """
+    weights = _weights(draft, limits.evict)
+    lengths, shard = (draft.episodes.column(name).to_numpy() for name in ("length", "shard"))
+    part, old = draft.part_of_shard()[shard], len(draft.parts) - added
+    order = np.argsort(weights, kind="stable")
+    order = order[part[order] < old]
+    wanted = draft.steps * (limits.excess(draft) + _FREED)
+    small = np.zeros(len(lengths), np.bool_)
+    small[order[: int(np.searchsorted(np.cumsum(lengths[order]), wanted)) + 1]] = True
+    if not small.any():
+        return None
     count = len(draft.parts)
-    if not limits.any or limits.evict == OLDEST:
-        return list(range(count))
+    steps = np.array([each.steps for each in draft.parts])
+    left = steps - np.bincount(part[small], lengths[small], minlength=count)
+    sizes = np.array([each.bytes for each in draft.parts]) * left / steps
+    if (empty := np.flatnonzero(left == 0)).size:
+        means = np.bincount(part, np.nan_to_num(weights), minlength=count) / np.bincount(part, minlength=count)
+        first = int(empty[np.argmin(means[empty])])
+        return Rewriting(range(first, first + 1), part == first)
+    first = int(np.argmax(steps - left))
+    last = first + 1
+
+    def fits(begin: int, end: int) -> bool:
+        most = np.inf if shard_steps is None else shard_steps
+        return bool(sizes[begin:end].sum() <= shard_bytes and left[begin:end].sum() <= most)
+
+    while last < old and fits(first, last + 1):
+        last += 1
+    while first > 0 and fits(first - 1, last):
+        first -= 1
+    return Rewriting(range(first, last), small & (part >= first) & (part < last))
+
+
+def _weights(draft: Draft, name: str) -> npt.NDArray[np.float64]:
     names = draft.episodes.column_names
-    if limits.evict not in names:
-        raise unknown_name("column", limits.evict, names)
-    column = draft.episodes.column(limits.evict)
+    if name not in names:
+        raise unknown_name("column", name, names)
+    column = draft.episodes.column(name)
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
         raise InvalidArgumentError(
-            f"evict={limits.evict!r} is a column of {column.type}", hint="name a numeric column of the episode table"
+            f"evict={name!r} is a column of {column.type}", hint="name a numeric column of the episode table"
         )
-    values = np.nan_to_num(column.cast(pa.float64()).to_numpy(), nan=-np.inf)
-    part = draft.part_of_shard()[draft.episodes.column("shard").to_numpy()]
-    means = np.bincount(part, values, minlength=count) / np.bincount(part, minlength=count)
-    old = count - added
-    return [*np.argsort(means[:old], kind="stable").tolist(), *range(old, count)]
+    values: npt.NDArray[np.float64] = column.cast(pa.float64()).to_numpy()
+    return np.nan_to_num(values, nan=-np.inf)

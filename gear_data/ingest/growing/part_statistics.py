@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
@@ -20,7 +21,13 @@ from gear_data.schema import Schema
 from gear_data.storage.arrow_files import array_values
 from gear_data.storage.generations.growth import PARTS
 from gear_data.storage.manifest import ShardEntry
-from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsRecord, merged_statistics
+from gear_data.storage.statistics import (
+    ColumnStatistics,
+    RunningStatistics,
+    StatisticsRecord,
+    merged_samples,
+    merged_statistics,
+)
 from gear_data.storage.writing.file_store import LocalFileStore, put_text
 
 
@@ -45,10 +52,41 @@ def join_statistics(store: LocalFileStore, schema: Schema, parts: Sequence[str],
 
     Statistics of shards can be computed again, but those of cameras cannot.
     """
-    found = [_read(store.folder / part_file(part), schema) for part in parts]
+    found = [_read(store.path(part_file(part)), schema) for part in parts]
     known = [each for each in found if each is not None]
     if len(known) == len(found):
         write_statistics(store, name, merged_statistics(schema, known))
+
+
+def rewrite_statistics(
+    store: LocalFileStore,
+    schema: Schema,
+    parts: Sequence[str],
+    name: str,
+    shard: ShardEntry,
+    lengths: npt.NDArray[np.int64],
+) -> None:
+    """Writes the statistics of parts that became one shard without some episodes.
+
+    Cameras keep the samples of frames that the parts have, also of episodes that left.
+
+    Args:
+        store: the dataset's folder.
+        schema: all columns.
+        parts: names of the parts.
+        name: of the new part.
+        shard: the new shard.
+        lengths: int64 [episodes], steps of its episodes.
+    """
+    running = RunningStatistics(schema)
+    _update(running, store.path(shard.entry.file), schema, lengths)
+    found = [_read(store.path(part_file(part)), schema) or {} for part in parts]
+    cameras = {
+        camera.name: merged_samples([each[camera.name] for each in found])
+        for camera in schema.videos
+        if all(camera.name in each for each in found)
+    }
+    write_statistics(store, name, {**running.result(), **cameras})
 
 
 def merged_parts(store: LocalFileStore, draft: Draft) -> dict[str, ColumnStatistics]:
@@ -56,11 +94,11 @@ def merged_parts(store: LocalFileStore, draft: Draft) -> dict[str, ColumnStatist
     found, first = [], 0
     lengths, shards = (draft.episodes.column(name).to_numpy() for name in ("length", "shard"))
     for part in draft.parts:
-        statistics = _read(store.folder / part_file(part.part.name), draft.schema)
+        statistics = _read(store.path(part_file(part.part.name)), draft.schema)
         if statistics is None:
             running = RunningStatistics(draft.schema)
             for number, shard in enumerate(part.shards, first):
-                _update(running, store.folder, draft.schema, shard, lengths[shards == number])
+                _update(running, store.path(shard.entry.file), draft.schema, lengths[shards == number])
             statistics = running.result()
             write_statistics(store, part.part.name, statistics)
         found.append(statistics)
@@ -83,13 +121,12 @@ def _read(path: Path, schema: Schema) -> dict[str, ColumnStatistics] | None:
 
 def _update(
     running: RunningStatistics,
-    folder: Path,
+    path: Path,
     schema: Schema,
-    shard: ShardEntry,
-    lengths: np.ndarray[tuple[int], np.dtype[np.int64]],
+    lengths: npt.NDArray[np.int64],
 ) -> None:
     """Adds the steps of a shard."""
-    with pa.memory_map(str(folder / shard.entry.file)) as source:
+    with pa.memory_map(str(path)) as source:
         batch = pa.ipc.open_file(source).get_batch(0)
         columns = {
             column.name: array_values(batch.column(column.name)).reshape(len(batch), *column.shape)

@@ -31,11 +31,6 @@ class MergeInput:
     files: DatasetFiles
     manifest: Manifest
 
-    @property
-    def is_local(self) -> bool:
-        """Whether its files are in a folder, and not in a cache."""
-        return not is_remote(self.name)
-
 
 def open_inputs(datasets: Any) -> list[MergeInput]:
     """Opens the datasets of a merge.
@@ -60,25 +55,28 @@ def open_inputs(datasets: Any) -> list[MergeInput]:
     return inputs
 
 
-def check_apart(inputs: Iterable[MergeInput], destination: str) -> None:
-    """Checks that the destination and the datasets do not contain each other.
+def check_apart(names: Iterable[str], destination: str) -> None:
+    """Checks that the destination and datasets do not contain each other.
+
+    Args:
+        names: paths or URLs of the datasets.
+        destination: a path or URL.
 
     Raises:
         InvalidArgumentError: one contains the other.
     """
     if is_remote(destination):
-        places = {item.name.rstrip("/") for item in inputs}
-        if destination.rstrip("/") in places:
+        if destination.rstrip("/") in {name.rstrip("/") for name in names}:
             raise _inside(destination)
         return
     target = Path(os.path.realpath(destination))
-    for item in inputs:
-        place = Path(os.path.realpath(item.name))
-        if item.is_local and (place == target or place in target.parents or target in place.parents):
-            raise _inside(item.name)
+    for name in names:
+        place = Path(os.path.realpath(name))
+        if not is_remote(name) and (place == target or place in target.parents or target in place.parents):
+            raise _inside(name)
 
 
 def _inside(name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "the destination and a dataset to merge contain each other", file=name, hint="choose another destination"
+        "the destination and a dataset contain each other", file=name, hint="choose another destination"
     )

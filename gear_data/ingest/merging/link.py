@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from gear_data.common.paths import is_remote
 from gear_data.common.progress import progress_bar
 from gear_data.ingest.merging.dataset_cameras import read_index
 from gear_data.ingest.merging.inputs import MergeInput
 from gear_data.ingest.several.embodiments import EMBODIMENT
 from gear_data.schema import Schema
+from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_tables import (
     join_episode_tables,
     read_episodes,
@@ -60,16 +62,25 @@ def link_shards(inputs: Sequence[MergeInput], store: FileStore, progress: bool |
             for index, shard in enumerate(item.manifest.shards):
                 name = f"shards/{part:05d}-{index:06d}.arrow"
                 with item.files.local(shard.entry) as path:
-                    linked += place_file(store, path, shard.entry, name, item)
+                    linked += place_file(store, path, shard.entry, name, item.files)
                 shards.append(replace(shard, entry=replace(shard.entry, file=name)))
                 bar.update(shard.entry.bytes)
     return LinkedShards(tuple(shards), linked)
 
 
-def place_file(store: FileStore, source: Path, entry: FileEntry, name: str, item: MergeInput) -> bool:
-    """Links or copies a file of a dataset, and returns whether it is a link."""
+def place_file(store: FileStore, path: Path, entry: FileEntry, name: str, source: DatasetFiles) -> bool:
+    """Links or copies a file of a dataset, and returns whether it is a link.
+
+    Args:
+        store: the folder of the new dataset.
+        path: the file on this machine.
+        entry: the file.
+        name: its name in the new dataset.
+        source: the files of its dataset.
+    """
     # The cache of remote datasets changes the times of its files.
-    return place(store, source, entry, name, name=item.files.name(entry), links=item.is_local)
+    local = not is_remote(str(source.location))
+    return place(store, path, entry, name, name=source.name(entry), links=local)
 
 
 def merged_episodes(inputs: Sequence[MergeInput]) -> pa.Table:

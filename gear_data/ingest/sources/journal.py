@@ -99,6 +99,9 @@ class JournalSource:
             if each.contents.torn:
                 message = f"the last {each.contents.torn:,} bytes are of an unfinished episode; left out"
                 self.findings.add(Finding("journal-torn", message, 1, each.file.name))
+            if lost := each.contents.lost:
+                message = f"videos that no flush followed were lost with the power; left out: {'; '.join(lost[:3])}"
+                self.findings.add(Finding("journal-torn", message, len(lost), each.file.name))
         self._names = choose_columns([column.name for column in (*self._recorded, *cameras)], options)
         self._cameras = [camera for camera in cameras if camera.name in self._names]
         #: Camera and journal -> number of the first video among `videos.files`, which are in this order.

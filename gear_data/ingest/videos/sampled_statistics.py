@@ -28,6 +28,7 @@ from gear_data.ingest.source import EpisodeSource
 from gear_data.ingest.videos.decoded_videos import SourcePackets
 from gear_data.ingest.videos.indexed_source import IndexedSource
 from gear_data.ingest.videos.stored_cameras import indexed_files
+from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.video.decoding.frame_reader import FrameReader
@@ -57,11 +58,26 @@ def camera_statistics(
     """
     if not isinstance(source, IndexedSource):
         return {}
-    statistics = {}
     index, files = source.staged.index, indexed_files(source)
+    return sampled_statistics(source.videos.columns, index, files, episodes, findings, shareable=shareable)
+
+
+def sampled_statistics(
+    cameras: Sequence[ColumnSpec], index: VideoIndex, files: Sequence[SourceFile], episodes: pa.Table,
+    findings: FindingLog, *, shareable: bool,
+) -> dict[str, ColumnStatistics]:  # fmt: skip
+    """Returns the statistics of cameras, as `camera_statistics` does.
+
+    Args:
+        cameras: the cameras.
+        index: the index of their files.
+        files: the files, in the order of the index.
+        episodes, findings, shareable: see `camera_statistics`.
+    """
+    statistics = {}
     lengths = episodes.column("length").to_numpy()
     with _Worker() as worker:
-        for name in (spec.name for spec in source.videos.columns):
+        for name in (spec.name for spec in cameras):
             segments = VideoSegments(*(episodes.column(column).to_numpy() for column in segment_columns(name)))
             needed = _Needed.of(index, files, choose_sample(index, segments, lengths))
             counts = worker.counts(needed) if shareable else needed.counts()

@@ -1,0 +1,185 @@
+"""The next generation of a growing dataset: its shards, its tables and its manifest."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from gear_data.errors import InvalidArgumentError
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.growing.added_journals import AddedJournal
+from gear_data.ingest.growing.compaction import parts_to_join, rewritten_parts
+from gear_data.ingest.growing.draft import Draft, appended, draft_of, without_parts
+from gear_data.ingest.growing.draft_videos import write_videos
+from gear_data.ingest.growing.eviction import OLDEST, Limits, next_rewriting, parts_to_evict
+from gear_data.ingest.growing.part_statistics import merged_parts
+from gear_data.storage.generations.growth import TABLES, Growth, Part
+from gear_data.storage.identity import dataset_identity
+from gear_data.storage.manifest import Manifest, fingerprint
+from gear_data.storage.statistics import ColumnStatistics
+from gear_data.storage.writing.file_store import LocalFileStore
+from gear_data.storage.writing.staging import write_table
+
+
+@dataclass(frozen=True, eq=False)
+class NextGeneration:
+    """A generation whose files are written, except its manifest.
+
+    Attributes:
+        manifest: its manifest.
+        episodes: its episode table.
+        evicted: the number of episodes that leave.
+    """
+
+    manifest: Manifest
+    episodes: pa.Table
+    evicted: int
+
+
+def growth_of(manifest: Manifest | None) -> Growth:
+    """Returns the growth of the newest generation. The dataset may not have grown so far, or not exist."""
+    if manifest is None:
+        return Growth(uuid.uuid4().hex, 0, 0, None)
+    if manifest.growth is not None:
+        return manifest.growth
+    parts = tuple(Part(f"base-{number:06d}", 1) for number in range(len(manifest.shards)))
+    return Growth(uuid.uuid4().hex, 0, manifest.episodes, dataset_identity(manifest), parts=parts)
+
+
+def next_generation(
+    store: LocalFileStore,
+    current: Manifest | None,
+    growth: Growth,
+    added: Sequence[AddedJournal],
+    limits: Limits,
+    *,
+    name: str,
+    shard_bytes: int,
+    shard_steps: int | None,
+) -> NextGeneration:
+    """Writes the files of a generation, except its manifest.
+
+    Args:
+        store: the dataset's folder.
+        current: the manifest of the newest generation; None: there is none.
+        growth: of the newest generation.
+        added: the new journals. Their columns are the columns of the dataset.
+        limits: the largest size of the dataset.
+        name: part of the names of the new files. No earlier generation has the name.
+        shard_bytes: smaller shards are joined up to this size.
+        shard_steps: and up to so many steps; None: no limit.
+
+    Raises:
+        InvalidArgumentError: there are no new journals.
+        UnsupportedColumnError: a fact about episodes has several types.
+        StorageFullError, UnwritableError: the folder cannot be written to.
+        CorruptShardError: a table or shard of the dataset is damaged.
+    """
+    draft = None if current is None else draft_of(store.folder, current, growth.parts)
+    for each in added:
+        draft = appended(draft, each.draft)
+    if draft is None:
+        raise InvalidArgumentError("there are no journals to add")
+    episodes, size, written = len(draft.episodes), draft.bytes, 0
+    if limits.any and limits.evict != OLDEST:
+        draft, written = _without_small_weights(store, draft, limits, len(added), name, shard_bytes, shard_steps)
+    draft = without_parts(draft, parts_to_evict(draft, limits))
+    evicted = episodes - len(draft.episodes)
+    # What has left, and what is written again, is on disk until the generation is published: together at most a shard.
+    joined = parts_to_join(draft, shard_bytes - (size - draft.bytes) - written, shard_steps)
+    if joined > 1:
+        last = range(len(draft.parts) - joined, len(draft.parts))
+        none = np.zeros(len(draft.episodes), np.bool_)
+        draft = rewritten_parts(store, draft, last, none, f"shards/{name}-joined.arrow", f"{name}-joined")
+    statistics = merged_parts(store, draft) if draft.statistics is None else draft.statistics
+    grown = replace(
+        growth,
+        generation=growth.generation + 1,
+        next_id=draft.next_id,
+        sealed={**growth.sealed, **_last(added)},
+        sequences=_sequences(growth, added),
+        parts=tuple(part.part for part in draft.parts),
+    )
+    manifest = _manifest(store, draft, current, added, grown, statistics, name)
+    return NextGeneration(manifest, draft.episodes, evicted)
+
+
+def _without_small_weights(
+    store: LocalFileStore, draft: Draft, limits: Limits, added: int, name: str, shard_bytes: int,
+    shard_steps: int | None,
+) -> tuple[Draft, int]:  # fmt: skip
+    """Returns a draft without episodes of small weight, and the bytes that were written for it."""
+    written = 0
+    for number in itertools.count():
+        found = next_rewriting(draft, limits, added, shard_bytes, shard_steps) if limits.excess(draft) > 0 else None
+        if found is None:
+            break
+        part = draft.part_of_shard()[draft.episodes.column("shard").to_numpy()]
+        if found.gone[(part >= found.parts.start) & (part < found.parts.stop)].all():
+            draft = without_parts(draft, found.parts)
+            continue
+        draft = rewritten_parts(
+            store, draft, found.parts, found.gone, f"shards/{name}-kept-{number:04d}.arrow", f"{name}-kept-{number:04d}"
+        )
+        written += draft.parts[found.parts.start].bytes
+    return draft, written
+
+
+def _last(added: Sequence[AddedJournal]) -> dict[str, int]:
+    last: dict[str, int] = {}
+    for each in added:
+        last[each.writer] = max(each.number, last.get(each.writer, -1))
+    return last
+
+
+def _sequences(growth: Growth, added: Sequence[AddedJournal]) -> dict[str, int]:
+    found = dict(growth.sequences)
+    for each in added:
+        for client, sequence in each.sequences.items():
+            found[client] = max(sequence, found.get(client, -1))
+    return found
+
+
+def _manifest(
+    store: LocalFileStore,
+    draft: Draft,
+    current: Manifest | None,
+    added: Sequence[AddedJournal],
+    growth: Growth,
+    statistics: Mapping[str, ColumnStatistics],
+    name: str,
+) -> Manifest:
+    """Writes the tables of a generation, and returns its manifest."""
+    tables = {"episodes": write_table(store, f"{TABLES}/episodes-{name}.arrow", draft.episodes)}
+    if draft.finals is not None:
+        tables["finals"] = write_table(store, f"{TABLES}/finals-{name}.arrow", draft.finals)
+    tables |= write_videos(store, draft.videos, name)
+    provenance = dict((added[0].manifest if current is None else current).provenance)
+    if current is None:
+        # Journals are removed: they are no source that somebody could convert again.
+        provenance |= {"reason": "recorded", "source": "gear_data.Writer", "source_files": []}
+    if draft.videos is not None:
+        provenance["videos"] = draft.videos.provenance()
+    findings = FindingLog()
+    for manifest in (*(() if current is None else (current,)), *(each.manifest for each in added)):
+        for finding in manifest.findings:
+            findings.add(Finding(**finding))
+    contents = draft.episodes.column("content").combine_chunks()
+    hashes = np.frombuffer(contents.buffers()[1], np.uint8, 16 * len(contents), 16 * contents.offset)
+    return Manifest(
+        episodes=len(draft.episodes),
+        steps=draft.steps,
+        fingerprint=fingerprint(draft.schema, [hashes.tobytes()]),
+        schema=draft.schema,
+        shards=draft.shards,
+        tables=tables,
+        statistics=statistics,
+        provenance=provenance,
+        findings=tuple(findings.to_json()),
+        growth=growth,
+    )

@@ -1,0 +1,1 @@
+"""Saving some episodes of a dataset as a dataset of their own."""
