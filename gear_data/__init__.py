@@ -26,11 +26,16 @@ if TYPE_CHECKING:
     from gear_data.evaluation.rollout import Rollout
     from gear_data.exports.batches import export_batches
     from gear_data.exports.registry import export
+    from gear_data.hub.pull import PullReport, pull
+    from gear_data.hub.push import PushReport, push
     from gear_data.ingest.convert import ConvertReport, convert
     from gear_data.ingest.lint import LintReport, lint
-    from gear_data.ingest.merge import MergeReport, merge
+    from gear_data.ingest.merge import merge
+    from gear_data.ingest.merging.linked_dataset import MergeReport
     from gear_data.ingest.repair import RepairReport, repair
+    from gear_data.ingest.saving.save import SaveReport
     from gear_data.loaders.decoding.augmentation import RandomCrop, RandomShift
+    from gear_data.loaders.frameworks.map_datasets import EpisodeDataset, WindowDataset
     from gear_data.loaders.mixture import Mixture
     from gear_data.loaders.presets.batch_format import BatchFormat
     from gear_data.loaders.sequence_loader import SequenceLoader
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
     from gear_data.recording.rate_limit.limit import RateLimit
     from gear_data.recording.record import record
     from gear_data.recording.writer import Writer
+    from gear_data.reports.report import DatasetReport, report
     from gear_data.residency.plan import ResidencyPlan
     from gear_data.schema import ColumnSpec, Schema
     from gear_data.selection.goals import Goals
@@ -56,22 +62,27 @@ _PUBLIC = {
     "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
     "Dataset": ("gear_data.dataset.dataset", "Dataset"),
+    "DatasetReport": ("gear_data.reports.report", "DatasetReport"),
     "Episode": ("gear_data.dataset.episode", "Episode"),
+    "EpisodeDataset": ("gear_data.loaders.frameworks.map_datasets", "EpisodeDataset"),
     "Evaluation": ("gear_data.evaluation.episodes", "Evaluation"),
     "Fifo": ("gear_data.selection.samplers", "Fifo"),
     "GearError": ("gear_data.errors", "GearError"),
     "Goals": ("gear_data.selection.goals", "Goals"),
     "LintReport": ("gear_data.ingest.lint", "LintReport"),
-    "MergeReport": ("gear_data.ingest.merge", "MergeReport"),
+    "MergeReport": ("gear_data.ingest.merging.linked_dataset", "MergeReport"),
     "Mixture": ("gear_data.loaders.mixture", "Mixture"),
     "Normalizer": ("gear_data.evaluation.normalizer", "Normalizer"),
     "Placement": ("gear_data.cluster.placement", "Placement"),
+    "PullReport": ("gear_data.hub.pull", "PullReport"),
+    "PushReport": ("gear_data.hub.push", "PushReport"),
     "RandomCrop": ("gear_data.loaders.decoding.augmentation", "RandomCrop"),
     "RandomShift": ("gear_data.loaders.decoding.augmentation", "RandomShift"),
     "RateLimit": ("gear_data.recording.rate_limit.limit", "RateLimit"),
     "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
     "ResidencyPlan": ("gear_data.residency.plan", "ResidencyPlan"),
     "Rollout": ("gear_data.evaluation.rollout", "Rollout"),
+    "SaveReport": ("gear_data.ingest.saving.save", "SaveReport"),
     "Schema": ("gear_data.schema", "Schema"),
     "SequenceLoader": ("gear_data.loaders.sequence_loader", "SequenceLoader"),
     "Shuffle": ("gear_data.selection.samplers", "Shuffle"),
@@ -80,6 +91,7 @@ _PUBLIC = {
     "Uniform": ("gear_data.selection.samplers", "Uniform"),
     "VideoFrames": ("gear_data.dataset.cameras.video_frames", "VideoFrames"),
     "Weighted": ("gear_data.selection.samplers", "Weighted"),
+    "WindowDataset": ("gear_data.loaders.frameworks.map_datasets", "WindowDataset"),
     "Writer": ("gear_data.recording.writer", "Writer"),
     "convert": ("gear_data.ingest.convert", "convert"),
     "evaluate": ("gear_data.evaluation.episodes", "evaluate"),
@@ -88,9 +100,12 @@ _PUBLIC = {
     "lint": ("gear_data.ingest.lint", "lint"),
     "merge": ("gear_data.ingest.merge", "merge"),
     "open": ("gear_data.dataset.open", "open_dataset"),
+    "pull": ("gear_data.hub.pull", "pull"),
+    "push": ("gear_data.hub.push", "push"),
     "rate_limited": ("gear_data.recording.rate_limit.batches", "rate_limited"),
     "record": ("gear_data.recording.record", "record"),
     "repair": ("gear_data.ingest.repair", "repair"),
+    "report": ("gear_data.reports.report", "report"),
     "tune": ("gear_data.loaders.tuning.tune", "tune"),
     "verify": ("gear_data.storage.verify", "verify"),
 }
@@ -101,7 +116,9 @@ __all__ = [
     "Camera",
     "ConvertReport",
     "Dataset",
+    "DatasetReport",
     "Episode",
+    "EpisodeDataset",
     "Evaluation",
     "Fifo",
     "GearError",
@@ -111,12 +128,15 @@ __all__ = [
     "Mixture",
     "Normalizer",
     "Placement",
+    "PullReport",
+    "PushReport",
     "RandomCrop",
     "RandomShift",
     "RateLimit",
     "RepairReport",
     "ResidencyPlan",
     "Rollout",
+    "SaveReport",
     "Schema",
     "SequenceLoader",
     "Shuffle",
@@ -125,6 +145,7 @@ __all__ = [
     "Uniform",
     "VideoFrames",
     "Weighted",
+    "WindowDataset",
     "Writer",
     "convert",
     "errors",
@@ -134,9 +155,12 @@ __all__ = [
     "lint",
     "merge",
     "open",
+    "pull",
+    "push",
     "rate_limited",
     "record",
     "repair",
+    "report",
     "tune",
     "verify",
 ]

@@ -235,6 +235,12 @@ def video_column(name: str, frames: VideoFormat, source: str | None = None) -> C
     return ColumnSpec(name, "uint8", shape, source=source, video=frames)
 
 
+def split_cameras(columns: Iterable[ColumnSpec]) -> tuple[tuple[ColumnSpec, ...], tuple[ColumnSpec, ...]]:
+    """Returns the columns that are no cameras, and the cameras."""
+    found = tuple(columns)
+    return tuple(each for each in found if each.video is None), tuple(each for each in found if each.video is not None)
+
+
 @dataclass(frozen=True)
 class Schema:
     """The step columns of a dataset, in order.

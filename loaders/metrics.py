@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +82,18 @@ class Meter:
         if len(self._dataset_counts) > 1:
             result["mixture"] = (self._dataset_counts / max(1, int(self._dataset_counts.sum()))).tolist()
         return result
+
+
+def metrics_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the rates and shares of `Meter.result` between two results, of which `after` has more batches."""
+    seconds = after["seconds"] - before["seconds"]
+
+    def mean(name: str) -> float:
+        return float((after[name] * after["seconds"] - before[name] * before["seconds"]) / seconds)
+
+    rates = {name: mean(name) for name in ("windows_per_s", "padded_bytes_per_s", "valid_bytes_per_s", "wait_fraction")}
+    padded = rates["padded_bytes_per_s"]
+    return {**rates, "pad_fraction": 1 - rates["valid_bytes_per_s"] / padded if padded else 0.0}
 
 
 def weight_metrics(selectors: Sequence[Selector]) -> dict[str, Any]:

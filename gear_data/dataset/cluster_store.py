@@ -39,7 +39,7 @@ class ClusterDatasetStore(DatasetStore):
         return ClusterReader(self._client, self.shards, self._here, shard, start, self.lengths, lambda: self.finals)
 
     def values(self, name: str, ids: Int64Array) -> pa.Array:
-        shard, first, last = np.array(list(self._runs(ids)), np.int64).reshape(-1, 3).T
+        shard, first, last = np.array(list(self.runs(ids)), np.int64).reshape(-1, 3).T
         spans = (shard, first, last - first)
         arrays = read_variable(self._client, self.shards, self._here, self.schema.index(name), spans)
         return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,15 +12,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+import gear_data
 from gear_data.cluster.placement import Placement
+from gear_data.common.extras import import_extra
 from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset import filters, planning, views
+from gear_data.dataset.curation import duplicates, outliers
 from gear_data.dataset.episode import Episode
 from gear_data.dataset.positions import check_position, check_positions, check_range, row_of_id
 from gear_data.dataset.refreshing import generations
-from gear_data.dataset.split import positions_by_value, split_positions, split_sizes
+from gear_data.dataset.split import positions_by_value, split_positions
 from gear_data.dataset.step_filter import combined_mask
 from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.tables import conversions
+from gear_data.dataset.tables.html import html_table
 from gear_data.dataset.views import Filter, View
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.residency import ShardReader
@@ -33,7 +39,10 @@ from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.statistics import ColumnStatistics
 
 if TYPE_CHECKING:
+    import datasets
     import polars as pl
+
+    from gear_data.ingest.saving.save import SaveReport
 
 
 class Dataset:
@@ -51,7 +60,7 @@ class Dataset:
 
     The id of an episode is its position in the whole dataset. Views keep the ids: `ds[10:20].episode(12)` is episode 12
     of `ds`. In a dataset that grows, episodes keep their ids when others leave. A dataset can be pickled; unpickling
-    opens it again.
+    opens it again. `save` writes a view as a dataset of its own.
 
     Attributes:
         path: folder of the whole dataset, or its URL as text.
@@ -72,6 +81,10 @@ class Dataset:
     def __repr__(self) -> str:
         filtered = "" if self.step_mask is None else f", {self.step_mask_mode} steps filtered"
         return f"Dataset({str(self.path)!r}, {self.num_episodes:,} episodes, {self.num_steps:,} steps{filtered})"
+
+    def _repr_html_(self) -> str:
+        """Returns the table that Jupyter shows."""
+        return html_table(self)
 
     def __len__(self) -> int:
         """Returns the number of episodes, at least 1."""
@@ -123,7 +136,7 @@ class Dataset:
         checked = check_positions(positions, len(self))
         if len(checked) == len(self):
             return self
-        return self._view_of(self._ids(0, len(self))[checked])
+        return self._view_of(self._ids(0, len(self))[checked], f"select {len(checked)} of {len(self)} episodes")
 
     @property
     def num_episodes(self) -> int:
@@ -170,10 +183,14 @@ class Dataset:
         Filters of a view are applied again: a filter of episodes to all episodes, and a filter of steps to those that
         the view does not have.
 
+        Of a dataset at a `gear://` URL, it is the newest generation that all its servers have. With
+        `cluster="torchrun"`, every rank calls this: rank 0 finds the generation, and each node loads its share of the
+        new shards. All ranks take the generation, or none.
+
         Raises:
-            InvalidArgumentError: the view was made by positions (`select`, `split`), or the dataset cannot be opened
-                again in this way: its columns were placed, or other nodes serve it.
+            InvalidArgumentError: the view was made by positions (`select`, `split`), or the columns were placed.
             DatasetReplacedError: the dataset was replaced.
+            ClusterError: a server is behind the others, or a rank does not come in time. The error names it.
             EmptySourceError: no episode satisfies the filters any more.
             GearError: see `gear_data.open`.
         """
@@ -307,8 +324,9 @@ class Dataset:
         check_range(first, last, self.num_episodes)
         return np.arange(first, last) if self._view.ids is None else self._view.ids[first:last]
 
-    def _view_of(self, ids: Int64Array, made_by: tuple[Filter, ...] | None = None) -> Dataset:
-        return Dataset(self._store, replace(self._view, ids=ids, made_by=made_by))
+    def _view_of(self, ids: Int64Array, choice: str, made_by: tuple[Filter, ...] | None = None) -> Dataset:
+        history = (*self._view.history, choice)
+        return Dataset(self._store, replace(self._view, ids=ids, made_by=made_by, history=history))
 
     def _made_by(self, added: Filter) -> tuple[Filter, ...] | None:
         earlier = self._view.made_by
@@ -420,7 +438,7 @@ class Dataset:
         if not found.any():
             raise filters.no_rows_error(frame, parsed, "episode")
         rows = np.flatnonzero(found) if self._view.ids is None else self._view.ids[found]
-        return self._view_of(rows, self._made_by(Filter(expression)))
+        return self._view_of(rows, f"filter {expression}", self._made_by(Filter(expression)))
 
     def filter_steps(self, expression: pl.Expr | str, mode: str = "first") -> Dataset:
         """Returns a view from which loaders draw only windows that satisfy a filter.
@@ -445,7 +463,9 @@ class Dataset:
         made_by = self._made_by(Filter(expression, mode))
         return Dataset(self._store, replace(self._view, mask=mask, mode=mode, made_by=made_by))
 
-    def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
+    def split(
+        self, fractions: Mapping[str, float], seed: int = 0, *, stratify: str | None = None
+    ) -> dict[str, Dataset]:
         """Divides the episodes at random into views.
 
         Each episode is in exactly one view. Equal seeds give equal views on every machine.
@@ -454,14 +474,25 @@ class Dataset:
             fractions: name of a view -> its fraction of the episodes. Fractions add up to 1; sizes are rounded by the
                 method of largest remainders.
             seed: 0 to 2^64 - 1.
+            stratify: a column as for `split_by`: each view gets its fraction of the episodes of each value, rounded for
+                each value.
 
         Raises:
+            UnknownNameError: the column does not exist. The error lists the columns.
             InvalidArgumentError: a fraction is not positive, the fractions do not add up to 1, or a view gets no
                 episode.
         """
-        sizes = split_sizes(fractions, len(self))
         ids = self._ids(0, len(self))
-        return {name: self._view_of(ids[positions]) for name, positions in split_positions(sizes, seed).items()}
+        groups = [np.arange(len(self))] if stratify is None else list(self._groups(stratify).values())
+        parts = split_positions(fractions, groups, seed)
+        how = f"of {dict(fractions)}, seed {seed}" + (f", by {stratify}" if stratify is not None else "")
+        return {name: self._view_of(ids[positions], f"split {name} {how}") for name, positions in parts.items()}
+
+    def _groups(self, column: str) -> dict[Any, Int64Array]:
+        """Returns value of a column of the episode table -> int64 [positions with this value], ascending."""
+        if column not in self.episode_table.column_names:
+            raise unknown_name("column", column, self.episode_table.column_names)
+        return positions_by_value(self.episode_table.column(column), column)
 
     def split_by(self, column: str) -> dict[Any, Dataset]:
         """Divides the episodes by a column of the episode table into views.
@@ -479,11 +510,100 @@ class Dataset:
             UnknownNameError: the column does not exist. The error lists the columns.
             InvalidArgumentError: the column has another type.
         """
-        if column not in self.episode_table.column_names:
-            raise unknown_name("column", column, self.episode_table.column_names)
         ids = self._ids(0, len(self))
-        groups = positions_by_value(self.episode_table.column(column), column)
-        return {value: self._view_of(ids[positions]) for value, positions in groups.items()}
+        return {
+            value: self._view_of(ids[positions], f"split_by {column}: {value}")
+            for value, positions in self._groups(column).items()
+        }
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+        progress: bool | None = None,
+    ) -> SaveReport:
+        """Saves the episodes as a dataset of their own, which `gear_data.open` opens.
+
+        A shard whose episodes all stay becomes a hard link, or a copy if a link is not possible, such as on another
+        disk or at a URL. The other episodes are written to new shards. The video files of the episodes become links or
+        copies, whole. Statistics are computed from the episodes that stay, and their ids are 0 to n - 1.
+
+        The fingerprint is the one of this dataset or view, and of a conversion of only these episodes. The provenance
+        names the dataset, its fingerprint, and the filters and splits that chose the episodes.
+
+        Args:
+            path: the folder of the new dataset, as a path or an fsspec URL. It must not exist, or must be empty, unless
+                `overwrite` or `resume` is set.
+            overwrite: replace the GEAR dataset there, once the new one is complete.
+            resume: start an interrupted `save` of the same episodes again, or return the dataset if it is finished.
+            progress: show a progress bar. None shows one on a terminal.
+
+        Raises:
+            InvalidArgumentError: the view has a step filter or another discount than 1, other nodes serve the dataset,
+                or the destination and the dataset contain each other.
+            DestinationExistsError: the destination holds files that must not be replaced, or another process is
+                writing there.
+            CorruptShardError: a shard or a table is damaged.
+            GearError: another subclass. After an error, `open` finds no new dataset at the destination.
+        """
+        # Reading a dataset needs nothing of conversion.
+        from gear_data.dataset.curation.save import save_view
+
+        return save_view(self._store, self._view, path, overwrite=overwrite, resume=resume, progress=progress)
+
+    def drop_outliers(self, limits: Mapping[str, float]) -> Dataset:
+        """Returns a view without the episodes whose value is far from the median.
+
+        An episode leaves if |value - median| / scale is above the limit of a column. The scale is 1.4826 times the
+        median of |value - median|, which is the standard deviation of normally distributed values. If more than half of
+        the values are equal, it is 1.2533 times the mean of |value - median| (Iglewicz and Hoaglin, 1993). Median and
+        scale are of the finite values of this dataset or view. Null and NaN are no outliers; an infinite value is one.
+
+        Args:
+            limits: a numeric column of the episode table, such as `return` or `length` -> the limit, above 0. Iglewicz
+                and Hoaglin suggest 3.5 with their factor of 0.6745, which is this limit.
+
+        Raises:
+            UnknownNameError: a column does not exist. The error lists the columns.
+            InvalidArgumentError: a column is not numeric, or a limit is not above 0.
+            EmptySourceError: every episode is an outlier.
+        """
+        positions = outliers.without_outliers(self.episode_table, limits)
+        if len(positions) == len(self):
+            return self
+        return self._view_of(self._ids(0, len(self))[positions], f"drop_outliers {dict(limits)}")
+
+    def drop_duplicates(self, columns: Sequence[str] | None = None, tolerance: float = 0.0) -> Dataset:
+        """Returns a view without the episodes that repeat an earlier episode.
+
+        Args:
+            columns: None compares the contents of the episodes by their hashes: all columns, exactly. With columns, an
+                episode leaves if it has the length of an earlier episode that stays, and each element of these columns
+                differs by at most `tolerance` at each step. NaN equals NaN. The call reads these columns.
+            tolerance: the largest difference, in the unit of the columns.
+
+        Raises:
+            UnknownNameError: a column does not exist. The error lists the columns.
+            UnsupportedColumnError: a column has text or bytes, or is a camera.
+            InvalidArgumentError: there are no columns, the tolerance is not a finite number of at least 0, or there is
+                a tolerance without columns.
+        """
+        if columns is None and tolerance:
+            raise InvalidArgumentError(
+                f"tolerance={tolerance!r} needs columns to compare", hint="such as ['observations', 'actions']"
+            )
+        ids = self._ids(0, len(self))
+        if columns is None:
+            originals = duplicates.exact_originals(self.episode_table.column("content"))
+            choice = "drop_duplicates"
+        else:
+            names = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
+            originals = duplicates.near_originals(self._store, ids, names, tolerance)
+            choice = f"drop_duplicates of {', '.join(names)}, tolerance {tolerance}"
+        kept = originals == np.arange(len(ids))
+        return self if kept.all() else self._view_of(ids[kept], choice)
 
     def with_discount(self, discount: float) -> Dataset:
         """Returns the same episodes and steps with `returns_to_go` of another discount.
@@ -503,6 +623,96 @@ class Dataset:
         """
         store = self._store.with_discount(discount)
         return self if store is self._store else Dataset(store, self._view)
+
+    def to_polars(self, columns: Sequence[str] | None = None, rows: str = "steps") -> pl.DataFrame:
+        """Returns the episodes as a Polars frame over the shards' memory.
+
+        Numbers, text and bytes are not copied: the frame reads the shards' pages when they are needed. Booleans are
+        copied, to one bit each. `episode_id` and `step` are new, 8 bytes a row each. The frame has a chunk for each run
+        of adjacent episodes in a shard; `frame.rechunk()` copies them together.
+
+        Args:
+            columns: columns of the shards; None: all. Cameras are left out: `to_torch_dataset` decodes them.
+            rows: what a row is. `steps`: `episode_id`, `step` (its number in the episode) and the columns; vectors and
+                images are `polars.Array`. It has no final observations. `episodes`: `episode_id`, a list of steps for
+                each column, `final_X` (null if the episode has none) for each column X of the final observation, and
+                the episode metadata of the source, as in an export to Parquet.
+
+        Raises:
+            UnknownNameError: a column or the kind of rows does not exist. The error lists the known names.
+            UnsupportedColumnError: `columns` names a camera, two columns of the frame would have one name, or Polars
+                cannot hold a column.
+            InvalidArgumentError: the view has a step filter.
+            CorruptShardError: text or bytes are damaged, or a file was truncated.
+            ForkedProcessError: see `episodes`.
+        """
+        return conversions.to_polars(self, columns, rows)
+
+    def to_hf(self, columns: Sequence[str] | None = None, rows: str = "steps") -> datasets.Dataset:
+        """Returns the episodes as a `datasets.Dataset` over the shards' memory.
+
+        Its rows, columns and chunks are those of `to_polars`, and nothing more is copied. Vectors and images are lists
+        of a fixed length. `with_format("torch")` and `with_format("numpy")` make arrays of the column's shape; their
+        integers are int64 and their floats float32, as of every `datasets.Dataset`. Forked DataLoader workers share the
+        memory. Pickling copies all bytes, and spawned workers get a pickled copy.
+
+        Args:
+            columns, rows: see `to_polars`.
+
+        Raises:
+            UnknownNameError, UnsupportedColumnError, InvalidArgumentError, CorruptShardError: see `to_polars`.
+        """
+        return conversions.to_hf(self, columns, rows)
+
+    def report(
+        self, *, frames: int = 0, sampler: str | Sampler | None = None, compare: Dataset | None = None
+    ) -> gear_data.DatasetReport:
+        """Makes a page that shows the dataset. In Jupyter the result shows itself.
+
+        `ds.report().save("report.html")` writes a file that needs no server and no network. See `gear_data.report`.
+
+        Args:
+            frames: frames of each camera and viewed episode to embed.
+            sampler: as for `SequenceLoader`; adds the shares of its draws. None: not shown.
+            compare: another dataset, whose columns are compared with these.
+
+        Raises:
+            MissingExtraError: the package of the charts is not installed.
+            InvalidArgumentError, UnknownNameError: an argument is invalid.
+        """
+        return gear_data.report(self, frames=frames, sampler=sampler, compare=compare)
+
+    def to_torch_dataset(
+        self, context: int | None = None, *, columns: Sequence[str] | None = None, **arguments: Any
+    ) -> gear_data.WindowDataset | gear_data.EpisodeDataset:
+        """Returns a map-style `torch.utils.data.Dataset`, for a trainer that brings its own DataLoader.
+
+        With `context`, an item is a window, as in d3rlpy and LeRobot: a dictionary of tensors of one length, which the
+        default `collate_fn` stacks. Its keys and values are those of a `SequenceLoader`, for every preset. Without
+        `context`, an item is an episode, as in Minari. Both can be pickled, and work with forked and spawned workers.
+
+        A `SequenceLoader` makes the same batches faster: it collects all windows of a batch in one call, where a
+        DataLoader asks for each item and stacks them.
+
+        Args:
+            context: the most steps of a window; None: items are episodes.
+            columns: of windows, see `SequenceLoader`; of episodes, the columns of an item. None: all.
+            **arguments: with `context`, arguments of `SequenceLoader` about windows: `preset`, `normalize`, `stride`.
+
+        Raises:
+            MissingExtraError: torch is not installed.
+            InvalidArgumentError: an argument is the DataLoader's, such as `batch_size`; episodes have other arguments
+                or a step filter.
+            GearError: see `SequenceLoader`.
+        """
+        import_extra("torch", "torch")
+        if context is not None:
+            return gear_data.WindowDataset(self, context, columns=columns, **arguments)
+        if arguments:
+            raise InvalidArgumentError(
+                f"{', '.join(arguments)}: only for windows, and items are episodes", hint="give context=, such as 20"
+            )
+        return gear_data.EpisodeDataset(self, columns)
 
     def residency_plan(
         self,

@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 from gear_data.cluster.addresses import is_cluster
@@ -18,14 +17,17 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import store_of, view_of
 from gear_data.dataset.store import DatasetStore, restored
 from gear_data.dataset.views import View
-from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.errors import InvalidArgumentError, MissingShardsError, NodeUnreachableError, unknown_name
 from gear_data.selection.samplers import Sampler
-from gear_data.storage.dataset_files import open_files
+from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.manifest import MANIFEST_NAME
+from gear_data.storage.remote.object_store import open_file_store
 
 CLUSTERS = ("torchrun",)
 #: `follow=True` waits so long for the first generation, and looks so often.
 _FOLLOW_SECONDS, _POLL_SECONDS = 600.0, 0.05
+#: `follow=True` asks nodes and object stores so often.
+_NODES_POLL_SECONDS, _STORE_POLL_SECONDS = 0.5, 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +77,8 @@ def open_dataset(
         sampler, budget: only with `cluster`: they decide which nodes hold each shard, see `Dataset.placement`.
         transport: how steps are read from nodes. `verbs`: RDMA READ, from nodes that serve their memory. `flight`:
             Arrow Flight over TCP. `auto`: RDMA where both ends have a device, else Flight.
-        follow: waits up to ten minutes for the first generation of a `Writer`. `Dataset.refresh` gives the later ones,
-            with or without this argument.
+        follow: waits up to ten minutes for the first generation of a `Writer`, or for nodes that serve the dataset.
+            `Dataset.refresh` gives the later generations, with or without this argument.
 
     Raises:
         DatasetNotFoundError: `path` has no dataset, or an unfinished conversion.
@@ -100,25 +102,26 @@ def open_dataset(
             hint="pass cluster='torchrun', or leave them out",
         )
     check_transport(transport)
-    if follow:
+    if follow and not is_cluster(plain_path(path)):
         _wait_for_manifest(path)
     if cluster is not None:
         return open_cluster(path, residency, on_bad_shard, sampler, budget, cache_dir, cache_bytes, transport)
     if is_cluster(plain_path(path)):
-        return open_remote(path, residency, on_bad_shard, cache_dir, cache_bytes, transport)
+        return open_remote(path, residency, on_bad_shard, cache_dir, cache_bytes, transport, follow=follow)
     return open_local(path, residency, on_bad_shard, cache_dir, cache_bytes)
 
 
 def _wait_for_manifest(path: str | os.PathLike[str]) -> None:
-    """Waits until a folder has a dataset, or the time is over."""
-    if is_remote(text := plain_path(path)):
-        return
+    """Waits until a folder or URL has a dataset, or the time is over."""
+    text = plain_path(path)
+    store = open_file_store(text)
+    seconds = _STORE_POLL_SECONDS if is_remote(text) else _POLL_SECONDS
     deadline, announced = time.monotonic() + _FOLLOW_SECONDS, False
-    while not (Path(text) / MANIFEST_NAME).exists() and time.monotonic() < deadline:
+    while store.size(MANIFEST_NAME) is None and time.monotonic() < deadline:
         if not announced:
             _log.info("%s: waiting for the first generation of a Writer", text)
             announced = True
-        time.sleep(_POLL_SECONDS)
+        time.sleep(seconds)
 
 
 def open_local(
@@ -144,6 +147,8 @@ def open_remote(
     cache_dir: str | os.PathLike[str] | None,
     cache_bytes: int | None,
     transport: str,
+    *,
+    follow: bool,
 ) -> Dataset:
     """Opens the dataset that the nodes of a `gear://` URL serve; see `open_dataset`."""
     if residency not in (None, "mmap") or on_bad_shard != "error":
@@ -153,7 +158,15 @@ def open_remote(
         )
     from gear_data.dataset.remote_store import open_remote_store
 
-    return Dataset(open_remote_store(plain_path(url), cache_dir, cache_bytes, transport), View())
+    deadline = time.monotonic() + (_FOLLOW_SECONDS if follow else 0)
+    while True:
+        try:
+            return Dataset(open_remote_store(plain_path(url), cache_dir, cache_bytes, transport), View())
+        except (NodeUnreachableError, MissingShardsError) as error:
+            if time.monotonic() > deadline:
+                raise
+            _log.info("%s; waiting for the nodes", error)
+            time.sleep(_NODES_POLL_SECONDS)
 
 
 def open_cluster(
@@ -184,13 +197,15 @@ def open_cluster(
 
     files = open_files(path, cache_dir, cache_bytes)
 
-    def assign_shards(nodes: Sequence[str]) -> tuple[Placement, Placement]:
+    def assign_shards(opened: DatasetFiles, nodes: Sequence[str]) -> tuple[Placement, Placement]:
         # Placement needs only the tables; this machine may lack the shards of other nodes.
-        shards = frozenset(shard.entry.file for shard in files.manifest().shards)
-        whole = Dataset(DatasetStore(files, "mmap", shards), View())
+        shards = frozenset(shard.entry.file for shard in opened.manifest().shards)
+        whole = Dataset(DatasetStore(opened, "mmap", shards), View())
         return whole.placement(nodes, sampler, budget), whole.placement(nodes, sampler)
 
-    store = open_partitioned_store(files, path, residency or "host", assign_shards, cache_dir, cache_bytes, transport)
+    store = open_partitioned_store(
+        files, path, residency or "host", assign_shards, cache_dir, cache_bytes, transport, budget
+    )
     store.device_columns()
     return Dataset(store, View())
 

@@ -30,17 +30,17 @@ def residency_plan(
     for name in read:
         schema.index(name)
     episodes = (*store.episode_starts, store.lengths)
-    return make_plan(schema, read, episodes, _episode_shares(dataset, sampler), int(device_bytes), int(host_bytes))
+    return make_plan(schema, read, episodes, episode_shares(dataset, sampler), int(device_bytes), int(host_bytes))
 
 
 def shard_placement(dataset: Dataset, nodes: Sequence[str], sampler: str | Sampler, budget: int | None) -> Placement:
     """Plans the nodes that hold each shard of a dataset; see `Dataset.placement`."""
     shards, shard_of_episode = dataset.manifest.shards, store_of(dataset).episode_starts[0]
-    shares = shard_shares(shard_of_episode, _episode_shares(dataset, sampler), len(shards))
+    shares = shard_shares(shard_of_episode, episode_shares(dataset, sampler), len(shards))
     return place_shards(shards, nodes, shares, budget)
 
 
-def _episode_shares(dataset: Dataset, sampler: str | Sampler) -> Float64Array:
+def episode_shares(dataset: Dataset, sampler: str | Sampler) -> Float64Array:
     """Returns the share of a sampler's draws that each episode gets, float64 [n].
 
     n is the number of episodes of the whole dataset. Episodes outside the view have 0.

@@ -19,9 +19,11 @@ from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.client.video_packets import NodePackets
 from gear_data.cluster.transport_names import AUTO
 from gear_data.dataset.cluster_store import ClusterDatasetStore
+from gear_data.dataset.store import DatasetStore
 from gear_data.errors import ClusterError
 from gear_data.residency import Shards, open_shards
 from gear_data.schema import Schema
+from gear_data.storage.dataset_files import SIDECARS, DatasetFiles
 from gear_data.storage.identity import OpenedDataset, Version
 from gear_data.storage.manifest import FileEntry, Manifest
 from gear_data.storage.mapped_files import MappedFiles
@@ -44,6 +46,7 @@ class RemoteDatasetFiles:
         transport: see `ShardClient`.
         opened: see `FolderFiles`.
         queue_pairs: see `ClientOptions`; None: the environment's.
+        generation: of a dataset that grows; None: the newest one that all nodes have.
 
     Attributes:
         mapped: see `DatasetFiles`.
@@ -56,7 +59,9 @@ class RemoteDatasetFiles:
         transport: str = AUTO,
         opened: Version | None = None,
         queue_pairs: int | None = None,
+        generation: int | None = None,
     ) -> None:
+        self._generation = generation if opened is None else opened.generation
         self._addresses = addresses
         self._cache = cache
         self._queue_pairs = queue_pairs
@@ -74,12 +79,15 @@ class RemoteDatasetFiles:
         """Returns the same files, read over another number of RDMA queue pairs."""
         return RemoteDatasetFiles(self._addresses, self._cache, self._transport, self._opened.version, queue_pairs)
 
+    def at(self, generation: int | None = None) -> RemoteDatasetFiles:
+        return RemoteDatasetFiles(self._addresses, self._cache, self._transport, None, self._queue_pairs, generation)
+
     @cached_property
     def client(self) -> ShardClient:
         options = ClientOptions.from_environment()
         if self._queue_pairs is not None:
             options = replace(options, queue_pairs=self._queue_pairs)
-        return ShardClient(self._addresses, options, transport=self._transport)
+        return ShardClient(self._addresses, options, transport=self._transport, generation=self._generation)
 
     @property
     def location(self) -> str:
@@ -118,7 +126,7 @@ class RemoteDatasetFiles:
         return [self.location]
 
     def sidecars(self, contents: str) -> Path:
-        return self._cache.folder / "sidecars" / contents
+        return self._cache.folder / SIDECARS / contents
 
 
 class RemoteDatasetStore(ClusterDatasetStore):
@@ -129,6 +137,11 @@ class RemoteDatasetStore(ClusterDatasetStore):
     ) -> None:
         self._client = files.client
         super().__init__(files, residency, bad_files)
+
+    def _opened_again(self, files: DatasetFiles) -> DatasetStore:
+        if not isinstance(files, RemoteDatasetFiles):
+            raise TypeError(f"{type(files).__name__} are not files of nodes")
+        return RemoteDatasetStore(files, self.residency)
 
     def _open_shards(self) -> Shards:
         self._here = np.zeros(len(self.manifest.shards), np.bool_)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -32,8 +32,7 @@ def split_sizes(fractions: Mapping[str, float], count: int) -> dict[str, int]:
     Sizes are rounded by the method of largest remainders, in exact arithmetic.
 
     Raises:
-        InvalidArgumentError: there are no parts, a fraction is not positive, the fractions do not add up to 1, or a
-            part gets no episode.
+        InvalidArgumentError: there are no parts, a fraction is not positive, or the fractions do not add up to 1.
     """
     if not isinstance(fractions, Mapping) or not fractions:
         raise InvalidArgumentError(
@@ -53,13 +52,22 @@ def split_sizes(fractions: Mapping[str, float], count: int) -> dict[str, int]:
     # The sort is stable: of parts with equal remainders, the first part gets an episode first.
     for name in sorted(shares, key=lambda name: sizes[name] - shares[name])[: count - sum(sizes.values())]:
         sizes[name] += 1
+    return sizes
+
+
+def check_sizes(sizes: Mapping[str, int], fractions: Mapping[str, float]) -> None:
+    """Checks that each part gets an episode.
+
+    Raises:
+        InvalidArgumentError: a part gets none.
+    """
+    count = sum(sizes.values())
     for name, size in sizes.items():
         if not size:
             raise InvalidArgumentError(
                 f"part {name!r} gets none of the {count:,} episodes: its fraction is {fractions[name]}",
                 hint="make the fraction larger",
             )
-    return sizes
 
 
 def positions_by_value(column: pa.ChunkedArray, name: str) -> dict[Any, Int64Array]:
@@ -93,20 +101,37 @@ def positions_by_value(column: pa.ChunkedArray, name: str) -> dict[Any, Int64Arr
     }
 
 
-def split_positions(sizes: Mapping[str, int], seed: int) -> dict[str, Int64Array]:
-    """Divides positions 0 to n - 1 at random into parts of given sizes.
+def split_positions(fractions: Mapping[str, float], groups: Sequence[Int64Array], seed: int) -> dict[str, Int64Array]:
+    """Divides positions 0 to n - 1 at random into parts.
 
     Equal seeds give equal parts on every machine.
+
+    Args:
+        fractions: name of a part -> its fraction of each group.
+        groups: int64 arrays, ascending: each position is in one of them.
+        seed: 0 to 2^64 - 1.
 
     Returns:
         Name of a part -> int64 [size], ascending.
 
     Raises:
-        InvalidArgumentError: the seed is not an integer from 0 to 2^64 - 1.
+        InvalidArgumentError: see `split_sizes`; a part gets no episode; or the seed is not an integer from 0 to
+            2^64 - 1.
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= _MAX_SEED:
         raise InvalidArgumentError(f"seed must be an integer from 0 to 2^64 - 1, not {seed!r}")
-    positions = np.empty(sum(sizes.values()), np.int64)
-    cpu.random.shuffled(np.uint64(int(seed)), cpu.random.DOMAIN_SPLIT, 0, positions)
-    ends = np.cumsum(list(sizes.values())).tolist()
-    return {name: np.sort(positions[end - size : end]) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+    sizes = [split_sizes(fractions, len(group)) for group in groups]
+    check_sizes({name: sum(size[name] for size in sizes) for name in fractions}, fractions)
+    order = np.empty(sum(map(len, groups)), np.int64)
+    cpu.random.shuffled(np.uint64(int(seed)), cpu.random.DOMAIN_SPLIT, 0, order)
+    group_of = np.empty(len(order), np.int64)
+    for number, group in enumerate(groups):
+        group_of[group] = number
+    order = order[np.argsort(group_of[order], kind="stable")]
+    parts: dict[str, list[Int64Array]] = {name: [] for name in fractions}
+    first = 0
+    for size in sizes:
+        for name, count in size.items():
+            parts[name].append(order[first : first + count])
+            first += count
+    return {name: np.sort(np.concatenate(found)) for name, found in parts.items()}

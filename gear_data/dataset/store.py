@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,16 +14,19 @@ import pyarrow as pa
 from gear_data.collection.reader import ColumnReader
 from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset.cameras.stored_videos import StoredVideos, read_videos
+from gear_data.dataset.refreshing.shard_statistics import ShardStatistics
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
 from gear_data.residency import (
+    ColumnsCopy,
+    Contents,
     DeviceColumns,
     DeviceCopy,
+    JoinedShards,
     OverlayCopy,
     OverlayShards,
-    PartialCopy,
+    ShardCopies,
     ShardReader,
     Shards,
-    contents_key,
     host_residency,
     open_shards,
 )
@@ -34,6 +37,8 @@ from gear_data.storage.arrow_files import array_values
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.episode_tables import read_episodes, read_finals
+from gear_data.storage.identity import check_same_dataset
+from gear_data.storage.mapped_shards import MappedShards
 from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, discounted_returns, read_rewards
 from gear_data.storage.variable_columns import validated, value_offsets
 from gear_data.storage.videos.stored_packets import stored_packets
@@ -95,12 +100,14 @@ class DatasetStore:
         self._check_files()
         self.schema = self.manifest.schema
         self.statistics = self.manifest.statistics
+        #: Of views of a dataset that grows.
+        self.shard_statistics = ShardStatistics()
         #: Memory of each part of the columns; None without a plan.
         self._plan: ResidencyPlan | None = None
         self._stored: Shards = self._open_shards()
         self.shards = self._stored
         self._stored_copy = self._copy_of_stored()
-        self._copy: DeviceCopy | PartialCopy | OverlayCopy = self._stored_copy
+        self._copy: ColumnsCopy = self._stored_copy
         #: Discount of `returns_to_go`; None for the column as stored, if there is one.
         self.discount: float | None = None
         if residency in _IN_MEMORY:
@@ -117,6 +124,32 @@ class DatasetStore:
         store.__dict__.update(self.__dict__)
         return store
 
+    def at_generation(self, generation: int | None) -> DatasetStore | None:
+        """Returns another generation of the dataset, opened in the same way; None if it is the same one.
+
+        Args:
+            generation: the number; None: the newest one.
+
+        Raises:
+            GearError: see `Dataset.refresh`.
+        """
+        files = self.files.at(generation)
+        return None if self._is_same(files) else restored(self._opened_again(files), None, self.discount)
+
+    def _is_same(self, files: DatasetFiles) -> bool:
+        """Returns whether files are of the generation of this store.
+
+        Raises:
+            DatasetReplacedError: they are of another dataset.
+        """
+        manifest = files.manifest()
+        check_same_dataset(manifest, self.manifest, self.path)
+        return manifest.generation == self.manifest.generation
+
+    def _opened_again(self, files: DatasetFiles) -> DatasetStore:
+        """Returns a store of other files of the dataset, without a discount."""
+        return DatasetStore(files, self.residency)
+
     def _check_files(self) -> None:
         self.files.check(self.manifest, self.bad_files)
 
@@ -131,23 +164,27 @@ class DatasetStore:
         """int64 [shards]: number of steps of each shard."""
         return np.array([entry.steps for entry in self.manifest.shards], np.int64)
 
-    def _copy_of_stored(self) -> DeviceCopy | PartialCopy:
+    def _copy_of_stored(self) -> ColumnsCopy:
         """Returns the stored columns for a GPU: see `_device_copy`."""
         stored = self.manifest.schema
-        key = partial(contents_key, self.files, stored, self.manifest.shards, self.bad_files)
-        return self._device_copy(stored, self._stored, key)
+        contents = Contents(self.files, stored, self.manifest.shards, self.bad_files)
+        return self._device_copy(stored, self._stored, contents)
 
-    def _device_copy(self, schema: Schema, shards: Shards, contents: Callable[[], str]) -> DeviceCopy | PartialCopy:
+    def _device_copy(self, schema: Schema, shards: Shards, contents: Contents) -> ColumnsCopy:
         """Returns the columns of some shards for a GPU.
 
         Nothing is copied before the first use.
         """
+        grows = self.manifest.growth is not None and self.residency in ("pinned", "device")
+        if grows and isinstance(shards, MappedShards | JoinedShards):
+            return ShardCopies(self.residency, schema, shards, self._shard_steps, contents)
         return DeviceCopy(self.residency, schema, shards, self._shard_steps, contents, self._plan)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
         """Returns the shards of a sidecar, which have one column."""
         residency = host_residency(self._requested_residency)
-        return open_shards(residency, sidecar.files, Schema((COLUMN,)), sidecar.shards)
+        grows = self.manifest.growth is not None
+        return open_shards(residency, sidecar.files, Schema((COLUMN,)), sidecar.shards, grows=grows)
 
     def _rewards(self, shard: int) -> npt.NDArray[Any]:
         """Returns [steps]: the rewards of a shard."""
@@ -192,8 +229,8 @@ class DatasetStore:
             store.statistics = {**self.manifest.statistics, COLUMN.name: sidecar.statistics}
             discounted = self._open_sidecar(sidecar)
             store.shards = OverlayShards(self._stored, index, discounted)
-            key = partial(contents_key, sidecar.files, Schema((COLUMN,)), sidecar.shards, frozenset[str]())
-            copied = self._device_copy(Schema((COLUMN,)), discounted, key)
+            contents = Contents(sidecar.files, Schema((COLUMN,)), sidecar.shards)
+            copied = self._device_copy(contents.schema, discounted, contents)
             store._copy = OverlayCopy(self._stored_copy, index, copied)
         return store
 
@@ -322,7 +359,7 @@ class DatasetStore:
             steps = np.arange(lengths.sum()) - np.repeat(offsets_of(lengths)[:-1], lengths)
             return self.videos.frames(self.schema[name], np.repeat(ids, lengths), steps)
         index = self.schema.index(name)
-        parts = [self.shards.column(shard, index, first, last) for shard, first, last in self._runs(ids)]
+        parts = [self.shards.column(shard, index, first, last) for shard, first, last in self.runs(ids)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def values(self, name: str, ids: Int64Array) -> pa.Array:
@@ -333,12 +370,14 @@ class DatasetStore:
         Raises:
             CorruptShardError: the values are damaged.
         """
-        index = self.schema.index(name)
-        parts = [
-            validated(self.shards.values(shard, index)[first:last], file=self._shard_file(shard), column=name)
-            for shard, first, last in self._runs(ids)
-        ]
+        parts = list(self.value_runs(name, ids))
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def value_runs(self, name: str, ids: Int64Array) -> Iterator[pa.Array]:
+        """Yields `values` for each run of adjacent episodes, without a copy."""
+        index = self.schema.index(name)
+        for shard, first, last in self.runs(ids):
+            yield validated(self.shards.values(shard, index)[first:last], file=self._shard_file(shard), column=name)
 
     def sizes(self, ids: Int64Array) -> Int64Array:
         """Returns int64 [k]: bytes of each of these episodes in the shards."""
@@ -356,7 +395,7 @@ class DatasetStore:
     def _shard_file(self, shard: int) -> str:
         return self.files.name(self.manifest.shards[shard].entry)
 
-    def _runs(self, ids: Int64Array) -> Iterator[tuple[int, int, int]]:
+    def runs(self, ids: Int64Array) -> Iterator[tuple[int, int, int]]:
         """Yields (shard, first row, last row) of runs of adjacent episodes."""
         shard, first = (values[ids] for values in self.episode_starts)
         last = first + self.lengths[ids]

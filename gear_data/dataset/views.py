@@ -19,7 +19,7 @@ from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.manifest import fingerprint
 from gear_data.storage.quantiles.exact import Float64Array, exact_quantiles
-from gear_data.storage.quantiles.files import load_quantiles, save_quantiles
+from gear_data.storage.quantiles.files import QUANTILES, load_quantiles, quantiles_file, save_quantiles
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, statistics_width
 
 if TYPE_CHECKING:
@@ -51,12 +51,14 @@ class View:
         mask: the steps that satisfy the step filters, numbered as in the store; None without a step filter.
         mode: steps of a window that the step filters test, `first` or `all`; None without a step filter.
         made_by: the filters that made the view, in order; None: positions made it, too.
+        history: how the episodes were chosen, in words: one call each.
     """
 
     ids: Int64Array | None = None
     mask: StepMask | None = None
     mode: str | None = None
     made_by: tuple[Filter, ...] | None = ()
+    history: tuple[str, ...] = ()
 
 
 def view_fingerprint(store: DatasetStore, ids: Int64Array) -> str:
@@ -84,8 +86,19 @@ def filtered_fingerprint(episodes: str, mask: StepMask, mode: str) -> str:
 def view_statistics(store: DatasetStore, ids: Int64Array) -> dict[str, ColumnStatistics]:
     """Returns the statistics of these episodes. Reads all their steps once.
 
-    Converting only these episodes in one task gives the same statistics, bit for bit.
+    Converting only these episodes in one task gives the same statistics, bit for bit. Of a dataset that grows, only
+    those shards are read of which no earlier generation has read the same episodes.
     """
+    if store.manifest.growth is None:
+        return _running_statistics(store, ids).result()
+    shard, first_row = (values[ids] for values in store.episode_starts)
+    return store.shard_statistics.merged(
+        store.schema, store.manifest.shards, (shard, first_row), store.discount,
+        lambda begin, end: _running_statistics(store, ids[begin:end]),
+    )  # fmt: skip
+
+
+def _running_statistics(store: DatasetStore, ids: Int64Array) -> RunningStatistics:
     running = RunningStatistics(store.schema)
     columns = store.schema.fixed_columns
     lengths = store.lengths[ids]
@@ -94,7 +107,7 @@ def view_statistics(store: DatasetStore, ids: Int64Array) -> dict[str, ColumnSta
             block = ids[first:last]
             running.update({spec.name: store.steps(spec.name, block) for spec in columns}, lengths[first:last])
             bar.update(int(lengths[first:last].sum()))
-    return running.result()
+    return running
 
 
 def checked_probabilities(probabilities: Sequence[float]) -> tuple[float, ...]:
@@ -133,7 +146,7 @@ def episode_quantiles(
     dtype, width = spec.storage_dtype, statistics_width(spec)
     facts = [episodes, name, str(dtype), list(spec.shape), store.discount if spec.derived else None, probabilities]
     key = xxhash.xxh3_128_hexdigest(json.dumps(facts).encode())
-    path = store.files.sidecars(key) / "quantiles" / f"{key}.json"
+    path = store.files.sidecars(key) / QUANTILES / quantiles_file(store.manifest, key)
     found = load_quantiles(path, (len(probabilities), width))
     if found is not None:
         return found

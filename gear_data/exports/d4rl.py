@@ -13,11 +13,12 @@ import h5py
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.tables.metadata import metadata_names
 from gear_data.exports.destination import FILE_SUFFIXES, atomic_file_or_folder
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, exported_files
 from gear_data.exports.flat import flat_blocks, flat_columns
 from gear_data.exports.hdf5 import create_hdf5
-from gear_data.exports.metadata import metadata_names, source_metadata
+from gear_data.exports.metadata import source_metadata
 
 
 def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:

@@ -1,4 +1,4 @@
-"""Data of a dataset that is not in its steps: metadata and final observations."""
+"""Data of a dataset that is not in its steps: final observations, and metadata of the source."""
 
 from __future__ import annotations
 
@@ -6,35 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy.typing as npt
-import pyarrow as pa
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.storage.episode_tables import episode_metadata_names
-
-
-def metadata_names(dataset: Dataset) -> list[str]:
-    """Returns the names of the episode metadata from the source, including `task`.
-
-    Names without a value in any episode are left out.
-    """
-    table = dataset.episode_table
-    names = episode_metadata_names(table.column_names, dataset.schema)
-    return [name for name in names if table.column(name).null_count < dataset.num_episodes]
-
-
-def episode_metadata(dataset: Dataset, first: int, last: int) -> dict[str, pa.Array]:
-    """Returns the episode metadata between two positions, name -> values.
-
-    Text is not dictionary-encoded.
-    """
-    table = dataset.episode_table.slice(first, last - first)
-    metadata = {}
-    for name in metadata_names(dataset):
-        values = table.column(name)
-        if pa.types.is_dictionary(values.type):
-            values = values.cast(pa.string())
-        metadata[name] = values.combine_chunks()
-    return metadata
 
 
 def final_observations(dataset: Dataset, first: int, last: int) -> list[dict[str, npt.NDArray[Any]] | None]:

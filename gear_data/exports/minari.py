@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.tables.metadata import episode_metadata
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.exports.destination import atomic_folder
 from gear_data.exports.exporter import (
@@ -30,7 +31,7 @@ from gear_data.exports.exporter import (
     require_columns,
 )
 from gear_data.exports.hdf5 import create_hdf5
-from gear_data.exports.metadata import episode_id, episode_metadata, final_observations, source_metadata
+from gear_data.exports.metadata import episode_id, final_observations, source_metadata
 from gear_data.exports.spaces import space
 from gear_data.schema import ColumnSpec
 

@@ -9,10 +9,10 @@ from numpy.lib import format as npy
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.tables.metadata import metadata_names
 from gear_data.exports.destination import FILE_SUFFIXES, atomic_file_or_folder
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, exported_files
 from gear_data.exports.flat import flat_blocks, flat_columns
-from gear_data.exports.metadata import metadata_names
 
 
 def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:

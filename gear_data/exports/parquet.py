@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.tables.metadata import episode_metadata
 from gear_data.exports.destination import FILE_SUFFIXES, atomic_folder, atomic_new_file
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files
-from gear_data.exports.metadata import episode_metadata, final_observations
+from gear_data.exports.metadata import final_observations
 from gear_data.exports.nested import nested_episodes, nested_finals, nested_values
 from gear_data.exports.table_writer import TableWriter
 from gear_data.ingest.sources.tables.episode_columns import FACT_MARK

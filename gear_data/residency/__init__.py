@@ -7,13 +7,16 @@ part of the columns where a `ResidencyPlan` puts it.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
 
 from gear_data.errors import unknown_name
 from gear_data.residency.column_overlay import OverlayShards
-from gear_data.residency.device.columns import DeviceColumns, DeviceCopy, OverlayCopy, PartialCopy
-from gear_data.residency.host import contents_key, host_shards
+from gear_data.residency.device.columns import ColumnsCopy, DeviceColumns, DeviceCopy, OverlayCopy, PartialCopy
+from gear_data.residency.device.shard_copies import ShardCopies
+from gear_data.residency.host import Contents, host_shards
 from gear_data.residency.joined_shards import JoinedShards
 from gear_data.residency.reader import ShardReader
 from gear_data.residency.remote_mmap import CachedShards
@@ -25,14 +28,17 @@ from gear_data.storage.mapped_shards import MappedShards, check_file_size, map_f
 
 __all__ = [
     "RESIDENCIES",
+    "ColumnsCopy",
+    "Contents",
     "DeviceColumns",
     "DeviceCopy",
     "OverlayCopy",
     "OverlayShards",
     "PartialCopy",
+    "JoinedShards",
+    "ShardCopies",
     "ShardReader",
     "Shards",
-    "contents_key",
     "host_residency",
     "open_shards",
 ]
@@ -71,7 +77,7 @@ def open_shards(
         schema: the columns.
         shards: the manifest's entries.
         bad: files that are not read; zeros stand for them.
-        grows: whether the dataset grows. With `host`, each shard has a copy of its own then, which generations share.
+        grows: whether the dataset grows. Each shard then has a copy of its own, which generations share.
 
     Raises:
         UnknownNameError: unknown residency.
@@ -80,10 +86,9 @@ def open_shards(
     """
     if residency not in ("mmap", "host", "pinned"):
         raise unknown_name("residency", residency, ("mmap", "host", "pinned"))
-    if residency == "host" and grows:
-        return JoinedShards([host_shards(files, schema, (shard,), bad) for shard in shards])
     if residency != "mmap":
-        return host_shards(files, schema, shards, bad, registrable=residency == "pinned")
+        load = partial(host_shards, files, schema, bad=bad, registrable=residency == "pinned")
+        return JoinedShards([load((shard,)) for shard in shards]) if grows else load(shards)
 
     def map_shard(shard: int) -> pa.Buffer:
         entry = shards[shard].entry

@@ -94,7 +94,7 @@ def host_shards(
     """
     layout, places = _place_columns(schema, shards)
     pieces = [piece for piece in layout.pieces if piece.entry.file not in bad]
-    key = contents_key(files, schema, shards, bad)
+    key = Contents(files, schema, shards, bad).key()
     # Two kinds of segments have two keys: a process that wants the write seal must not find a segment without it.
     segment = Segment(f"pinned.{key}" if registrable else key, layout.end, registrable)
     buffer = shared_buffer(segment, lambda descriptor: _fill(descriptor, files, pieces))
@@ -152,16 +152,37 @@ def _place_columns(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[_Layou
     return layout, tuple(placed)
 
 
-def contents_key(files: DatasetFiles, schema: Schema, shards: Sequence[ShardEntry], bad: frozenset[str]) -> str:
-    """Returns the key of a copy of some shards, a hash.
+@dataclass(frozen=True)
+class Contents:
+    """Columns of some shards, of which there are copies.
 
-    A copy of another folder, of files with other checksums, of rewritten files, or of other columns has another key.
+    Attributes:
+        files: the shards' files.
+        schema: the columns.
+        shards: the manifest's entries.
+        bad: files that are not read.
     """
-    digest = xxhash.xxh3_128(json.dumps(schema.to_json()).encode())
-    for shard in shards:
-        known = ["bad"] if shard.entry.file in bad else [shard.to_json(), *files.identity(shard.entry)]
-        digest.update(json.dumps(known).encode())
-    return digest.hexdigest()
+
+    files: DatasetFiles
+    schema: Schema
+    shards: tuple[ShardEntry, ...]
+    bad: frozenset[str] = frozenset()
+
+    def key(self) -> str:
+        """Returns the key of a copy, a hash.
+
+        A copy of another folder, of files with other checksums, of rewritten files, or of other columns has another
+        key.
+        """
+        digest = xxhash.xxh3_128(json.dumps(self.schema.to_json()).encode())
+        for shard in self.shards:
+            known = ["bad"] if shard.entry.file in self.bad else [shard.to_json(), *self.files.identity(shard.entry)]
+            digest.update(json.dumps(known).encode())
+        return digest.hexdigest()
+
+    def only(self, shard: int) -> Contents:
+        """Returns the contents of one shard, given by its number."""
+        return replace(self, shards=(self.shards[shard],))
 
 
 def _fill(descriptor: int, files: DatasetFiles, pieces: Sequence[_CopyRange]) -> None:

@@ -37,3 +37,7 @@ class JoinedShards:
 
     def values(self, shard: int, index: int) -> pa.Array:
         return self._shards[shard].values(0, index)
+
+    def only(self, shard: int) -> MappedShards:
+        """Returns one shard."""
+        return self._shards[shard]

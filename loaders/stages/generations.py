@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from gear_data.common.distributed import all_gather, compute_on_rank_zero, is_distributed
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.internals import store_of
 from gear_data.errors import DatasetReplacedError, GenerationGoneError, InvalidArgumentError
 
 T = TypeVar("T")
@@ -29,19 +30,25 @@ def newest_generations(datasets: Sequence[Dataset], *, all_ranks: bool) -> list[
         GearError: see `Dataset.refresh`. Every rank raises it.
     """
     if not all_ranks or not is_distributed():
-        return _newest(datasets)
+        return _newest(datasets, {})
+    # The ranks of a run that share the shards of a dataset agree by themselves: each of them refreshes it.
+    shared = {number: _refreshed(each) for number, each in enumerate(datasets) if store_of(each).membership is not None}
     found: list[Dataset] = []
 
     def refresh() -> list[tuple[int, str]]:
-        found[:] = _newest(datasets)
+        found[:] = _newest(datasets, shared)
         return [(each.generation, each.fingerprint) for each in found]
 
     wanted = compute_on_rank_zero(refresh)
 
     def follow() -> list[Dataset]:
         own = found or [
-            each if (each.generation, each.fingerprint) == (number, fingerprint) else each.at_generation(number)
-            for each, (number, fingerprint) in zip(datasets, wanted, strict=True)
+            shared[number].dataset
+            if number in shared
+            else each
+            if (each.generation, each.fingerprint) == known
+            else each.at_generation(known[0])
+            for number, (each, known) in enumerate(zip(datasets, wanted, strict=True))
         ]
         for each, (_, fingerprint) in zip(own, wanted, strict=True):
             _check_fingerprint(each, fingerprint, "rank 0's")
@@ -50,18 +57,32 @@ def newest_generations(datasets: Sequence[Dataset], *, all_ranks: bool) -> list[
     return together(follow, all_ranks=True)
 
 
-def _newest(datasets: Sequence[Dataset]) -> list[Dataset]:
-    found: list[Dataset] = []
-    refusals: list[InvalidArgumentError] = []
-    for each in datasets:
-        try:
-            found.append(each.refresh())
-        except InvalidArgumentError as error:
-            found.append(each)
-            refusals.append(error)
+class _Refreshed(NamedTuple):
+    """A refreshed dataset; the dataset itself, and the reason, if it stays at its generation."""
+
+    dataset: Dataset
+    refusal: InvalidArgumentError | None = None
+
+
+def _refreshed(dataset: Dataset) -> _Refreshed:
+    try:
+        return _Refreshed(dataset.refresh())
+    except InvalidArgumentError as error:
+        return _Refreshed(dataset, error)
+
+
+def _newest(datasets: Sequence[Dataset], shared: Mapping[int, _Refreshed]) -> list[Dataset]:
+    """Returns the newest generation of each dataset.
+
+    Args:
+        datasets: the datasets.
+        shared: the number of a dataset -> the result, for those that are refreshed already.
+    """
+    found = [shared[number] if number in shared else _refreshed(each) for number, each in enumerate(datasets)]
+    refusals = [each.refusal for each in found if each.refusal is not None]
     if len(refusals) == len(datasets):
         raise refusals[0]
-    return found
+    return [each.dataset for each in found]
 
 
 def together(compute: Callable[[], T], *, all_ranks: bool) -> T:

@@ -33,8 +33,9 @@ def refresh(stages: Stages, progress: Progress, starting: threading.Lock, from_s
     """
     config = stages.newest.config
     all_ranks = config.rank is None
-    together(lambda: check_refreshable(config, progress, from_step), all_ranks=all_ranks)
+    # First, because the ranks of a run wait for each other with a limit there.
     followed = newest_generations(stages.followed, all_ranks=all_ranks)
+    together(lambda: check_refreshable(config, progress, from_step), all_ranks=all_ranks)
     return enter(stages, followed, progress, starting, from_step)
 
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import gear_data
-from gear_data.cli.description import describe, summarize
+from gear_data.cli.description import describe
 from gear_data.errors import (
     BadEpisodeError,
     CorruptShardError,
@@ -36,6 +36,7 @@ from gear_data.errors import (
     UnsupportedColumnError,
 )
 from gear_data.ingest.convert import ConvertReport
+from gear_data.reports.facts import summarize
 from gear_data.schema import ColumnSpec
 from gear_data.storage.writing.shard_writer import ShardWriter
 from tests.support.manifests import edited_manifest, sign_file

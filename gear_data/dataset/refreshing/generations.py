@@ -9,12 +9,10 @@ import numpy as np
 from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset import filters
 from gear_data.dataset.step_filter import grown_mask
-from gear_data.dataset.store import DatasetStore, restored
+from gear_data.dataset.store import DatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.dataset_files import GrowingFiles
-from gear_data.storage.identity import check_same_dataset
 
 
 def at_generation(store: DatasetStore, view: View, generation: int | None) -> tuple[DatasetStore, View] | None:
@@ -28,28 +26,22 @@ def at_generation(store: DatasetStore, view: View, generation: int | None) -> tu
         InvalidArgumentError: see `Dataset.refresh`.
         GenerationGoneError: the generation is not on disk.
         DatasetReplacedError: the dataset was replaced.
+        ClusterError: nodes do not have the generation in time.
     """
-    files = store.files
-    if type(store) is not DatasetStore or not isinstance(files, GrowingFiles):
-        raise InvalidArgumentError(
-            f"{store.path} is served by other nodes, and stays at its generation",
-            hint="open the dataset's folder to follow it, or open it again",
-        )
     if view.made_by is None:
         raise InvalidArgumentError(
-            "a view of positions (select, split, indexing, on_bad_shard='skip') stays at its generation",
+            "a view of positions (select, split, indexing, drop_outliers, drop_duplicates, on_bad_shard='skip') stays "
+            "at its generation",
             hint="refresh the whole dataset, or a view made by filter; then select",
         )
     if store.residency == "tiered":
         raise InvalidArgumentError(
             "a dataset that was placed stays at its generation", hint="refresh the dataset, then call place"
         )
-    other = files.at(generation)
-    manifest = other.manifest()
-    check_same_dataset(manifest, store.manifest, store.path)
-    if manifest.generation == store.manifest.generation:
+    new = store.at_generation(generation)
+    if new is None:
         return None
-    new = restored(DatasetStore(other, store.residency), None, store.discount)
+    new.shard_statistics = store.shard_statistics.kept(new.manifest.shards)
     new.device_columns()
     return new, _view_of(store, view, new)
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.tables.metadata import metadata_names
 from gear_data.errors import InvalidArgumentError
 from gear_data.exports.destination import atomic_folder
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files
@@ -20,7 +21,7 @@ from gear_data.exports.lerobot.data_files import DataFilesWriter
 from gear_data.exports.lerobot.features import TASK, features
 from gear_data.exports.lerobot.meta import EPISODE_COLUMNS, DataFiles, write_meta
 from gear_data.exports.lerobot.videos.video_writer import write_videos
-from gear_data.exports.metadata import metadata_names, source_metadata
+from gear_data.exports.metadata import source_metadata
 
 
 def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:

@@ -19,11 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.tables.metadata import episode_metadata
 from gear_data.exports.exporter import episode_blocks
 from gear_data.exports.lerobot.features import CLOCK, TASK, Feature, VideoFeature
 from gear_data.exports.lerobot.videos.sampled_statistics import sampled_statistics
 from gear_data.exports.lerobot.videos.video_writer import CHUNK_FILES, VIDEO_MB, VIDEO_PATH, WrittenVideos
-from gear_data.exports.metadata import episode_metadata, final_observations, source_metadata
+from gear_data.exports.metadata import final_observations, source_metadata
 from gear_data.exports.nested import nested_finals
 from gear_data.exports.table_writer import TableWriter
 from gear_data.ingest.sources.lerobot.export_notes import FINALS, NOTES, ExportNotes

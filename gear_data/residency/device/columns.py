@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from gear_data.kernels.cuda.launcher import cuda_errors
 from gear_data.residency.device.memory import PIECE_BYTES, PinnedBuffer, Uploader
 from gear_data.residency.device.registration import register
 from gear_data.residency.device.shared_device_memory import shared_device_memory
+from gear_data.residency.host import Contents
 from gear_data.residency.plan import TIERS, ResidencyPlan
 from gear_data.residency.shards import Shards
 from gear_data.residency.shared_memory import HEADER_BYTES, Segment, write
@@ -78,6 +79,13 @@ class DeviceColumns:
             )
 
 
+class ColumnsCopy(Protocol):
+    """Columns of shards, copied to memory that a GPU reads at the first use."""
+
+    def columns(self) -> DeviceColumns:
+        """Returns the columns: see `DeviceCopy.columns`."""
+
+
 class DeviceCopy:
     """The columns of some shards, copied to memory that a GPU reads at the first use.
 
@@ -86,7 +94,7 @@ class DeviceCopy:
         schema: all columns of the shards.
         shards: the shards, in this machine's memory; for `pinned`, all in one mapping.
         steps: int64 [shards], steps of each shard.
-        contents: returns a key of the shards' contents, see `contents_key`.
+        contents: the shards' contents.
         plan: the tier of each extent's columns, for `tiered`.
     """
 
@@ -96,7 +104,7 @@ class DeviceCopy:
         schema: Schema,
         shards: Shards,
         steps: Int64Array,
-        contents: Callable[[], str],
+        contents: Contents,
         plan: ResidencyPlan | None = None,
     ) -> None:
         self._residency, self._schema, self._shards, self._steps, self._plan = residency, schema, shards, steps, plan
@@ -186,7 +194,7 @@ class DeviceCopy:
         """
 
         def fill(address: int) -> None:
-            uploader = Uploader()
+            uploader = Uploader(min(PIECE_BYTES, total))
             for offset, piece in self._pieces(spans):
                 uploader.send(piece, address + offset)
             uploader.finish()
@@ -225,7 +233,7 @@ class DeviceCopy:
 
     def _key(self, tier: str, spans: list[_Span]) -> str:
         """Returns a key of the bytes of spans, and of their places."""
-        digest = xxhash.xxh3_128(self._contents().encode())
+        digest = xxhash.xxh3_128(self._contents.key().encode())
         digest.update(np.array(spans, np.int64).tobytes())
         return f"{tier}.{digest.hexdigest()}"
 
@@ -283,7 +291,7 @@ class PartialCopy:
         steps: int64 [shards], steps of every shard.
     """
 
-    def __init__(self, copy: DeviceCopy, here: Sequence[int], steps: Int64Array) -> None:
+    def __init__(self, copy: ColumnsCopy, here: Sequence[int], steps: Int64Array) -> None:
         self._copy, self._here, self._steps = copy, list(here), steps
 
     def columns(self) -> DeviceColumns:
@@ -299,7 +307,7 @@ class PartialCopy:
 class OverlayCopy:
     """The columns of an `OverlayShards`: one column comes from other shards."""
 
-    def __init__(self, copy: DeviceCopy | PartialCopy, index: int, other: DeviceCopy | PartialCopy) -> None:
+    def __init__(self, copy: ColumnsCopy, index: int, other: ColumnsCopy) -> None:
         self._copy, self._index, self._other = copy, index, other
 
     def columns(self) -> DeviceColumns:

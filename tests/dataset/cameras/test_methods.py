@@ -22,7 +22,12 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception] | None]] = {
     "quantiles": (lambda ds: ds.quantiles(FRONT), UnsupportedColumnError),
     "filter_steps": (lambda ds: ds.filter_steps(pl.col(FRONT).is_not_null()), UnsupportedColumnError),
     "residency_plan": (lambda ds: ds.residency_plan(1 << 20, 1 << 20, columns=[FRONT]), UnsupportedColumnError),
+    "to_polars": (lambda ds: ds.to_polars([FRONT]), UnsupportedColumnError),
+    "to_hf": (lambda ds: ds.to_hf([FRONT]), UnsupportedColumnError),
+    "to_torch_dataset": (lambda ds: ds.to_torch_dataset(columns=[FRONT])[1], None),
+    "drop_duplicates": (lambda ds: ds.drop_duplicates([FRONT]), UnsupportedColumnError),
     # The columns of these are the episode table's.
+    "drop_outliers": (lambda ds: ds.drop_outliers({FRONT: 3.0}), UnknownNameError),
     "filter": (lambda ds: ds.filter(pl.col(FRONT) > 0), UnknownNameError),
     "evaluate": (lambda ds: ds.evaluate(pl.col(FRONT), "weight"), UnknownNameError),
     "split_by": (lambda ds: ds.split_by(FRONT), UnknownNameError),
@@ -31,7 +36,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception] | None]] = {
 OTHERS = {
     "at_generation", "discount", "episode", "episode_ids", "episode_table", "episodes", "final", "fingerprint",
     "generation", "is_remote", "lengths", "num_episodes", "num_steps", "offsets", "place", "placement", "refresh",
-    "schema", "select", "shards", "sizes", "split", "statistics", "step_mask", "step_mask_mode", "with_discount",
+    "report", "save", "schema", "select", "shards", "sizes", "split", "statistics", "step_mask", "step_mask_mode",
+    "with_discount",
 }  # fmt: skip
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pytest
 
 import gear_data
+from gear_data.dataset.store import DatasetStore
 from gear_data.errors import (
     CorruptShardError,
     DatasetReplacedError,
@@ -19,6 +22,8 @@ from gear_data.errors import (
     InvalidArgumentError,
 )
 from gear_data.residency import host
+from gear_data.selection.windows import Int64Array
+from gear_data.storage import sidecar
 from gear_data.storage.dataset_files import DatasetFiles
 
 
@@ -290,3 +295,143 @@ def shared_bytes() -> int:
             first, last = (int(each, 16) for each in line.split()[0].split("-"))
             sizes[first] = last - first
     return sum(sizes.values())
+
+
+def test_statistics_of_views_read_new_shards_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the numbers that a view has which is made at once, and those of all steps."""
+    read: list[int] = []
+    steps_of_store = DatasetStore.steps
+
+    def counted(self: DatasetStore, name: str, rows: Int64Array) -> npt.NDArray[Any]:
+        if name == "actions":
+            read.extend(self.episodes["number"].gather(rows).to_list())
+        return steps_of_store(self, name, rows)
+
+    monkeypatch.setattr(DatasetStore, "steps", counted)
+    with grown(tmp_path / "ds", 3, max_steps=400, shard_bytes=1024) as writer:
+        view = gear_data.open(tmp_path / "ds").filter("number % 3 = 0")
+        assert view.statistics["actions"].count[0] == view.num_steps
+        for generation in range(3, 14):
+            files = {shard.entry.file for shard in view.manifest.shards}
+            add(writer, 10 * generation, 10)
+            writer.seal()
+            view = view.refresh()
+            read.clear()
+            statistics = view.statistics["actions"]
+            new = [number for number, shard in enumerate(view.manifest.shards) if shard.entry.file not in files]
+            assert read == view.episodes.filter(pl.col("shard").is_in(new))["number"].to_list()
+            values = np.concatenate([steps_of(number) for number in view.episodes["number"].to_list()])
+            np.testing.assert_allclose([statistics.mean[0], statistics.std[0]], [values.mean(), values.std()])
+            assert (statistics.min[0], statistics.max[0], statistics.count[0]) == (
+                values.min(), values.max(), len(values),
+            )  # fmt: skip
+    at_once = gear_data.open(tmp_path / "ds").filter("number % 3 = 0")
+    assert {name: each.to_json() for name, each in at_once.statistics.items()} == {
+        name: each.to_json() for name, each in view.statistics.items()
+    }
+    discounted = view.with_discount(0.5)
+    assert discounted.statistics["returns_to_go"].mean[0] != view.statistics["rewards"].mean[0]
+    assert discounted.statistics["actions"].mean == view.statistics["actions"].mean
+
+
+def sidecars(folder: Path) -> set[str]:
+    found = {path.relative_to(folder / "sidecars") for path in (folder / "sidecars").rglob("*.*") if path.is_file()}
+    return {str(path) for path in found if path.suffix != ".lock" and path.name != ".lock"}
+
+
+def test_sidecars_grow_and_leave_with_their_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only new shards are computed. A generation that is open keeps its files."""
+    computed: list[str] = []
+    compute = sidecar._compute_shard
+
+    def counted(path: Path, *arguments: Any) -> Any:
+        computed.append(path.name)
+        return compute(path, *arguments)
+
+    monkeypatch.setattr(sidecar, "_compute_shard", counted)
+    folder = tmp_path / "ds"
+    with grown(folder, 2, max_steps=300, shard_bytes=1024) as writer:
+        ds = gear_data.open(folder).with_discount(0.5)
+        held = ds
+        for generation in range(2, 12):
+            known = {shard.entry.file for shard in ds.manifest.shards}
+            add(writer, 10 * generation, 10)
+            writer.seal()
+            computed.clear()
+            ds = ds.refresh()
+            assert len(computed) == len({shard.entry.file for shard in ds.manifest.shards} - known) > 0
+            ds.quantiles("rewards")
+            if generation == 4:
+                check_discounted(held)
+                del held
+        check_discounted(ds)
+        shards = len(ds.manifest.shards)
+        again = gear_data.open(folder).with_discount(0.5)
+        assert again.statistics["returns_to_go"].to_json() == ds.statistics["returns_to_go"].to_json()
+        add(writer, 120, 1)
+        writer.seal()
+        # The files of the last generation stay as long as it is open: also a description, and quantiles.
+        assert len(sidecars(folder)) == shards + 2
+        del ds, again
+        add(writer, 121, 1)
+        writer.seal()
+        left = sidecars(folder)
+        assert 0 < len(left) < shards and all(name.endswith(".arrow") for name in left)
+
+
+def check_discounted(ds: gear_data.Dataset) -> None:
+    """Compares the returns of a dataset of `add` with a plain loop."""
+    everything = []
+    for row, number in enumerate(ds.episodes["number"].to_list()):
+        returns = [0.0]
+        for _ in steps_of(number):
+            returns.append(number + 0.5 * returns[-1])
+        everything += returns[1:]
+        assert ds[row]["returns_to_go"].tolist() == np.array(returns[:0:-1], np.float32).tolist()
+    values = np.array(everything, np.float32).astype(float)
+    found = ds.statistics["returns_to_go"]
+    np.testing.assert_allclose([found.mean[0], found.std[0], found.max[0]], [values.mean(), values.std(), values.max()])
+
+
+@pytest.mark.parametrize("limit", [{"max_steps": 500}, {"max_bytes": 40_000}])
+def test_single_episodes_of_small_weight_leave(tmp_path: Path, limit: dict[str, int]) -> None:
+    """Against a plain buffer: what left is among the smallest weights, and nothing else changed."""
+    folder, choose = tmp_path / "ds", np.random.default_rng(0)
+    weights: dict[int, float] = {}
+    previous: list[int] = []
+    with gear_data.Writer(folder, durability="os", evict="weight", **limit) as writer:
+        for generation in range(30):
+            new = list(range(8 * generation, 8 * generation + 8))
+            for number in new:
+                weights[number] = float(choose.normal())
+                for value in steps_of(number):
+                    writer.append(
+                        observations=np.full(3, value, np.float32), actions=value, infos={"text": f"n{number} {value}"}
+                    )
+                final = np.full(3, -number, np.float32) if number % 2 else None
+                writer.end_episode(terminated=True, final=final, number=number, weight=weights[number])
+            writer.seal()
+            ds = gear_data.open(folder)
+            found = [int(each) for each in ds.episodes["number"]]
+            assert ds.episodes["episode_id"].to_list() == found
+            left = [number for number in previous if number not in found]
+            assert set(found) == set(previous + new) - set(left)
+            if left:
+                # At most the excess and an eighth of the dataset have smaller weights than the largest that left.
+                below = [number for number in found if weights[number] < max(weights[each] for each in left)]
+                old = sum(len(steps_of(each)) for each in below if each in previous)
+                assert old <= sum(len(steps_of(each)) for each in found + left) / 8 + 8
+            size = sum(shard.entry.bytes for shard in ds.manifest.shards)
+            assert ds.num_steps <= limit.get("max_steps", ds.num_steps) and size <= limit.get("max_bytes", size)
+            assert len(ds.manifest.shards) <= 24
+            previous = found
+    for row, number in enumerate(previous):
+        episode, final = ds[row], ds.final(number)
+        assert episode["actions"].tolist() == steps_of(number)
+        assert episode["infos.text"].tolist() == [f"n{number} {value}" for value in steps_of(number)]
+        assert (final is None) == (number % 2 == 0)
+        assert final is None or final["observations"].tolist() == [-number] * 3
+    values = np.concatenate([steps_of(number) for number in previous])
+    np.testing.assert_allclose(ds.statistics["actions"].mean, [values.mean()])
+    assert np.mean([weights[number] for number in previous]) > 0.3
+    assert gear_data.verify(folder, deep=True).ok

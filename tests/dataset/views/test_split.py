@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import gear_data
 from gear_data.dataset.split import split_sizes
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, UnknownNameError
 from tests.support.views import check_view, ids_of
 
 
@@ -109,3 +110,24 @@ def test_invalid_splits(fractions: Any, seed: Any, words: str, ds: gear_data.Dat
     with pytest.raises(InvalidArgumentError) as raised:
         ds.split(fractions, seed=seed)
     assert words in str(raised.value)
+
+
+def test_stratified_parts_have_their_fraction_of_each_value(tmp_path: Path) -> None:
+    tasks = [("a", "b", "b", "c", "b", "c")[i % 6] for i in range(60)]
+    step = {"observations": np.zeros((1, 1)), "actions": np.zeros((1, 1)), "rewards": np.zeros(1)}
+    gear_data.convert([{**step, "task": task} for task in tasks], tmp_path / "d", progress=False)
+    dataset = gear_data.open(tmp_path / "d")
+    parts = dataset.split({"train": 0.7, "val": 0.3}, seed=5, stratify="task")
+    ids = {name: part.episodes["episode_id"].to_list() for name, part in parts.items()}
+    assert sorted(ids["train"] + ids["val"]) == list(range(60))
+    assert ids["val"] == sorted(ids["val"])
+    counts = {name: {task: sum(tasks[i] == task for i in mine) for task in "abc"} for name, mine in ids.items()}
+    assert counts == {"train": {"a": 7, "b": 21, "c": 14}, "val": {"a": 3, "b": 9, "c": 6}}
+    again = dataset.split({"train": 0.7, "val": 0.3}, seed=5, stratify="task")["val"]
+    assert again.episodes["episode_id"].to_list() == ids["val"]
+    other = dataset.split({"train": 0.7, "val": 0.3}, seed=6, stratify="task")["val"]
+    assert other.episodes["episode_id"].to_list() != ids["val"]
+    with pytest.raises(InvalidArgumentError, match="none of the 60 episodes"):
+        dataset.split({"train": 0.99, "val": 0.01}, stratify="task")
+    with pytest.raises(UnknownNameError, match="tasks"):
+        dataset.split({"train": 0.5, "val": 0.5}, stratify="tasks")

@@ -19,7 +19,7 @@ from gear_data import Goals, Mixture, SequenceLoader, TopK, Uniform, Weighted
 from gear_data.dataset.internals import store_of
 from gear_data.errors import GenerationGoneError, InvalidArgumentError, StateMismatchError
 from gear_data.loaders.stages.timeline import STEPS_KEPT
-from tests.support.cluster import refresh_rank
+from tests.support.cluster.growing import refresh_rank
 from tests.support.feed import reference as ref
 from tests.support.feed.batches import clones, same, take
 from tests.support.feed.data import convert_episodes, locomotion, run_two_ranks

@@ -1,0 +1,1 @@
+"""Choosing episodes: outliers, duplicates, and saving what is left."""

@@ -1,0 +1,1 @@
+"""Datasets as tables of other libraries: Arrow, Polars, HuggingFace `datasets`, and HTML."""

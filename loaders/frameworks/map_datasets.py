@@ -1,0 +1,120 @@
+"""Map-style torch datasets of windows and of episodes, for a trainer that brings its own DataLoader."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset as TorchDataset
+
+from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.tables.conversions import check_whole_episodes
+from gear_data.errors import EpisodeIndexError, InvalidArgumentError
+from gear_data.loaders.sequence_loader import SequenceLoader
+
+#: Arguments of a SequenceLoader that its windows do not depend on, or that the DataLoader decides.
+_OF_BATCHES = {
+    "backend", "batch_size", "batches_at_once", "device", "epochs", "framework", "passes", "pin_memory", "prefetch",
+    "rank", "sampler", "seed", "selection", "sharding", "sm_budget", "steps", "world_size",
+}  # fmt: skip
+
+
+class WindowDataset(TorchDataset[dict[str, Any]]):
+    """Windows of a dataset, one an item, in the order of the dataset.
+
+    Item i has the keys of a `SequenceLoader` batch without the leading axis. So the default `collate_fn` gives batches
+    like those of the loader. The DataLoader shuffles, batches and divides the items among ranks.
+
+    Args:
+        dataset: the dataset or view. A step filter leaves out windows.
+        context: the most steps of a window.
+        **arguments: arguments of `SequenceLoader` about windows, such as `preset`, `columns`, `normalize` and `stride`.
+
+    Raises:
+        InvalidArgumentError: an argument that the DataLoader decides, such as `batch_size`.
+        GearError: see `SequenceLoader`.
+    """
+
+    def __init__(self, dataset: Dataset, context: int, **arguments: Any) -> None:
+        refused = sorted(_OF_BATCHES & arguments.keys())
+        if refused:
+            raise InvalidArgumentError(
+                f"a dataset of windows has no {', '.join(refused)}",
+                hint="give it to the DataLoader, or make batches by gear_data.SequenceLoader",
+            )
+        self._loader = SequenceLoader(
+            dataset, 1, context=context, sampler="fifo", epochs=1, prefetch=0, framework="torch", rank=0, world_size=1,
+            **arguments,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        """Returns the number of windows."""
+        return len(self._loader)
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
+        """Returns a window, key -> tensor [context, ...]; text is a list.
+
+        Raises:
+            EpisodeIndexError: there is no such window. It is an `IndexError` too.
+        """
+        batch = self._loader.batch(_position(index, len(self), "window"))
+        return {key: values[0] for key, values in batch.items()}
+
+
+class EpisodeDataset(TorchDataset[dict[str, Any]]):
+    """Episodes of a dataset, one an item.
+
+    An item has `episode_id`, each column as a tensor [T, ...] or a list of T texts or bytes, and `final_X` for each
+    column X of the final observation (None if the episode has none). Tensors are copies. Frames of cameras are decoded
+    when the item is read. Episodes differ in T, so a DataLoader needs `batch_size=None` or a `collate_fn`.
+
+    Args:
+        dataset: the dataset or view.
+        columns: names of columns; None: all.
+
+    Raises:
+        UnknownNameError: a column does not exist. The error lists the columns.
+        InvalidArgumentError: the view has a step filter.
+    """
+
+    def __init__(self, dataset: Dataset, columns: Sequence[str] | None = None) -> None:
+        check_whole_episodes(dataset)
+        names = dataset.schema.names if columns is None else columns
+        self._columns = [dataset.schema[name] for name in names]
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        """Returns the number of episodes."""
+        return len(self._dataset)
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
+        """Returns an episode.
+
+        Raises:
+            EpisodeIndexError: there is no such episode. It is an `IndexError` too.
+        """
+        episode = self._dataset[_position(index, len(self), "episode")]
+        item: dict[str, Any] = {"episode_id": episode.id}
+        for spec in self._columns:
+            values = episode[spec.name]
+            item[spec.name] = values.tolist() if spec.variable_length else _tensor(values)
+        finals = self._dataset.final(episode.id) or {}
+        for spec in self._columns:
+            if spec.has_final:
+                item[f"final_{spec.name}"] = _tensor(finals[spec.name]) if finals else None
+        return item
+
+
+def _tensor(values: Any) -> torch.Tensor:
+    # A copy: torch would write into memory that is mapped for reading.
+    return torch.from_numpy(np.array(values))
+
+
+def _position(index: SupportsIndex, count: int, noun: str) -> int:
+    position = operator.index(index)
+    if not -count <= position < count:
+        raise EpisodeIndexError(f"there is no {noun} {position}", hint=f"{noun}s are 0 to {count - 1}")
+    return position % count
