@@ -1,0 +1,14 @@
+header();
+overview();
+findings();
+returns();
+episodes();
+outliers();
+columns();
+viewer();
+visitation();
+targets();
+sampler();
+comparison();
+window.addEventListener("beforeprint", drawAll);
+document.documentElement.dataset.ready = "true";
