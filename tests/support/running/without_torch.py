@@ -89,6 +89,7 @@ def main(folder: Path) -> None:
         (lambda: gear_data.SequenceLoader(ds, device="cuda"), InvalidArgumentError, "framework='torch'"),
         (lambda: loader.dataloader(), InvalidArgumentError, "iterate the loader itself"),
         (lambda: gear_data.open(folder / "dataset", cluster="torchrun"), MissingExtraError, "gear-data[torch]"),
+        (lambda: ds.to_torch_dataset(context=4), MissingExtraError, "gear-data[torch]"),
     ):
         try:
             call()

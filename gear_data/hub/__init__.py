@@ -1,0 +1,1 @@
+"""Datasets on the HuggingFace hub: push and pull."""

@@ -1,0 +1,97 @@
+"""Errors of the hub's library as errors of gear-data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gear_data.errors import DatasetNotFoundError, GearError, InvalidArgumentError, RemoteError
+
+#: Packages of HTTP clients that versions of huggingface_hub use. Their errors have no common class.
+_CLIENTS = ("httpx", "requests", "urllib3")
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_LOG_IN = "log in with 'hf auth login', or set HF_TOKEN to a token that may do this"
+
+
+def check_name(repo_id: str) -> None:
+    """Checks the name of a dataset on the hub.
+
+    Raises:
+        InvalidArgumentError: it is not USER/NAME.
+    """
+    if not isinstance(repo_id, str) or not _NAME.fullmatch(repo_id):
+        raise InvalidArgumentError(
+            f"{repo_id!r} is not the name of a dataset on the hub", hint="give USER/NAME, such as me/hopper"
+        )
+
+
+@contextmanager
+def typed_hub_errors(name: str, again: str) -> Iterator[None]:
+    """Turns errors of the hub's library into errors of gear-data.
+
+    Args:
+        name: name of the repository, for messages.
+        again: the remedy if the network or the server failed.
+
+    Raises:
+        InvalidArgumentError: the hub's library refuses the name.
+        DatasetNotFoundError: the repository or the revision does not exist, or may not be read.
+        RemoteError: the hub refused the request, or cannot be reached.
+    """
+    from huggingface_hub import errors
+
+    place = f"hf://datasets/{name}"
+    try:
+        yield
+    except GearError:
+        raise
+    except errors.HFValidationError as error:
+        raise InvalidArgumentError(f"the hub's library refuses it: {error}", file=place) from error
+    except errors.RevisionNotFoundError as error:
+        raise DatasetNotFoundError("has no such revision", file=place, hint="give a branch, tag or commit") from error
+    except errors.RepositoryNotFoundError as error:
+        # The hub gives the same answer for a private repository.
+        hint = f"check the name; if it is private, {_LOG_IN}"
+        raise DatasetNotFoundError("does not exist, or is private", file=place, hint=hint) from error
+    except Exception as error:
+        status = _status(error)
+        if status is None and not _is_of_network(error):
+            raise
+        text = str(getattr(error, "server_message", None) or error).strip() or type(error).__name__
+        refused = status in (401, 403)
+        raise RemoteError(
+            f"the hub {'refused the request' if refused else 'failed'}: {text.splitlines()[0]}",
+            file=place,
+            hint=_LOG_IN if refused else again,
+        ) from error
+
+
+def _status(error: BaseException) -> int | None:
+    """Returns the HTTP status of an error or of its cause; None without one."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is None and error.__cause__ is not None:
+        return _status(error.__cause__)
+    return status if isinstance(status, int) else None
+
+
+def _is_of_network(error: BaseException) -> bool:
+    """Returns whether a connection failed. An upload in a thread wraps its error."""
+    modules = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
+    if isinstance(error, ConnectionError | TimeoutError) or any(each.startswith(_CLIENTS) for each in modules):
+        return True
+    return "huggingface_hub" in modules or (error.__cause__ is not None and _is_of_network(error.__cause__))
+
+
+@contextmanager
+def quiet_library() -> Iterator[None]:
+    """Hides the progress bars of the hub's library: one bar is shown for all files."""
+    from huggingface_hub import utils
+
+    before = utils.are_progress_bars_disabled()  # type: ignore[attr-defined]
+    utils.disable_progress_bars()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if not before:
+            utils.enable_progress_bars()  # type: ignore[attr-defined]
