@@ -12,9 +12,34 @@ import sys
 from collections.abc import Sequence
 
 import gear_data
-from gear_data.cli import batches, conversion, getting_started, inspection, placement, recording, serving, tuning
+from gear_data.cli import (
+    batches,
+    conversion,
+    curation,
+    getting_started,
+    hub,
+    inspection,
+    placement,
+    recording,
+    serving,
+    tuning,
+)
 from gear_data.cli.arguments import Command, print_json
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
+
+#: Groups of commands, in the order of `gear-data --help`.
+_GROUPS = (
+    conversion,
+    recording,
+    inspection,
+    curation,
+    batches,
+    hub,
+    tuning,
+    placement,
+    serving,
+    getting_started,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,6 +83,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gear-data {gear_data.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (conversion, recording, inspection, batches, tuning, placement, serving, getting_started):
+    for group in _GROUPS:
         group.add_commands(commands)
     return parser

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import gear_data
 from gear_data.cli.arguments import add_command, add_dataset, add_where, frame_size, open_dataset, print_json
-from gear_data.common.progress import format_bytes, pluralize, progress_bar
+from gear_data.common.progress import advance_with_text, format_bytes, pluralize, progress_bar
 from gear_data.errors import InvalidArgumentError
 from gear_data.exports.lerobot.videos.codecs import CODECS
 
@@ -76,8 +77,9 @@ def _feed(options: argparse.Namespace) -> int:
         pass
     loader = _loader(options, dataset, prefetch=options.prefetch, steps=options.steps)
     with progress_bar(options.steps, "feed", "batch", None) as bar:
+        advance = advance_with_text(bar, _recent_rates(loader))
         for _ in loader:
-            bar.update(1)
+            advance(1)
     metrics = loader.metrics()
     if options.json:
         print_json(metrics)
@@ -88,6 +90,26 @@ def _feed(options: argparse.Namespace) -> int:
         f"({metrics['pad_fraction']:.1%} padding, {metrics['wait_fraction']:.0%} of the time waiting)"
     )
     return 0
+
+
+def _recent_rates(loader: gear_data.SequenceLoader) -> Callable[[], str]:
+    """Returns a function that describes the time since its last call."""
+    from gear_data.loaders.metrics import metrics_between
+
+    before = loader.metrics()
+
+    def text() -> str:
+        nonlocal before
+        earlier, before = before, loader.metrics()
+        if before["batches"] == earlier["batches"]:
+            return ""
+        rates = metrics_between(earlier, before)
+        return (
+            f"{rates['windows_per_s']:,.0f} windows/s, {rates['padded_bytes_per_s'] / 1e9:.2f} GB/s, "
+            f"{rates['wait_fraction']:.0%} waiting"
+        )
+
+    return text
 
 
 def _add_export(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""Description of a dataset for `gear-data inspect`: as JSON and as text."""
+"""Description of a dataset for `gear-data inspect`, as text."""
 
 from __future__ import annotations
 
@@ -10,33 +10,10 @@ import numpy.typing as npt
 
 from gear_data.common.progress import format_bytes, pluralize
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import rows_of, store_of
-from gear_data.schema import ColumnSpec
+from gear_data.reports.facts import finite_returns, summarize
 
 _BARS = 12
 _BAR_WIDTH = 40
-
-
-def summarize(dataset: Dataset) -> dict[str, Any]:
-    """Returns counts, columns, cameras, ranges, fingerprint and source, JSON-able.
-
-    `return` is the range of the finite returns; null if there are none. `bytes` counts no video files.
-    """
-    return {
-        "episodes": dataset.num_episodes,
-        "steps": dataset.num_steps,
-        "columns": {spec.name: {"dtype": spec.dtype, "shape": list(spec.shape)} for spec in dataset.schema},
-        "cameras": {spec.name: _camera(dataset, spec) for spec in dataset.schema.videos},
-        "return": _range(_returns(dataset)),
-        "length": _range(dataset.lengths.astype(np.float64)),
-        "fingerprint": dataset.fingerprint,
-        "source": dataset.manifest.provenance.get("source"),
-        "format": dataset.manifest.provenance.get("format"),
-        "generation": dataset.generation,
-        "shards": len(dataset.manifest.shards),
-        "bytes": sum(entry.bytes for entry in dataset.manifest.files),
-        "findings": [dict(finding) for finding in dataset.manifest.findings],
-    }
 
 
 def describe(dataset: Dataset) -> str:
@@ -55,7 +32,7 @@ def describe(dataset: Dataset) -> str:
     ]
     if summary["cameras"]:
         lines += ["", *_cameras_table(summary["cameras"])]
-    for name, values in (("return", _returns(dataset)), ("length", dataset.lengths.astype(np.float64))):
+    for name, values in (("return", finite_returns(dataset)), ("length", dataset.lengths.astype(np.float64))):
         if len(values):
             lines += ["", f"{name} of an episode", *histogram(values)]
     if summary["findings"]:
@@ -100,24 +77,6 @@ def _columns_table(dataset: Dataset) -> list[str]:
     return table(rows)
 
 
-def _camera(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
-    """Returns frame size, frames per second, codecs, and the files of the episodes."""
-    videos = store_of(dataset).videos
-    files = videos.segments[spec.name].file
-    numbers = np.unique(files if rows_of(dataset) is None else files[rows_of(dataset)])
-    found = videos.index.files.take(numbers)
-    sample = None if rows_of(dataset) is not None else dataset.statistics.get(spec.name)
-    return {
-        "shape": list(spec.shape),
-        "fps": None if spec.video is None else spec.video.fps,
-        "codecs": sorted(set(found.column("codec").to_pylist())),
-        "frames": dataset.num_steps,
-        "files": len(found),
-        "bytes": int(found.column("bytes").to_numpy().sum()),
-        "statistics": None if sample is None else sample.to_json(),
-    }
-
-
 def _cameras_table(cameras: Mapping[str, Mapping[str, Any]]) -> list[str]:
     rows = [["camera", "shape", "fps", "codec", "frames", "files", "size", "mean", "std", "sample"]]
     for name, camera in cameras.items():
@@ -134,17 +93,6 @@ def _sampled(statistics: Mapping[str, Any] | None) -> list[str]:
         return ["", "", ""]
     channels = [" ".join(f"{value:.0f}" for value in statistics[name]) for name in ("mean", "std")]
     return [*channels, f"{statistics['sampled_frames']:,}"]
-
-
-def _returns(dataset: Dataset) -> npt.NDArray[np.float64]:
-    returns: npt.NDArray[np.float64] = dataset.episode_table.column("return").to_numpy()
-    return returns[np.isfinite(returns)]
-
-
-def _range(values: npt.NDArray[np.float64]) -> dict[str, float] | None:
-    if not len(values):
-        return None
-    return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
 
 
 def _finding(finding: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`gear-data inspect` and `verify`."""
+"""`gear-data inspect`, `report` and `verify`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 import gear_data
 from gear_data.cli.arguments import add_command, add_dataset, add_where, open_dataset, print_json
+from gear_data.common.progress import format_bytes, pluralize
+from gear_data.errors import InvalidArgumentError
 
 
 def add_commands(commands: Any) -> None:
     """Declares the commands of this group."""
     _add_inspect(commands)
+    _add_report(commands)
     _add_verify(commands)
 
 
@@ -23,13 +26,54 @@ def _add_inspect(commands: Any) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from gear_data.cli.description import describe, summarize
+    from gear_data.cli.description import describe
+    from gear_data.reports.facts import summarize
 
     dataset = open_dataset(options)
     if options.json:
         print_json(summarize(dataset))
     else:
         print(describe(dataset))
+    return 0
+
+
+def _add_report(commands: Any) -> None:
+    example = (
+        "gear-data report hopper/\n"
+        "  gear-data report hopper/ hopper.html --weights 'exp(return / 1000)' --compare hopper-2/\n"
+        "  gear-data report pusht/ pusht.html --frames 40"
+    )
+    summary = "write an HTML page that shows a dataset, for any browser, without a server"
+    parser = add_command(commands, "report", _report, summary, example)
+    add_dataset(parser)
+    help = "file to write; default NAME-report.html, with the name of the dataset's folder"
+    parser.add_argument("output", metavar="OUT", nargs="?", help=help)
+    add_where(parser)
+    help = "frames of each camera and viewed episode to embed; default the first, the middle and the last one"
+    parser.add_argument("--frames", type=int, default=0, metavar="N", help=help)
+    help = "show the draws and the effective sample size of a sampler: uniform, shuffle or fifo"
+    parser.add_argument("--sampler", help=help)
+    help = "the same of a sampler that weights each episode's steps: SQL over the episode table"
+    parser.add_argument("--weights", metavar="SQL", help=help)
+    help = "another dataset, folder or URL, whose columns are compared"
+    parser.add_argument("--compare", metavar="OTHER", help=help)
+
+
+def _report(options: argparse.Namespace) -> int:
+    if options.sampler is not None and options.weights is not None:
+        raise InvalidArgumentError("--sampler and --weights are given", hint="give one of them")
+    sampler = options.sampler if options.weights is None else gear_data.Weighted(options.weights, by="step")
+    dataset = open_dataset(options)
+    other = None if options.compare is None else gear_data.open(options.compare)
+    report = gear_data.report(dataset, frames=options.frames, sampler=sampler, compare=other)
+    path = report.save(options.output or f"{report.facts['name']}-report.html")
+    size = path.stat().st_size
+    if options.json:
+        print_json({**report.to_json(), "output": str(path), "output_bytes": size})
+        return 0
+    sample = report.facts["sample"]
+    read = "" if sample["complete"] else f" ({pluralize(sample['episodes'], 'episode')} sampled)"
+    print(f"{pluralize(dataset.num_episodes, 'episode')}{read}, {format_bytes(size)} -> {path}")
     return 0
 
 

@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gear_data.cli.arguments import add_command, add_dataset, print_json, size
 from gear_data.cluster.addresses import Address
@@ -17,6 +19,14 @@ from gear_data.cluster.credentials import ServerCredentials, read_token
 from gear_data.cluster.transport_names import AUTO, TRANSPORTS
 from gear_data.common.paths import plain_path
 from gear_data.errors import InvalidArgumentError
+from gear_data.recording.rate_limit.limit import RateLimit
+
+if TYPE_CHECKING:
+    from gear_data.cluster.flight.call_counts import CallCounts
+    from gear_data.cluster.server.prometheus import Metric
+    from gear_data.cluster.server.served_generations import ServedGenerations
+    from gear_data.cluster.writing.intake import EpisodeIntake
+    from gear_data.storage.manifest import Manifest
 
 #: Largest shard number in --shards. No dataset has as many shards, and a list of 2^24 numbers fits in memory.
 _LAST_SHARD = 1 << 24
@@ -32,7 +42,7 @@ def add_commands(commands: Any) -> None:
     example = (
         "gear-data serve hopper/ --shards 0-7 --listen 127.0.0.1:7000\n"
         "  gear-data serve hopper/ --listen 0.0.0.0:7000 --tls-cert node.pem --tls-key node.key --token-file token\n"
-        "  gear-data serve recorded/ --writable --listen 127.0.0.1:7001"
+        "  gear-data serve recorded/ --writable --listen 127.0.0.1:7001 --metrics 127.0.0.1:9100"
     )
     parser = add_command(commands, "serve", _serve, summary, example)
     add_dataset(parser)
@@ -52,6 +62,10 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="private key of the certificate, PEM")
     help = "file with the token that clients must present; create one with: openssl rand -hex 32"
     parser.add_argument("--token-file", type=Path, metavar="FILE", help=help)
+    help = "of a dataset that grows: keep an earlier generation so long after its last client; default 600"
+    parser.add_argument("--keep", type=float, metavar="SECONDS", help=help)
+    help = "answer with metrics in the text format of Prometheus, at http://HOST:PORT/metrics; port 0 chooses one"
+    parser.add_argument("--metrics", type=Address.parse, metavar="HOST:PORT", help=help)
     help = "take episodes of gear_data.Writer('gear://HOST:PORT'), and append them to DATASET; a signal ends the server"
     parser.add_argument("--writable", action="store_true", help=help)
     help = "file with the token that writers must present, with --writable"
@@ -62,6 +76,18 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--publish-every", type=float, metavar="SECONDS", help=help)
     help = "writers that may send at the same time, with --writable; default 64"
     parser.add_argument("--max-writers", type=int, default=64, metavar="N", help=help)
+    help = "evict parts of DATASET that are beyond so many steps, with --writable; default: no limit"
+    parser.add_argument("--max-steps", type=int, metavar="N", help=help)
+    help = "evict parts of DATASET that are beyond so many bytes, with --writable; default: no limit"
+    parser.add_argument("--max-bytes", type=size, metavar="BYTES", help=help)
+    help = "what leaves first: oldest (default), or a numeric column whose smallest values leave first"
+    parser.add_argument("--evict", metavar="COLUMN", help=help)
+    help = "steps before the first batch of gear_data.rate_limited, with --writable and --publish-every"
+    parser.add_argument("--min-steps", type=int, metavar="N", help=help)
+    help = "rows that training samples for each step: writers and training wait for each other"
+    parser.add_argument("--samples-per-insert", type=float, metavar="ROWS", help=help)
+    help = "margin of --samples-per-insert, in rows"
+    parser.add_argument("--samples-error", type=float, metavar="ROWS", help=help)
 
 
 def _shards(text: str) -> list[int]:
@@ -80,32 +106,99 @@ def _shards(text: str) -> list[int]:
     return sorted(found)
 
 
+def _rate_limit(options: argparse.Namespace) -> RateLimit | None:
+    given = options.min_steps, options.samples_per_insert, options.samples_error
+    if all(each is None for each in given):
+        return None
+    if options.publish_every is None:
+        raise InvalidArgumentError(
+            "--min-steps and --samples-per-insert need --publish-every",
+            hint="training waits for episodes that the server publishes",
+        )
+    return RateLimit(1 if options.min_steps is None else options.min_steps, *given[1:])
+
+
 def _serve(options: argparse.Namespace) -> int:
     return _serve_for_writing(options) if options.writable else _serve_for_reading(options)
 
 
+def _metrics(options: argparse.Namespace, read: Callable[[], Sequence[Metric]]) -> dict[str, str]:
+    """Serves metrics if the user wants it. Returns their URL for the report."""
+    if options.metrics is None:
+        return {}
+    from gear_data.cluster.server.prometheus import serve_metrics
+
+    return {"metrics": f"http://{serve_metrics(options.metrics, read)}/metrics"}
+
+
+def _print_metrics(report: Mapping[str, Any]) -> None:
+    if "metrics" in report:
+        print(f"metrics at {report['metrics']}")
+
+
+def _reading_metrics(generations: ServedGenerations, counts: CallCounts) -> list[Metric]:
+    from gear_data.cluster.server.prometheus import Metric, call_metrics
+
+    metrics, served = call_metrics(counts), generations.newest_held()
+    if served is None:
+        return metrics
+    manifest = served.shards.manifest
+    size = sum(manifest.shards[number].entry.bytes for number in served.shards.shards)
+    return [
+        Metric("shards", "Shards that this node serves.", len(served.shards.shards)),
+        Metric("shard_bytes", "Bytes of these shards.", size),
+        Metric("generation", "Number of the newest generation that is served.", manifest.generation),
+        *metrics,
+    ]
+
+
+def _writing_metrics(intake: EpisodeIntake, newest: Manifest | None, counts: CallCounts) -> list[Metric]:
+    from gear_data.cluster.server.prometheus import Metric, call_metrics
+
+    published = [0, 0, 0, 0] if newest is None else [
+        newest.generation, newest.steps, len(newest.shards), sum(shard.entry.bytes for shard in newest.shards)
+    ]  # fmt: skip
+    generation, steps, shards, size = published
+    return [
+        Metric("episodes", "Episodes taken since the server started.", intake.episodes, counter=True),
+        Metric("steps", "Steps of these episodes.", intake.steps, counter=True),
+        Metric("generation", "Number of the newest published generation.", generation),
+        Metric("published_steps", "Steps of the newest published generation.", steps),
+        Metric("shards", "Shards of the newest published generation.", shards),
+        Metric("shard_bytes", "Bytes of these shards.", size),
+        *call_metrics(counts),
+    ]
+
+
 def _serve_for_reading(options: argparse.Namespace) -> int:
     from gear_data.cluster.flight.server import FlightServer
-    from gear_data.cluster.rdma.server import open_rdma_server
-    from gear_data.cluster.server.shard_server import ShardServer
+    from gear_data.cluster.server.served_generations import KEEP_SECONDS, GenerationOpener, ServedGenerations
     from gear_data.storage.dataset_files import open_files
 
     token = None if options.token_file is None else read_token(options.token_file)
     credentials = ServerCredentials.from_files(token, options.tls_cert, options.tls_key)
     # Checked before the shards are loaded, which may take long.
     credentials.check(options.listen)
-    shards = ShardServer(open_files(options.dataset), options.shards, options.residency)
-    memory = open_rdma_server(shards, options.transport)
-    server = FlightServer(shards, options.listen, credentials, memory)
+    if options.keep is not None and not options.keep > 0:
+        raise InvalidArgumentError("--keep must be above 0")
+    opener = GenerationOpener(open_files(options.dataset), options.residency, options.transport, options.shards)
+    first = opener.first()
+    generations = ServedGenerations(first, opener, options.keep or KEEP_SECONDS)
+    server = FlightServer(generations, options.listen, credentials)
+    shards, verbs = first.shards, first.rdma is not None
+    del first  # it may be let go later
     address = Address(options.listen.host, server.port)
     report = {"listen": str(address), "shards": list(shards.shards), "of": len(shards.manifest.shards)}
-    report["verbs"] = memory is not None
+    report |= {"verbs": verbs, "generation": shards.manifest.generation}
+    report |= _metrics(options, lambda: _reading_metrics(generations, server.counts))
     if options.json:
         print_json(report)
     else:
-        rdma = ", also by RDMA" if memory is not None else ""
+        rdma = ", also by RDMA" if verbs else ""
         print(f"{len(shards.shards)} of {report['of']} shards of {options.dataset} at gear://{address}{rdma}")
+        _print_metrics(report)
     sys.stdout.flush()
+    del shards
     server.serve()
     return 0
 
@@ -113,9 +206,12 @@ def _serve_for_reading(options: argparse.Namespace) -> int:
 def _serve_for_writing(options: argparse.Namespace) -> int:
     from gear_data.cluster.writing.intake import EpisodeIntake, IntakeLimits
     from gear_data.cluster.writing.server import WriteServer
+    from gear_data.ingest.growing.eviction import OLDEST, Limits
     from gear_data.recording.earlier_episodes import earlier_episodes, only_server
-    from gear_data.recording.journal_sink import JournalSink
-    from gear_data.recording.sealing import SealOptions
+    from gear_data.recording.rate_limit.limiter import RateLimiter
+    from gear_data.recording.seal_options import SealOptions
+    from gear_data.recording.sealing import FolderPublisher
+    from gear_data.recording.sinks.journal_sink import JournalSink
 
     if options.shards is not None or options.token_file is not None:
         raise InvalidArgumentError(
@@ -126,6 +222,7 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
         raise InvalidArgumentError("--max-episode and --max-writers must be at least 1")
     if options.publish_every is not None and not options.publish_every > 0:
         raise InvalidArgumentError("--publish-every must be above 0")
+    rate_limit = _rate_limit(options)
     token = None if options.write_token_file is None else read_token(options.write_token_file)
     credentials = ServerCredentials.from_files(token, options.tls_cert, options.tls_key)
     credentials.check(options.listen)
@@ -133,16 +230,24 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     folder = Path(plain_path(options.dataset))
-    with only_server(folder):
-        sink = JournalSink(folder, SealOptions(), options.publish_every)
+    with only_server(folder), ExitStack() as stack:
+        seal_options = SealOptions(limits=Limits(options.max_steps, options.max_bytes, options.evict or OLDEST))
+        publisher = FolderPublisher(folder, seal_options)
+        sink = JournalSink(publisher, options.publish_every)
+        limiter = None
+        if rate_limit is not None:
+            limiter = stack.enter_context(RateLimiter(folder, rate_limit, "inserted"))
         limits = IntakeLimits(options.max_episode, max(_WRITE_MEMORY_BYTES, options.max_episode), options.max_writers)
-        intake = EpisodeIntake(sink, earlier_episodes(folder), limits)
+        intake = EpisodeIntake(sink, earlier_episodes(folder), limits, limiter)
         server = WriteServer(intake, options.listen, credentials)
         address = Address(options.listen.host, server.port)
+        report = {"listen": str(address), "episodes": sink.episodes}
+        report |= _metrics(options, lambda: _writing_metrics(intake, publisher.newest(), server.counts))
         if options.json:
-            print_json({"listen": str(address), "episodes": sink.episodes})
+            print_json(report)
         else:
             print(f"takes episodes for {options.dataset} at gear://{address}")
+            _print_metrics(report)
         sys.stdout.flush()
         ended.wait()
         intake.close()

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +28,37 @@ def test_feed_json(rollouts_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert 0 < facts["pad_fraction"] < 1
     assert facts["valid_bytes_per_s"] == pytest.approx(facts["padded_bytes_per_s"] * (1 - facts["pad_fraction"]))
     assert 0 <= facts["wait_fraction"] <= 1
+
+
+def on_a_terminal(*arguments: object) -> str:
+    """Runs `gear-data` with standard error on a terminal, and returns what the terminal got."""
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (24, 130))
+    command = [sys.executable, "-m", "gear_data.cli", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=follower) as process:
+        os.close(follower)
+        found = b""
+        while data := _read(leader):
+            found += data
+        assert process.wait() == 0
+    os.close(leader)
+    return found.decode()
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:  # the other end is closed
+        return b""
+
+
+def test_feed_shows_rates_on_a_terminal(rollouts_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = on_a_terminal("feed", rollouts_path, "--batch-size", 2048, "--steps", 4000)
+    lines = re.findall(r"feed: .* ([\d,]+) windows/s, (\d+\.\d\d) GB/s, (\d+)% waiting", shown)
+    assert lines
+    assert all(int(windows.replace(",", "")) > 0 and int(share) <= 100 for windows, _, share in lines)
+    main(["feed", str(rollouts_path), "--steps", "30"])
+    assert capfd.readouterr().err == ""
 
 
 def test_export_dataset_and_batches(rollouts_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,273 @@
+"""`gear-data filter`, `split`, `dedupe` and `stats`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import gear_data
+from gear_data.cli.arguments import add_command, add_dataset, add_where, names, open_dataset, print_json, renaming
+from gear_data.common.paths import join
+from gear_data.common.progress import format_bytes, pluralize
+from gear_data.errors import InvalidArgumentError
+
+#: Ids of dropped episodes that are printed.
+_SHOWN_IDS = 10
+#: Longest name of a folder that is made of a value.
+_NAME_CHARACTERS = 100
+
+
+def add_commands(commands: Any) -> None:
+    """Declares the commands of this group."""
+    _add_filter(commands)
+    _add_dedupe(commands)
+    _add_split(commands)
+    _add_stats(commands)
+
+
+def _add_output(parser: argparse.ArgumentParser, help: str) -> None:
+    parser.add_argument("output", metavar="OUT", help=help)
+    parser.add_argument("--overwrite", action="store_true", help="replace the GEAR dataset at OUT")
+    parser.add_argument("--resume", action="store_true", help="start an interrupted run again")
+
+
+def _add_dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only print which episodes would stay")
+
+
+def _add_filter(commands: Any) -> None:
+    summary = "save the episodes that satisfy conditions as a dataset; shards whose episodes all stay are linked"
+    example = "gear-data filter hopper/ good/ --where 'return > 1000'"
+    example += "\n  gear-data filter hopper/ usual/ --drop-outliers return:3 --drop-outliers length:3"
+    parser = add_command(commands, "filter", _filter, summary, example)
+    add_dataset(parser)
+    _add_output(parser, "folder or URL to create for the episodes that stay")
+    add_where(parser)
+    help = "drop the episodes whose value of a numeric column of the episode table is more than LIMIT robust standard "
+    help += "deviations (1.4826 times the median absolute deviation) from the median, after --where; may be repeated"
+    parser.add_argument("--drop-outliers", type=_limit, action="append", default=[], metavar="COLUMN:LIMIT", help=help)
+    _add_dry_run(parser)
+
+
+def _limit(text: str) -> tuple[str, float]:
+    """Parses 'return:3' to ('return', 3.0)."""
+    name, _, limit = text.rpartition(":")
+    try:
+        return (name, float(limit)) if name else _fail(text)
+    except ValueError:
+        return _fail(text)
+
+
+def _fail(text: str) -> tuple[str, float]:
+    raise argparse.ArgumentTypeError(f"expected COLUMN:LIMIT, such as return:3, not {text!r}")
+
+
+def _filter(options: argparse.Namespace) -> int:
+    if options.where is None and not options.drop_outliers:
+        raise InvalidArgumentError("nothing to filter by", hint="give --where or --drop-outliers")
+    view = whole = gear_data.open(options.dataset)
+    dropped = []
+    if options.where is not None:
+        view = whole.filter(options.where)
+        dropped.append(_dropped(f"where not {options.where}", whole, view))
+    if options.drop_outliers:
+        limits = dict(options.drop_outliers)
+        for name, limit in limits.items():
+            dropped.append(_dropped(f"outliers of {name}, limit {limit:g}", view, view.drop_outliers({name: limit})))
+        view = view.drop_outliers(limits)
+    return _save(options, view, dropped)
+
+
+def _add_dedupe(commands: Any) -> None:
+    summary = "save a dataset without the episodes that repeat an earlier one"
+    example = "gear-data dedupe hopper/ unique/"
+    example += "\n  gear-data dedupe hopper/ unique/ --near observations,actions --tolerance 1e-3"
+    parser = add_command(commands, "dedupe", _dedupe, summary, example)
+    add_dataset(parser)
+    _add_output(parser, "folder or URL to create for the episodes that stay")
+    help = "drop an episode if its length is that of an earlier one that stays, and these columns differ by at most "
+    help += "--tolerance at each step; default: all columns are equal"
+    parser.add_argument("--near", type=names, metavar="A,B", help=help)
+    help = "largest difference of an element of the columns of --near, default 0"
+    parser.add_argument("--tolerance", type=float, default=0.0, metavar="X", help=help)
+    _add_dry_run(parser)
+
+
+def _dedupe(options: argparse.Namespace) -> int:
+    whole = gear_data.open(options.dataset)
+    view = whole.drop_duplicates(options.near, options.tolerance)
+    return _save(options, view, [_dropped("repeat an earlier episode", whole, view)])
+
+
+def _add_split(commands: Any) -> None:
+    summary = "divide a dataset into several, at random or by a column of the episode table"
+    example = "gear-data split hopper/ parts/ --fractions train=0.9,val=0.1"
+    example += "\n  gear-data split robot/ tasks/ --by task"
+    parser = add_command(commands, "split", _split, summary, example)
+    add_dataset(parser)
+    _add_output(parser, "folder or URL to create, with a dataset for each part")
+    add_where(parser)
+    how = parser.add_mutually_exclusive_group(required=True)
+    help = "names of the parts and their fractions, which add up to 1"
+    how.add_argument("--fractions", type=_fractions, metavar="A=X,B=Y", help=help)
+    help = "a part for each value of a column of text, integers, booleans or dates, such as task"
+    how.add_argument("--by", metavar="COLUMN", help=help)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="for --fractions, default 0")
+    help = "for --fractions: divide the episodes of each value of COLUMN separately"
+    parser.add_argument("--stratify", metavar="COLUMN", help=help)
+
+
+def _fractions(text: str) -> dict[str, float]:
+    """Parses 'train=0.9,val=0.1'."""
+    try:
+        return {name: float(value) for name, value in map(renaming, names(text))}
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected NAME=FRACTION,..., not {text!r}") from error
+
+
+def _split(options: argparse.Namespace) -> int:
+    dataset = open_dataset(options)
+    if options.by is not None and (options.stratify is not None or options.seed):
+        raise InvalidArgumentError("--seed and --stratify belong to --fractions", hint="leave them out")
+    if options.by is None:
+        views: dict[Any, gear_data.Dataset] = dict(
+            dataset.split(options.fractions, options.seed, stratify=options.stratify)
+        )
+        wrong = [name for name in views if name != _folder_name(name)]
+        if wrong:
+            raise InvalidArgumentError(
+                f"the part {wrong[0]!r} cannot be the name of a folder", hint="use letters, digits, '_', '-' and '.'"
+            )
+    else:
+        views = dataset.split_by(options.by)
+    parts = {}
+    for folder, (value, view) in zip(_folder_names(views), views.items(), strict=True):
+        output = join(options.output, folder)
+        report = view.save(output, overwrite=options.overwrite, resume=options.resume)
+        parts[folder] = {"value": _plain(value), **report.to_json()}
+        if not options.json:
+            print(summary_of(report, output))
+    if options.json:
+        print_json({"parts": parts})
+    return 0
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value of the episode table as JSON has it. Dates become text."""
+    return value if isinstance(value, bool | int | str | None) else str(value)
+
+
+def _folder_names(values: Iterable[Any]) -> list[str]:
+    """Returns a different folder name for each value."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, number = _folder_name(value), 1
+        while name.casefold() in found:
+            number += 1
+            name = f"{_folder_name(value)}-{number}"
+        found[name.casefold()] = name
+    return list(found.values())
+
+
+def _folder_name(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-.")[:_NAME_CHARACTERS] or "part"
+
+
+def _add_stats(commands: Any) -> None:
+    summary = "show statistics and exact quantiles of every column and element, and of returns and lengths"
+    example = "gear-data stats hopper/ --columns actions,rewards --quantiles 0.01,0.5,0.99"
+    example += "\n  gear-data stats robot/ --by task --columns actions --json"
+    parser = add_command(commands, "stats", _stats, summary, example)
+    add_dataset(parser)
+    add_where(parser)
+    parser.add_argument("--columns", type=names, metavar="A,B", help="columns to show; default: all of a fixed size")
+    help = "probabilities of the quantiles, default 0.01,0.5,0.99; the columns are read once more for them"
+    parser.add_argument("--quantiles", type=_numbers, default=[0.01, 0.5, 0.99], metavar="P,Q", help=help)
+    parser.add_argument("--by", metavar="COLUMN", help="show each value of a column of the episode table separately")
+
+
+def _numbers(text: str) -> list[float]:
+    """Parses '0.01,0.99'."""
+    try:
+        return [float(each) for each in names(text)]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, not {text!r}") from error
+
+
+def _stats(options: argparse.Namespace) -> int:
+    from gear_data.dataset.curation.column_statistics import statistics_rows
+
+    dataset = open_dataset(options)
+    views: dict[Any, gear_data.Dataset] = {None: dataset} if options.by is None else dataset.split_by(options.by)
+    groups = []
+    for value, view in views.items():
+        rows = statistics_rows(view, options.columns, options.quantiles)
+        groups.append({"value": _plain(value), "episodes": len(view), "steps": view.num_steps, "rows": rows})
+        if not options.json:
+            name = "" if options.by is None else f"{options.by} {value}: "
+            print(f"{name}{pluralize(len(view), 'episode')}, {pluralize(view.num_steps, 'step')}")
+            print("\n".join([*_statistics_table(rows), ""]))
+    if options.json:
+        print_json({"by": options.by, "groups": groups})
+    return 0
+
+
+def _statistics_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the rows of `statistics_rows` as an aligned table."""
+    from gear_data.cli.description import table
+    from gear_data.dataset.curation.column_statistics import MOMENTS
+
+    probabilities = list(rows[0]["quantiles"])
+    lines = [["column", "count", "not finite", *MOMENTS, *(f"q{each}" for each in probabilities)]]
+    for row in rows:
+        name = row["column"] if row["element"] is None else f"{row['column']}[{row['element']}]"
+        numbers = [row[kind] for kind in MOMENTS] + [row["quantiles"][each] for each in probabilities]
+        lines.append([name, f"{row['count']:,}", f"{row['not_finite']:,}", *(f"{number:.5g}" for number in numbers)])
+    return table(lines)
+
+
+def _dropped(reason: str, before: gear_data.Dataset, after: gear_data.Dataset) -> dict[str, Any]:
+    """Returns how many episodes a condition drops, and the ids of the first ones."""
+    import numpy as np  # `gear-data --help` needs no NumPy
+
+    every, kept = (np.arange(len(each)) if each.episode_ids is None else each.episode_ids for each in (before, after))
+    gone = np.setdiff1d(every, kept, assume_unique=True)
+    return {"reason": reason, "episodes": len(gone), "of": len(before), "first_ids": gone[:_SHOWN_IDS].tolist()}
+
+
+def _save(options: argparse.Namespace, view: gear_data.Dataset, dropped: Sequence[dict[str, Any]]) -> int:
+    """Saves a view, and prints what stays and what leaves."""
+    kept = {"kept": len(view), "kept_steps": view.num_steps, "dropped": dropped, "dry_run": options.dry_run}
+    if not options.json:
+        for each in dropped:
+            print(_describe(each))
+    if options.dry_run:
+        if options.json:
+            print_json(kept)
+        else:
+            print(f"{pluralize(len(view), 'episode')}, {pluralize(view.num_steps, 'step')} stay; nothing was written")
+        return 0
+    report = view.save(options.output, overwrite=options.overwrite, resume=options.resume)
+    if options.json:
+        print_json({**kept, **report.to_json()})
+    else:
+        print(summary_of(report, options.output))
+    return 0
+
+
+def _describe(dropped: dict[str, Any]) -> str:
+    more = ", ..." if dropped["episodes"] > len(dropped["first_ids"]) else ""
+    ids = f": ids {', '.join(map(str, dropped['first_ids']))}{more}" if dropped["episodes"] else ""
+    return f"drops {dropped['episodes']:,} of {pluralize(dropped['of'], 'episode')} ({dropped['reason']}){ids}"
+
+
+def summary_of(report: gear_data.SaveReport, output: str) -> str:
+    """Returns one line about a saved dataset."""
+    return (
+        f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}, "
+        f"{pluralize(report.shards, 'shard')} ({report.whole} whole, {report.linked} linked), "
+        f"{format_bytes(report.bytes)} in {report.seconds:.1f} s -> {output}"
+    )
