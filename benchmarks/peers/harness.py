@@ -173,6 +173,7 @@ def measure(feed: Feed, seconds: float) -> dict[str, Any]:
     A warm-up before it drains the prefetched batches.
     """
     warm_until = time.perf_counter() + min(0.5, seconds / 4)
+    batch = feed.next_batch()
     while time.perf_counter() < warm_until:
         batch = feed.next_batch()
     expected, touched, batches = padded_bytes(feed, batch), 0.0, 0

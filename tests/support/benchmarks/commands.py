@@ -47,6 +47,7 @@ COMMANDS = {
     "a peer that cannot be installed": "feed.py --quick --shapes hopper-64x100 --peers hf --install "
     "--venvs {scratch}/venvs --json {json}",
     "tuning": "tune.py --quick --steps 4000 --seconds 0.5 --rounds 1 --run-seconds 0.005 --json {json}",
+    "reports": "report.py --quick --steps 3000 --rounds 1 --json {json}",
     "video": "video.py --quick --codecs av1 --frames 60 --seconds 0.02 --rounds 1 --cold-batches 1 --resize 0 "
     "--seed 1 --install --venvs {scratch}/venvs --json {json}",
     "memory of video": "video.py --quick --codecs h264 --leak --leak-batches 8 --python lerobot={python} --json {json}",
