@@ -26,6 +26,7 @@ HARNESSES = (
     "interrupts",
     "growing.growth",
     "growing.crowd",
+    "growing.turnover",
 )
 
 
@@ -46,6 +47,8 @@ def main() -> int:
     results = [_run(name, options.seed, limit) for name in names]
     print(markdown(results))
     for result in results:
+        for note in result.notes:
+            print(f"{result.harness}: {note}")
         for failure in result.failures:
             print(f"FAILED --only {result.harness} --seed {result.seed}: {failure}")
     return 1 if any(result.failures for result in results) else 0

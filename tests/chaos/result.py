@@ -54,6 +54,8 @@ class ChaosResult:
     failures: tuple[str, ...] = ()
     #: Kind of case that this machine does not allow -> reason.
     skipped: Mapping[str, str] = field(default_factory=dict)
+    #: Measurements, one line each.
+    notes: tuple[str, ...] = ()
 
 
 def run_in_own_process(harness: ModuleType, seed: int, limit: Limit) -> ChaosResult:
@@ -71,7 +73,7 @@ def run_in_own_process(harness: ModuleType, seed: int, limit: Limit) -> ChaosRes
             why = done.stderr.strip().splitlines()[-3:]
             return ChaosResult(name, seed, 0, {}, (f"the harness ended with status {done.returncode}: {why}",))
         record = json.loads(file.read_text())
-    return ChaosResult(**{**record, "failures": tuple(record["failures"])})
+    return ChaosResult(**{**record, "failures": tuple(record["failures"]), "notes": tuple(record["notes"])})
 
 
 def markdown(results: list[ChaosResult]) -> str:
