@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 # Tests compare with OGBench's functions. The simulators that it depends on are heavy, and not needed for that.
+# The newest mlflow-skinny wants an older importlib_metadata than other packages; it works with the new one.
 INSTALL_ALONE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt
 
 .PHONY: demo test lint docs site chaos gpu clean
@@ -22,6 +23,7 @@ demo: $(VENV)/installed-train
 
 test: $(VENV)/installed-test lint site
 	@if [ -n "$$GEAR_DATA_REQUIRE_VERBS" ]; then $(BIN)/python tests/support/rdma/image.py; fi
+	@if [ -n "$$GEAR_DATA_REQUIRE_BROWSER" ]; then $(BIN)/python tests/support/browser/chromium.py; fi
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 lint: $(VENV)/installed-test
@@ -46,7 +48,7 @@ gpu:
 # One stamp file per set of extras, so that `make demo` does not install packages that only the tests need.
 $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$*]'
-	$(if $(filter test,$*),$(INSTALL_ALONE) ogbench)
+	$(if $(filter test,$*),$(INSTALL_ALONE) ogbench mlflow-skinny)
 	@touch $@
 
 # The pip of Python 3.11 takes minutes to resolve the dependencies; pip 25 does not.

@@ -38,13 +38,16 @@ LAYERS = (
     ("dataset",),
     ("loaders",),
     ("integrations",),
-    ("exports", "recording"),
+    ("exports", "hub", "recording", "reports"),
     ("demo", "cli"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 #: Packages that `gear_data.integrations` imports when one of its modules is used.
-FRAMEWORKS = ("accelerate", "deepspeed", "grain", "lightning", "ray", "torchdata", "torchtitan", "transformers")
+FRAMEWORKS = (
+    "accelerate", "deepspeed", "grain", "lightning", "mlflow", "ray", "tensorboard", "torchdata", "torchtitan",
+    "transformers", "wandb",
+)  # fmt: skip
 
 #: Most modules of one folder.
 MAX_MODULES = 16
