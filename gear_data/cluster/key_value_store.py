@@ -88,16 +88,19 @@ class KeyValueStore:
             rank: The rank that publishes it, for the error message.
 
         Raises:
-            ClusterError: The value is not published in time.
+            ClusterError: The value is not published in time, or the store cannot be reached.
         """
-        try:
-            self._store.wait([self._prefix + key], self._timeout)
+        with _reached():
+            try:
+                self._store.wait([self._prefix + key], self._timeout)
+            except RuntimeError as error:
+                if _connection_lost(error):
+                    raise
+                raise ClusterError(
+                    f"timed out after {self._timeout.total_seconds():g} s waiting for {rank}",
+                    hint=f"see the log of {rank}; ${TIMEOUT_VARIABLE} sets the timeout in seconds",
+                ) from error
             return Secret(self._store.get(self._prefix + key))
-        except RuntimeError as error:
-            raise ClusterError(
-                f"timed out after {self._timeout.total_seconds():g} s waiting for {rank}",
-                hint=f"see the log of {rank}; ${TIMEOUT_VARIABLE} sets the timeout in seconds",
-            ) from error
 
 
 @contextmanager
@@ -110,3 +113,9 @@ def _reached() -> Iterator[None]:
             f"cannot reach the run's key-value store: {error}",
             hint="rank 0 holds the store: check that it runs, and see its log",
         ) from error
+
+
+def _connection_lost(error: RuntimeError) -> bool:
+    from torch.distributed import DistNetworkError
+
+    return isinstance(error, DistNetworkError)

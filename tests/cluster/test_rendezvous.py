@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +265,17 @@ def test_a_store_that_has_ended():
     with pytest.raises(ClusterError, match="cannot reach the run's key-value store"):
         for _ in range(10):  # the first messages may still be sent
             values.put("a", {})
+
+
+def test_a_store_that_ends_while_a_rank_waits():
+    master = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
+    store = torch.distributed.TCPStore("127.0.0.1", master.port, is_master=False)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(KeyValueStore(store, "run/", 60.0).take, "a", "rank 3")
+        time.sleep(0.2)
+        del master
+        with pytest.raises(ClusterError, match="cannot reach the run's key-value store"):
+            waiting.result()
 
 
 def test_no_run(folder, monkeypatch):
