@@ -100,7 +100,7 @@ def train(options: argparse.Namespace) -> None:
     with progress_bar(options.steps, "train", "step", None if rank_zero else False, resumed_at) as bar:
         for loss in trainer.run(options.steps):
             bar.update()
-            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+            bar.set_text(f"loss {loss:.4f}")
             if rank_zero and trainer.step % options.checkpoint_every == 0:
                 trainer.save(checkpoint)
     seconds = time.perf_counter() - started

@@ -31,7 +31,8 @@ def warm_kernels(progress: bool | None = None) -> float:
         dataset = gear_data.open(Path(folder) / "dataset")
         with progress_bar(len(_WORK), "compile", "step", progress) as bar:
             for name, work in _WORK.items():
-                bar.set_postfix_str(name)
+                bar.set_text(name)
+                bar.update(0)
                 work(dataset)
                 bar.update(1)
     return time.perf_counter() - start

@@ -8,35 +8,62 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from rich.progress import Progress, Task
 
 #: Seconds between two lines of progress without a terminal.
 _LINE_SECONDS = 60.0
 #: Seconds between two texts at the end of a bar.
 _TEXT_SECONDS = 0.5
+#: Seconds between two drawings of a bar.
+_DRAW_SECONDS = 0.1
 
 
-class _Bar(tqdm):  # type: ignore[misc]
-    """Progress bar that raises its total when the total was underestimated."""
+class ProgressBar(Protocol):
+    """Progress of work, in a `with` statement.
 
-    # tqdm's own lock has a semaphore of multiprocessing. With the start method spawn, it has a name in /dev/shm, which
-    # stays if this process and Python's resource tracker are killed.
-    _lock = threading.RLock()
+    Attributes:
+        n: The amount of work that is done.
+    """
+
     n: int
-    total: int | None
 
-    def update(self, n: int = 1) -> Any:
-        if self.total is not None:
-            self.total = max(self.total, self.n + n)
-        return super().update(n)
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, n: int = 1) -> None:
+        """Adds to the amount that is done."""
+
+    def set_text(self, text: str) -> None:
+        """Sets the text at the end, which is shown from the next update on."""
 
 
-class ProgressLines:
+class HiddenBar:
+    """Counts work and shows nothing."""
+
+    def __init__(self, initial: int = 0) -> None:
+        self.n = initial
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, n: int = 1) -> None:
+        self.n += n
+
+    def set_text(self, text: str) -> None:
+        pass
+
+
+class ProgressLines(HiddenBar):
     """Progress of a long run without a terminal, as lines on standard error.
 
-    There is at most one line a minute, so a short run prints nothing. It has the methods of tqdm that are used here.
+    There is at most one line a minute, so a short run prints nothing.
 
     Args:
         total: The amount of work; None if it is unknown.
@@ -49,33 +76,124 @@ class ProgressLines:
     def __init__(
         self, total: int | None, description: str, unit: str, initial: int = 0, *, seconds: float = _LINE_SECONDS
     ) -> None:
-        self.n = initial
+        super().__init__(initial)
         self._total, self._description, self._unit, self._seconds = total, description, unit, seconds
         self._started = self._last = time.monotonic()
-        self._postfix = ""
-
-    def __enter__(self) -> ProgressLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        self._text = ""
 
     def update(self, n: int = 1) -> None:
-        self.n += n
+        super().update(n)
         now = time.monotonic()
         if now - self._last < self._seconds:
             return
         self._last = now
         total = "" if self._total is None else f" of {max(self._total, self.n):,}"
         minutes = (now - self._started) / 60
-        line = f"{self._description}: {self.n:,}{total} {self._unit}, {minutes:.0f} min{self._postfix}"
-        print(line, file=sys.stderr, flush=True)
+        text = self._text and f", {self._text}"
+        print(
+            f"{self._description}: {self.n:,}{total} {self._unit}, {minutes:.0f} min{text}",
+            file=sys.stderr,
+            flush=True,
+        )
 
-    def set_postfix(self, *, refresh: bool = True, **values: Any) -> None:
-        self._postfix = "".join(f", {name} {value}" for name, value in values.items())
+    def set_text(self, text: str) -> None:
+        self._text = text
 
-    def set_postfix_str(self, text: str) -> None:
-        self._postfix = f", {text}"
+
+class TerminalBar(HiddenBar):
+    """Progress bar on a terminal, drawn by rich. It disappears at the end.
+
+    Bars that are shown at the same time are lines of one display.
+
+    Args:
+        total, description, unit, initial: As for `ProgressLines`.
+    """
+
+    #: The display of the bars that are shown; None without any.
+    _shared: ClassVar[Progress | None] = None
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, total: int | None, description: str, unit: str, initial: int = 0) -> None:
+        super().__init__(initial)
+        self._total, self._description, self._unit, self._text = total, description, unit, ""
+        self._display: Progress | None = None
+        self._next = 0.0
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            if TerminalBar._shared is None:
+                TerminalBar._shared = _new_display()
+                TerminalBar._shared.start()
+            self._display = TerminalBar._shared
+            self._task = self._display.add_task(self._description, total=self._total, completed=self.n, state="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            display, self._display = self._display, None
+            if display is None:
+                return
+            display.remove_task(self._task)
+            if not display.tasks:
+                display.stop()
+                TerminalBar._shared = None
+
+    def update(self, n: int = 1) -> None:
+        super().update(n)
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _DRAW_SECONDS
+        display = self._display
+        if display is None:
+            return
+        total = None if self._total is None else max(self._total, self.n)
+        display.update(self._task, completed=self.n, total=total)
+        task = next((task for task in display.tasks if task.id == self._task), None)
+        if task is not None:
+            display.update(self._task, state=self._state(task), refresh=True)
+
+    def _state(self, task: Task) -> str:
+        amount, unit = _amount(self.n, self._unit), "" if self._unit == "B" else f" {self._unit}"
+        if task.total is None:
+            parts = [amount + unit]
+        else:
+            parts = [f"{task.percentage:.0f} %", f"{amount} of {_amount(task.total, self._unit)}{unit}"]
+        if task.speed and self._unit != "s":
+            parts.append(f"{_amount(task.speed, self._unit)}{unit}/s")
+        if self._text:
+            parts.append(self._text)
+        if task.time_remaining is not None:
+            parts.append(f"{timedelta(seconds=round(task.time_remaining))} left")
+        return ": " + ", ".join(parts)
+
+    def set_text(self, text: str) -> None:
+        self._text = text
+
+
+def _new_display() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    # Drawn by `TerminalBar.update`: a thread that draws could hold its lock while the process forks.
+    return Progress(
+        BarColumn(16),
+        TextColumn("{task.description}{task.fields[state]}", markup=False),
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+    )
+
+
+def _amount(count: float, unit: str) -> str:
+    """Formats an amount in few characters: 1,234,567 steps -> '1.23M'."""
+    if unit == "B":
+        return format_bytes(count)
+    for prefix in ("", "k", "M"):
+        if count < 1000:
+            return f"{count:.3g}{prefix}"
+        count /= 1000
+    return f"{count:.3g}G"
 
 
 def is_main_process() -> bool:
@@ -86,20 +204,29 @@ def is_main_process() -> bool:
     return multiprocessing.parent_process() is None and os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def progress_bar(total: int | None, description: str, unit: str, show: bool | None, initial: int = 0) -> Any:
-    """Returns a tqdm bar on standard error.
+def progress_bar(total: int | None, description: str, unit: str, show: bool | None, initial: int = 0) -> ProgressBar:
+    """Returns a progress bar on standard error.
 
-    `show=None` shows the bar on a terminal. Elsewhere it prints a line a minute, for logs of batch jobs.
+    Args:
+        total: The amount of work; None if it is unknown. A bar raises its total when it was underestimated.
+        description: The name of the work.
+        unit: The unit of the work; `B` stands for bytes.
+        show: Whether to show it. None: in the process whose output a user reads. Without a terminal, lines are printed
+            instead, at most one a minute.
+        initial: The amount that an earlier run did.
     """
-    if show is None and not sys.stderr.isatty() and is_main_process():
+    if show is None:
+        show = is_main_process()
+    if not show:
+        return HiddenBar(initial)
+    if not sys.stderr.isatty():
         return ProgressLines(total, description, unit, initial)
-    return _Bar(
-        total=total, initial=initial, desc=description, unit=f" {unit}", unit_scale=True, leave=False,
-        disable=None if show is None else not show,
-    )  # fmt: skip
+    return TerminalBar(total, description, unit, initial)
 
 
-def advance_with_text(bar: Any, text: Callable[[], str], seconds: float = _TEXT_SECONDS) -> Callable[[int], None]:
+def advance_with_text(
+    bar: ProgressBar, text: Callable[[], str], seconds: float = _TEXT_SECONDS
+) -> Callable[[int], None]:
     """Returns a function that advances a bar, and renews the text at its end from time to time.
 
     Args:
@@ -115,7 +242,7 @@ def advance_with_text(bar: Any, text: Callable[[], str], seconds: float = _TEXT_
         now = time.monotonic()
         if now - last >= seconds:
             last = now
-            bar.set_postfix_str(text())
+            bar.set_text(text())
 
     return advance
 

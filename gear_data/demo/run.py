@@ -169,7 +169,7 @@ def _train(
     with progress_bar(round(seconds), "train", "s", progress) as bar:
         for loss in trainer.run():
             elapsed = time.perf_counter() - started
-            bar.set_postfix(step=trainer.step, loss=f"{loss:.3f}", refresh=False)
+            bar.set_text(f"step {trainer.step:,}, loss {loss:.3f}")
             bar.update(min(int(elapsed), round(seconds)) - bar.n)
             if elapsed >= seconds:
                 break

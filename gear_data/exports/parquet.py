@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from gear_data.common.progress import progress_bar
+from gear_data.common.progress import ProgressBar, progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.metadata import episode_metadata
 from gear_data.exports.destination import FILE_SUFFIXES, atomic_folder, atomic_new_file
@@ -51,7 +50,7 @@ def _shard_runs(dataset: Dataset) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def _write(dataset: Dataset, path: Path, runs: Sequence[tuple[int, int]], bar: Any) -> None:
+def _write(dataset: Dataset, path: Path, runs: Sequence[tuple[int, int]], bar: ProgressBar) -> None:
     with TableWriter(path) as writer:
         for table, steps in _tables(dataset, runs):
             writer.write(table)

@@ -74,7 +74,7 @@ def test_a_killed_training_script_leaves_no_semaphore(victims: str, rollouts_pat
 
 
 def test_gear_data_has_no_semaphores(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
-    """The progress bars of tqdm have none either."""
+    """Nor have its progress bars."""
     source = sources.write_episodes(tmp_path / "s.parquet", rollouts, row_group=5)
     stop = Stop("gear_data.ingest.engine.worker_pool:PoolEngine.run")
     with stoppable(_convert_in_two_processes, source, tmp_path / "d", stop=stop) as conversion:

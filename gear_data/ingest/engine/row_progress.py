@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from gear_data.common.progress import advance_with_text, format_bytes, pluralize
+from gear_data.common.progress import ProgressBar, advance_with_text, format_bytes, pluralize
 from gear_data.ingest.location import SourceFile
 
 
-def row_counter(bar: Any, files: Sequence[SourceFile], num_rows: int | None) -> Callable[[int], object]:
+def row_counter(bar: ProgressBar, files: Sequence[SourceFile], num_rows: int | None) -> Callable[[int], object]:
     """Returns a function that advances a bar by rows of a source.
 
     Of several files, the bar also shows their number, their size, and bytes per second in proportion to the rows.

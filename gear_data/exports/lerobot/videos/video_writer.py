@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.common.progress import pluralize
+from gear_data.common.progress import ProgressBar, pluralize
 from gear_data.dataset.cameras.stored_videos import StoredVideos
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import rows_of, store_of
@@ -49,7 +49,7 @@ class WrittenVideos:
 
 
 def write_videos(
-    folder: Path, dataset: Dataset, feature: VideoFeature, fps: float, codec: str | None, bar: Any
+    folder: Path, dataset: Dataset, feature: VideoFeature, fps: float, codec: str | None, bar: ProgressBar
 ) -> WrittenVideos:
     """Writes the videos of one camera.
 
@@ -112,7 +112,7 @@ class _Files:
         #: The first file of the dataset of which something was copied.
         self._kept: int | None = None
 
-    def copy_file(self, position: int, bar: Any) -> None:
+    def copy_file(self, position: int, bar: ProgressBar) -> None:
         """Adds an episode whose file is copied with its first episode."""
         videos, number, first, length = self._place(position)
         if number not in self._copied:
@@ -122,7 +122,7 @@ class _Files:
         self.start.append(float(videos.index.file(number).times[first]))
         bar.update(length)
 
-    def copy_packets(self, position: int, bar: Any) -> None:
+    def copy_packets(self, position: int, bar: ProgressBar) -> None:
         """Adds an episode whose packets are copied."""
         videos, number, first, length = self._place(position)
         packet = int(videos.index.file(number).frames[first])
@@ -136,7 +136,7 @@ class _Files:
         current.add(number, packet, packet + length)
         bar.update(length)
 
-    def encode(self, position: int, bar: Any) -> None:
+    def encode(self, position: int, bar: ProgressBar) -> None:
         """Adds an episode whose frames are encoded."""
         length = int(self._dataset.lengths[position])
         current = self._current
