@@ -82,7 +82,15 @@ FAULTS: tuple[Fault, ...] = (
         "a rank dies during a refresh, or does not call it",
         "generation_agreement:_Agreement.wait",
         _JOIN_TIMEOUT,
-        "Every other rank raises ClusterError with the rank's name. All stay at the generation that they have.",
+        "Every other rank raises ClusterError with the rank's name. All stay at the generation that they have. If the "
+        "rank had opened the generation, the others take it.",
+    ),
+    Fault(
+        "rank 0, which holds the key-value store, dies during a refresh",
+        "key_value_store:KeyValueStore.has",
+        None,
+        "The other ranks raise ClusterError. Ranks that had read the decision have taken the generation. Under "
+        "torchrun the agent holds the store.",
     ),
     Fault(
         "a rank cannot load a new generation",

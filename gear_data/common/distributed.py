@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
+
+from gear_data.errors import ClusterError
 
 T = TypeVar("T")
 
@@ -39,6 +42,9 @@ def compute_on_rank_zero(compute: Callable[[], T]) -> T:
 
     An exception of `compute` is raised on every rank. Values that each rank computed could differ: Polars' `mean` and
     `std` depend on its number of threads.
+
+    Raises:
+        ClusterError: a rank has ended.
     """
     if not is_distributed():
         return compute()
@@ -48,10 +54,11 @@ def compute_on_rank_zero(compute: Callable[[], T]) -> T:
             result[0] = compute()
         except Exception as error:
             result[1] = error
-    if (torch_ranks := _torch_ranks()) is not None:
-        torch_ranks.broadcast_object_list(result, src=0)
-    else:
-        result = _gather_by_jax(result)[0]
+    with _exchanging():
+        if (torch_ranks := _torch_ranks()) is not None:
+            torch_ranks.broadcast_object_list(result, src=0)
+        else:
+            result = _gather_by_jax(result)[0]
     if result[1] is not None:
         raise result[1]
     value: T = result[0]
@@ -59,15 +66,32 @@ def compute_on_rank_zero(compute: Callable[[], T]) -> T:
 
 
 def all_gather(value: T) -> list[T]:
-    """Returns every rank's value, in rank order. Every rank must call it."""
+    """Returns every rank's value, in rank order. Every rank must call it.
+
+    Raises:
+        ClusterError: a rank has ended.
+    """
     if not is_distributed():
         return [value]
     torch_ranks = _torch_ranks()
-    if torch_ranks is None:
-        return _gather_by_jax(value)
-    values: list[Any] = [None] * torch_ranks.get_world_size()
-    torch_ranks.all_gather_object(values, value)
+    with _exchanging():
+        if torch_ranks is None:
+            return _gather_by_jax(value)
+        values: list[Any] = [None] * torch_ranks.get_world_size()
+        torch_ranks.all_gather_object(values, value)
     return values
+
+
+@contextmanager
+def _exchanging() -> Iterator[None]:
+    """Explains errors of ranks that exchange values."""
+    try:
+        yield
+    except RuntimeError as error:  # of torch's backends, and of JAX
+        raise ClusterError(
+            f"the ranks of the run cannot exchange values: {error}",
+            hint="see the logs of the other ranks: one of them may have ended; then start the run again",
+        ) from error
 
 
 def _torch_ranks() -> Any:

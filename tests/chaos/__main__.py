@@ -27,6 +27,7 @@ HARNESSES = (
     "growing.growth",
     "growing.crowd",
     "growing.turnover",
+    "growing.refreshes",
 )
 
 

@@ -1,4 +1,4 @@
-"""Ranks of a training run on this machine, started one by one; see `hold_rank`."""
+"""Ranks of a training run on this machine, started one by one."""
 
 from __future__ import annotations
 
@@ -70,15 +70,26 @@ class Rank:
         path: The dataset.
         rank, size, node: Its rank, the world size and its node's number.
         port: MASTER_PORT.
-        options: Options of `gear_data.open`, as a Python literal.
+        options: The argument of the program after the dataset; of `hold_rank`, options of `gear_data.open`.
+        program: The program, which answers lines.
         variables: Further environment variables.
     """
 
-    def __init__(self, path: object, rank: int, size: int, node: int, port: int, options: str, **variables: Any):
+    def __init__(
+        self,
+        path: object,
+        rank: int,
+        size: int,
+        node: int,
+        port: int,
+        options: str,
+        program: Path = HERE / "hold_rank.py",
+        **variables: Any,
+    ):
         known = {"SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_NODEID": node, "MASTER_PORT": port, **variables}
         environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "GEAR_DATA_NODE_TIMEOUT": "3"}
         environment |= {name: str(value) for name, value in known.items()}
-        command = [python(), str(HERE / "hold_rank.py"), str(path), options]
+        command = [python(), str(program), str(path), options]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -115,17 +126,21 @@ def runs() -> Iterator[Callable[..., list[Rank]]]:
     started: list[Rank] = []
     before = {process.pid for process in servers()}
 
-    def begin(places: Sequence[tuple[object, int]], options: str = "{}", **variables: Any) -> list[Rank]:
-        port = free_port()
+    def begin(
+        places: Sequence[tuple[object, int]], options: str = "{}", port: int | None = None, **variables: Any
+    ) -> list[Rank]:
+        port = port or free_port()
         started.extend(
             Rank(path, rank, len(places), node, port, options, **variables) for rank, (path, node) in enumerate(places)
         )
         return started
 
-    yield begin
-    for rank in started:
-        rank.kill()
-    # They would exit by themselves, seconds later.
-    for process in servers():
-        if process.pid not in before:
-            process.kill()
+    try:
+        yield begin
+    finally:
+        for rank in started:
+            rank.kill()
+        # They would exit by themselves, seconds later.
+        for process in servers():
+            if process.pid not in before:
+                process.kill()

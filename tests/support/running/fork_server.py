@@ -92,7 +92,8 @@ def serve(place: str) -> Request | None:
                 os.close(key.fd)
                 if client.fileno() in selector.get_map():
                     selector.unregister(client)
-                    client.sendall(status.to_bytes(4, "big", signed=True))
+                    with contextlib.suppress(BrokenPipeError):  # the client may be killed at the same moment
+                        client.sendall(status.to_bytes(4, "big", signed=True))
                     client.close()
             elif key.data == "gone" and key.fd in selector.get_map():
                 # The fork's end is noticed like any other.
