@@ -23,6 +23,7 @@ from gear_data.recording.rate_limit.limit import RateLimit
 
 if TYPE_CHECKING:
     from gear_data.cluster.flight.call_counts import CallCounts
+    from gear_data.cluster.placement import ShardPart
     from gear_data.cluster.server.prometheus import Metric
     from gear_data.cluster.server.served_generations import ServedGenerations
     from gear_data.cluster.writing.intake import EpisodeIntake
@@ -47,7 +48,10 @@ def add_commands(commands: Any) -> None:
     parser = add_command(commands, "serve", _serve, summary, example)
     add_dataset(parser)
     parser.add_argument(
-        "--shards", type=_shards, metavar="RANGES", help="shards to serve, such as 0-7 or 0,3,5-9; default all"
+        "--shards",
+        type=_shards,
+        metavar="RANGES|I/N",
+        help="shards to serve, such as 0-7 or 0,3,5-9; or part I of N of every generation, such as 1/3; default all",
     )
     help = "address to listen on; port 0 chooses a free port"
     parser.add_argument("--listen", type=Address.parse, required=True, metavar="HOST:PORT", help=help)
@@ -90,8 +94,15 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--samples-error", type=float, metavar="ROWS", help=help)
 
 
-def _shards(text: str) -> list[int]:
-    """Parses '0-3,7' to [0, 1, 2, 3, 7]."""
+def _shards(text: str) -> list[int] | ShardPart:
+    """Parses '0-3,7' to [0, 1, 2, 3, 7], and '1/3' to the first of three parts."""
+    number, slash, count = text.partition("/")
+    if slash:
+        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= _LAST_SHARD):
+            raise argparse.ArgumentTypeError(f"expected a part such as 1/3, 2/3 or 3/3, not {text!r}")
+        from gear_data.cluster.placement import ShardPart
+
+        return ShardPart(int(number), int(count))
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.windows import Float64Array, Int64Array
@@ -126,6 +127,33 @@ def _ranges(shards: Sequence[int]) -> str:
         else:
             parts.append([shard, shard])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+@dataclass(frozen=True)
+class ShardPart:
+    """One of several parts of the shards of a dataset, in each of its generations.
+
+    The part of a shard depends on the name of its file only. So servers of all parts hold all shards of every
+    generation, without knowing of each other, and a shard stays in its part.
+
+    Attributes:
+        number: The part, from 1.
+        count: Number of parts.
+    """
+
+    number: int
+    count: int
+
+    def shards(self, shards: Sequence[ShardEntry]) -> tuple[int, ...]:
+        """Returns the positions of the part's shards, ascending.
+
+        A part without shards gets the first one, as a replica: every server holds a shard.
+        """
+        names = [shard.entry.file.encode() for shard in shards]
+        found = [
+            each for each, name in enumerate(names) if xxhash.xxh3_64_intdigest(name) % self.count == self.number - 1
+        ]
+        return tuple(found) or (0,)
 
 
 def shard_shares(shards: Int64Array, shares: Float64Array, count: int) -> Float64Array:

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 
 import gear_data
+from gear_data.cli import main
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.peer import Peer
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight.server import FlightServer
+from gear_data.cluster.placement import ShardPart
 from gear_data.cluster.server.served_generations import GenerationOpener, ServedGenerations
 from gear_data.errors import ClusterError, GenerationGoneError, InvalidArgumentError, NodeUnreachableError
 from gear_data.storage.dataset_files import open_files
@@ -156,14 +158,66 @@ def test_a_server_lets_go_of_generations(growing: GrowingDataset, start: Start) 
     assert second.refresh().generation == 3
 
 
+def test_servers_of_parts_follow(growing: GrowingDataset, start: Start) -> None:
+    """They do not know of each other, and a restarted server has the same shards."""
+    nodes = [start(growing.path, "--residency", "host", "--shards", f"{number}/3") for number in (1, 2, 3)]
+    served = gear_data.open(url(*nodes))
+    remote, local = loader(served, prefetch=2), loader(growing.open(), prefetch=0)
+    steps, expected = iter(remote), iter(local)
+    homes: dict[str, set[int]] = {}
+    for limits in ({}, {}, {"max_steps": 130}):
+        same(clones(itertools.islice(steps, 9)), clones(itertools.islice(expected, 9)))
+        generation = growing.grow(4, **limits)
+        nodes[generation % 3].kill()
+        nodes[generation % 3].begin()
+        nodes[generation % 3].wait()
+        local.refresh(from_step=remote.refresh())
+        assert remote.dataset.generation == generation
+        entries = growing.open().manifest.shards
+        held = [Peer(Address.parse(node.address), ClientOptions.from_environment()).describe().shards for node in nodes]
+        assert set().union(*held) == set(range(len(entries))) and sum(map(len, held)) <= len(entries) + 2
+        for number, shards in enumerate(held):
+            for shard in shards:
+                homes.setdefault(entries[shard].entry.file, set()).add(number)
+    same(clones(itertools.islice(steps, 40)), clones(itertools.islice(expected, 40)))
+    assert len(homes) > 8 and all(len(each) == 1 for file, each in homes.items() if "000000" not in file)
+
+
+def test_parts_of_shards(growing: GrowingDataset) -> None:
+    growing.grow(12)
+    before = growing.open().manifest.shards
+    growing.grow(2, max_steps=130)
+    after = growing.open().manifest.shards
+    for count in (1, 2, 3, 7):
+        parts = [ShardPart(number + 1, count) for number in range(count)]
+        for shards in (before, after):
+            held = [each.shards(shards) for each in parts]
+            assert sorted(set(itertools.chain(*held))) == list(range(len(shards)))
+            replicas = [each for each in held if each == (0,)]
+            assert sum(map(len, held)) <= len(shards) + len(replicas) and all(held)
+        for part in parts:
+            old, new = ({shards[each].entry.file for each in part.shards(shards)} for shards in (before, after))
+            stay = {each.entry.file for each in before} & {each.entry.file for each in after}
+            if (0,) not in (part.shards(before), part.shards(after)):
+                assert old & stay == new & stay
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1/", "/3", "1/3/3", "a/3", "-1/3"])
+def test_invalid_parts(text: str, growing: GrowingDataset, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", str(growing.path), f"--shards={text}", "--listen", "127.0.0.1:0"])
+    assert f"expected a part such as 1/3, 2/3 or 3/3, not '{text}'" in capsys.readouterr().err
+
+
 def test_a_server_of_some_shards_stays(growing: GrowingDataset, start: Start) -> None:
     count = len(growing.open().manifest.shards)
     node = start(growing.path, "--shards", f"0-{count - 1}")
     served = gear_data.open(url(node))
     growing.grow(2)
     assert served.refresh() is served
-    with pytest.raises(ClusterError, match="is behind: it has generation 0"):
+    with pytest.raises(ClusterError, match="is behind: it has generation 0") as error:
         served.at_generation(1)
+    assert "start each of N servers with its part, --shards 1/N to N/N" in str(error.value)
     with pytest.raises(InvalidArgumentError, match="stays at its generation"):
         served[:2].refresh()
 

@@ -99,6 +99,7 @@ def _behind(peers: Sequence[Peer], newest: Mapping[int, int], wanted: int) -> Cl
         f"is behind: it has generation {newest[last]}; after {seconds:g} s there is no generation that all servers "
         f"have (wanted: {wanted}, newest: {max(newest.values())})",
         file=peers[last].name,
-        hint="wait until its folder has the newer generations, or leave it out of the URL; a server with --shards "
-        f"stays at its generation; ${TIMEOUT_VARIABLE} sets the seconds",
+        hint="wait until its folder has the newer generations, or leave it out of the URL; a server with --shards 0-7 "
+        "stays at its generation: to follow, start each of N servers with its part, --shards 1/N to N/N; "
+        f"${TIMEOUT_VARIABLE} sets the seconds",
     )

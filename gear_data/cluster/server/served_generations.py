@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gear_data.cluster.placement import ShardPart
 from gear_data.cluster.protocol import Handshake
 from gear_data.cluster.rdma.server import RdmaServer, open_rdma_server
 from gear_data.cluster.server.shard_server import ShardServer
@@ -49,8 +50,8 @@ class GenerationOpener:
     Args:
         files: Files of the dataset, of which no manifest was read: they would hold a generation.
         residency, transport: See `open_shards` and `open_rdma_server`.
-        shards: Positions of the served shards in the manifest of one generation: a server of some shards stays at this
-            generation. None: all shards of every generation.
+        shards: The served shards. Positions are those in the manifest of one generation, so the server stays at this
+            generation. A part, or all shards (None), are of every generation.
         by_clients: Whether clients choose the shards, as in a training run.
     """
 
@@ -59,14 +60,14 @@ class GenerationOpener:
         files: DatasetFiles,
         residency: str,
         transport: str,
-        shards: Collection[int] | None = None,
+        shards: Collection[int] | ShardPart | None = None,
         *,
         by_clients: bool = False,
     ) -> None:
         self._files, self._residency, self._transport = files, residency, transport
         self._shards, self.by_clients = shards, by_clients
         #: Whether there may be other generations.
-        self.grows = shards is None or by_clients
+        self.grows = shards is None or isinstance(shards, ShardPart) or by_clients
         self._manifest: Manifest | None = None
         #: The newest generation, and the stamp of its manifest's file: many clients ask for it.
         self._newest: tuple[FileStamp, int] | None = None
@@ -117,8 +118,10 @@ class GenerationOpener:
         check_same_dataset(manifest, self._manifest, files.location)
         return manifest
 
-    def _open(self, files: DatasetFiles, shards: Collection[int] | None) -> ServedGeneration:
-        self._checked(files)
+    def _open(self, files: DatasetFiles, shards: Collection[int] | ShardPart | None) -> ServedGeneration:
+        manifest = self._checked(files)
+        if isinstance(shards, ShardPart):
+            shards = shards.shards(manifest.shards)
         served = ShardServer(files, None if shards is None else sorted(shards), self._residency)
         return ServedGeneration(served, open_rdma_server(served, self._transport))
 
