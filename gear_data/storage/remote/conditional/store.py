@@ -1,47 +1,40 @@
 """ConditionalStore: small files of an object store that are written only if nobody else wrote them meanwhile.
 
-A put may have a condition: the file does not exist, or it still has the etag that was read. The server answers 412 if
-that is not so (RFC 9110). So one of several writers succeeds, and the others read the file again.
+A put may have a condition: the file does not exist, or it still has the version that was read. The server refuses the
+put if that is not so. So one of several writers succeeds, and the others read the file again.
 """
 
 from __future__ import annotations
 
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from gear_data.common.paths import join
-from gear_data.common.retry import http_statuses, with_retries
+from gear_data.common.retry import http_statuses, is_refused, with_retries
 from gear_data.errors import GearError, InvalidArgumentError, RemoteError, UnwritableError
 from gear_data.storage.generations.growth import JOURNALS
+from gear_data.storage.remote.conditional.azure import AzureRequests
+from gear_data.storage.remote.conditional.gcs import GcsRequests
+from gear_data.storage.remote.conditional.requests import ConditionalRequests, VersionedFile
+from gear_data.storage.remote.conditional.s3 import S3Requests
 from gear_data.storage.remote.range_reader import filesystem_of
 
-#: Kinds of URLs whose stores have conditional puts that gear-data can use.
-SCHEMES = ("s3", "s3a")
+#: The stores that have conditional puts, by the kind of URL.
+KINDS: dict[str, ConditionalRequests] = {
+    scheme: kind for kind in (S3Requests(), GcsRequests(), AzureRequests()) for scheme in kind.schemes
+}
 #: The start of the names of files that test the server. A killed process leaves one.
 PROBE = f"{JOURNALS}/probe-"
 _REFUSED_HINT = "record to a folder, then convert it to the URL"
-#: The condition does not hold; another put of the same file goes on (409 of S3); the file of an etag does not exist.
-_LOST = frozenset({404, 409, 412})
+_NOT_FOUND = 404
+#: The condition does not hold (412, and 409 of Azure); another put of the same file goes on (409 of S3).
+_LOST = frozenset({409, 412})
 _NOT_IMPLEMENTED = 501
 
 
-@dataclass(frozen=True)
-class VersionedFile:
-    """A file, and the text by which a put can ask for it.
-
-    Attributes:
-        data: its bytes.
-        etag: changes with the contents.
-    """
-
-    data: bytes
-    etag: str
-
-
 class ConditionalStore:
-    """A folder of an object store that speaks the protocol of S3.
+    """A folder of an object store that has conditional puts: S3, Google Cloud Storage or Azure.
 
     Methods retry transient failures. They raise RemoteError after the last attempt.
 
@@ -55,14 +48,15 @@ class ConditionalStore:
 
     def __init__(self, url: str) -> None:
         scheme = url.partition("://")[0]
-        if scheme not in SCHEMES:
+        if scheme not in KINDS:
             raise InvalidArgumentError(
                 f"{scheme}:// has no conditional puts that gear-data can use: two Writers could overwrite each other's "
-                f"episodes; it can use {', '.join(f'{each}://' for each in SCHEMES)}",
+                f"episodes; it can use {', '.join(f'{each}://' for each in KINDS)}",
                 file=url,
                 hint=_REFUSED_HINT,
             )
         filesystem_of(url)
+        self._requests = KINDS[scheme]
         self.name = url.rstrip("/")
 
     def check(self) -> None:
@@ -86,10 +80,10 @@ class ConditionalStore:
                 self._remove(file)
         if not holds:
             raise InvalidArgumentError(
-                "the server ignores the conditions of puts (If-Match, If-None-Match): two Writers would overwrite each "
-                "other's episodes",
+                f"the server ignores the conditions of puts ({self._requests.conditions}): two Writers would overwrite "
+                "each other's episodes",
                 file=self.name,
-                hint=f"update the server and botocore (1.36 or newer), or {_REFUSED_HINT}",
+                hint=f"{self._requests.update_hint}, or {_REFUSED_HINT}",
             )
 
     def _honours(self, file: str) -> bool:
@@ -97,9 +91,9 @@ class ConditionalStore:
         if not self.put(file, b"1", None) or self.put(file, b"2", None):
             return False
         found = self.read(file)
-        if found is None or self.put(file, b"3", f'"{uuid.uuid4().hex}"'):
+        if found is None or not self.put(file, b"3", found.version):
             return False
-        return self.put(file, b"4", found.etag) and not self.put(file, b"5", found.etag)
+        return not self.put(file, b"4", found.version)
 
     def read(self, file: str) -> VersionedFile | None:
         """Returns a file; None if it does not exist."""
@@ -108,21 +102,26 @@ class ConditionalStore:
             from fsspec.asyn import sync
 
             filesystem, bucket, key = self._resolve(file)
-            data, etag = sync(filesystem.loop, _get, filesystem, bucket, key)
-            return VersionedFile(data, etag)
+            try:
+                found: VersionedFile = sync(filesystem.loop, self._requests.read, filesystem, bucket, key)
+            except Exception as error:
+                if _NOT_FOUND in http_statuses(error):
+                    raise FileNotFoundError(key) from error
+                raise
+            return found
 
         try:
             return with_retries(read, "be read", join(self.name, file))
         except FileNotFoundError:
             return None
 
-    def put(self, file: str, data: bytes, etag: str | None) -> bool:
+    def put(self, file: str, data: bytes, version: str | None) -> bool:
         """Writes a file if nobody else wrote it meanwhile.
 
         Args:
             file: its name.
             data: its bytes.
-            etag: of the file that is replaced; None: the file does not exist.
+            version: of the file that is replaced; None: the file does not exist.
 
         Returns:
             Whether the file has these bytes now. False: another process wrote it.
@@ -130,16 +129,22 @@ class ConditionalStore:
         Raises:
             UnwritableError: the bucket does not exist, or the server refuses the write.
         """
-        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
 
         def put() -> bool:
+            from fsspec.asyn import sync
+
             filesystem, bucket, key = self._resolve(file)
             try:
-                filesystem.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+                sync(filesystem.loop, self._requests.put, filesystem, bucket, key, data, version)
             except FileExistsError:
                 return False
-            except OSError as error:
-                if not _LOST & http_statuses(error) or (etag is None and isinstance(error, FileNotFoundError)):
+            except Exception as error:
+                statuses = http_statuses(error)
+                if isinstance(error, FileNotFoundError) or _NOT_FOUND in statuses:
+                    if version is None:
+                        raise FileNotFoundError(bucket) from error
+                    return False
+                if not _LOST & statuses:
                     raise
                 return False
             return True
@@ -153,7 +158,7 @@ class ConditionalStore:
                 "cannot be written: no such bucket", file=url, hint="create the bucket, or check the URL"
             ) from error
         except RemoteError as error:
-            if isinstance(error.__cause__, PermissionError):
+            if is_refused(error):
                 raise UnwritableError(error.message, file=url) from error
             raise
         # An earlier attempt may have succeeded without an answer.
@@ -163,7 +168,7 @@ class ConditionalStore:
     def _remove(self, file: str) -> None:
         def remove() -> None:
             filesystem, bucket, key = self._resolve(file)
-            filesystem.call_s3("delete_object", Bucket=bucket, Key=key)
+            filesystem.rm_file(f"{bucket}/{key}")
 
         with_retries(remove, "be removed", join(self.name, file))
 
@@ -173,10 +178,3 @@ class ConditionalStore:
         bucket, key, _ = filesystem.split_path(join(root, file))
         filesystem.invalidate_cache()
         return filesystem, bucket, key
-
-
-async def _get(filesystem: Any, bucket: str, key: str) -> tuple[bytes, str]:
-    """Returns the bytes and the etag of an object, from one response."""
-    response = await filesystem._call_s3("get_object", Bucket=bucket, Key=key)
-    async with response["Body"] as body:
-        return await body.read(), response["ETag"]

@@ -1,0 +1,1 @@
+"""Files of object stores that several processes write: puts with conditions."""

@@ -1,0 +1,1 @@
+"""Servers of buckets that run here, and what is recorded into them."""
