@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -61,7 +62,6 @@ class FlightServer(ProtectedServer):
         rdma: The shards' registered memory; None: clients cannot read by RDMA, or generations have their own.
 
     Attributes:
-        last_used: Time of the last request, by `time.monotonic`.
         holding: Threads that hold queue pairs for clients. Such clients read without sending requests.
 
     Raises:
@@ -82,9 +82,26 @@ class FlightServer(ProtectedServer):
         if isinstance(shards, ShardServer):
             shards = ServedGenerations(ServedGeneration(shards, rdma))
         self._generations = shards
-        self.last_used = time.monotonic()
+        self._last_used = time.monotonic()
+        self._answering: set[object] = set()
         self.holding: set[int] = set()
         super().__init__(listen, credentials)
+
+    @property
+    def last_used(self) -> float:
+        """Time at which the last answer was finished, by `time.monotonic`; now, while a request is answered."""
+        return time.monotonic() if self._answering else self._last_used
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Marks the server as answering a request. On a slow disk, an answer may take seconds."""
+        answer = object()
+        self._answering.add(answer)
+        try:
+            yield
+        finally:
+            self._last_used = time.monotonic()
+            self._answering.discard(answer)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """Answers the actions `describe`, `file` and `video`.
@@ -92,9 +109,8 @@ class FlightServer(ProtectedServer):
         `describe` returns the served shards of a generation, as JSON. `file` returns a chunk of the manifest or of a
         table. `video` returns ranges of bytes of video files.
         """
-        self.last_used = time.monotonic()
         self.counts.add(requests=1)
-        with as_flight_errors(self.counts):
+        with as_flight_errors(self.counts), self._in_use():
             if action.type not in ("describe", "file", "video"):
                 raise NodeRefusedError(f"has no action {action.type[:40]!r}; the actions are describe, file and video")
             body = action.body.to_pybytes()
@@ -129,11 +145,11 @@ class FlightServer(ProtectedServer):
                 while (chunk := next_chunk(reader)) is not None:
                     if chunk.app_metadata is None:
                         raise NodeRefusedError("received a message without a request")
-                    self.last_used = time.monotonic()
-                    request = Request.from_bytes(memoryview(chunk.app_metadata))
-                    response = served.shards.answer(request)
-                    self.counts.add(requests=1, sent_bytes=len(response.data))
-                    _write(writer, response, checksum=message.checksum)
+                    with self._in_use():
+                        request = Request.from_bytes(memoryview(chunk.app_metadata))
+                        response = served.shards.answer(request)
+                        self.counts.add(requests=1, sent_bytes=len(response.data))
+                        _write(writer, response, checksum=message.checksum)
 
     def _hold_queue_pairs(
         self, rdma: RdmaServer | None, client_ends: tuple[QueuePairEnd, ...], reader: Any, writer: Any

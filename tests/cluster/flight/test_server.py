@@ -1,12 +1,51 @@
-"""Servers that cannot start give the reason."""
+"""Servers that cannot start give the reason, and servers know when they were used."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+import threading
+import time
 
+import numpy as np
+
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.client.options import ClientOptions
+from gear_data.cluster.client.peer import Peer
+from gear_data.cluster.credentials import ServerCredentials
+from gear_data.cluster.flight.server import FlightServer
+from gear_data.cluster.protocol import ColumnGroup, Request
+from gear_data.cluster.server.shard_server import ShardServer
+from gear_data.storage.dataset_files import open_files
 from tests.support.feed import data as feed_data
+from tests.support.running.eventually import eventually
+
+
+def test_a_server_is_in_use_while_it_answers(tmp_path, monkeypatch):
+    """A server that its ranks left does not end during a long answer."""
+    feed_data.convert_episodes(feed_data.locomotion([9], seed=0), tmp_path / "d")
+    shards = ShardServer(open_files(tmp_path / "d"))
+    answering, go_on, answer = threading.Event(), threading.Event(), ShardServer.answer
+
+    def slow(self, request):
+        answering.set()
+        assert go_on.wait(60)
+        return answer(self, request)
+
+    monkeypatch.setattr(ShardServer, "answer", slow)
+    server = FlightServer(shards, Address("127.0.0.1", 0), ServerCredentials())
+    peer = Peer(Address("127.0.0.1", server.port), ClientOptions(None, None, 60.0))
+    stream, _ = peer.acquire_stream(peer.describe().dataset)
+    stream.post(Request(np.array([0]), (ColumnGroup((0,), np.array([0]), np.array([2])),)).to_bytes())
+    assert answering.wait(60)
+    begun = time.monotonic()
+    assert server.last_used >= begun
+    go_on.set()
+    stream.take()
+    assert eventually(lambda: begun < server.last_used < time.monotonic() - 0.1)
+    peer.abandon_stream(stream)
+    server.shutdown()
 
 
 def test_servers_that_cannot_start(tmp_path):
