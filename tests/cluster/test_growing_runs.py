@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gear_data.cluster.server.node_server import KEEP_SECONDS
 from tests.support.cluster import hold_rank
 from tests.support.cluster.growing import shared_growth_rank
+from tests.support.cluster.growing.generation_files import is_read
 from tests.support.cluster.growing.refresh_rank import loader
 from tests.support.cluster.runs import Rank, runs, servers, torchrun
 from tests.support.feed.growing import GrowingDataset
+from tests.support.running.eventually import eventually
 
 
 @pytest.fixture
@@ -33,8 +33,10 @@ def growing(tmp_path: Path) -> GrowingDataset:
     return growing
 
 
-def begun(run: Callable[..., list[Rank]], growing: GrowingDataset, nodes: Sequence[int]) -> list[Rank]:
-    ranks = run([(growing.path, node) for node in nodes])
+def begun(
+    run: Callable[..., list[Rank]], growing: GrowingDataset, nodes: Sequence[int], **variables: object
+) -> list[Rank]:
+    ranks = run([(growing.path, node) for node in nodes], **variables)
     assert [rank.line() for rank in ranks] == ["open"] * len(nodes)
     return ranks
 
@@ -110,9 +112,10 @@ def test_late_ranks_are_named_and_nobody_goes_ahead(run: Callable[..., list[Rank
     ranks = begun(run, growing, [0, 1, 1])
     before = first_batch(growing)
     growing.grow(3)
-    ask_all(ranks, "limit")
+    ask_all(ranks, "limit 1")
     for error in ask_all(ranks[:1], "refresh"):
-        assert error.startswith("ClusterError rank 0: timed out after 4 s waiting for ranks 1, 2: no rank takes")
+        assert error.startswith("ClusterError rank 0: timed out after 1 s waiting for ranks 1, 2: no rank takes")
+    ask_all(ranks, "limit 60")
     assert all("waiting for ranks 1, 2" in error for error in ask_all(ranks[1:], "refresh"))
     assert ask_all(ranks, "first") == [before] * 3
     assert ask_all(ranks, "refresh") == ["2"] * 3
@@ -124,7 +127,7 @@ def test_a_rank_that_dies_while_it_loads(run: Callable[..., list[Rank]], growing
     ranks = begun(run, growing, [0, 1, 1])
     before = first_batch(growing)
     growing.grow(3)
-    ask_all(ranks, "limit")
+    ask_all(ranks, "limit 4")
     ranks[2].begin("die")
     errors = ask_all(ranks[:2], "refresh")
     assert all("waiting for rank 2: no rank takes the new generation" in error for error in errors)
@@ -161,15 +164,16 @@ def test_servers_that_die_serve_the_newest_generation_again(
     run: Callable[..., list[Rank]], growing: GrowingDataset
 ) -> None:
     before = {process.pid for process in servers()}
-    ranks = begun(run, growing, [0, 1])
+    ranks = begun(run, growing, [0, 1], GEAR_DATA_NODE_TIMEOUT=30)  # a restart takes seconds
+    mine = [process for process in servers() if process.pid not in before]
     for generation in (2, 3):
         growing.grow(3, max_steps=130)
         assert ask_all(ranks, "refresh") == [str(generation)] * 2
-        time.sleep(KEEP_SECONDS + 1)  # the servers let go of the generation before
+        if generation == 2:
+            assert eventually(lambda: not is_read(growing.path, 1), 60)  # the servers let go of it
     assert not (growing.path / "generations" / "000001.json").exists()
-    for process in servers():
-        if process.pid not in before:
-            process.kill()
+    for process in mine:
+        process.kill()
     assert ask_all(ranks, "first") == [first_batch(growing)] * 2
 
 

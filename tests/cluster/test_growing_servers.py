@@ -28,11 +28,13 @@ from gear_data.cluster.server.served_generations import GenerationOpener, Served
 from gear_data.errors import ClusterError, GenerationGoneError, InvalidArgumentError, NodeUnreachableError
 from gear_data.storage.dataset_files import open_files
 from tests.support.cluster.growing import refresh_rank
+from tests.support.cluster.growing.generation_files import is_read
 from tests.support.cluster.growing.refresh_rank import loader
 from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed.batches import clones, same
 from tests.support.feed.data import run_two_ranks
 from tests.support.feed.growing import GrowingDataset
+from tests.support.running.eventually import eventually
 
 #: Seconds that a response may take.
 TIMEOUT = 3.0
@@ -148,7 +150,7 @@ def test_a_server_lets_go_of_generations(growing: GrowingDataset, start: Start) 
     second = reads.refresh()
     growing.grow(2)
     assert reads.refresh().generation == 2
-    time.sleep(2)
+    assert eventually(lambda: not is_read(growing.path, 1))
     growing.grow(1)
     assert sorted(int(path.stem) for path in (growing.path / "generations").iterdir()) == [0, 2, 3]
     next(batches)
@@ -245,9 +247,5 @@ def test_the_memory_of_a_generation_is_freed(growing: GrowingDataset) -> None:
     time.sleep(1.2)
     assert shards() is not None  # the stream reads it
     peer.abandon_stream(stream)
-    limit = time.monotonic() + 20
-    while shards() is not None and time.monotonic() < limit:
-        time.sleep(0.1)
-        gc.collect()
-    assert shards() is None
+    assert eventually(lambda: gc.collect() >= 0 and shards() is None)
     server.shutdown()

@@ -8,7 +8,7 @@ Opens the dataset with these options and prints one line: `open`, or the error. 
     next    hash of the observations of the next batch of one loader, which prefetches
     reads   number of READs of the stand-in for an RDMA device
     refresh the generation that the dataset then has
-    limit   the limit of a refresh is 4 s from now on
+    limit S the limit of a refresh is S seconds from now on
     die     as refresh, but ends the process once all ranks have come
 """
 
@@ -19,6 +19,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import gear_data
@@ -58,19 +59,20 @@ def main(path: str, options: str) -> None:
         running[0], opened[0] = digests(new, 2), new
         return str(new.generation)
 
-    def limit() -> str:
-        os.environ["GEAR_DATA_JOIN_TIMEOUT"] = "4"
+    def limit(seconds: str) -> str:
+        os.environ["GEAR_DATA_JOIN_TIMEOUT"] = seconds
         return "limit"
 
     def die() -> str:
         partitioned_store.await_generation = lambda *_: os._exit(3)
         return refresh()
 
-    answers = {"refresh": refresh, "limit": limit, "die": die}
-    answers |= {"first": lambda: next(digests(opened[0], 0)), "next": lambda: next(running[0]), "reads": reads}
+    answers: dict[str, Callable[..., str]] = {"refresh": refresh, "limit": limit, "die": die, "reads": reads}
+    answers |= {"first": lambda: next(digests(opened[0], 0)), "next": lambda: next(running[0])}
     print(result_of(open_dataset), flush=True)
     for line in sys.stdin:
-        print(result_of(answers[line.strip()]), flush=True)
+        command, *arguments = line.split()
+        print(result_of(partial(answers[command], *arguments)), flush=True)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,8 @@ def main(dataset: str, out: str) -> None:
     }
     Path(f"{out}-{rank}.json").write_text(json.dumps(facts))
     np.savez(f"{out}-{rank}.npz", **{f"{name}/{key}": v for name, keys in results.items() for key, v in keys.items()})
+    # A node's server ends 3 s after its ranks. Slower ranks may still read from it.
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from tests.support.running.eventually import eventually
 from tests.support.running.warm_python import python
 
 HERE = Path(__file__).parent
@@ -39,11 +39,16 @@ def servers() -> list[psutil.Process]:
     ]
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Returns whether a process has ended. Its parent may not have waited for it yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def all_ended(processes: Sequence[psutil.Process], seconds: float) -> bool:
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit and any(process.is_running() for process in processes):
-        time.sleep(0.1)
-    return not any(process.is_running() for process in processes)
+    return eventually(lambda: all(map(has_ended, processes)), seconds)
 
 
 def torchrun(nodes: int, ranks: int, *arguments: object) -> list[int]:
@@ -55,7 +60,7 @@ def torchrun(nodes: int, ranks: int, *arguments: object) -> list[int]:
     common += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     agents = [subprocess.Popen([*common, "--node-rank", str(node), *map(str, arguments)]) for node in range(nodes)]
     try:
-        return [agent.wait(timeout=240) for agent in agents]
+        return [agent.wait(timeout=500) for agent in agents]
     finally:
         for agent in agents:
             agent.kill()

@@ -89,7 +89,7 @@ def run_two_ranks(script: Path, dataset: Path, folder: Path) -> None:
     arguments = [python(), script, dataset, folder / "out", folder / "store"]
     processes = [subprocess.Popen([*map(str, arguments), str(rank), "2"]) for rank in range(2)]
     try:
-        assert [process.wait(timeout=240) for process in processes] == [0, 0]
+        assert [process.wait(timeout=500) for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()
