@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.storage.manifest import Manifest
 from tests.support.checks import folder_contents
 from tests.support.rollouts import make_rollouts
+from tests.support.running.eventually import eventually
 from tests.support.running.hub_server import Hub, running_hub
 
 NAME = "me/hops"
@@ -122,19 +122,19 @@ def test_a_killed_push_continues(dataset: Path, hub: Hub, client: Client) -> Non
     """The second run sends no file that the first one has sent, and one commit has all files."""
     arrived, go_on = threading.Event(), threading.Event()
 
-    def wait_at_the_fourth(count: int) -> None:
-        if count >= 3:
+    def wait_at_the_fourth(before: int) -> None:
+        if before >= 3:
             arrived.set()
             go_on.wait(60)
 
     hub.on_upload = wait_at_the_fourth
     process = client.start("push", dataset, NAME)
-    assert arrived.wait(60)
+    assert arrived.wait(60) and eventually(lambda: len(hub.uploads) == 3)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    hub.on_upload = lambda count: None
+    hub.on_upload = lambda before: None
     sent = set(hub.uploads)
-    assert 3 <= len(sent) < len(Manifest.load(dataset).shards)
+    assert len(sent) == 3 < len(Manifest.load(dataset).shards)
     assert hub.repositories[NAME].files().keys() == {".gitattributes"}
     before = len(hub.uploads)
     client.run("push", dataset, NAME)
@@ -149,7 +149,7 @@ def test_a_killed_push_continues(dataset: Path, hub: Hub, client: Client) -> Non
 def test_a_killed_pull_continues(dataset: Path, hub: Hub, client: Client, tmp_path: Path) -> None:
     client.run("push", dataset, NAME)
     arrived, go_on = threading.Event(), threading.Event()
-    last = Manifest.load(dataset).shards[-1].entry.file
+    *others, last = (shard.entry.file for shard in Manifest.load(dataset).shards)
 
     def wait(line: str) -> None:
         if line.startswith("GET") and line.endswith(last):
@@ -159,7 +159,7 @@ def test_a_killed_pull_continues(dataset: Path, hub: Hub, client: Client, tmp_pa
     hub.on_request = wait
     process = client.start("pull", NAME, tmp_path / "out")
     assert arrived.wait(60)
-    time.sleep(1)  # the other files arrive
+    assert eventually(lambda: all((tmp_path / ".out.gear-pull" / file).exists() for file in others))
     process.send_signal(signal.SIGKILL)
     process.wait()
     go_on.set()

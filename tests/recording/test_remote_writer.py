@@ -177,7 +177,6 @@ def patiently(call: Callable[[], None]) -> None:
 
 def test_a_server_that_hangs(tmp_path: Path, server: WriteServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer keeps as many episodes as fit into its buffer, waits, and raises. Nothing is lost."""
-    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "1")
     monkeypatch.setenv("GEAR_DATA_WRITE_TIMEOUT", "1")
     monkeypatch.setenv("GEAR_DATA_WRITE_BUFFER", "30000")
     writer = Writer(server.url, durability="flush")

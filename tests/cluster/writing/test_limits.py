@@ -177,6 +177,7 @@ def test_training_that_does_not_start(log: MemoryLog, tmp_path: Path, monkeypatc
         writer = Writer(url(server), durability="flush")
         for number in range(5):
             add(writer, number)
+        assert eventually(lambda: numbers(log) == [0, 1, 2, 3] and writer._sink._sender._trouble is not None)
         with pytest.raises(
             NodeUnreachableError, match=r"did not acknowledge 1 episodes.*training \(none has started\)"
         ):

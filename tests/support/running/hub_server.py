@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import sys
@@ -51,8 +52,10 @@ class Hub:
         repositories: name -> repository.
         objects: sha256 -> content of an LFS object that was uploaded.
         uploads: sha256 of each upload, in order.
+        arrivals: counts uploads, also those that are not stored yet.
         requests: method and path of each request.
-        on_upload, on_request: called before an upload is stored, and before a request is answered.
+        on_upload: called before an upload is stored, with the number of uploads that came before.
+        on_request: called before a request is answered.
     """
 
     def __init__(self) -> None:
@@ -60,6 +63,7 @@ class Hub:
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         self.uploads: list[str] = []
+        self.arrivals = itertools.count()
         self.requests: list[str] = []
         self.on_upload: Callable[[int], None] = lambda count: None
         self.on_request: Callable[[str], int | None] = lambda line: None
@@ -204,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _upload(self, body: bytes, oid: str) -> None:
         assert hashlib.sha256(body).hexdigest() == oid
-        self.hub.on_upload(len(self.hub.uploads))
+        self.hub.on_upload(next(self.hub.arrivals))
         with self.hub.lock:
             self.hub.objects[oid] = body
             self.hub.uploads.append(oid)
