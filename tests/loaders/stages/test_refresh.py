@@ -179,7 +179,9 @@ def test_a_generation_is_let_go_without_a_garbage_collection(growing):
 
 
 def test_other_threads_read_while_generations_enter(growing):
-    loader = make(growing.open(), sampler=Weighted([1.0] * 4), prefetch=2)
+    # A thread may wait for the processor while generations come and go: their files stay.
+    held = [growing.open()]
+    loader = make(held[0], sampler=Weighted([1.0] * 4), prefetch=2)
     iterator, stop, errors = iter(loader), threading.Event(), []
 
     def read() -> None:
@@ -197,6 +199,7 @@ def test_other_threads_read_while_generations_enter(growing):
     try:
         for _ in range(8):
             growing.grow(1, max_steps=100)
+            held.append(growing.open())
             loader.refresh()
             for batch in itertools.islice(iterator, 20):
                 loader.update_weights(batch["episode_id"][:2].numpy(), [0.5, 2.0])

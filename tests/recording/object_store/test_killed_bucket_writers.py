@@ -50,15 +50,15 @@ def killed(server: BucketServer, url: str, runs: dict[int, Path], choose: random
         if method in ("PUT", "POST", "DELETE"):
             count += 1
             if count >= next_kill and waiting:
-                os.kill(waiting.pop().pid or 0, signal.SIGKILL)
+                waiting.pop().kill()
                 places.append(f"{method} {path}")
                 next_kill = count + choose.randrange(4, 20)
                 if len(processes) == 1:
                     raise ConnectionAbortedError  # the server does not take its request
 
-    server.before = kill
     for process in processes:
         process.start()
+    server.before = kill
     follow(url, processes)
     server.reset()
     assert [process.exitcode for process in processes] == [-signal.SIGKILL] * len(processes)
