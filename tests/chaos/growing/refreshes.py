@@ -130,7 +130,7 @@ class _Case:
         _check(ranks[self._victim].process.wait(60) == -9, "the rank was not killed")
         found = {each["generation"] for each in left}
         for each in left:
-            _check(each.get("typed", True), f"an error without type: {each['error']}")
+            _check(each.get("typed", True), f"an error without type: {_errors([each])}")
             expected = before if "error" in each else after
             _check(each["generation"] == expected, f"generation {each['generation']}, not {expected}: {_errors(left)}")
         self.outcome = "all took it" if found == {after} else "all stayed" if found == {before} else "some took it"
