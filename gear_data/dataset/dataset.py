@@ -187,8 +187,12 @@ class Dataset:
         `cluster="torchrun"`, every rank calls this: rank 0 finds the generation, and each node loads its share of the
         new shards. All ranks take the generation, or none.
 
+        A dataset that was placed is placed again: what lies in each memory stays there, and new episodes take what the
+        plan's budgets leave.
+
         Raises:
-            InvalidArgumentError: the view was made by positions (`select`, `split`), or the columns were placed.
+            InvalidArgumentError: the view was made by positions (`select`, `split`), or the columns were placed and the
+                nodes of a run share the dataset.
             DatasetReplacedError: the dataset was replaced.
             ClusterError: a server is behind the others, or a rank does not come in time. The error names it.
             EmptySourceError: no episode satisfies the filters any more.

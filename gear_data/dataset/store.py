@@ -30,7 +30,7 @@ from gear_data.residency import (
     host_residency,
     open_shards,
 )
-from gear_data.residency.plan import ResidencyPlan
+from gear_data.residency.plan import ResidencyPlan, extend_plan
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.arrow_files import array_values
@@ -134,7 +134,18 @@ class DatasetStore:
             GearError: see `Dataset.refresh`.
         """
         files = self.files.at(generation)
-        return None if self._is_same(files) else restored(self._opened_again(files), None, self.discount)
+        if self._is_same(files):
+            return None
+        store = self._opened_again(files)
+        return restored(store, self._plan_of(store), self.discount)
+
+    def _plan_of(self, store: DatasetStore) -> ResidencyPlan | None:
+        """Returns the plan for the store of another generation: shards that both have stay where they are."""
+        if self._plan is None:
+            return None
+        numbers = {shard.entry: number for number, shard in enumerate(store.manifest.shards)}
+        new_of_old = np.array([numbers.get(shard.entry, -1) for shard in self.manifest.shards], np.int64)
+        return extend_plan(self._plan, new_of_old, (*store.episode_starts, store.lengths))
 
     def _is_same(self, files: DatasetFiles) -> bool:
         """Returns whether files are of the generation of this store.
@@ -148,7 +159,7 @@ class DatasetStore:
 
     def _opened_again(self, files: DatasetFiles) -> DatasetStore:
         """Returns a store of other files of the dataset, without a discount."""
-        return DatasetStore(files, self.residency)
+        return DatasetStore(files, self._requested_residency)
 
     def _check_files(self) -> None:
         self.files.check(self.manifest, self.bad_files)
@@ -175,9 +186,9 @@ class DatasetStore:
 
         Nothing is copied before the first use.
         """
-        grows = self.manifest.growth is not None and self.residency in ("pinned", "device")
+        grows = self.manifest.growth is not None and self.residency in ("pinned", "device", "tiered")
         if grows and isinstance(shards, MappedShards | JoinedShards):
-            return ShardCopies(self.residency, schema, shards, self._shard_steps, contents)
+            return ShardCopies(self.residency, schema, shards, self._shard_steps, contents, self._plan)
         return DeviceCopy(self.residency, schema, shards, self._shard_steps, contents, self._plan)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:

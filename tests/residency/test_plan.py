@@ -10,9 +10,11 @@ import polars as pl
 import pytest
 
 import gear_data
+from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError, UnknownNameError
-from gear_data.residency.plan import TIERS, ResidencyPlan
+from gear_data.residency.plan import TIERS, ResidencyPlan, extend_plan
 from gear_data.selection.samplers import Weighted
+from tests.support.feed.growing import GrowingDataset
 
 #: Weight expression of a step -> the same in plain Python.
 WEIGHTS = {
@@ -104,3 +106,47 @@ def test_arguments_of_a_plan(rollouts_path: Path) -> None:
         ds.residency_plan(0, 0, columns=["nothing"])
     with pytest.raises(UnknownNameError, match="nothing"):
         ds.residency_plan(0, 0, sampler="nothing")
+
+
+@pytest.mark.parametrize("budgets", [(0, 0), (700, 900), (3000, 0), (10**9, 0)])
+def test_a_plan_for_another_generation(tmp_path: Path, budgets: tuple[int, int]) -> None:
+    """Shards that stay keep their tiers. New ones are placed by a plain loop within what is free."""
+    growing = GrowingDataset(tmp_path / "ds")
+    growing.grow(5)
+    old = growing.open()
+    plan = old.residency_plan(*budgets, columns=["observations", "rewards"])
+    growing.grow(5, max_steps=140)
+    new = growing.open()
+    store = store_of(new)
+    names = {shard.entry.file: number for number, shard in enumerate(new.manifest.shards)}
+    moved = np.array([names.get(shard.entry.file, -1) for shard in old.manifest.shards])
+    grown = extend_plan(plan, moved, (*store.episode_starts, store.lengths))
+
+    sizes = {column.name: column.row_bytes for column in old.schema.fixed_columns}
+    before = {(int(moved[s]), f, t): tier for s, f, t, tier in extents(plan) if moved[s] >= 0}
+    added = [each[:3] for each in extents(grown) if each[:3] not in before]
+    assert added and before and (moved < 0).any()
+    assert {each[:3]: each[3] for each in extents(grown) if each[:3] in before} == before
+    assert {shard for shard, _, _ in added} == set(names.values()) - set(moved.tolist())
+    left = list(budgets)
+    for (_, first, last), tiers in before.items():
+        for tier, size in zip(tiers, sizes.values(), strict=True):
+            if tier < 2:
+                left[tier] -= (last - first) * size
+    expected = {extent: [2] * len(sizes) for extent in added}
+    # All new steps are drawn equally often, so they keep their order.
+    for tier in (0, 1):
+        for shard, first, last in added:
+            for c, (name, size) in enumerate(sizes.items()):
+                fits = (last - first) * size <= left[tier]
+                if name in ("observations", "rewards") and expected[shard, first, last][c] == 2 and fits:
+                    expected[shard, first, last][c] = tier
+                    left[tier] -= (last - first) * size
+    assert {each[:3]: each[3] for each in extents(grown) if each[:3] not in before} == expected
+    assert min(left) >= 0 and grown.share.sum() == pytest.approx(1)
+    extents_of_episodes(new, grown)
+
+
+def extents(plan: ResidencyPlan) -> list[tuple[int, int, int, list[int]]]:
+    columns = plan.shard.tolist(), plan.first.tolist(), plan.last.tolist(), plan.tier.tolist()
+    return list(zip(*columns, strict=True))

@@ -34,9 +34,10 @@ def at_generation(store: DatasetStore, view: View, generation: int | None) -> tu
             "at its generation",
             hint="refresh the whole dataset, or a view made by filter; then select",
         )
-    if store.residency == "tiered":
+    if store.residency == "tiered" and store.membership is not None:
         raise InvalidArgumentError(
-            "a dataset that was placed stays at its generation", hint="refresh the dataset, then call place"
+            "a dataset that was placed, and whose shards the nodes of a run share, stays at its generation",
+            hint="refresh the dataset, then call place",
         )
     new = store.at_generation(generation)
     if new is None:

@@ -6,18 +6,20 @@ import os
 import weakref
 
 import numpy as np
+import xxhash
 
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.residency.device.columns import DeviceColumns, DeviceCopy, current_device
 from gear_data.residency.host import Contents
 from gear_data.residency.joined_shards import JoinedShards
+from gear_data.residency.plan import ResidencyPlan
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.mapped_shards import MappedShards
 
-#: The copies of this process's shards: (process, device, residency, key of the contents) -> columns. A copy lives as
-#: long as some generation has its shard.
-_copies: weakref.WeakValueDictionary[tuple[int, int, str, str], DeviceColumns] = weakref.WeakValueDictionary()
+#: The copies of this process's shards: (process, device, residency, key of the plan, key of the contents) -> columns. A
+#: copy lives as long as some generation has its shard.
+_copies: weakref.WeakValueDictionary[tuple[int, int, str, str, str], DeviceColumns] = weakref.WeakValueDictionary()
 
 
 class ShardCopies:
@@ -27,8 +29,8 @@ class ShardCopies:
     generation has the shard.
 
     Args:
-        residency: `pinned` or `device`.
-        schema, shards, steps, contents: see `DeviceCopy`.
+        residency: `pinned`, `device` or `tiered`.
+        schema, shards, steps, contents, plan: see `DeviceCopy`.
     """
 
     def __init__(
@@ -38,8 +40,9 @@ class ShardCopies:
         shards: MappedShards | JoinedShards,
         steps: Int64Array,
         contents: Contents,
+        plan: ResidencyPlan | None = None,
     ) -> None:
-        self._residency, self._schema, self._shards, self._steps = residency, schema, shards, steps
+        self._residency, self._schema, self._shards, self._steps, self._plan = residency, schema, shards, steps, plan
         self._contents = contents
         self._columns: DeviceColumns | None = None
         self._lock = fork_safe_lock()
@@ -49,16 +52,34 @@ class ShardCopies:
         with self._lock:
             if self._columns is None:
                 parts = [self._copy(shard) for shard in range(len(self._steps))]
-                whole = np.arange(len(parts)), np.zeros(len(parts), np.int64), self._steps
-                addresses = np.concatenate([part.addresses for part in parts])
-                self._columns = DeviceColumns(*whole, addresses, parts[0].device, tuple(parts), os.getpid())
+                self._columns = DeviceColumns(
+                    np.repeat(np.arange(len(parts)), [len(part.shard) for part in parts]),
+                    np.concatenate([part.first for part in parts]),
+                    np.concatenate([part.last for part in parts]),
+                    np.concatenate([part.addresses for part in parts]),
+                    # A plan may put no column of a shard on the device.
+                    next((part.device for part in parts if part.device is not None), None),
+                    tuple(parts),
+                    os.getpid(),
+                )
             return self._columns
 
     def _copy(self, shard: int) -> DeviceColumns:
-        contents = self._contents.only(shard)
-        key = (os.getpid(), current_device(), self._residency, contents.key())
+        contents, plan = self._contents.only(shard), None if self._plan is None else self._plan.of_shard(shard)
+        key = (os.getpid(), current_device(), self._residency, _key(plan), contents.key())
         found = _copies.get(key)
         if found is None:
             steps, shards = self._steps[shard : shard + 1], self._shards.only(shard)
-            found = _copies[key] = DeviceCopy(self._residency, self._schema, shards, steps, contents).columns()
+            copy = DeviceCopy(self._residency, self._schema, shards, steps, contents, plan)
+            found = _copies[key] = copy.columns()
         return found
+
+
+def _key(plan: ResidencyPlan | None) -> str:
+    """Returns a key of the tiers of a shard's columns."""
+    if plan is None:
+        return ""
+    digest = xxhash.xxh3_128(repr(plan.columns).encode())
+    for values in (plan.first, plan.last, plan.tier):
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 import gear_data
+from gear_data.dataset.internals import store_of
 from gear_data.residency import host
 from gear_data.residency.device.columns import DeviceCopy
 from gear_data.residency.device.registration import FALLBACK_VARIABLE
@@ -96,6 +100,62 @@ def test_only_new_shards_are_loaded(
         assert eventually(lambda: held(gpu) == first * 8 // 6)
     plain = gear_data.SequenceLoader(gear_data.open(tmp_path / "ds"), **OPTIONS)
     same(from_device(gpu, on_gpu(ds)), copies(plain))
+
+
+@pytest.mark.parametrize("discount", [None, 0.9])
+def test_a_placed_dataset_follows(gpu: StandInGpu, tmp_path: Path, loaded: list[str], discount: float | None) -> None:
+    """A refresh places new episodes within the plan's budgets. Others stay where they are."""
+    with gear_data.Writer(tmp_path / "ds", max_steps=8 * LENGTH, shard_bytes=1024) as writer:
+        for number in range(6):
+            add(writer, number)
+        opened = gear_data.open(tmp_path / "ds")
+        opened = opened if discount is None else opened.with_discount(discount)
+        # Of each tier two episodes.
+        budget = 2 * LENGTH * sum(column.row_bytes for column in opened.schema.fixed_columns)
+        ds = opened.place(opened.residency_plan(budget, budget))
+        loader, plain = on_gpu(ds, steps=None), gear_data.SequenceLoader(opened, **OPTIONS, prefetch=0)
+        batches, expected = iter(loader), iter(plain)
+        compare(gpu, batches, expected, 3)
+        assert set(loaded) >= set(files(ds))
+        gc.collect()
+        first = held(gpu)
+        for number in range(6, 20):
+            add(writer, number)
+            loaded.clear()
+            from_step = loader.refresh()
+            placed = {file for file in loaded if file.startswith("shards/")}
+            plain.refresh(from_step)
+            known, ds = ds, loader.dataset
+            assert isinstance(ds, gear_data.Dataset) and ds.residency == "tiered"
+            (new,) = set(files(ds)) - set(files(known))
+            assert placed == {new}
+            before, after = addresses(known), addresses(ds)
+            assert all(after[file] == before[file] for file in after.keys() & before.keys())
+            plan = store_of(ds)._plan
+            assert plan is not None and max(plan.bytes("device"), plan.bytes("pinned")) <= budget
+            compare(gpu, batches, expected, 3)
+        # All episodes of the first generation have left, and new ones have their places.
+        assert min(plan.bytes("device"), plan.bytes("pinned")) > budget // 2
+        compare(gpu, batches, expected, 80)
+        again = pickle.loads(pickle.dumps(ds))
+        assert addresses(again) == addresses(ds)
+        del known, before, after, again
+        gc.collect()
+        assert eventually(lambda: held(gpu) <= first)
+        compare(gpu, iter(on_gpu(ds)), iter(gear_data.SequenceLoader(opened.refresh(), **OPTIONS)), 5)
+
+
+def addresses(ds: gear_data.Dataset) -> dict[str, list[Any]]:
+    """Returns the addresses of the columns of each shard's extents."""
+    columns, names = store_of(ds).device_columns(), files(ds)
+    return {name: columns.addresses[columns.shard == shard].tolist() for shard, name in enumerate(names)}
+
+
+def compare(gpu: StandInGpu, batches: Iterator[Any], expected: Iterator[Any], count: int) -> None:
+    """Compares the next batches of a device with those of the CPU."""
+    got = [gpu.read(batch) for batch in itertools.islice(batches, count)]
+    gpu.finish()
+    same(got, copies(expected, count))  # type: ignore[arg-type]
 
 
 def refuse(address: int, size: int, flags: int) -> None:
