@@ -210,3 +210,5 @@ def test_a_plan(gpu: GpuUnderTest, path: Path, join: Join) -> None:
         dataset.place(dataset.residency_plan(1 << 20, 1 << 20))
     placed = single.place(single.residency_plan(10_000, 10_000))
     same(from_device(gpu, on_gpu(placed)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))
+    with pytest.raises(InvalidArgumentError, match="whose shards the nodes of a run share, stays at its generation"):
+        placed.refresh()
