@@ -1,4 +1,4 @@
-"""Fixtures for tests of remote files: servers of buckets, and a remote dataset."""
+"""Fixtures for tests of remote files: an S3 server, and a remote dataset."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import fsspec
 import pytest
 
 from gear_data.common import retry
-from tests.support.buckets.kinds import bucket_server
-from tests.support.buckets.server import BucketServer
 from tests.support.remote import CuttingProxy, upload
 
 
@@ -49,28 +47,6 @@ def endpoint() -> Iterator[str]:
 @pytest.fixture
 def s3_url(endpoint: str, tmp_path: Path) -> str:
     return f"s3://bucket/{tmp_path.name}"
-
-
-@pytest.fixture(scope="module")
-def gs_server() -> Iterator[BucketServer]:
-    with bucket_server("gs") as server:
-        yield server
-
-
-@pytest.fixture
-def gs_url(gs_server: BucketServer, tmp_path: Path) -> str:
-    return f"gs://bucket/{tmp_path.name}"
-
-
-@pytest.fixture(scope="module")
-def az_server() -> Iterator[BucketServer]:
-    with bucket_server("az") as server:
-        yield server
-
-
-@pytest.fixture
-def az_url(az_server: BucketServer, tmp_path: Path) -> str:
-    return f"az://bucket/{tmp_path.name}"
 
 
 @pytest.fixture

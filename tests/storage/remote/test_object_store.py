@@ -22,7 +22,7 @@ from gear_data.storage.remote.range_reader import filesystem_of
 from gear_data.storage.writing.file_store import LocalFileStore
 
 
-@pytest.mark.parametrize("kind", ["memory", "s3", "gs", "az", "local"])
+@pytest.mark.parametrize("kind", ["memory", "s3", "local"])
 def test_file_stores(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     place = str(tmp_path / "d") if kind == "local" else request.getfixturevalue(f"{kind}_url")
     store = open_file_store(place)

@@ -21,7 +21,7 @@ from gear_data.ingest import destination as destination_module
 from gear_data.storage.remote.object_store import ObjectStore
 from gear_data.storage.writing.progress_files import LOCK
 
-_KINDS = pytest.mark.parametrize("kind", ["memory", "s3", "gs", "az"])
+_KINDS = pytest.mark.parametrize("kind", ["memory", "s3"])
 
 
 @pytest.fixture
