@@ -19,7 +19,7 @@ def add_commands(commands: Any) -> None:
     summary = "record episodes of a Gymnasium environment; a killed recording continues"
     parser = add_command(commands, "record", _record, summary, "gear-data record CartPole-v1 cartpole/ --episodes 20")
     parser.add_argument("env_id", metavar="ENV", help="id of the environment, for gymnasium.make")
-    help = "folder or URL (s3://, gs://, az://) of the dataset, which may exist; or gear://HOST:PORT of a server"
+    help = "folder or s3:// URL of the dataset, which may exist; or gear://HOST:PORT of a server"
     parser.add_argument("destination", metavar="DATASET", help=help)
     parser.add_argument("--episodes", type=int, default=100, metavar="N", help="number of episodes, default 100")
     help = "function that takes an observation and returns an action, such as agents.ppo:act; default: random actions"

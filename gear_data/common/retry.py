@@ -24,7 +24,6 @@ FIRST_DELAY = 0.2
 MAX_SECONDS = 60.0
 
 _STATUSES = frozenset({408, 429, 500, 502, 503, 504})
-_REFUSED = frozenset({401, 403})
 _ERRNOS = frozenset(
     {
         errno.ECONNABORTED,
@@ -119,16 +118,6 @@ def http_statuses(error: BaseException) -> frozenset[int]:
     return frozenset(status for cause in _causes(error) if (status := _http_status(cause)) is not None)
 
 
-def is_refused(error: BaseException) -> bool:
-    """Returns whether the server refused a request for want of rights or credentials."""
-    return any(
-        isinstance(cause, PermissionError)
-        or _http_status(cause) in _REFUSED
-        or (type(cause) is OSError and str(cause).startswith("Forbidden: "))  # gcsfs, for HTTP 403
-        for cause in _causes(error)
-    )
-
-
 def _describe(error: BaseException) -> str:
     """Formats an error with its class name, because many of these errors have no text."""
     text = str(error)
@@ -142,8 +131,7 @@ def _is_remote(error: Exception) -> bool:
     """
     if isinstance(error, OSError) or is_transient(error):
         return True
-    # adlfs raises some of Azure's errors as causes of a RuntimeError.
-    return any(kind.__name__ in _PERMANENT for cause in _causes(error) for kind in type(cause).__mro__)
+    return any(kind.__name__ in _PERMANENT for kind in type(error).__mro__)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

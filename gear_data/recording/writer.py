@@ -57,14 +57,13 @@ class Writer:
     end of the block, also after an exception: `with gear_data.Writer("runs/") as writer: ...`.
 
     Args:
-        path: the folder of the dataset. Or a bucket, `s3://BUCKET/PATH`, `gs://BUCKET/PATH` or
-            `az://CONTAINER/PATH`, on a server that has conditional puts: the journals are on this machine, and `flush`
-            and `seal` upload them. Or `gear://HOST:PORT`: a server of
+        path: the folder of the dataset. Or `s3://BUCKET/PATH` on a server that has conditional puts: the journals are
+            on this machine, and `flush` and `seal` upload them. Or `gear://HOST:PORT`: a server of
             `gear-data serve --writable`, which makes the dataset. Finished episodes are then kept in memory until the
             disk of the server has them. With `durability="episode"`, `end_episode` waits for that; else `flush` does.
         durability: when a finished episode outlives a loss of power: `episode`, when `end_episode` returns; `flush`,
-            when `flush` returns; `os`, when the operating system wrote it. It always outlives the process. Of a
-            dataset in a bucket, it outlives the loss of this machine's disk only when `flush` or `seal` returned.
+            when `flush` returns; `os`, when the operating system wrote it. It always outlives the process. Of an
+            `s3://` dataset, it outlives the loss of this machine's disk only when `flush` or `seal` returned.
         shard_bytes: the size up to which shards are filled, in bytes of column data.
         publish_every: seconds between generations that a thread publishes; None: `seal` and `close` publish.
         max_steps, max_bytes: the largest size of the dataset. A generation keeps its newest shard in any case. None: no
@@ -256,7 +255,7 @@ class Writer:
     def flush(self) -> None:
         """Waits until the disk has all finished episodes.
 
-        With a bucket, waits until it has them. They are not in a generation before `seal`, of any Writer of the
+        With `s3://`, waits until the bucket has them. They are not in a generation before `seal`, of any Writer of the
         bucket.
 
         Raises:

@@ -8,8 +8,7 @@ from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.storage.generations.growth import GROWING_FOLDERS, JOURNALS
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
-from gear_data.storage.remote.conditional.requests import VersionedFile
-from gear_data.storage.remote.conditional.store import ConditionalStore
+from gear_data.storage.remote.conditional_store import ConditionalStore, VersionedFile
 from gear_data.storage.remote.object_store import ObjectStore
 from gear_data.storage.writing.progress_files import PROGRESS
 

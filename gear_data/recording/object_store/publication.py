@@ -27,7 +27,7 @@ from gear_data.recording.object_store.sealed_objects import (
 from gear_data.recording.seal_options import SealOptions
 from gear_data.storage.generations.growth import JOURNALS, generation_file
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
-from gear_data.storage.remote.conditional.requests import VersionedFile
+from gear_data.storage.remote.conditional_store import VersionedFile
 from gear_data.storage.writing.file_store import put_text
 from gear_data.storage.writing.staging import manifest_text
 
@@ -66,7 +66,7 @@ def publish_sealed(bucket: Bucket, mirror: Mirror, options: SealOptions, writer:
             outcome = _attempt(bucket, mirror, options, writer, found)
         except (CorruptShardError, FileNotFoundError) as error:
             # Another process may have published journals and removed their files meanwhile.
-            if _version(found) == _version(bucket.newest()):
+            if _etag(found) == _etag(bucket.newest()):
                 if isinstance(error, CorruptShardError):
                     raise
                 raise RemoteError(f"a file is missing: {error}", file=bucket.url, hint="restore it") from error
@@ -80,8 +80,8 @@ def publish_sealed(bucket: Bucket, mirror: Mirror, options: SealOptions, writer:
     )
 
 
-def _version(found: tuple[Manifest, VersionedFile] | None) -> str | None:
-    return None if found is None else found[1].version
+def _etag(found: tuple[Manifest, VersionedFile] | None) -> str | None:
+    return None if found is None else found[1].etag
 
 
 def _attempt(
@@ -110,7 +110,7 @@ def _attempt(
     if found is not None:
         # The manifest that is replaced stays readable. All processes write the same text.
         put_text(bucket.objects, generation_file(found[0].generation), found[1].data.decode())
-    if not bucket.conditional.put(MANIFEST_NAME, text.encode(), _version(found)):
+    if not bucket.conditional.put(MANIFEST_NAME, text.encode(), None if found is None else found[1].etag):
         _remove_quietly(bucket, [file for file in mirror.written if name in file])
         mirror.forget(mirror.written)
         return LOST

@@ -25,7 +25,7 @@ from gear_data.recording.object_store.sealed_objects import (
 )
 from gear_data.storage.generations.growth import GENERATIONS, JOURNALS, TABLES, generation_file
 from gear_data.storage.manifest import Manifest
-from gear_data.storage.remote.conditional.store import PROBE
+from gear_data.storage.remote.conditional_store import PROBE
 
 _KEEP_VARIABLE, _DEFAULT_KEEP = "GEAR_DATA_KEEP_SECONDS", 86400.0
 #: A file that no generation lists may belong to a publication that goes on.

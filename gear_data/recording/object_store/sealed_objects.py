@@ -21,7 +21,7 @@ from gear_data.recording.object_store.mirror import Mirror
 from gear_data.storage.atomic import link_file
 from gear_data.storage.generations.growth import JOURNALS, Part
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest
-from gear_data.storage.remote.conditional.store import ConditionalStore
+from gear_data.storage.remote.conditional_store import ConditionalStore
 from gear_data.storage.writing.staging import manifest_text, write_table
 from gear_data.video.index_tables import FILES_TABLE
 

@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar
 from gear_data.common.paths import is_remote, join
 from gear_data.common.private_folder import scratch_folder
 from gear_data.common.regular_files import JSON_BYTES
-from gear_data.common.retry import is_refused, with_retries
+from gear_data.common.retry import with_retries
 from gear_data.errors import RemoteError, UnwritableError
 from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.remote.folder_claim import folder_claim
@@ -20,9 +20,6 @@ from gear_data.storage.remote.range_reader import filesystem_of, open_range_read
 from gear_data.storage.writing.file_store import IN_USE_HINT, FileStore, LocalFileStore
 from gear_data.storage.writing.folder_lock import LOCK_NAME, FolderLock
 
-#: Keys of an ETag, and of the time of the last put, in what s3fs, gcsfs and adlfs say about a file.
-_ETAGS = ("ETag", "etag")
-_TIMES = ("LastModified", "mtime", "last_modified")
 _Result = TypeVar("_Result")
 
 
@@ -96,8 +93,8 @@ class ObjectStore:
         """
 
         def etag(filesystem: Any, path: str) -> str | None:
-            info = filesystem.info(path)
-            return next((info[key] for key in _ETAGS if isinstance(info.get(key), str)), None)
+            found = filesystem.info(path).get("ETag")
+            return found if isinstance(found, str) else None
 
         return self._call(file, "be looked up", etag)
 
@@ -131,12 +128,8 @@ class ObjectStore:
 
         Files without a time are left out.
         """
-        return {
-            name: info[key]
-            for name, info in self._listed(folder).items()
-            for key in _TIMES
-            if isinstance(info.get(key), datetime)
-        }
+        times = {name: info.get("LastModified") for name, info in self._listed(folder).items()}
+        return {name: time for name, time in times.items() if isinstance(time, datetime)}
 
     def _listed(self, folder: str) -> dict[str, dict[str, Any]]:
         """Returns the files of a folder, with what the server says about each."""
@@ -208,7 +201,7 @@ class ObjectStore:
                 "cannot be written: no such bucket or folder", file=url, hint="create the bucket, or check the URL"
             ) from error
         except RemoteError as error:
-            if is_refused(error):
+            if isinstance(error.__cause__, PermissionError):
                 raise UnwritableError(error.message, file=url) from error
             raise
 

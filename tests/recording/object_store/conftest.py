@@ -1,4 +1,4 @@
-"""A server of a bucket: moto's S3 server, or the one that a test chooses by `EVERY_STORE`."""
+"""An S3 server, and episodes that say who recorded them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from gear_data.common import retry
-from tests.support.buckets.kinds import bucket_server
-from tests.support.buckets.server import BucketServer
+from tests.support.s3.server import S3Server, s3_server
 
 
 @pytest.fixture(scope="module")
-def module_server(request: pytest.FixtureRequest) -> Iterator[BucketServer]:
-    with bucket_server(getattr(request, "param", "s3")) as server:
+def module_server() -> Iterator[S3Server]:
+    with s3_server() as server:
         yield server
 
 
 @pytest.fixture
-def server(module_server: BucketServer) -> Iterator[BucketServer]:
+def server(module_server: S3Server) -> Iterator[S3Server]:
     yield module_server
     module_server.reset()
 
@@ -33,5 +32,5 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def url(server: BucketServer, tmp_path: Path) -> str:
-    return f"{server.scheme}://bucket/{tmp_path.name}/live"
+def url(server: S3Server, tmp_path: Path) -> str:
+    return f"s3://bucket/{tmp_path.name}/live"

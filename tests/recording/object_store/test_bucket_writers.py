@@ -1,4 +1,4 @@
-"""Writers of a dataset in a bucket, against a server of each kind, or of S3 alone."""
+"""Writers of a dataset in a bucket, against an S3 server."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
+import s3fs
 
 import gear_data
 from gear_data.cli import main
@@ -25,12 +25,10 @@ from gear_data.recording.object_store import publication, retirement
 from gear_data.recording.object_store.bucket import Bucket
 from gear_data.recording.object_store.mirror import Mirror
 from gear_data.recording.record import record_episodes
-from tests.support.buckets.kinds import EVERY_STORE
-from tests.support.buckets.recordings import add_episodes, check_dataset, numbers_in, objects, write_object
-from tests.support.buckets.server import CONDITIONS, BucketServer
+from tests.support.s3.recordings import add_episodes, check_dataset, numbers_in, objects
+from tests.support.s3.server import CONDITIONS, S3Server
 
 
-@EVERY_STORE
 def test_episodes_become_generations(url: str, tmp_path: Path) -> None:
     writer = gear_data.Writer(url)
     add_episodes(writer, range(3))
@@ -53,8 +51,7 @@ def test_episodes_become_generations(url: str, tmp_path: Path) -> None:
     assert not {file for file in objects(url) if file.startswith("journals/")}
 
 
-@EVERY_STORE
-def test_an_unchanged_manifest_is_not_fetched_again(url: str, server: BucketServer) -> None:
+def test_an_unchanged_manifest_is_not_fetched_again(url: str, server: S3Server) -> None:
     with gear_data.Writer(url) as writer:
         add_episodes(writer, range(2))
     ds = gear_data.open(url)
@@ -63,7 +60,7 @@ def test_an_unchanged_manifest_is_not_fetched_again(url: str, server: BucketServ
     assert [method for method, path in server.requests[before:] if path.endswith("manifest.json")] == ["HEAD"]
 
 
-def test_a_new_generation_fetches_only_new_shards(url: str, server: BucketServer) -> None:
+def test_a_new_generation_fetches_only_new_shards(url: str, server: S3Server) -> None:
     writer = gear_data.Writer(url, shard_bytes=1024)
     add_episodes(writer, range(40))  # a full shard is not joined with a later one
     writer.seal()
@@ -81,7 +78,6 @@ def test_a_new_generation_fetches_only_new_shards(url: str, server: BucketServer
     }
 
 
-@EVERY_STORE
 def test_a_converted_dataset_grows(url: str) -> None:
     steps = {"actions": [0, 1, 2], "observations": [[0.0, 1.0]] * 4, "rewards": [1.0] * 3}
     gear_data.convert([{**{name: np.array(values) for name, values in steps.items()}, "terminated": True}], url)
@@ -96,7 +92,6 @@ def test_a_converted_dataset_grows(url: str) -> None:
     assert gear_data.verify(url, progress=False).ok
 
 
-@EVERY_STORE
 def test_writers_that_publish_at_once(url: str, tmp_path: Path) -> None:
     """Threads publish after every second episode: each episode is there once."""
     failures = []
@@ -139,8 +134,7 @@ def _files(dataset: gear_data.Dataset) -> set[str]:
     return {entry.file for entry in dataset.manifest.files}
 
 
-@EVERY_STORE
-def test_a_lost_race_is_merged_again(url: str, server: BucketServer) -> None:
+def test_a_lost_race_is_merged_again(url: str, server: S3Server) -> None:
     """Another Writer publishes between the reading of the manifest and its put."""
     first, second = gear_data.Writer(url), gear_data.Writer(url)
     add_episodes(first, [0])
@@ -168,8 +162,7 @@ def puts_manifest(method: str, path: str) -> bool:
     return method == "PUT" and path.endswith("live/manifest.json")
 
 
-@EVERY_STORE
-def test_a_put_whose_answer_is_lost(url: str, server: BucketServer) -> None:
+def test_a_put_whose_answer_is_lost(url: str, server: S3Server) -> None:
     """The server published the generation, and its answer was an error: the retry finds the manifest."""
     writer = gear_data.Writer(url)
     add_episodes(writer, [0])
@@ -185,7 +178,7 @@ def test_a_put_whose_answer_is_lost(url: str, server: BucketServer) -> None:
     assert numbers_in(gear_data.open(url)) == [0, 1]
 
 
-def test_a_conflict_of_two_puts(url: str, server: BucketServer) -> None:
+def test_a_conflict_of_two_puts(url: str, server: S3Server) -> None:
     """S3 may answer 409 when two puts of one file meet."""
     writer = gear_data.Writer(url)
     add_episodes(writer, [0])
@@ -198,7 +191,7 @@ def test_a_conflict_of_two_puts(url: str, server: BucketServer) -> None:
     writer.close()
 
 
-def test_races_that_are_always_lost_end(url: str, server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_races_that_are_always_lost_end(url: str, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication, "_LAST_DELAY", 0.01)
     writer = gear_data.Writer(url)
     add_episodes(writer, [0])
@@ -217,8 +210,7 @@ def test_races_that_are_always_lost_end(url: str, server: BucketServer, monkeypa
     assert numbers_in(gear_data.open(url)) == [0, 1]
 
 
-@EVERY_STORE
-def test_a_server_that_is_away(url: str, server: BucketServer, tmp_path: Path) -> None:
+def test_a_server_that_is_away(url: str, server: S3Server, tmp_path: Path) -> None:
     """Episodes wait in journals of this machine."""
     writer = gear_data.Writer(url)
     add_episodes(writer, [0])
@@ -233,7 +225,6 @@ def test_a_server_that_is_away(url: str, server: BucketServer, tmp_path: Path) -
     assert numbers_in(gear_data.open(url)) == [0, 1]
 
 
-@EVERY_STORE
 def test_flushed_episodes_outlive_the_machine(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journals of the machine are lost; a Writer of another machine publishes what was flushed."""
     lost = gear_data.Writer(url)
@@ -311,7 +302,6 @@ def test_two_machines_of_one_name(url: str, tmp_path: Path, monkeypatch: pytest.
     first.close()
 
 
-@EVERY_STORE
 def test_eviction_keeps_objects_for_a_while(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader keeps its generation for the time that is set; later its files are gone."""
     writer = gear_data.Writer(url, shard_bytes=1024, max_steps=30)
@@ -350,9 +340,9 @@ def test_a_late_copy_of_an_old_generation(url: str, tmp_path: Path, monkeypatch:
     for number in range(3):
         add_episodes(writer, [number])
         writer.seal()
-    store, root = fsspec.core.url_to_fs(url)
+    store, root = s3fs.S3FileSystem(), url.removeprefix("s3://")
     time.sleep(1.1)  # the times of objects are whole seconds
-    write_object(url, "generations/000001.json", store.cat_file(f"{root}/generations/000001.json"))
+    store.pipe(f"{root}/generations/000001.json", store.cat(f"{root}/generations/000001.json"))
     monkeypatch.setenv("GEAR_DATA_KEEP_SECONDS", "0.1")
     bucket = Bucket(url)
     stale = bucket.manifest("generations/000002.json")
@@ -368,6 +358,8 @@ def test_unfinished_uploads_are_removed_later(url: str, tmp_path: Path, monkeypa
     """A Writer dies between its puts, and its machine is lost."""
     with gear_data.Writer(url) as writer:
         add_episodes(writer, range(3))
+    store = s3fs.S3FileSystem()
+    root = url.removeprefix("s3://")
     orphans = {
         "shards/0123456789abcdef-000000-0000.arrow",
         "videos/0123456789abcdef-000000/front/000000.mp4",
@@ -379,7 +371,7 @@ def test_unfinished_uploads_are_removed_later(url: str, tmp_path: Path, monkeypa
         "journals/probe-0123",
     }
     for file in orphans:
-        write_object(url, file, b"x")
+        store.pipe(f"{root}/{file}", b"x")
     with gear_data.Writer(url) as writer:
         add_episodes(writer, [3])
     assert orphans < objects(url)
@@ -462,7 +454,7 @@ def test_record_an_environment(url: str) -> None:
     assert len(gear_data.open(url)) == 4
 
 
-def test_places_that_are_refused(url: str, server: BucketServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_that_are_refused(url: str, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.ignored = CONDITIONS
     with pytest.raises(InvalidArgumentError, match="ignores the conditions of puts"):
         gear_data.Writer(url)
@@ -473,9 +465,10 @@ def test_places_that_are_refused(url: str, server: BucketServer, monkeypatch: py
     with monkeypatch.context() as patch, pytest.raises(InvalidArgumentError, match="GEAR_DATA_KEEP_SECONDS"):
         patch.setenv("GEAR_DATA_KEEP_SECONDS", "-1")
         gear_data.Writer(url)
-    write_object(url, ".progress/options.json", b"{}")
+    store = s3fs.S3FileSystem()
+    store.pipe(f"{url.removeprefix('s3://')}/.progress/options.json", b"{}")
     with pytest.raises(DestinationExistsError, match="a conversion into this folder"):
         gear_data.Writer(url)
-    write_object(f"{url}2", "notes.txt", b"mine")
+    store.pipe(f"{url.removeprefix('s3://')}2/notes.txt", b"mine")
     with pytest.raises(DestinationExistsError, match=r"it has notes\.txt"):
         gear_data.Writer(f"{url}2")

@@ -1,40 +1,47 @@
 """ConditionalStore: small files of an object store that are written only if nobody else wrote them meanwhile.
 
-A put may have a condition: the file does not exist, or it still has the version that was read. The server refuses the
-put if that is not so. So one of several writers succeeds, and the others read the file again.
+A put may have a condition: the file does not exist, or it still has the etag that was read. The server answers 412 if
+that is not so (RFC 9110). So one of several writers succeeds, and the others read the file again.
 """
 
 from __future__ import annotations
 
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from gear_data.common.paths import join
-from gear_data.common.retry import http_statuses, is_refused, with_retries
+from gear_data.common.retry import http_statuses, with_retries
 from gear_data.errors import GearError, InvalidArgumentError, RemoteError, UnwritableError
 from gear_data.storage.generations.growth import JOURNALS
-from gear_data.storage.remote.conditional.azure import AzureRequests
-from gear_data.storage.remote.conditional.gcs import GcsRequests
-from gear_data.storage.remote.conditional.requests import ConditionalRequests, VersionedFile
-from gear_data.storage.remote.conditional.s3 import S3Requests
 from gear_data.storage.remote.range_reader import filesystem_of
 
-#: The stores that have conditional puts, by the kind of URL.
-KINDS: dict[str, ConditionalRequests] = {
-    scheme: kind for kind in (S3Requests(), GcsRequests(), AzureRequests()) for scheme in kind.schemes
-}
+#: Kinds of URLs whose stores have conditional puts that gear-data can use.
+SCHEMES = ("s3", "s3a")
 #: The start of the names of files that test the server. A killed process leaves one.
 PROBE = f"{JOURNALS}/probe-"
 _REFUSED_HINT = "record to a folder, then convert it to the URL"
-_NOT_FOUND = 404
-#: The condition does not hold (412, and 409 of Azure); another put of the same file goes on (409 of S3).
-_LOST = frozenset({409, 412})
+#: The condition does not hold; another put of the same file goes on (409 of S3); the file of an etag does not exist.
+_LOST = frozenset({404, 409, 412})
 _NOT_IMPLEMENTED = 501
 
 
+@dataclass(frozen=True)
+class VersionedFile:
+    """A file, and the text by which a put can ask for it.
+
+    Attributes:
+        data: its bytes.
+        etag: changes with the contents.
+    """
+
+    data: bytes
+    etag: str
+
+
 class ConditionalStore:
-    """A folder of an object store that has conditional puts: S3, Google Cloud Storage or Azure.
+    """A folder of an object store that speaks the protocol of S3.
 
     Methods retry transient failures. They raise RemoteError after the last attempt.
 
@@ -48,15 +55,14 @@ class ConditionalStore:
 
     def __init__(self, url: str) -> None:
         scheme = url.partition("://")[0]
-        if scheme not in KINDS:
+        if scheme not in SCHEMES:
             raise InvalidArgumentError(
                 f"{scheme}:// has no conditional puts that gear-data can use: two Writers could overwrite each other's "
-                f"episodes; it can use {', '.join(f'{each}://' for each in KINDS)}",
+                f"episodes; it can use {', '.join(f'{each}://' for each in SCHEMES)}",
                 file=url,
                 hint=_REFUSED_HINT,
             )
         filesystem_of(url)
-        self._requests = KINDS[scheme]
         self.name = url.rstrip("/")
 
     def check(self) -> None:
@@ -80,10 +86,10 @@ class ConditionalStore:
                 self._remove(file)
         if not holds:
             raise InvalidArgumentError(
-                f"the server ignores the conditions of puts ({self._requests.conditions}): two Writers would overwrite "
-                "each other's episodes",
+                "the server ignores the conditions of puts (If-Match, If-None-Match): two Writers would overwrite each "
+                "other's episodes",
                 file=self.name,
-                hint=f"{self._requests.update_hint}, or {_REFUSED_HINT}",
+                hint=f"update the server and botocore (1.36 or newer), or {_REFUSED_HINT}",
             )
 
     def _honours(self, file: str) -> bool:
@@ -91,9 +97,9 @@ class ConditionalStore:
         if not self.put(file, b"1", None) or self.put(file, b"2", None):
             return False
         found = self.read(file)
-        if found is None or not self.put(file, b"3", found.version):
+        if found is None or self.put(file, b"3", f'"{uuid.uuid4().hex}"'):
             return False
-        return not self.put(file, b"4", found.version)
+        return self.put(file, b"4", found.etag) and not self.put(file, b"5", found.etag)
 
     def read(self, file: str) -> VersionedFile | None:
         """Returns a file; None if it does not exist."""
@@ -102,26 +108,21 @@ class ConditionalStore:
             from fsspec.asyn import sync
 
             filesystem, bucket, key = self._resolve(file)
-            try:
-                found: VersionedFile = sync(filesystem.loop, self._requests.read, filesystem, bucket, key)
-            except Exception as error:
-                if _NOT_FOUND in http_statuses(error):
-                    raise FileNotFoundError(key) from error
-                raise
-            return found
+            data, etag = sync(filesystem.loop, _get, filesystem, bucket, key)
+            return VersionedFile(data, etag)
 
         try:
             return with_retries(read, "be read", join(self.name, file))
         except FileNotFoundError:
             return None
 
-    def put(self, file: str, data: bytes, version: str | None) -> bool:
+    def put(self, file: str, data: bytes, etag: str | None) -> bool:
         """Writes a file if nobody else wrote it meanwhile.
 
         Args:
             file: its name.
             data: its bytes.
-            version: of the file that is replaced; None: the file does not exist.
+            etag: of the file that is replaced; None: the file does not exist.
 
         Returns:
             Whether the file has these bytes now. False: another process wrote it.
@@ -129,22 +130,16 @@ class ConditionalStore:
         Raises:
             UnwritableError: the bucket does not exist, or the server refuses the write.
         """
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
 
         def put() -> bool:
-            from fsspec.asyn import sync
-
             filesystem, bucket, key = self._resolve(file)
             try:
-                sync(filesystem.loop, self._requests.put, filesystem, bucket, key, data, version)
+                filesystem.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
             except FileExistsError:
                 return False
-            except Exception as error:
-                statuses = http_statuses(error)
-                if isinstance(error, FileNotFoundError) or _NOT_FOUND in statuses:
-                    if version is None:
-                        raise FileNotFoundError(bucket) from error
-                    return False
-                if not _LOST & statuses:
+            except OSError as error:
+                if not _LOST & http_statuses(error) or (etag is None and isinstance(error, FileNotFoundError)):
                     raise
                 return False
             return True
@@ -158,7 +153,7 @@ class ConditionalStore:
                 "cannot be written: no such bucket", file=url, hint="create the bucket, or check the URL"
             ) from error
         except RemoteError as error:
-            if is_refused(error):
+            if isinstance(error.__cause__, PermissionError):
                 raise UnwritableError(error.message, file=url) from error
             raise
         # An earlier attempt may have succeeded without an answer.
@@ -168,7 +163,7 @@ class ConditionalStore:
     def _remove(self, file: str) -> None:
         def remove() -> None:
             filesystem, bucket, key = self._resolve(file)
-            filesystem.rm_file(f"{bucket}/{key}")
+            filesystem.call_s3("delete_object", Bucket=bucket, Key=key)
 
         with_retries(remove, "be removed", join(self.name, file))
 
@@ -178,3 +173,10 @@ class ConditionalStore:
         bucket, key, _ = filesystem.split_path(join(root, file))
         filesystem.invalidate_cache()
         return filesystem, bucket, key
+
+
+async def _get(filesystem: Any, bucket: str, key: str) -> tuple[bytes, str]:
+    """Returns the bytes and the etag of an object, from one response."""
+    response = await filesystem._call_s3("get_object", Bucket=bucket, Key=key)
+    async with response["Body"] as body:
+        return await body.read(), response["ETag"]

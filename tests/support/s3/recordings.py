@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import fsspec
+import s3fs
 
 import gear_data
 
@@ -44,12 +44,7 @@ def check_dataset(url: str, numbers: list[int], folder: Any) -> None:
 
 def objects(url: str) -> set[str]:
     """Returns the names of all objects of a dataset."""
-    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem = s3fs.S3FileSystem()
     filesystem.invalidate_cache()
+    root = url.removeprefix("s3://")
     return {name.removeprefix(f"{root}/") for name in filesystem.find(root)}
-
-
-def write_object(url: str, file: str, data: bytes) -> None:
-    """Writes an object into the folder of a dataset."""
-    filesystem, root = fsspec.core.url_to_fs(url)
-    filesystem.pipe_file(f"{root}/{file}", data)

@@ -1,1 +1,0 @@
-"""Files of object stores that several processes write: puts with conditions."""

@@ -1,0 +1,98 @@
+"""Puts with conditions, against an S3 server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gear_data.errors import InvalidArgumentError, UnwritableError
+from gear_data.storage.remote.conditional_store import ConditionalStore
+from tests.support.s3.server import CONDITIONS, S3Server, s3_server
+
+
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(module_server: S3Server) -> Iterator[S3Server]:
+    yield module_server
+    module_server.reset()
+
+
+@pytest.fixture
+def store(server: S3Server, tmp_path: Path) -> ConditionalStore:
+    return ConditionalStore(f"s3://bucket/{tmp_path.name}")
+
+
+def test_puts_with_conditions(store: ConditionalStore) -> None:
+    assert store.read("a/b") is None
+    assert not store.put("a/b", b"zero", '"0"')  # there is no such file
+    assert store.put("a/b", b"one", None)
+    first = store.read("a/b")
+    assert first is not None
+    assert first.data == b"one"
+    assert not store.put("a/b", b"two", None)
+    assert store.put("a/b", b"two", first.etag)
+    assert not store.put("a/b", b"three", first.etag)
+    assert store.put("a/b", b"two", first.etag)  # as after a put whose answer was lost
+    found = store.read("a/b")
+    assert found is not None
+    assert found.data == b"two"
+    assert found.etag != first.etag
+
+
+def test_only_one_of_several_writers_succeeds(store: ConditionalStore) -> None:
+    """Threads count in one file: no count is lost."""
+    store.put("count", b"0", None)
+
+    def count() -> None:
+        for _ in range(5):
+            while True:
+                found = store.read("count")
+                assert found is not None
+                # A name of the thread: texts of two threads never agree.
+                number = int(found.data.split()[0]) + 1
+                if store.put("count", f"{number} {threading.get_ident()}".encode(), found.etag):
+                    break
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = store.read("count")
+    assert found is not None
+    assert int(found.data.split()[0]) == 20
+
+
+def test_the_check_leaves_nothing(store: ConditionalStore, server: S3Server) -> None:
+    store.check()
+    removed = [path for method, path in server.requests if method == "DELETE"]
+    assert removed[-1].rpartition("/")[0] == f"/{store.name.removeprefix('s3://')}/journals"
+    assert store.read(removed[-1].partition(f"{store.name.removeprefix('s3://')}/")[2]) is None
+
+
+@pytest.mark.parametrize("ignored", [CONDITIONS, CONDITIONS[:1], CONDITIONS[1:]])
+def test_a_server_that_ignores_conditions_is_refused(
+    store: ConditionalStore, server: S3Server, ignored: tuple[str, ...]
+) -> None:
+    server.ignored = ignored
+    with pytest.raises(InvalidArgumentError, match="ignores the conditions of puts"):
+        store.check()
+
+
+@pytest.mark.parametrize("url", ["memory://folder", "gs://bucket/folder", "simplecache::s3://bucket/folder"])
+def test_other_stores_are_refused(url: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="has no conditional puts"):
+        ConditionalStore(url)
+
+
+def test_a_bucket_that_is_missing(server: S3Server) -> None:
+    with pytest.raises(UnwritableError, match="no such bucket"):
+        ConditionalStore("s3://nowhere/folder").check()

@@ -1,1 +1,0 @@
-"""Servers of buckets that run here, and what is recorded into them."""
