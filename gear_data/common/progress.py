@@ -159,10 +159,11 @@ class TerminalBar(HiddenBar):
             parts = [amount + unit]
         else:
             parts = [f"{task.percentage:.0f} %", f"{amount} of {_amount(task.total, self._unit)}{unit}"]
-        if task.speed and self._unit != "s":
-            parts.append(f"{_amount(task.speed, self._unit)}{unit}/s")
+        # A narrow terminal cuts the end off.
         if self._text:
             parts.append(self._text)
+        if task.speed and self._unit != "s":
+            parts.append(f"{_amount(task.speed, self._unit)}{unit}/s")
         if task.time_remaining is not None:
             parts.append(f"{timedelta(seconds=round(task.time_remaining))} left")
         return ": " + ", ".join(parts)

@@ -64,7 +64,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = drawn(text)
     assert lines[0].endswith("convert [red]")
     assert lines[1].endswith("convert [red]: 25 %, 1k of 4k step")
-    assert re.search(r": 50 %, 2k of 4k step, [\d.]+[kMG]? step/s, 2 files, 3 MiB/s, \d+:\d\d:\d\d left$", lines[2])
+    assert re.search(r": 50 %, 2k of 4k step, 2 files, 3 MiB/s, [\d.]+[kMG]? step/s, \d+:\d\d:\d\d left$", lines[2])
     assert ": 100 %, 8k of 8k step, " in lines[3]
     assert text.rindex(_SHOW_CURSOR) > text.rindex("100 %")
 

@@ -468,15 +468,6 @@ def test_the_bar_is_given_the_total(sources: Any, tmp_path: Path, monkeypatch: p
     assert totals == [2 * sum(len(rollout) for rollout in rollouts), 40]
 
 
-def test_a_total_that_was_too_low_grows() -> None:
-    progress_bar(10, "x", "step", False).update(17)
-    with progress_bar(10, "x", "step", True) as bar:
-        bar.update(7)
-        assert bar.total == 10
-        bar.update(7)
-        assert (bar.n, bar.total) == (14, 14)
-
-
 def test_numbers_and_their_nouns(sources: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (pluralize(1, "shard"), pluralize(0, "shard"), pluralize(1234, "step")) == (
         "1 shard",

@@ -64,12 +64,14 @@ def publish_sealed(bucket: Bucket, mirror: Mirror, options: SealOptions, writer:
         found = bucket.newest()
         try:
             outcome = _attempt(bucket, mirror, options, writer, found)
-        except (CorruptShardError, FileNotFoundError) as error:
-            # Another process may have published journals and removed their files meanwhile.
+        except (CorruptShardError, FileNotFoundError, RemoteError) as error:
+            if isinstance(error, RemoteError) and not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            # Another process may have published journals and removed their files meanwhile, also while they were read.
             if _etag(found) == _etag(bucket.newest()):
-                if isinstance(error, CorruptShardError):
-                    raise
-                raise RemoteError(f"a file is missing: {error}", file=bucket.url, hint="restore it") from error
+                if isinstance(error, FileNotFoundError):
+                    raise RemoteError(f"a file is missing: {error}", file=bucket.url, hint="restore it") from error
+                raise
             continue
         if outcome != LOST:
             return outcome

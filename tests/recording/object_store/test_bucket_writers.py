@@ -162,6 +162,32 @@ def puts_manifest(method: str, path: str) -> bool:
     return method == "PUT" and path.endswith("live/manifest.json")
 
 
+def test_a_journal_that_is_published_while_it_is_read(url: str, server: S3Server) -> None:
+    """Before each of the reads, once: its files are gone then."""
+    read = published = 0
+    while published == read:
+        with gear_data.Writer(url) as first, gear_data.Writer(url) as second:
+            add_episodes(first, [2 * read])
+            first.flush()
+            add_episodes(second, [2 * read + 1])
+            count = 0
+
+            def publish(method: str, path: str, first: gear_data.Writer = first, at: int = read) -> None:
+                nonlocal count, published
+                if method == "GET" and path.startswith("/bucket/"):
+                    count += 1
+                    if count == at + 1:
+                        first.seal()
+                        published += 1
+
+            server.before = publish
+            second.seal()
+            server.reset()
+        read += 1
+    assert published > 3
+    assert sorted(numbers_in(gear_data.open(url))) == list(range(2 * read))
+
+
 def test_a_put_whose_answer_is_lost(url: str, server: S3Server) -> None:
     """The server published the generation, and its answer was an error: the retry finds the manifest."""
     writer = gear_data.Writer(url)
