@@ -104,6 +104,13 @@ class UnknownNameError(GearError, ValueError):
     """
 
 
+class UnknownArgumentError(InvalidArgumentError, TypeError):
+    """Raised when a function has no argument of a name.
+
+    Give the argument that the message names.
+    """
+
+
 class SourceNotFoundError(GearError, FileNotFoundError):
     """Raised when the source of a conversion does not exist. Check the path or URL."""
 
@@ -373,14 +380,18 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
 
     Its hint lists the known names and suggests the closest one.
     """
-    names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
     return UnknownNameError(
         f"unknown {kind} '{name}'",
         column=str(name) if kind == "column" else None,
-        hint=f"{hint}known: {', '.join(names) or 'none'}",
+        hint=closest_name(str(name), known),
     )
+
+
+def closest_name(name: str, known: Iterable[str]) -> str:
+    """Returns the hint for an unknown name: the closest known name, and all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return (f"did you mean '{close[0]}'? " if close else "") + f"known: {', '.join(names) or 'none'}"
 
 
 def is_disk_full(error: OSError) -> bool:

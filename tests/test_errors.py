@@ -37,6 +37,7 @@ def test_pickle_keeps_the_place(kind: type[GearError]) -> None:
         ("InvalidArgumentError", ValueError),
         ("EpisodeIndexError", IndexError),
         ("UnknownNameError", ValueError),
+        ("UnknownArgumentError", TypeError),
         ("SourceNotFoundError", FileNotFoundError),
         ("DatasetNotFoundError", FileNotFoundError),
         ("DestinationExistsError", FileExistsError),
