@@ -69,12 +69,12 @@ class Effort:
     """Sizes of the data, and numbers of measurements.
 
     Attributes:
-        steps, shard_bytes: Of the dataset.
-        images: Episodes of the dataset with images.
-        rounds: Measurements of each figure.
-        batches: Batches of a measurement, at context 100; others have as many steps.
-        bulk_bytes: Bytes of a stream of raw Flight.
-        turns: Times that 10 batches are collected by each reader, in a round.
+        steps, shard_bytes: of the dataset.
+        images: episodes of the dataset with images.
+        rounds: measurements of each figure.
+        batches: batches of a measurement, at context 100; others have as many steps.
+        bulk_bytes: bytes of a stream of raw Flight.
+        turns: times that 10 batches are collected by each reader, in a round.
     """
 
     steps: int

@@ -39,9 +39,9 @@ class Family:
     """A kind of dataset.
 
     Attributes:
-        name: Its name.
-        step_bytes, columns: Bytes of a step, and number of columns, that batches read.
-        episode_steps: Steps of an average episode.
+        name: its name.
+        step_bytes, columns: bytes of a step, and number of columns, that batches read.
+        episode_steps: steps of an average episode.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Machine:
     """A node, and the cost of reading on it.
 
     Attributes:
-        ranks: Processes of a node.
-        wire: Bytes per second of its network card, in each direction.
-        local: Bytes per second that a node collects from its own memory.
-        request, request_byte: Seconds per request and per byte of Flight.
-        read: Seconds of a core per READ.
+        ranks: processes of a node.
+        wire: bytes per second of its network card, in each direction.
+        local: bytes per second that a node collects from its own memory.
+        request, request_byte: seconds per request and per byte of Flight.
+        read: seconds of a core per READ.
     """
 
     ranks: int

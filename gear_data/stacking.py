@@ -25,7 +25,7 @@ def check_stack(stack: Any) -> dict[str, tuple[str, ...]]:
     """Checks the argument `stack` and returns it.
 
     Raises:
-        InvalidArgumentError: It is no mapping of names to lists of names, or a part is given twice.
+        InvalidArgumentError: it is no mapping of names to lists of names, or a part is given twice.
     """
     if stack is None:
         return {}
@@ -50,12 +50,12 @@ def resolve_stack(columns: Sequence[ColumnSpec], stack: Stack) -> dict[str, tupl
     """Returns new column -> its parts.
 
     Args:
-        columns: The columns of a source or a dataset.
-        stack: Name of a new column -> names of its parts, which may be the names in the source.
+        columns: the columns of a source or a dataset.
+        stack: name of a new column -> names of its parts, which may be the names in the source.
 
     Raises:
-        UnknownNameError: A part is no column.
-        InvalidArgumentError: A part is a reward or an end flag, or another column has the new name.
+        UnknownNameError: a part is no column.
+        InvalidArgumentError: a part is a reward or an end flag, or another column has the new name.
     """
     known = {spec.name: spec for spec in columns}
     by_source = {spec.source: spec.name for spec in columns if spec.source is not None}
@@ -101,7 +101,7 @@ def stacked_column(name: str, parts: Sequence[ColumnSpec]) -> ColumnSpec:
     is float64. The column has a final observation if all parts have one.
 
     Raises:
-        UnsupportedColumnError: A part is text or bytes.
+        UnsupportedColumnError: a part is text or bytes.
     """
     for part in parts:
         if part.variable_length:
@@ -118,11 +118,11 @@ def stack_values(column: ColumnSpec, parts: Sequence[npt.NDArray[Any]]) -> npt.N
     """Returns the values of a stacked column, [n, elements].
 
     Args:
-        column: The column of `stacked_column`.
-        parts: The values of its parts, [n, ...] each.
+        column: the column of `stacked_column`.
+        parts: the values of its parts, [n, ...] each.
 
     Raises:
-        UnsupportedColumnError: A whole number is too large for the column's dtype.
+        UnsupportedColumnError: a whole number is too large for the column's dtype.
     """
     values = np.empty((len(parts[0]), *column.shape), column.numpy_dtype)
     first = 0

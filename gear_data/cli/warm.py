@@ -23,7 +23,7 @@ def warm_kernels(progress: bool | None = None) -> float:
     """Compiles the kernels that are not in the cache yet, and returns the seconds.
 
     Args:
-        progress: Show a progress bar; None shows one on a terminal.
+        progress: show a progress bar; None shows one on a terminal.
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="gear-data-warm-") as folder:

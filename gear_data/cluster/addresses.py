@@ -40,7 +40,7 @@ class Address:
         """Reads `host:port` or `[host]:port`.
 
         Raises:
-            InvalidArgumentError: The text is neither.
+            InvalidArgumentError: the text is neither.
         """
         host, _, port = text.strip().rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
@@ -65,7 +65,7 @@ def parse_nodes(url: str) -> tuple[Address, ...]:
     """Reads the addresses of `gear://host:port,host:port`.
 
     Raises:
-        InvalidArgumentError: An address is malformed, or is listed twice.
+        InvalidArgumentError: an address is malformed, or is listed twice.
     """
     nodes = tuple(Address.parse(part) for part in url.removeprefix(SCHEME).rstrip("/").split(","))
     if len(set(nodes)) < len(nodes):

@@ -17,7 +17,7 @@ def read_token(path: str | os.PathLike[str]) -> Secret:
     """Reads the token from a file.
 
     Raises:
-        InvalidArgumentError: The file cannot be read, or the token is too short or is not plain ASCII without spaces.
+        InvalidArgumentError: the file cannot be read, or the token is too short or is not plain ASCII without spaces.
     """
     try:
         token = Secret(Path(path).read_bytes().strip())
@@ -38,7 +38,7 @@ class ServerCredentials:
     """Credentials that protect a server.
 
     Attributes:
-        token: Clients must send this token. None: the server accepts every client.
+        token: clients must send this token. None: the server accepts every client.
         certificate, key: TLS certificate and private key, PEM. None: the server does not use TLS.
     """
 
@@ -51,7 +51,7 @@ class ServerCredentials:
         """Reads the certificate and its key.
 
         Raises:
-            InvalidArgumentError: A file cannot be read, or only one of certificate and key is given.
+            InvalidArgumentError: a file cannot be read, or only one of certificate and key is given.
         """
         if (certificate is None) is not (key is None):
             raise InvalidArgumentError("TLS needs both a certificate and its key; only one of them was given")
@@ -68,7 +68,7 @@ class ServerCredentials:
         """Checks that a server that other machines can reach has a token and TLS.
 
         Raises:
-            InvalidArgumentError: It lacks one of them.
+            InvalidArgumentError: it lacks one of them.
         """
         if not listen.is_loopback and (self.token is None or self.certificate is None):
             raise InvalidArgumentError(

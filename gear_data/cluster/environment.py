@@ -11,7 +11,7 @@ def env_seconds(variable: str, default: float) -> float:
     """Returns a time limit in seconds.
 
     Raises:
-        InvalidArgumentError: The value is not a finite number above 0.
+        InvalidArgumentError: the value is not a finite number above 0.
     """
     text = os.environ.get(variable, str(default))
     try:
@@ -27,7 +27,7 @@ def env_flag(variable: str) -> bool:
     """Returns a flag that is off by default.
 
     Raises:
-        InvalidArgumentError: The value is neither 0 nor 1.
+        InvalidArgumentError: the value is neither 0 nor 1.
     """
     text = os.environ.get(variable, "0")
     if text not in ("", "0", "1"):
@@ -39,7 +39,7 @@ def env_int(variable: str, default: int, low: int, high: int) -> int:
     """Returns a whole number from `low` to `high`.
 
     Raises:
-        InvalidArgumentError: The value is not a whole number, or it is out of range.
+        InvalidArgumentError: the value is not a whole number, or it is out of range.
     """
     text = os.environ.get(variable, str(default))
     if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:

@@ -18,11 +18,11 @@ class Fault:
     """One event that a cluster must survive or report.
 
     Attributes:
-        event: The event, in words.
-        detector: The function or class that detects the event, as `module:name` below `gear_data.cluster`.
-        limit: Seconds within which the event is detected or its effect ends: an environment variable (`$NAME`), or a
+        event: the event, in words.
+        detector: the function or class that detects the event, as `module:name` below `gear_data.cluster`.
+        limit: seconds within which the event is detected or its effect ends: an environment variable (`$NAME`), or a
             constant or function as `module:name` below `gear_data.cluster`. None: at once.
-        outcome: The consequence, for each process that it concerns.
+        outcome: the consequence, for each process that it concerns.
     """
 
     event: str

@@ -40,17 +40,17 @@ def take_generation(run: str, present: int, newest: Callable[[], int], prepare: 
     """Makes all ranks take the generation that rank 0 finds. Every rank must call it.
 
     Args:
-        run: Name of the run.
-        present: The generation that this rank has.
-        newest: Returns the newest generation; called on rank 0.
-        prepare: Opens a generation.
+        run: name of the run.
+        present: the generation that this rank has.
+        newest: returns the newest generation; called on rank 0.
+        prepare: opens a generation.
 
     Returns:
         What `prepare` returned; None if there is no newer generation.
 
     Raises:
-        ClusterError: A rank does not come in time, or the ranks have different generations.
-        GearError: The error of a rank. After an error, no rank takes the generation.
+        ClusterError: a rank does not come in time, or the ranks have different generations.
+        GearError: the error of a rank. After an error, no rank takes the generation.
     """
     agreement = _Agreement(find_ranks(), run)
     messages, rank = agreement.messages, agreement.ranks.rank
@@ -110,8 +110,8 @@ class _Agreement:
     """One agreement, as a rank sees it.
 
     Attributes:
-        ranks: This process among the ranks.
-        messages: Values of the ranks.
+        ranks: this process among the ranks.
+        messages: values of the ranks.
     """
 
     def __init__(self, ranks: Ranks, run: str) -> None:
@@ -137,12 +137,12 @@ class _Agreement:
         """Waits for values.
 
         Args:
-            keys: Their keys.
-            of_ranks: A key of each rank: the ranks without a value are late.
+            keys: their keys.
+            of_ranks: a key of each rank: the ranks without a value are late.
 
         Raises:
-            ClusterError: They are not there in time. This rank decides against the generation then.
-            GearError: Another rank has decided against the generation.
+            ClusterError: they are not there in time. This rank decides against the generation then.
+            GearError: another rank has decided against the generation.
         """
         deadline, pause = time.monotonic() + self._limit, _FIRST_PAUSE
         while not self._store.has(keys):
@@ -171,7 +171,7 @@ class _Agreement:
         """Decides, if no rank has decided. None: all ranks take the generation.
 
         Raises:
-            GearError: The decision is against the generation.
+            GearError: the decision is against the generation.
         """
         self.messages.raise_failure(self._store.propose(_DECISION, value))
 

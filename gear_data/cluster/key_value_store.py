@@ -21,7 +21,7 @@ def join_timeout() -> float:
     Loading shards takes time.
 
     Raises:
-        InvalidArgumentError: The variable's value is not a number of seconds.
+        InvalidArgumentError: the variable's value is not a number of seconds.
     """
     return env_seconds(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT)
 
@@ -31,8 +31,8 @@ class KeyValueStore:
 
     Args:
         store: torch.distributed's store, or an object with the same methods.
-        prefix: Prefix of all keys.
-        timeout: Seconds that `take` waits.
+        prefix: prefix of all keys.
+        timeout: seconds that `take` waits.
     """
 
     def __init__(self, store: Any, prefix: str, timeout: float) -> None:
@@ -44,7 +44,7 @@ class KeyValueStore:
         """Publishes a value.
 
         Raises:
-            ClusterError: The store cannot be reached.
+            ClusterError: the store cannot be reached.
         """
         with _reached():
             self._store.set(self._prefix + key, encode_json(value).reveal().decode())
@@ -55,7 +55,7 @@ class KeyValueStore:
         All ranks that propose values get the same one: that of the first.
 
         Raises:
-            ClusterError: The store cannot be reached.
+            ClusterError: the store cannot be reached.
         """
         with _reached():
             text = encode_json(value).reveal().decode()
@@ -65,7 +65,7 @@ class KeyValueStore:
         """Returns whether all of these values are published.
 
         Raises:
-            ClusterError: The store cannot be reached.
+            ClusterError: the store cannot be reached.
         """
         with _reached():
             return bool(self._store.check([self._prefix + key for key in keys]))
@@ -74,7 +74,7 @@ class KeyValueStore:
         """Removes values; those that are not published are ignored.
 
         Raises:
-            ClusterError: The store cannot be reached.
+            ClusterError: the store cannot be reached.
         """
         with _reached():
             for key in keys:
@@ -84,11 +84,11 @@ class KeyValueStore:
         """Waits for a value and returns its JSON, which may hold secrets.
 
         Args:
-            key: Its key.
-            rank: The rank that publishes it, for the error message.
+            key: its key.
+            rank: the rank that publishes it, for the error message.
 
         Raises:
-            ClusterError: The value is not published in time, or the store cannot be reached.
+            ClusterError: the value is not published in time, or the store cannot be reached.
         """
         with _reached():
             try:

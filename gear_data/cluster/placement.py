@@ -21,10 +21,10 @@ class Placement:
     """The shards of each node. Shards are numbered as in the manifest.
 
     Attributes:
-        nodes: Names of the nodes, sorted.
-        shard_bytes: Bytes of each shard.
-        shard_shares: Share of the drawn data that comes from each shard; the shares sum to 1.
-        held: Shards of each node, ascending.
+        nodes: names of the nodes, sorted.
+        shard_bytes: bytes of each shard.
+        shard_shares: share of the drawn data that comes from each shard; the shares sum to 1.
+        held: shards of each node, ascending.
     """
 
     nodes: tuple[str, ...]
@@ -36,7 +36,7 @@ class Placement:
         """Returns the shards of a node, ascending.
 
         Raises:
-            UnknownNameError: There is no such node.
+            UnknownNameError: there is no such node.
         """
         return self.held[self._index(node)]
 
@@ -89,7 +89,7 @@ class Placement:
         """Reads what `to_json` returned.
 
         Raises:
-            InvalidArgumentError: The data is not a placement.
+            InvalidArgumentError: the data is not a placement.
         """
         try:
             placement = Placement(
@@ -137,8 +137,8 @@ class ShardPart:
     generation, without knowing of each other, and a shard stays in its part.
 
     Attributes:
-        number: The part, from 1.
-        count: Number of parts.
+        number: the part, from 1.
+        count: number of parts.
     """
 
     number: int
@@ -162,7 +162,7 @@ def shard_shares(shards: Int64Array, shares: Float64Array, count: int) -> Float6
     Args:
         shards: int64 [episodes], the shard of each episode.
         shares: float64 [episodes], the share of the drawn data that comes from each episode.
-        count: Number of shards.
+        count: number of shards.
 
     Returns:
         float64 [count], the share of each shard.
@@ -183,13 +183,13 @@ def place_shards(
        Quiver (Tan et al., 2023) places features by their read probability in the same way.
 
     Args:
-        shards: The manifest's shards.
-        nodes: Names of the nodes, all different.
+        shards: the manifest's shards.
+        nodes: names of the nodes, all different.
         shares: float64 [shards], the share of the drawn data that comes from each shard; not negative, sums to 1.
-        budget: Most bytes on a node; None: no limit, and no replicas.
+        budget: most bytes on a node; None: no limit, and no replicas.
 
     Raises:
-        InvalidArgumentError: There is no node, a name occurs twice, the shares are invalid, or the budget is too small.
+        InvalidArgumentError: there is no node, a name occurs twice, the shares are invalid, or the budget is too small.
     """
     names = sorted(nodes)
     if not names or not all(names) or len(set(names)) < len(names):
@@ -221,16 +221,16 @@ def extend_placement(
     The shares of the drawn data are not known for new shards: a step of them counts like an average step.
 
     Args:
-        before: The shards of the placement.
-        placement, owners: The placement with replicas and without.
-        after: The shards of the other generation.
-        budget: See `place_shards`.
+        before: the shards of the placement.
+        placement, owners: the placement with replicas and without.
+        after: the shards of the other generation.
+        budget: see `place_shards`.
 
     Returns:
         The placements of `after`, with replicas and without.
 
     Raises:
-        InvalidArgumentError: The budget is too small.
+        InvalidArgumentError: the budget is too small.
     """
     known = {shard.entry: number for number, shard in enumerate(before)}
     kept = [(new, known[shard.entry]) for new, shard in enumerate(after) if shard.entry in known]
@@ -292,9 +292,9 @@ def _replicate(
     """Fills the free bytes of each node with replicas, by share per byte.
 
     Args:
-        shards, shares, budget: See `place_shards`.
-        held: The shards of each node; replicas are added.
-        candidates: The shards that each node may get; None: all.
+        shards, shares, budget: see `place_shards`.
+        held: the shards of each node; replicas are added.
+        candidates: the shards that each node may get; None: all.
     """
     sizes = [shard.entry.bytes for shard in shards]
     drawn = [shard for shard in range(len(shards)) if shares[shard] > 0]

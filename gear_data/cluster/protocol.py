@@ -55,7 +55,7 @@ class ColumnGroup:
     """Columns of which the same rows are requested.
 
     Attributes:
-        columns: Their positions in the schema.
+        columns: their positions in the schema.
         first, count: int64 [N], the first row and the number of rows of each span, in its shard.
     """
 
@@ -70,7 +70,7 @@ class Request:
 
     Attributes:
         shard: int64 [N], the shard of each span.
-        groups: The columns and rows that are requested of each span.
+        groups: the columns and rows that are requested of each span.
     """
 
     shard: Int64Array
@@ -88,7 +88,7 @@ class Request:
         """Parses a request. Sizes are checked before memory is allocated for them.
 
         Raises:
-            NodeRefusedError: The bytes are not a request.
+            NodeRefusedError: the bytes are not a request.
         """
         if len(data) % 8 or len(data) < 16:
             raise _malformed(f"{len(data)} bytes are not whole words")
@@ -117,8 +117,8 @@ class FetchedSpans:
 
     Attributes:
         spans: int64 [n], their positions in the request.
-        parts: The parts of the response for these spans only; see this module's docstring.
-        is_direct: Whether rows were written directly to the targets given. The part of a column with a target is then
+        parts: the parts of the response for these spans only; see this module's docstring.
+        is_direct: whether rows were written directly to the targets given. The part of a column with a target is then
             empty.
     """
 
@@ -146,10 +146,10 @@ class Handshake(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         version: `VERSION` of the sender.
         byteorder: `sys.byteorder` of the sender.
-        dataset: The dataset's `dataset_identity`; empty for a client that asks what the server has.
-        checksum: Whether the client asks for a checksum behind the sizes of each response.
-        generation: The generation that the client reads; None: the newest one.
-        shards: The shards that the client reads from this node of a training run; None: the server's own choice.
+        dataset: the dataset's `dataset_identity`; empty for a client that asks what the server has.
+        checksum: whether the client asks for a checksum behind the sizes of each response.
+        generation: the generation that the client reads; None: the newest one.
+        shards: the shards that the client reads from this node of a training run; None: the server's own choice.
     """
 
     version: int
@@ -164,9 +164,9 @@ def handshake(dataset: str, *, checksum: bool = False, **fields: Any) -> bytes:
     """Returns the bytes of a `Handshake`.
 
     Args:
-        dataset: The dataset's `dataset_identity`.
-        checksum: See `Handshake`.
-        fields: Further fields of this message, as JSON values.
+        dataset: the dataset's `dataset_identity`.
+        checksum: see `Handshake`.
+        fields: further fields of this message, as JSON values.
     """
     known = msgspec.to_builtins(Handshake(VERSION, sys.byteorder, dataset, checksum))
     return msgspec.json.encode({**known, **fields})
@@ -176,7 +176,7 @@ def check_handshake(data: bytes) -> Handshake:
     """Parses a handshake.
 
     Raises:
-        NodeRefusedError: It is malformed, or the sender has another version.
+        NodeRefusedError: it is malformed, or the sender has another version.
     """
     try:
         message = msgspec.json.decode(data, type=Handshake)

@@ -32,9 +32,9 @@ class RankMessages:
     A rank that fails publishes its error in place of its value.
 
     Args:
-        store: The run's store.
-        rank: Name of this process's rank, such as `rank 3`.
-        action: What the ranks do together, for errors.
+        store: the run's store.
+        rank: name of this process's rank, such as `rank 3`.
+        action: what the ranks do together, for errors.
     """
 
     def __init__(self, store: KeyValueStore, rank: str, action: str = "joining the cluster") -> None:
@@ -46,7 +46,7 @@ class RankMessages:
         Does not raise the error of `make`: `read` raises it on every rank, this one too.
 
         Raises:
-            ClusterError: The store cannot be reached.
+            ClusterError: the store cannot be reached.
         """
         self.publish_with_result(key, lambda: (make(), None))
 
@@ -86,8 +86,8 @@ class RankMessages:
         """Waits for the value that a rank publishes.
 
         Raises:
-            GearError: The error that the rank published in its place.
-            ClusterError: The rank does not publish a valid value in time.
+            GearError: the error that the rank published in its place.
+            ClusterError: the rank does not publish a valid value in time.
         """
         message = self._store.take(key, f"rank {rank}")
         self.raise_failure(message)

@@ -46,8 +46,8 @@ class Ranks:
     """This process among the ranks of its run.
 
     Attributes:
-        rank, world_size: As torch.distributed counts.
-        node: Name that all ranks of one node share: torchrun's group rank, Slurm's node id, or the host name. Numbers
+        rank, world_size: as torch.distributed counts.
+        node: name that all ranks of one node share: torchrun's group rank, Slurm's node id, or the host name. Numbers
             are padded, so that they sort as numbers.
         store: torch.distributed's store.
     """
@@ -136,7 +136,7 @@ def own_host() -> str:
     itself: MASTER_ADDR); else its address on the route to its own host name.
 
     Raises:
-        ClusterError: Only a loopback address was found.
+        ClusterError: only a loopback address was found.
     """
     configured = os.environ.get(HOST_VARIABLE)
     if configured:

@@ -48,13 +48,13 @@ class Membership:
     """A cluster as one of its processes sees it. Can be pickled; holds no secret.
 
     Attributes:
-        run: Name of the run's credentials.
-        node: Number of this process's node, in `placement.nodes`.
-        local_rank, local_size: This process among the ranks of its node.
-        servers: The server of each node; None if there is one node only.
-        placement: The shards of each node.
-        owners: The placement without replicas: each shard is on one node.
-        budget: Most bytes on a node; see `place_shards`.
+        run: name of the run's credentials.
+        node: number of this process's node, in `placement.nodes`.
+        local_rank, local_size: this process among the ranks of its node.
+        servers: the server of each node; None if there is one node only.
+        placement: the shards of each node.
+        owners: the placement without replicas: each shard is on one node.
+        budget: most bytes on a node; see `place_shards`.
     """
 
     run: str
@@ -85,7 +85,7 @@ class Membership:
         """Returns the membership for another generation of the dataset; see `extend_placement`.
 
         Raises:
-            InvalidArgumentError: The budget is too small.
+            InvalidArgumentError: the budget is too small.
         """
         placed = extend_placement(before.shards, self.placement, self.owners, after.shards, self.budget)
         return replace(self, placement=placed[0], owners=placed[1])
@@ -96,11 +96,11 @@ class JoinRequest:
     """The dataset that a rank opens.
 
     Attributes:
-        dataset, cache_dir, cache_bytes, residency, transport: See `gear_data.open`.
-        prepare: Checks that this process can open a generation of the dataset, and returns its manifest; None: the
+        dataset, cache_dir, cache_bytes, residency, transport: see `gear_data.open`.
+        prepare: checks that this process can open a generation of the dataset, and returns its manifest; None: the
             newest one. Rank 0 chooses the generation.
-        policy: Chooses the placement; only rank 0 calls it.
-        budget: See `Membership`.
+        policy: chooses the placement; only rank 0 calls it.
+        budget: see `Membership`.
     """
 
     dataset: str
@@ -130,10 +130,10 @@ class ClusterPlan:
     """Round 2: decisions of rank 0.
 
     Attributes:
-        nodes: The ranks of each node.
-        credentials: The run's credentials.
-        placement, owners: As JSON; see `Membership`.
-        budget: See `Membership`.
+        nodes: the ranks of each node.
+        credentials: the run's credentials.
+        placement, owners: as JSON; see `Membership`.
+        budget: see `Membership`.
     """
 
     nodes: tuple[tuple[int, ...], ...]
@@ -167,9 +167,9 @@ def join(request: JoinRequest) -> tuple[Membership, ServerLease | None]:
         the system does not let this process share the lease.
 
     Raises:
-        ClusterError: There is no run, a rank does not answer in time, or the ranks open different datasets.
-        MissingExtraError: The nodes are on several machines, and certificates cannot be created.
-        GearError: Any rank's error while it opens the dataset or starts its server.
+        ClusterError: there is no run, a rank does not answer in time, or the ranks open different datasets.
+        MissingExtraError: the nodes are on several machines, and certificates cannot be created.
+        GearError: any rank's error while it opens the dataset or starts its server.
     """
     ranks = find_ranks()
     messages = RankMessages(
@@ -225,7 +225,7 @@ def _plan(reports: Sequence[RankReport], request: JoinRequest) -> ClusterPlan:
     """Groups the ranks by node, and places the shards.
 
     Raises:
-        ClusterError: The ranks open different datasets.
+        ClusterError: the ranks open different datasets.
     """
     for rank, report in enumerate(reports):
         if report.dataset != reports[0].dataset:

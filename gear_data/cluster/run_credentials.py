@@ -23,8 +23,8 @@ class RunCredentials:
     """Credentials of a run. Rank 0 creates them and sends them to all ranks.
 
     Attributes:
-        run: Name of the run; not secret.
-        token: Clients send it to the run's servers.
+        run: name of the run; not secret.
+        token: clients send it to the run's servers.
         certificate, key: PEM, shared by all nodes. None where all nodes are on one machine: TLS is not used there.
     """
 
@@ -60,7 +60,7 @@ def create_run_credentials(*, tls: bool) -> RunCredentials:
     """Creates credentials for a new run.
 
     Args:
-        tls: Whether to create a certificate.
+        tls: whether to create a certificate.
 
     Raises:
         MissingExtraError: `tls` is set, and the package that creates certificates is not installed.
@@ -74,7 +74,7 @@ def run_options(run: str) -> ClientOptions:
     """Returns the options with which this process connects to the nodes of a run.
 
     Raises:
-        ClusterError: This process does not belong to the run.
+        ClusterError: this process does not belong to the run.
     """
     variable = VARIABLE_PREFIX + run
     if variable not in os.environ:

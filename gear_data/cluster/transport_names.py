@@ -15,7 +15,7 @@ def check_transport(name: str) -> None:
     """Checks a transport's name.
 
     Raises:
-        UnknownNameError: There is no such transport.
+        UnknownNameError: there is no such transport.
     """
     if name not in TRANSPORTS:
         raise unknown_name("transport", name, TRANSPORTS)

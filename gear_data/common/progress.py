@@ -26,7 +26,7 @@ class ProgressBar(Protocol):
     """Progress of work, in a `with` statement.
 
     Attributes:
-        n: The amount of work that is done.
+        n: the amount of work that is done.
     """
 
     n: int
@@ -66,11 +66,11 @@ class ProgressLines(HiddenBar):
     There is at most one line a minute, so a short run prints nothing.
 
     Args:
-        total: The amount of work; None if it is unknown.
-        description: The name of the work.
-        unit: The unit of the work.
-        initial: The amount that an earlier run did.
-        seconds: The time between two lines.
+        total: the amount of work; None if it is unknown.
+        description: the name of the work.
+        unit: the unit of the work.
+        initial: the amount that an earlier run did.
+        seconds: the time between two lines.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class TerminalBar(HiddenBar):
     Bars that are shown at the same time are lines of one display.
 
     Args:
-        total, description, unit, initial: As for `ProgressLines`.
+        total, description, unit, initial: as for `ProgressLines`.
     """
 
     #: The display of the bars that are shown; None without any.
@@ -209,12 +209,12 @@ def progress_bar(total: int | None, description: str, unit: str, show: bool | No
     """Returns a progress bar on standard error.
 
     Args:
-        total: The amount of work; None if it is unknown. A bar raises its total when it was underestimated.
-        description: The name of the work.
-        unit: The unit of the work; `B` stands for bytes.
-        show: Whether to show it. None: in the process whose output a user reads. Without a terminal, lines are printed
+        total: the amount of work; None if it is unknown. A bar raises its total when it was underestimated.
+        description: the name of the work.
+        unit: the unit of the work; `B` stands for bytes.
+        show: whether to show it. None: in the process whose output a user reads. Without a terminal, lines are printed
             instead, at most one a minute.
-        initial: The amount that an earlier run did.
+        initial: the amount that an earlier run did.
     """
     if show is None:
         show = is_main_process()

@@ -49,7 +49,7 @@ def decode_json(data: Secret, kind: type[T]) -> T:
     """Decodes the output of `encode_json`.
 
     Raises:
-        ValueError: The data is not JSON of this type. The message shows none of the data.
+        ValueError: the data is not JSON of this type. The message shows none of the data.
     """
     return msgspec.json.decode(data.reveal(), type=kind, dec_hook=_decode)
 

@@ -36,14 +36,14 @@ class PullReport:
     """The outcome of `pull`.
 
     Attributes:
-        name: The name of the dataset on the hub.
-        commit: The hash of the commit that was pulled.
-        episodes: The number of episodes.
-        steps: The number of steps.
-        files: The number of files.
-        bytes: The size of the tables, shards and video files.
-        seconds: The wall time.
-        fingerprint: The fingerprint of the dataset.
+        name: the name of the dataset on the hub.
+        commit: the hash of the commit that was pulled.
+        episodes: the number of episodes.
+        steps: the number of steps.
+        files: the number of files.
+        bytes: the size of the tables, shards and video files.
+        seconds: the wall time.
+        fingerprint: the fingerprint of the dataset.
     """
 
     name: str
@@ -77,19 +77,19 @@ def pull(
     The token is the one of `hf auth login`, or of the environment variable HF_TOKEN.
 
     Args:
-        name: The dataset on the hub, USER/NAME.
-        path: The folder of the dataset. It must not exist, or must be empty, unless `overwrite` is set.
-        revision: A branch, tag or commit; None is the default branch.
-        overwrite: Replace the GEAR dataset there, once the new one is complete.
-        progress: Show progress bars. None shows them on a terminal.
+        name: the dataset on the hub, USER/NAME.
+        path: the folder of the dataset. It must not exist, or must be empty, unless `overwrite` is set.
+        revision: a branch, tag or commit; None is the default branch.
+        overwrite: replace the GEAR dataset there, once the new one is complete.
+        progress: show progress bars. None shows them on a terminal.
 
     Raises:
-        InvalidArgumentError: The name is not USER/NAME, or the path is a URL.
-        DatasetNotFoundError: The repository or the revision does not exist, is private, or has no GEAR dataset.
-        DestinationExistsError: The destination holds files that must not be replaced, or another process pulls there.
-        CorruptShardError: A file is damaged on the hub, or was damaged on its way.
-        RemoteError: The hub refused the request, or cannot be reached.
-        GearError: Another subclass. After an error, `open` finds no new dataset at the destination.
+        InvalidArgumentError: the name is not USER/NAME, or the path is a URL.
+        DatasetNotFoundError: the repository or the revision does not exist, is private, or has no GEAR dataset.
+        DestinationExistsError: the destination holds files that must not be replaced, or another process pulls there.
+        CorruptShardError: a file is damaged on the hub, or was damaged on its way.
+        RemoteError: the hub refused the request, or cannot be reached.
+        GearError: another subclass. After an error, `open` finds no new dataset at the destination.
     """
     start = time.perf_counter()
     check_name(name)

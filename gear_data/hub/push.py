@@ -34,14 +34,14 @@ class PushReport:
     """The outcome of `push`.
 
     Attributes:
-        name: The name of the dataset on the hub.
-        url: The page of the commit.
-        commit: The hash of the commit.
-        files: The number of files of the dataset on the hub.
-        removed: The number of files of an earlier dataset that were removed.
-        bytes: The size of the files.
-        seconds: The wall time.
-        fingerprint: The fingerprint of the dataset.
+        name: the name of the dataset on the hub.
+        url: the page of the commit.
+        commit: the hash of the commit.
+        files: the number of files of the dataset on the hub.
+        removed: the number of files of an earlier dataset that were removed.
+        bytes: the size of the files.
+        seconds: the wall time.
+        fingerprint: the fingerprint of the dataset.
     """
 
     name: str
@@ -77,19 +77,19 @@ def push(
     The token is the one of `hf auth login`, or of the environment variable HF_TOKEN.
 
     Args:
-        path: The folder of the dataset.
-        name: The dataset on the hub, USER/NAME. It is created if it does not exist.
-        private: Whether a repository that is created is private.
-        revision: The branch; None is the default branch. It is created if it does not exist.
-        message: The message of the commit.
-        progress: Show a progress bar. None shows one on a terminal.
+        path: the folder of the dataset.
+        name: the dataset on the hub, USER/NAME. It is created if it does not exist.
+        private: whether a repository that is created is private.
+        revision: the branch; None is the default branch. It is created if it does not exist.
+        message: the message of the commit.
+        progress: show a progress bar. None shows one on a terminal.
 
     Raises:
-        InvalidArgumentError: The name is not USER/NAME, the path is a URL, the dataset grows, or its videos are outside
+        InvalidArgumentError: the name is not USER/NAME, the path is a URL, the dataset grows, or its videos are outside
             the folder.
-        CorruptShardError: A file is damaged.
-        RemoteError: The hub refused the request, or cannot be reached.
-        GearError: The dataset cannot be opened.
+        CorruptShardError: a file is damaged.
+        RemoteError: the hub refused the request, or cannot be reached.
+        GearError: the dataset cannot be opened.
     """
     start = time.perf_counter()
     check_name(name)

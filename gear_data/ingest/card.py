@@ -101,8 +101,8 @@ def dataset_card(manifest: Manifest, episodes: pa.Table) -> str:
     """Returns the text of a dataset's README.md.
 
     Args:
-        manifest: The dataset's manifest.
-        episodes: The dataset's episode table. The card uses `length` and `return`.
+        manifest: the dataset's manifest.
+        episodes: the dataset's episode table. The card uses `length` and `return`.
     """
     parts = [
         f"---\n{_front_matter(manifest)}---",

@@ -61,15 +61,15 @@ class ConvertReport:
     """The outcome of a conversion.
 
     Attributes:
-        episodes: The number of episodes in the dataset.
-        steps: The number of steps.
-        shards: The number of shards.
-        bytes: The size of the shards, the tables, and the video files in the folder.
-        seconds: The wall time of the conversion.
-        warnings: The findings, one line each.
-        format: The source's format.
-        reason: Why the source was read in that format.
-        fingerprint: The fingerprint of the dataset.
+        episodes: the number of episodes in the dataset.
+        steps: the number of steps.
+        shards: the number of shards.
+        bytes: the size of the shards, the tables, and the video files in the folder.
+        seconds: the wall time of the conversion.
+        warnings: the findings, one line each.
+        format: the source's format.
+        reason: why the source was read in that format.
+        fingerprint: the fingerprint of the dataset.
     """
 
     episodes: int
@@ -120,56 +120,56 @@ def convert(
     all ranks.
 
     Args:
-        source: A path, an fsspec URL (`hf://datasets/...`, `s3://...`), a hub id (`user/name`), a `datasets.Dataset`
+        source: a path, an fsspec URL (`hf://datasets/...`, `s3://...`), a hub id (`user/name`), a `datasets.Dataset`
             or `IterableDataset`, or data in memory: an iterable of episodes, a mapping of arrays with a row per step,
             a list of transitions (s, a, r, s', done), or a pandas, Polars or Arrow table. A list or tuple of paths,
             URLs and hub ids is several sources, which become one dataset. The column `embodiment` of the episode table
             names the source of each episode: the last part of its path.
-        destination: The folder of the dataset, as a path or an fsspec URL. It must not exist, or must be empty, unless
+        destination: the folder of the dataset, as a path or an fsspec URL. It must not exist, or must be empty, unless
             `overwrite` or `resume` is set.
         format: `auto`, or one of `gear_data.ingest.sources.registry.known_formats()`.
-        split: The split to read, if the source has several. RLDS has the notation of TFDS: `train[:10%]`, `train+val`.
+        split: the split to read, if the source has several. RLDS has the notation of TFDS: `train[:10%]`, `train+val`.
             With a list of splits, or "all", the column `split` of the episode table names the split of each episode.
-        columns: Source or canonical names of the columns to keep. None keeps all. End flags are always kept.
-        rename: Source name -> canonical name. It takes precedence over the built-in names.
-        episode_column: For tables with one row per step: the column that numbers or names the episodes.
-        step_column: For tables with one row per step: the column that numbers the steps of an episode.
-        end_column: For tables with one row per step: the column that is true at the last step of an episode.
-        max_episode_steps: The length of an episode, if the source does not mark the ends of episodes.
-        mapping: For HDF5, NumPy and Zarr files that no format recognises: a YAML file, or a dict of the same keys, that
+        columns: source or canonical names of the columns to keep. None keeps all. End flags are always kept.
+        rename: source name -> canonical name. It takes precedence over the built-in names.
+        episode_column: for tables with one row per step: the column that numbers or names the episodes.
+        step_column: for tables with one row per step: the column that numbers the steps of an episode.
+        end_column: for tables with one row per step: the column that is true at the last step of an episode.
+        max_episode_steps: the length of an episode, if the source does not mark the ends of episodes.
+        mapping: for HDF5, NumPy and Zarr files that no format recognises: a YAML file, or a dict of the same keys, that
             says where the episodes and columns are. `gear-data lint SRC --suggest-map` writes a first one.
-        stack: New column -> the columns that it is made of, in order: `{"observations": ["position", "velocity"]}`.
+        stack: new column -> the columns that it is made of, in order: `{"observations": ["position", "velocity"]}`.
             They hold numbers; the new column is a vector of all their elements, in the dtype to which NumPy promotes
             theirs. It takes the place of its parts. Final observations are stacked, too.
-        video_columns: New camera -> pattern of its video files: `{"observations.images.top": "videos/top/*.mp4"}`. Each
+        video_columns: new camera -> pattern of its video files: `{"observations.images.top": "videos/top/*.mp4"}`. Each
             file is one episode. A number in the files' names is the number of the episode; without numbers, the files
             are the episodes in natural order.
-        keep_encoded: Keep PNG, JPEG and other images as the source encodes them. By default, images of one size
+        keep_encoded: keep PNG, JPEG and other images as the source encodes them. By default, images of one size
             become uint8 columns [H, W, C].
-        videos: What becomes of cameras' video files. `keep` puts them into the dataset's folder `videos/`, as clones
+        videos: what becomes of cameras' video files. `keep` puts them into the dataset's folder `videos/`, as clones
             or hard links where the file system can, else as copies. `link` refers to them where they are. `frames`
             decodes them to uint8 columns [H, W, 3], and `jpeg` to a JPEG file of quality 95 for each step.
         video_size: (height, width) of the frames of `frames` and `jpeg`. None keeps the size of the video.
-        shard_bytes: The size at which a shard is closed, in bytes of column data.
+        shard_bytes: the size at which a shard is closed, in bytes of column data.
         on_bad_episode: `error` raises BadEpisodeError at a malformed episode. `skip` leaves it out, with a finding.
-        strict: Raise an error for every finding: NaN, Inf and all others that `gear-data lint` lists.
-        overwrite: Replace the GEAR dataset at the destination, once the new one is complete.
-        resume: Continue an unfinished conversion of the same source with the same options. If there is none, the
+        strict: raise an error for every finding: NaN, Inf and all others that `gear-data lint` lists.
+        overwrite: replace the GEAR dataset at the destination, once the new one is complete.
+        resume: continue an unfinished conversion of the same source with the same options. If there is none, the
             conversion starts at the beginning. If another process is converting to the destination, wait for that
             process. So all ranks of a job may convert the same source: one converts, all return the same dataset.
         engine: `local`, or `ray`. Ray uses the cluster that this process is connected to, or the cluster of
             RAY_ADDRESS, or else starts one on this machine. Both engines write the same bytes.
-        jobs: The number of processes or Ray tasks that run at once. None uses all cores if the source is large enough.
+        jobs: the number of processes or Ray tasks that run at once. None uses all cores if the source is large enough.
             The shards do not depend on it.
-        progress: Show a progress bar. None shows one on a terminal.
+        progress: show a progress bar. None shows one on a terminal.
 
     Returns:
         The outcome. The dataset's manifest records the same facts.
 
     Raises:
-        DestinationExistsError: The destination holds files that must not be replaced, or another process is writing
+        DestinationExistsError: the destination holds files that must not be replaced, or another process is writing
             there; the message names that process.
-        GearError: Another subclass, with file, column and row. After an error, `open` finds no new dataset at the
+        GearError: another subclass, with file, column and row. After an error, `open` finds no new dataset at the
             destination. Finished shards stay there for `resume`; `overwrite` keeps the old dataset instead.
     """
     start = time.perf_counter()
@@ -202,13 +202,13 @@ class Conversion:
     """One conversion: opens the source, runs its tasks, publishes the dataset.
 
     Args:
-        spec: The source and the options.
-        location: The located source.
-        locked: The destination, locked.
-        resume: Continue an unfinished conversion at the destination.
+        spec: the source and the options.
+        location: the located source.
+        locked: the destination, locked.
+        resume: continue an unfinished conversion at the destination.
         engine: `local` or `ray`.
-        jobs: The number of processes or Ray tasks that run at once; None chooses.
-        progress: Show a progress bar; None shows one on a terminal.
+        jobs: the number of processes or Ray tasks that run at once; None chooses.
+        progress: show a progress bar; None shows one on a terminal.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ class Target:
     """The place of a dataset.
 
     Attributes:
-        folder: The folder or URL of the finished dataset.
-        staging: The folder or URL to write to. It differs from `folder` if `folder` holds a dataset to replace.
+        folder: the folder or URL of the finished dataset.
+        staging: the folder or URL to write to. It differs from `folder` if `folder` holds a dataset to replace.
     """
 
     folder: str
@@ -84,7 +84,7 @@ class LockedTarget:
         """Checks that this process still holds the locks.
 
         Raises:
-            UnwritableError, DestinationExistsError: The folder was removed or replaced, or another process took over.
+            UnwritableError, DestinationExistsError: the folder was removed or replaced, or another process took over.
         """
         for lock in self.locks:
             lock.check()
@@ -98,9 +98,9 @@ def locked_target(target: Target, overwrite: bool, resume: bool) -> Iterator[Loc
     not locked: nothing is written to it.
 
     Raises:
-        DestinationExistsError: Another process is writing there, or the destination holds files that must not be
+        DestinationExistsError: another process is writing there, or the destination holds files that must not be
             replaced or resumed.
-        UnwritableError: The destination cannot be used.
+        UnwritableError: the destination cannot be used.
     """
     store = open_file_store(target.folder)
     if resume and store.size(MANIFEST_NAME) is not None and not store.files(PROGRESS):
@@ -186,8 +186,8 @@ def choose_target(destination: str, overwrite: bool, resume: bool) -> Target:
     """Checks the destination and chooses the folder to write to.
 
     Raises:
-        DestinationExistsError: The destination holds files that must not be replaced or resumed.
-        UnwritableError: The destination cannot be listed, or its name is not valid.
+        DestinationExistsError: the destination holds files that must not be replaced or resumed.
+        UnwritableError: the destination cannot be listed, or its name is not valid.
     """
     if is_remote(destination):
         _check_remote(open_file_store(destination), overwrite, resume)
@@ -209,7 +209,7 @@ def check_disjoint(location: Location, destination: str) -> None:
     """Checks that a local source and a local destination do not contain each other.
 
     Raises:
-        InvalidArgumentError: One contains the other.
+        InvalidArgumentError: one contains the other.
     """
     if is_remote(destination):
         return
@@ -244,8 +244,8 @@ def _local_staging(target: Path, overwrite: bool, resume: bool) -> Path:
     """Returns the folder to write to.
 
     Raises:
-        DestinationExistsError: The target holds files that must not be replaced or resumed.
-        OSError: The target cannot be listed.
+        DestinationExistsError: the target holds files that must not be replaced or resumed.
+        OSError: the target cannot be listed.
     """
     if not target.exists():
         return target

@@ -33,11 +33,11 @@ class LintReport:
     """The outcome of `lint`.
 
     Attributes:
-        episodes: The number of episodes that the dataset would have.
-        steps: The number of steps that the dataset would have.
-        findings: The findings that a conversion would store in the manifest.
-        format: The source's format.
-        reason: Why the source was read in that format.
+        episodes: the number of episodes that the dataset would have.
+        steps: the number of steps that the dataset would have.
+        findings: the findings that a conversion would store in the manifest.
+        format: the source's format.
+        reason: why the source was read in that format.
     """
 
     episodes: int
@@ -63,11 +63,11 @@ def suggest_mapping(source: Any) -> str:
     Check it before you give it to `convert` (`mapping=`). Comments name what is not clear, and what is left out.
 
     Args:
-        source: The source, as in `convert`; not several.
+        source: the source, as in `convert`; not several.
 
     Raises:
-        InvalidArgumentError: There are several sources.
-        UnknownFormatError: The source has no such files, or they hold no array.
+        InvalidArgumentError: there are several sources.
+        UnknownFormatError: the source has no such files, or they hold no array.
     """
     source = plain_source(source)
     if isinstance(source, tuple):
@@ -100,7 +100,7 @@ def lint(
         The findings. A malformed episode is a finding (`bad-episode`), and is not counted as an episode.
 
     Raises:
-        GearError: The source cannot be read.
+        GearError: the source cannot be read.
     """
     options = source_options(
         columns,

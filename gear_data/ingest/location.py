@@ -35,11 +35,11 @@ class SourceFile:
     """A file of a source.
 
     Attributes:
-        path: The path in its file system.
-        name: The path relative to the source's root, for messages and the episode table.
-        size: The size in bytes.
-        stamp: The modification time or ETag. It changes when the file changes.
-        filesystem: An fsspec file system, or None for a local file.
+        path: the path in its file system.
+        name: the path relative to the source's root, for messages and the episode table.
+        size: the size in bytes.
+        stamp: the modification time or ETag. It changes when the file changes.
+        filesystem: an fsspec file system, or None for a local file.
     """
 
     path: str
@@ -76,15 +76,15 @@ class Location:
     """A located source.
 
     Attributes:
-        name: The path, URL or hub id, or the type of an object in memory.
-        files: The files, for paths and URLs.
-        dataset: A HuggingFace dataset object.
-        folder: Whether the path or URL is a folder.
-        episodes: An iterable of episodes in memory, or a function that returns one.
-        arrays: Arrays of steps in memory: name -> [N, ...].
-        table: A table in memory.
-        split: The split that the format must choose; None if the files are of one split.
-        parts: The locations of several sources or splits that are read as one; empty for one source.
+        name: the path, URL or hub id, or the type of an object in memory.
+        files: the files, for paths and URLs.
+        dataset: a HuggingFace dataset object.
+        folder: whether the path or URL is a folder.
+        episodes: an iterable of episodes in memory, or a function that returns one.
+        arrays: arrays of steps in memory: name -> [N, ...].
+        table: a table in memory.
+        split: the split that the format must choose; None if the files are of one split.
+        parts: the locations of several sources or splits that are read as one; empty for one source.
     """
 
     name: str
@@ -110,9 +110,9 @@ def separate_datasets_hint(names: Sequence[str], one: str, other: str) -> str | 
     """Returns a hint for a source whose folders are separate datasets.
 
     Args:
-        names: The names of all files.
-        one: The name of a file.
-        other: The name of a file that does not fit together with it.
+        names: the names of all files.
+        one: the name of a file.
+        other: the name of a file that does not fit together with it.
 
     Returns:
         The hint; None if the two files are in the same folder.
@@ -131,9 +131,9 @@ def files_to_compare(names: Sequence[str], sizes: Sequence[int], large: int) -> 
     takes little time: they are the first files of the folders, if there are few folders, and the large files.
 
     Args:
-        names: The names of all files.
-        sizes: Their sizes, in bytes.
-        large: The size above which a file is large, in bytes.
+        names: the names of all files.
+        sizes: their sizes, in bytes.
+        large: the size above which a file is large, in bytes.
     """
     if len(names) < 2:
         return []
@@ -157,14 +157,14 @@ def locate(source: Any, split: str | None) -> Location:
     """Locates a source: a path, a URL, a hub id, or an object in memory.
 
     Args:
-        source: The source, as in `convert`.
-        split: The split to read; None if the source has only one.
+        source: the source, as in `convert`.
+        split: the split to read; None if the source has only one.
 
     Raises:
-        SourceNotFoundError: The source does not exist.
-        InvalidArgumentError: The split is missing or does not exist, or the kind of URL is unknown.
-        RemoteError: The server cannot be reached.
-        MissingExtraError: The package for this kind of URL is not installed.
+        SourceNotFoundError: the source does not exist.
+        InvalidArgumentError: the split is missing or does not exist, or the kind of URL is unknown.
+        RemoteError: the server cannot be reached.
+        MissingExtraError: the package for this kind of URL is not installed.
     """
     if not isinstance(source, str | os.PathLike):
         return _object(source, split)

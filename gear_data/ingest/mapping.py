@@ -43,7 +43,7 @@ class EpisodeRule:
 
     Attributes:
         kind: `groups`, `datasets`, `files`, `ids` or `ends`.
-        paths: For `groups`, a glob of groups; for `datasets`, a glob whose one `*` is the number of the episode; for
+        paths: for `groups`, a glob of groups; for `datasets`, a glob whose one `*` is the number of the episode; for
             `files`, a glob of file names; else paths of arrays. Only `ends` may have several.
         ends_are: `exclusive`, `inclusive` or `flags`; None unless the kind is `ends`.
     """
@@ -63,13 +63,13 @@ class MappedColumn:
     """A column, and the array that it is read from.
 
     Attributes:
-        name: The canonical name; for role `episode` the name of a fact about the episode.
-        path: The path of the array in its file, or in the episode's group. For role `episode`, `@NAME` is an attribute
+        name: the canonical name; for role `episode` the name of a fact about the episode.
+        path: the path of the array in its file, or in the episode's group. For role `episode`, `@NAME` is an attribute
             of the group.
-        dtype: The dtype to store; None keeps the array's.
+        dtype: the dtype to store; None keeps the array's.
         role: `step`: a row per step. `with-final`: one row more, the final observation. `after-reset`: one row more,
             the first, which belongs to the reset and is dropped. `episode`: one value.
-        next: The path of the array of observations after each step. Its last row is the final observation.
+        next: the path of the array of observations after each step. Its last row is the final observation.
     """
 
     name: str
@@ -84,9 +84,9 @@ class SplitRule:
     """The episodes of one split.
 
     Attributes:
-        name: The name of the split.
-        files: A glob of file names; None for all.
-        groups: A glob of groups; None for all.
+        name: the name of the split.
+        files: a glob of file names; None for all.
+        groups: a glob of groups; None for all.
     """
 
     name: str
@@ -99,9 +99,9 @@ class SourceMapping:
     """A checked mapping.
 
     Attributes:
-        episodes: Where the episodes are.
-        columns: The columns, at least one of which has a row per step.
-        splits: The splits; empty if the source has only one.
+        episodes: where the episodes are.
+        columns: the columns, at least one of which has a row per step.
+        splits: the splits; empty if the source has only one.
     """
 
     episodes: EpisodeRule
@@ -143,7 +143,7 @@ def load_mapping(source: str | os.PathLike[str] | Mapping[str, Any] | SourceMapp
     """Reads a mapping from a YAML file or a dict, and checks it.
 
     Raises:
-        MappingError: The file cannot be read, is not YAML, or a key or value is wrong. The error names the key.
+        MappingError: the file cannot be read, is not YAML, or a key or value is wrong. The error names the key.
     """
     if isinstance(source, SourceMapping):
         return source
@@ -190,11 +190,11 @@ def parse_mapping(data: Any, file: str) -> SourceMapping:
     """Checks the keys and values of a mapping.
 
     Args:
-        data: The contents of the YAML file.
-        file: The name of the file, for errors.
+        data: the contents of the YAML file.
+        file: the name of the file, for errors.
 
     Raises:
-        MappingError: A key or value is wrong.
+        MappingError: a key or value is wrong.
     """
     keys = _Keys(data, "", file, ("episodes", "columns"), ("splits",))
     rule = _episode_rule(keys.child("episodes", (), (*EPISODE_KINDS, "ends_are")))

@@ -64,21 +64,21 @@ def merge(
     episode: the name of its folder.
 
     Args:
-        datasets: The paths or URLs of at least two datasets.
-        destination: The folder of the merged dataset, as a path or an fsspec URL. It must not exist, or must be empty,
+        datasets: the paths or URLs of at least two datasets.
+        destination: the folder of the merged dataset, as a path or an fsspec URL. It must not exist, or must be empty,
             unless `overwrite` or `resume` is set.
-        overwrite: Replace the GEAR dataset at the destination, once the new one is complete.
-        resume: Continue an interrupted merge of the same datasets, or return the merged dataset if it is finished.
-        progress: Show a progress bar. None shows one on a terminal.
+        overwrite: replace the GEAR dataset at the destination, once the new one is complete.
+        resume: continue an interrupted merge of the same datasets, or return the merged dataset if it is finished.
+        progress: show a progress bar. None shows one on a terminal.
 
     Raises:
-        InvalidArgumentError: There are fewer than two datasets, one is given twice, or the destination is one of them.
-        UnsupportedColumnError: A column has several dtypes or shapes, a fact about episodes has several types, or a
+        InvalidArgumentError: there are fewer than two datasets, one is given twice, or the destination is one of them.
+        UnsupportedColumnError: a column has several dtypes or shapes, a fact about episodes has several types, or a
             dataset lacks a camera of another.
-        DestinationExistsError: The destination holds files that must not be replaced, or another process is writing
+        DestinationExistsError: the destination holds files that must not be replaced, or another process is writing
             there.
-        CorruptShardError: A dataset is damaged. Shards that are linked are not read; `verify` checks them.
-        GearError: Another subclass. After an error, `open` finds no new dataset at the destination.
+        CorruptShardError: a dataset is damaged. Shards that are linked are not read; `verify` checks them.
+        GearError: another subclass. After an error, `open` finds no new dataset at the destination.
     """
     start = time.perf_counter()
     if overwrite and resume:

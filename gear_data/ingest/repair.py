@@ -55,9 +55,9 @@ class RepairReport:
     """The outcome of `repair`.
 
     Attributes:
-        shards: The files of the rebuilt shards.
-        episodes: The number of episodes in them.
-        videos: The restored video files.
+        shards: the files of the rebuilt shards.
+        episodes: the number of episodes in them.
+        videos: the restored video files.
     """
 
     shards: tuple[str, ...]
@@ -74,8 +74,8 @@ class _Damaged:
     """A shard to rebuild.
 
     Attributes:
-        index: The index of the shard.
-        skip: The number of episodes that its task wrote to earlier shards.
+        index: the index of the shard.
+        skip: the number of episodes that its task wrote to earlier shards.
     """
 
     index: int
@@ -89,18 +89,18 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
     if the source's file has its checksum. Nothing else changes.
 
     Args:
-        path: The folder of a dataset on this machine.
-        source: The source of the dataset, or the list of its sources, as in `convert`. The manifest holds the other
+        path: the folder of a dataset on this machine.
+        source: the source of the dataset, or the list of its sources, as in `convert`. The manifest holds the other
             options.
-        progress: Show a progress bar. None shows one on a terminal.
+        progress: show a progress bar. None shows one on a terminal.
 
     Raises:
         InvalidArgumentError: `path` is a URL, or the dataset was merged or saved from others, or has grown.
-        CorruptShardError: The table of episodes or of final observations is damaged. Rebuilding needs both.
-        DestinationExistsError: Another process is writing to the dataset, or replaced it meanwhile.
-        ManifestError: The manifest cannot be read, or does not record the origin of its shards.
-        SourceChangedError: The source no longer has the episodes of the dataset.
-        GearError: The source cannot be read.
+        CorruptShardError: the table of episodes or of final observations is damaged. Rebuilding needs both.
+        DestinationExistsError: another process is writing to the dataset, or replaced it meanwhile.
+        ManifestError: the manifest cannot be read, or does not record the origin of its shards.
+        SourceChangedError: the source no longer has the episodes of the dataset.
+        GearError: the source cannot be read.
     """
     place = plain_path(path)
     if is_remote(place):
@@ -279,7 +279,7 @@ def _rebuilt(
     """Yields a rebuilt shard, and puts it in place if the block succeeds.
 
     Raises:
-        SourceChangedError: The episodes do not have these content hashes.
+        SourceChangedError: the episodes do not have these content hashes.
     """
     found = [content for block in blocks for content in content_hashes(block, manifest.schema)]
     if found != list(contents):

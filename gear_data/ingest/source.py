@@ -23,16 +23,16 @@ class SourceOptions:
     """The user's options for reading a source, the same for all formats.
 
     Attributes:
-        columns: Canonical or source names of the columns to keep. None keeps all.
-        rename: Source name -> canonical name.
-        skip_bad: Leave out bad episodes and report them, instead of raising an error.
-        episode_column: For tables with one row per step: the column that numbers or names the episodes.
-        step_column: The column that numbers the steps of an episode.
-        end_column: The column that is true at the last step of an episode.
-        max_episode_steps: The length of an episode, if the source does not mark the ends of episodes.
-        mapping: Where the episodes and columns are, for the format `tree`.
-        stack: Name of a new column -> names of the columns that it is made of.
-        video_columns: Name of a camera -> pattern of its files. See `gear_data.ingest.videos.video_columns`.
+        columns: canonical or source names of the columns to keep. None keeps all.
+        rename: source name -> canonical name.
+        skip_bad: leave out bad episodes and report them, instead of raising an error.
+        episode_column: for tables with one row per step: the column that numbers or names the episodes.
+        step_column: the column that numbers the steps of an episode.
+        end_column: the column that is true at the last step of an episode.
+        max_episode_steps: the length of an episode, if the source does not mark the ends of episodes.
+        mapping: where the episodes and columns are, for the format `tree`.
+        stack: name of a new column -> names of the columns that it is made of.
+        video_columns: name of a camera -> pattern of its files. See `gear_data.ingest.videos.video_columns`.
     """
 
     columns: tuple[str, ...] | None = None
@@ -71,8 +71,8 @@ def source_options(
     """Checks the user's options and returns them. It does not read the source.
 
     Raises:
-        InvalidArgumentError: An option has the wrong type or range.
-        MappingError: The mapping cannot be read, or has a wrong key or value.
+        InvalidArgumentError: an option has the wrong type or range.
+        MappingError: the mapping cannot be read, or has a wrong key or value.
     """
     if isinstance(columns, str):
         raise InvalidArgumentError(f"columns must be a list of names, not the string {columns!r}")
@@ -126,8 +126,8 @@ class Unit:
     """A part of a source that can be read independently. It begins with an episode.
 
     Attributes:
-        position: The position of its first episode. The unit ends where the next unit begins.
-        bytes: Its approximate size in the source, in bytes.
+        position: the position of its first episode. The unit ends where the next unit begins.
+        bytes: its approximate size in the source, in bytes.
     """
 
     position: Position
@@ -180,12 +180,12 @@ class EpisodeSource(Protocol):
         """Yields blocks of episodes in source order.
 
         Args:
-            start: The position of a unit, or of a block of an earlier run, or `BEGIN`.
-            stop: The position of a unit, or `END`.
+            start: the position of a unit, or of a block of an earlier run, or `BEGIN`.
+            stop: the position of a unit, or `END`.
 
         Raises:
-            BadEpisodeError: An episode is malformed, and `skip_bad` is not set.
-            CorruptSourceError: A file cannot be read.
+            BadEpisodeError: an episode is malformed, and `skip_bad` is not set.
+            CorruptSourceError: a file cannot be read.
         """
 
 
@@ -196,12 +196,12 @@ class Format:
     Each module of `gear_data.ingest.sources` defines one as `FORMAT`.
 
     Attributes:
-        name: The name for `--format`.
-        probe: Returns the reason why a location has this format, or None if it does not.
-        open: Opens a location of this format.
-        priority: Formats are probed in descending priority.
-        uses: The names of the optional `SourceOptions` that this format uses; "split" if it chooses a split itself.
-        suffixes: The suffixes of the data files that it reads.
+        name: the name for `--format`.
+        probe: returns the reason why a location has this format, or None if it does not.
+        open: opens a location of this format.
+        priority: formats are probed in descending priority.
+        uses: the names of the optional `SourceOptions` that this format uses; "split" if it chooses a split itself.
+        suffixes: the suffixes of the data files that it reads.
     """
 
     name: str
@@ -217,7 +217,7 @@ def typed_memory_errors() -> Iterator[None]:
     """Converts a MemoryError of the block into a typed error.
 
     Raises:
-        HostMemoryError: An array or a file does not fit the memory.
+        HostMemoryError: an array or a file does not fit the memory.
     """
     try:
         yield

@@ -59,7 +59,7 @@ def record(
         InvalidArgumentError: `env` is no environment of Gymnasium, or a vector environment has callbacks or infos, or
             a Writer and its options are given.
         MissingExtraError: Gymnasium is not installed.
-        GearError: The errors of `Writer`.
+        GearError: the errors of `Writer`.
     """
     gymnasium = import_extra("gymnasium")
     from gear_data.recording.environments import RecordedEnv, RecordedVectorEnv
@@ -123,7 +123,7 @@ def record_episodes(
     Raises:
         InvalidArgumentError: `episodes` is below 1.
         MissingExtraError: Gymnasium is not installed.
-        GearError: The errors of `Writer`.
+        GearError: the errors of `Writer`.
     """
     if episodes < 1:
         raise InvalidArgumentError(f"episodes must be at least 1, not {episodes}")

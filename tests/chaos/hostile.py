@@ -230,10 +230,10 @@ class _HostileNode(flight.FlightServerBase):  # type: ignore[misc]
     """Describes itself well, and misbehaves in one place.
 
     Args:
-        shards: What it should serve.
+        shards: what it should serve.
         place: `describe`, `file` or `rows`: where it misbehaves.
-        manner: How it misbehaves.
-        rng: Random numbers of the case.
+        manner: how it misbehaves.
+        rng: random numbers of the case.
     """
 
     def __init__(self, shards: ShardServer, place: str, manner: str, rng: random.Random) -> None:

@@ -21,7 +21,7 @@ class Limit:
     """Cases of a run: for some seconds, or a number of cases.
 
     Attributes:
-        first: The number of the first case.
+        first: the number of the first case.
     """
 
     seconds: float = float("inf")

@@ -53,9 +53,9 @@ class _Plan:
     """A loader, as one process would make it.
 
     Attributes:
-        parts: The datasets of a mixture with their proportions; one dataset: no mixture.
-        options: Further arguments of `SequenceLoader`.
-        sampler: Name of the sampler; `mixture` for a mixture.
+        parts: the datasets of a mixture with their proportions; one dataset: no mixture.
+        options: further arguments of `SequenceLoader`.
+        sampler: name of the sampler; `mixture` for a mixture.
     """
 
     parts: tuple[tuple[int, float], ...]

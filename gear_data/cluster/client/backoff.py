@@ -15,9 +15,9 @@ class _FailureState:
     """A peer that failed and has returned nothing since.
 
     Attributes:
-        first: Time since which it has answered nothing.
-        seconds: Length of the present backoff.
-        until: End of the present backoff.
+        first: time since which it has answered nothing.
+        seconds: length of the present backoff.
+        until: end of the present backoff.
     """
 
     first: float
@@ -54,8 +54,8 @@ class PeerBackoff:
         `MAX_BACKOFF_SECONDS`.
 
         Args:
-            peer: Its number.
-            since: Time of the request that failed; None: now.
+            peer: its number.
+            since: time of the request that failed; None: now.
         """
         now, before = time.monotonic(), self._failing.get(peer)
         seconds = MIN_BACKOFF_SECONDS if before is None else min(2 * before.seconds, MAX_BACKOFF_SECONDS)

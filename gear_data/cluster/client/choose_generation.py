@@ -22,9 +22,9 @@ class Answers:
     """Answers of several servers, by their numbers.
 
     Attributes:
-        descriptions: What they hold.
-        unreachable: Servers that did not answer.
-        gone: Servers that do not have the generation any more.
+        descriptions: what they hold.
+        unreachable: servers that did not answer.
+        gone: servers that do not have the generation any more.
     """
 
     descriptions: Mapping[int, PeerDescription]
@@ -38,13 +38,13 @@ def choose_generation(peers: Sequence[Peer], generation: int | None) -> Answers:
     If servers lag behind, it waits for them until their timeout.
 
     Args:
-        peers: The servers of one dataset.
-        generation: The number; None: the newest one that all have.
+        peers: the servers of one dataset.
+        generation: the number; None: the newest one that all have.
 
     Raises:
-        NodeUnreachableError: No server answers.
-        GenerationGoneError: A server does not have the generation any more.
-        ClusterError: A server is behind the others, and they do not have its generation any more; or it does not have
+        NodeUnreachableError: no server answers.
+        GenerationGoneError: a server does not have the generation any more.
+        ClusterError: a server is behind the others, and they do not have its generation any more; or it does not have
             the generation that is asked for in time.
     """
     deadline = time.monotonic() + peers[0].endpoint.timeout

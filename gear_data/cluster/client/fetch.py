@@ -26,7 +26,7 @@ class Connection(Protocol):
     """A connection to a peer, from a pool of idle connections.
 
     Attributes:
-        was_idle: The connection was idle in the pool, and no response has arrived since. The peer may have restarted
+        was_idle: the connection was idle in the pool, and no response has arrived since. The peer may have restarted
             meanwhile.
     """
 
@@ -44,8 +44,8 @@ class WaitLimits:
     The time counts from the first request, over reconnects, until the first response; then from response to response.
 
     Attributes:
-        timeout: Seconds that one response may take.
-        latest: Latest time of the first response, by `time.monotonic`; it also ends an earlier attempt.
+        timeout: seconds that one response may take.
+        latest: latest time of the first response, by `time.monotonic`; it also ends an earlier attempt.
     """
 
     timeout: float
@@ -62,13 +62,13 @@ class Fetch(ABC, Generic[C, S]):
     connection.
 
     Args:
-        peer, name: Number and name of the peer.
+        peer, name: number and name of the peer.
         batches: int64 arrays of positions of spans, one array for each request to the peer.
-        waits: How long the peer may take.
+        waits: how long the peer may take.
 
     Attributes:
-        done: The responses that `take` has received and the caller has not taken.
-        error: The reason for which batches did not arrive.
+        done: the responses that `take` has received and the caller has not taken.
+        error: the reason for which batches did not arrive.
     """
 
     def __init__(self, peer: int, name: str, batches: Sequence[Int64Array], waits: WaitLimits) -> None:

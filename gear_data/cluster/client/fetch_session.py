@@ -27,13 +27,13 @@ class FetchSession:
     must be called at the end.
 
     Args:
-        directory: The peers, and the shards that they hold.
-        transports: Creates the fetches.
-        retries: Waits for peers to return.
-        request: The request.
+        directory: the peers, and the shards that they hold.
+        transports: creates the fetches.
+        retries: waits for peers to return.
+        request: the request.
         sizes: int64 [N], bytes of each span.
-        targets: Memory that rows are written to if they are read by RDMA.
-        turn: See `ShardDirectory.assign`.
+        targets: memory that rows are written to if they are read by RDMA.
+        turn: see `ShardDirectory.assign`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class FetchSession:
         All peers have received their requests before any response is waited for.
 
         Raises:
-            ClusterError, CorruptShardError, DeviceError: No peer is left for some of the shards.
+            ClusterError, CorruptShardError, DeviceError: no peer is left for some of the shards.
         """
         peers = self._assign(self._request.shard[spans])
         self._fetches = [

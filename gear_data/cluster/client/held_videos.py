@@ -26,9 +26,9 @@ class HeldVideos:
     A node tells with its queue pairs which files it holds. If several nodes hold a file, the file's number chooses one.
 
     Args:
-        directory: The nodes.
-        transports: Creates the fetches.
-        retries: Waits for nodes to return.
+        directory: the nodes.
+        transports: creates the fetches.
+        retries: waits for nodes to return.
     """
 
     def __init__(self, directory: ShardDirectory, transports: PeerTransports, retries: Retries) -> None:
@@ -49,7 +49,7 @@ class HeldVideos:
             there are none.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError, DeviceError: Transport `verbs`, and RDMA cannot read a range.
+            NodeUnreachableError, NodeRefusedError, DeviceError: transport `verbs`, and RDMA cannot read a range.
         """
         found: dict[ByteRange, memoryview] = {}
         if self._transports.rdma is None:

@@ -27,13 +27,13 @@ class ClientOptions:
     """Options with which this process connects to nodes.
 
     Attributes:
-        token: Sent with every call; None: no token.
+        token: sent with every call; None: no token.
         authorities: PEM certificates that may sign a node's certificate; None: the system's.
-        timeout: Seconds that one response may take.
-        checksum: Whether responses carry a checksum.
-        certificate_name: The name in the nodes' certificates; None: the host name of each node.
-        queue_pairs: Number of queue pairs over which one thread reads one node by RDMA.
-        token_variable: The environment variable that names the token's file, for errors.
+        timeout: seconds that one response may take.
+        checksum: whether responses carry a checksum.
+        certificate_name: the name in the nodes' certificates; None: the host name of each node.
+        queue_pairs: number of queue pairs over which one thread reads one node by RDMA.
+        token_variable: the environment variable that names the token's file, for errors.
     """
 
     token: Secret | None
@@ -49,12 +49,12 @@ class ClientOptions:
         """Returns the options of connections between nodes of a training run.
 
         Args:
-            token: The run's token.
+            token: the run's token.
             certificate: PEM, shared by all nodes; None where all nodes are on this machine.
-            name: The name in that certificate.
+            name: the name in that certificate.
 
         Raises:
-            InvalidArgumentError: An environment variable has an invalid value.
+            InvalidArgumentError: an environment variable has an invalid value.
         """
         return ClientOptions(
             token,
@@ -75,10 +75,10 @@ class ClientOptions:
         $GEAR_DATA_RDMA_QUEUE_PAIRS.
 
         Args:
-            token_variable: Names the token's file, in place of $GEAR_DATA_TOKEN_FILE.
+            token_variable: names the token's file, in place of $GEAR_DATA_TOKEN_FILE.
 
         Raises:
-            InvalidArgumentError: A variable has an invalid value, or its file cannot be read.
+            InvalidArgumentError: a variable has an invalid value, or its file cannot be read.
         """
         token, authorities = os.environ.get(token_variable), os.environ.get(CA_VARIABLE)
         timeout = env_seconds(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT)
@@ -99,7 +99,7 @@ class ClientOptions:
         """Checks that there is a token for an address on another machine.
 
         Raises:
-            InvalidArgumentError: The token is missing.
+            InvalidArgumentError: the token is missing.
         """
         if self.token is None and not address.is_loopback:
             raise InvalidArgumentError(

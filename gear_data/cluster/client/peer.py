@@ -30,11 +30,11 @@ class PeerDescription(msgspec.Struct, frozen=True):
     """Response to the action `describe`, which is also a handshake.
 
     Attributes:
-        dataset: The dataset's `dataset_identity`.
-        shards: Positions in the manifest of the shards that the peer serves.
-        verbs: Whether they can be read by RDMA.
-        generation: The number of the generation that these are of.
-        growth, base: See `Growth`; None for a dataset that does not grow.
+        dataset: the dataset's `dataset_identity`.
+        shards: positions in the manifest of the shards that the peer serves.
+        verbs: whether they can be read by RDMA.
+        generation: the number of the generation that these are of.
+        growth, base: see `Growth`; None for a dataset that does not grow.
     """
 
     dataset: str
@@ -51,11 +51,11 @@ class Peer:
     Thread-safe, and usable before and after a fork; connects on first use.
 
     Args:
-        address: Where the server listens.
-        options: Token, authorities and timeout.
+        address: where the server listens.
+        options: token, authorities and timeout.
 
     Raises:
-        InvalidArgumentError: The server is on another machine, and there is no token.
+        InvalidArgumentError: the server is on another machine, and there is no token.
     """
 
     def __init__(self, address: Address, options: ClientOptions) -> None:
@@ -87,15 +87,15 @@ class Peer:
         """Asks the peer which shards of a generation it serves.
 
         Args:
-            dataset: The dataset's `dataset_identity`; empty: any.
-            generation: The number; None: the one that is read, or the newest one. The peer describes its newest
+            dataset: the dataset's `dataset_identity`; empty: any.
+            generation: the number; None: the one that is read, or the newest one. The peer describes its newest
                 generation if it is an earlier one.
-            seconds: Time that the answer may take; None: the timeout.
+            seconds: time that the answer may take; None: the timeout.
 
         Raises:
-            NodeUnreachableError: The peer does not answer in time.
-            NodeRefusedError: The peer refuses this client, or its response is malformed.
-            GenerationGoneError: The peer does not have the generation any more.
+            NodeUnreachableError: the peer does not answer in time.
+            NodeRefusedError: the peer refuses this client, or its response is malformed.
+            GenerationGoneError: the peer does not have the generation any more.
         """
         limit = self.endpoint.timeout if seconds is None else seconds
         with using_grpc():
@@ -116,11 +116,11 @@ class Peer:
         """Reads a chunk of the manifest or of a table; see `ShardServer.file_chunk`.
 
         Args:
-            dataset: The dataset's `dataset_identity`.
-            file, offset: The file, and the first byte of the chunk.
+            dataset: the dataset's `dataset_identity`.
+            file, offset: the file, and the first byte of the chunk.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError: As `describe`.
+            NodeUnreachableError, NodeRefusedError: as `describe`.
         """
         with using_grpc():
             first = self.endpoint.handshake(dataset, file=file, offset=offset)
@@ -130,14 +130,14 @@ class Peer:
         """Reads ranges of bytes of video files; see `ShardServer.video_bytes`.
 
         Args:
-            dataset: The dataset's `dataset_identity`.
-            ranges: The ranges, together at most `protocol.MESSAGE_BYTES` bytes.
+            dataset: the dataset's `dataset_identity`.
+            ranges: the ranges, together at most `protocol.MESSAGE_BYTES` bytes.
 
         Returns:
             All ranges, one after another.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError: As `describe`.
+            NodeUnreachableError, NodeRefusedError: as `describe`.
         """
         with using_grpc():
             message = self.endpoint.handshake(dataset, ranges=[list(each) for each in ranges])
@@ -165,14 +165,14 @@ class Peer:
         The caller returns the stream with `release_stream`, or closes it with `abandon_stream`.
 
         Args:
-            dataset: The dataset's `dataset_identity`.
-            seconds: Time that connecting may take; None: the timeout.
+            dataset: the dataset's `dataset_identity`.
+            seconds: time that connecting may take; None: the timeout.
 
         Returns:
             The stream, and None for the description of an idle stream.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError: As `describe`.
+            NodeUnreachableError, NodeRefusedError: as `describe`.
         """
         description: PeerDescription | None = None
         try:

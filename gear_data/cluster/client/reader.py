@@ -34,7 +34,7 @@ class _PlannedColumns:
     """Columns of which a plan reads the same rows.
 
     Attributes:
-        reads: The rows.
+        reads: the rows.
         columns, row_bytes: int64 [C], position in the schema and bytes of a row of each column.
     """
 
@@ -57,7 +57,7 @@ class _RemoteColumns:
     """Columns that are fetched for some windows of a batch.
 
     Attributes:
-        columns, row_bytes: See `_PlannedColumns`.
+        columns, row_bytes: see `_PlannedColumns`.
         low, count: int64 [B], for each window the first row that it needs, counted from the start of its episode, and
             the number of rows.
     """
@@ -73,7 +73,7 @@ class _Batch:
     """A batch that is being read.
 
     Attributes:
-        windows, buffers: See `ColumnReader.read`.
+        windows, buffers: see `ColumnReader.read`.
         total: int64 [B], the steps of each window's episode.
         finals: int64 [B], the row of each episode's final observation; empty if no episode has one.
         addresses: int64 [B, columns]. At first the addresses of the columns of each window's shard; later the address
@@ -102,11 +102,11 @@ class ClusterReader:
     lie in the response. So the same code does casts, padding, final observations and sums for local and remote rows.
 
     Args:
-        client: Reads the remote shards.
-        shards: All shards; address 0 stands for columns of remote shards.
+        client: reads the remote shards.
+        shards: all shards; address 0 stands for columns of remote shards.
         here: bool [shards], which shards are local with all their columns.
         shard, start, length: int64 [episodes], from the episode table.
-        finals: See `ShardReader`.
+        finals: see `ShardReader`.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class ClusterReader:
         Turns the batch's addresses into the addresses of the first rows of its episodes.
 
         Args:
-            batch: The batch.
+            batch: the batch.
             start: int64 [B], the first row of each window's episode in its shard.
         """
         key = batch.buffers.plan.tobytes()

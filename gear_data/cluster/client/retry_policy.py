@@ -22,8 +22,8 @@ class RetryPolicy:
     threads, or several batches, do not wait one after another. The time until a hanging peer is given up counts, too.
 
     Attributes:
-        seconds: Seconds after the request that failed first until the error is raised; 0: at once, without a retry.
-        pause: Seconds before each attempt.
+        seconds: seconds after the request that failed first until the error is raised; 0: at once, without a retry.
+        pause: seconds before each attempt.
     """
 
     seconds: float = 0.0
@@ -38,8 +38,8 @@ class Retries:
     """The retries of one client. Thread-safe.
 
     Args:
-        policy: How long to retry.
-        backoff: Knows when each peer failed first.
+        policy: how long to retry.
+        backoff: knows when each peer failed first.
     """
 
     def __init__(self, policy: RetryPolicy, backoff: PeerBackoff) -> None:
@@ -52,8 +52,8 @@ class Retries:
         """Waits before the next attempt.
 
         Args:
-            peers: Numbers of the peers that failed. If they failed at different times, the latest first failure counts.
-            error: The error that is raised without a retry, for the log.
+            peers: numbers of the peers that failed. If they failed at different times, the latest first failure counts.
+            error: the error that is raised without a retry, for the log.
 
         Returns:
             The end of the retries, by `time.monotonic`. None, without waiting, if the policy allows no further attempt.

@@ -54,26 +54,26 @@ class ShardClient:
     Thread-safe, and usable before and after a fork.
 
     Args:
-        addresses: Addresses of all nodes. A node that cannot be reached now is tried again when it is needed.
-        options: Token, authorities and timeout.
-        known: The shards of each node; no node is then contacted now. None: the nodes are asked, and together they must
+        addresses: addresses of all nodes. A node that cannot be reached now is tried again when it is needed.
+        options: token, authorities and timeout.
+        known: the shards of each node; no node is then contacted now. None: the nodes are asked, and together they must
             hold all shards.
         transport: `verbs`, `flight`, or `auto`: RDMA from the nodes that offer it, if this machine has a device too.
-        retry: How long to retry shards whose nodes all fail.
-        generation: The generation that is read, if the nodes are asked; None: the newest one that all nodes have.
+        retry: how long to retry shards whose nodes all fail.
+        generation: the generation that is read, if the nodes are asked; None: the newest one that all nodes have.
 
     Attributes:
-        manifest: The dataset's manifest.
-        held_videos: Reads video files from the nodes' memory.
+        manifest: the dataset's manifest.
+        held_videos: reads video files from the nodes' memory.
 
     Raises:
-        UnknownNameError: There is no such transport.
-        InvalidArgumentError: Transport `verbs`, and responses with checksums.
-        DeviceError, MissingExtraError: Transport `verbs`, and this machine has no device or no pyverbs.
-        NodeUnreachableError, NodeRefusedError: No node can be used, or two nodes serve different datasets.
-        GenerationGoneError: A node does not have the generation any more.
-        ClusterError: A node is behind the others; see `choose_generation`.
-        MissingShardsError: No reachable node holds some of the shards.
+        UnknownNameError: there is no such transport.
+        InvalidArgumentError: transport `verbs`, and responses with checksums.
+        DeviceError, MissingExtraError: transport `verbs`, and this machine has no device or no pyverbs.
+        NodeUnreachableError, NodeRefusedError: no node can be used, or two nodes serve different datasets.
+        GenerationGoneError: a node does not have the generation any more.
+        ClusterError: a node is behind the others; see `choose_generation`.
+        MissingShardsError: no reachable node holds some of the shards.
     """
 
     def __init__(
@@ -151,10 +151,10 @@ class ShardClient:
 
         Args:
             file: `manifest`, or the name of a table; see `ShardServer.file_chunk`.
-            size: Most bytes that the file may have.
+            size: most bytes that the file may have.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError: No node returns them, or a
+            NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError: no node returns them, or a
                 node sends more.
         """
         offset, failed = 0, dict[int, GearError]()
@@ -177,15 +177,15 @@ class ShardClient:
         If a node fails, another one is asked. If a node cannot be reached, the retry policy decides.
 
         Args:
-            ranges: The number of a file, the first byte, and the byte after the last; together at most
+            ranges: the number of a file, the first byte, and the byte after the last; together at most
                 `protocol.MESSAGE_BYTES` bytes.
-            first: The number of the node to ask first, modulo the number of nodes.
+            first: the number of the node to ask first, modulo the number of nodes.
 
         Returns:
             All ranges, one after another; and the number of the node that sent them.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError: No node returns them.
+            NodeUnreachableError, NodeRefusedError, CorruptShardError, DatasetReplacedError: no node returns them.
         """
         while True:
             failed = dict[int, GearError]()
@@ -239,7 +239,7 @@ class ShardClient:
         """Returns whether RDMA can write to the memory of a CUDA device.
 
         Args:
-            device: Number of the CUDA device.
+            device: number of the CUDA device.
         """
         return self._transports.can_write_gpu(device)
 
@@ -258,13 +258,13 @@ class ShardClient:
         replica.
 
         Args:
-            request: The rows to read.
-            targets: Memory that rows are written to if they are read by RDMA.
+            request: the rows to read.
+            targets: memory that rows are written to if they are read by RDMA.
 
         Raises:
-            NodeUnreachableError: No node that holds some of the shards answers in time.
-            CorruptShardError, NodeRefusedError: The error of the last node that holds some of the shards.
-            InvalidArgumentError: One span is larger than a response may be.
+            NodeUnreachableError: no node that holds some of the shards answers in time.
+            CorruptShardError, NodeRefusedError: the error of the last node that holds some of the shards.
+            InvalidArgumentError: one span is larger than a response may be.
         """
         counts = [group.count for group in request.groups]
         if not counts or not len(spans := np.flatnonzero(functools.reduce(np.bitwise_or, counts))):

@@ -23,9 +23,9 @@ class ClusterManifest:
     """A dataset's manifest, and which shards each peer holds.
 
     Attributes:
-        manifest: The dataset's manifest.
-        shards: The shards of each peer.
-        verbs: Whether each peer offers RDMA.
+        manifest: the dataset's manifest.
+        shards: the shards of each peer.
+        verbs: whether each peer offers RDMA.
     """
 
     manifest: Manifest
@@ -37,16 +37,16 @@ class ShardDirectory:
     """Which peer holds which shards. Thread-safe.
 
     Args:
-        peers: All peers, also those that cannot be reached now.
-        transport: The client's transport; `verbs` refuses peers without RDMA.
-        known: The shards of each peer. None: `update` records them.
+        peers: all peers, also those that cannot be reached now.
+        transport: the client's transport; `verbs` refuses peers without RDMA.
+        known: the shards of each peer. None: `update` records them.
 
     Attributes:
-        peers: See above.
-        dataset: The dataset's `dataset_identity`; empty until it is known.
-        shard_count: Number of shards of the dataset; 0 until the manifest is known.
-        rdma_peers: Numbers of the peers that offer RDMA.
-        backoff: Peers that failed recently.
+        peers: see above.
+        dataset: the dataset's `dataset_identity`; empty until it is known.
+        shard_count: number of shards of the dataset; 0 until the manifest is known.
+        rdma_peers: numbers of the peers that offer RDMA.
+        backoff: peers that failed recently.
     """
 
     def __init__(self, peers: Sequence[Peer], transport: str, known: ClusterManifest | None) -> None:
@@ -76,7 +76,7 @@ class ShardDirectory:
         """Records a peer's present description.
 
         Raises:
-            NodeRefusedError: The peer serves another dataset, or no RDMA where transport `verbs` needs it.
+            NodeRefusedError: the peer serves another dataset, or no RDMA where transport `verbs` needs it.
         """
         peer = self.peers[number]
         if self.dataset and description.dataset != self.dataset:
@@ -108,11 +108,11 @@ class ShardDirectory:
         """Returns a stream to a peer that serves the same dataset as before.
 
         Args:
-            number: Number of the peer.
-            seconds: Time that connecting may take; None: the timeout.
+            number: number of the peer.
+            seconds: time that connecting may take; None: the timeout.
 
         Raises:
-            NodeUnreachableError, NodeRefusedError: The peer cannot be used.
+            NodeUnreachableError, NodeRefusedError: the peer cannot be used.
         """
         stream, description = self.peers[number].acquire_stream(self.dataset, seconds)
         if description is not None:
@@ -130,15 +130,15 @@ class ShardDirectory:
 
         Args:
             shards: int64 [n].
-            turn: Replicas take turns: another turn chooses another replica.
-            failed: Peers that must not be chosen, with their errors. Peers that fail here are added.
+            turn: replicas take turns: another turn chooses another replica.
+            failed: peers that must not be chosen, with their errors. Peers that fail here are added.
 
         Returns:
             int64 [n], the number of a peer for each shard.
 
         Raises:
-            ClusterError, CorruptShardError, DeviceError: The error of the last peer that held a shard.
-            MissingShardsError: No peer holds a shard any more.
+            ClusterError, CorruptShardError, DeviceError: the error of the last peer that held a shard.
+            MissingShardsError: no peer holds a shard any more.
         """
         excluded = frozenset(failed)
         for avoided in (excluded | self.backoff.active(), excluded):

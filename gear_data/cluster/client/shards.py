@@ -30,7 +30,7 @@ class RemoteShards:
     Every call reads its result over the network.
 
     Args:
-        client: Reads them.
+        client: reads them.
 
     Attributes:
         addresses: int64 [shards, columns], all 0: no column is in this process's memory.
@@ -57,8 +57,8 @@ class RemoteShards:
         """Returns a read-only copy of rows of a column.
 
         Raises:
-            NodeUnreachableError: No node that holds the shard answers.
-            CorruptShardError: Values of variable length are damaged.
+            NodeUnreachableError: no node that holds the shard answers.
+            CorruptShardError: values of variable length are damaged.
         """
         spec = self._schema.columns[index]
         begin, end, _ = slice(first, last).indices(self._shards[shard].steps)
@@ -103,12 +103,12 @@ class ClusterShards:
     """Shards of which some are local, and the others on other nodes.
 
     Args:
-        client: Reads the remote shards.
-        here: Positions of the local shards in the manifest, ascending.
-        local: The local shards, in that order.
+        client: reads the remote shards.
+        here: positions of the local shards in the manifest, ascending.
+        local: the local shards, in that order.
 
     Attributes:
-        here, local: See above.
+        here, local: see above.
     """
 
     def __init__(self, client: ShardClient, here: Sequence[int], local: Shards) -> None:
@@ -161,18 +161,18 @@ def read_variable(
     """Reads spans of a column of variable length from local and remote shards.
 
     Args:
-        client: Reads the remote shards.
-        shards: All shards; only local ones are read from it.
+        client: reads the remote shards.
+        shards: all shards; only local ones are read from it.
         here: bool [shards], which shards are local.
-        column: Position of the column in the schema.
+        column: position of the column in the schema.
         spans: int64 [n] each: shard, first row, row count.
 
     Returns:
         One array for each span.
 
     Raises:
-        NodeUnreachableError: No node that holds some of the shards answers.
-        CorruptShardError: Values are damaged.
+        NodeUnreachableError: no node that holds some of the shards answers.
+        CorruptShardError: values are damaged.
     """
     shard, first, count = spans
     is_remote = ~here[shard]
@@ -197,16 +197,16 @@ def read_remote_variable(
     """Reads spans of a column of variable length from other nodes.
 
     Args:
-        client: Reads the shards.
-        column: Position of the column in the schema.
+        client: reads the shards.
+        column: position of the column in the schema.
         shard, first, count: int64 [n] each: shard, first row and row count of each span.
 
     Returns:
         One array for each span.
 
     Raises:
-        NodeUnreachableError: No node that holds some of the shards answers.
-        CorruptShardError: Values are damaged.
+        NodeUnreachableError: no node that holds some of the shards answers.
+        CorruptShardError: values are damaged.
     """
     spec = client.manifest.schema.columns[column]
     arrays = [pa.array([], spec.arrow_type)] * len(shard)

@@ -21,9 +21,9 @@ class ClusterStaging:
     """A `StagingReader` over local and remote shards.
 
     Args:
-        client: Reads the remote shards.
-        shards: All shards; address 0 stands for columns of remote shards.
-        reader: Reader of the same shards; it knows the episodes and the final observations.
+        client: reads the remote shards.
+        shards: all shards; address 0 stands for columns of remote shards.
+        reader: reader of the same shards; it knows the episodes and the final observations.
     """
 
     def __init__(self, client: ShardClient, shards: Shards, reader: ShardReader) -> None:

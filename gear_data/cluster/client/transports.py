@@ -35,16 +35,16 @@ class PeerTransports:
     A fetch uses RDMA where both ends have it, else Arrow Flight.
 
     Args:
-        directory: The peers.
-        manifest: The dataset's manifest.
+        directory: the peers.
+        manifest: the dataset's manifest.
         transport: `verbs`, `flight` or `auto`.
 
     Attributes:
-        transport: See above.
-        rdma: The RDMA client; None where RDMA is not used.
+        transport: see above.
+        rdma: the RDMA client; None where RDMA is not used.
 
     Raises:
-        DeviceError, MissingExtraError: Transport `verbs`, and this machine has no RDMA device or no pyverbs.
+        DeviceError, MissingExtraError: transport `verbs`, and this machine has no RDMA device or no pyverbs.
     """
 
     def __init__(self, directory: ShardDirectory, manifest: Manifest, transport: str) -> None:
@@ -73,7 +73,7 @@ class PeerTransports:
         """Returns whether RDMA can write to the memory of a CUDA device.
 
         Args:
-            device: Number of the CUDA device.
+            device: number of the CUDA device.
         """
         return self.rdma is not None and gpu_transfer_method(device) is not None
 
@@ -88,11 +88,11 @@ class PeerTransports:
         """Creates the fetch of one peer's part of a request. Posts nothing yet.
 
         Args:
-            number: Number of the peer.
-            request: The whole request, for all peers.
+            number: number of the peer.
+            request: the whole request, for all peers.
             batches: int64 arrays of positions of spans, one array for each request to this peer.
-            targets: Memory that rows are written to if they are read by RDMA.
-            latest: See `WaitLimits`.
+            targets: memory that rows are written to if they are read by RDMA.
+            latest: see `WaitLimits`.
         """
         peer, rdma = self._directory.peers[number], self.rdma_to(number)
         waits = WaitLimits(peer.endpoint.timeout, latest)
@@ -125,8 +125,8 @@ class PeerTransports:
         """Creates the fetch of ranges of video files from one peer. Posts nothing yet.
 
         Args:
-            number: Number of the peer.
-            ranges: See `VideoRead`. None is empty. Without ranges the fetch only connects.
+            number: number of the peer.
+            ranges: see `VideoRead`. None is empty. Without ranges the fetch only connects.
 
         Returns:
             None if the peer is read by Arrow Flight now.

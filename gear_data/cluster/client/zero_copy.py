@@ -33,8 +33,8 @@ def row_targets(
     The output must not be shifted.
 
     Args:
-        buffers: The batch's output buffers.
-        output: Position of the output in the plan.
+        buffers: the batch's output buffers.
+        output: position of the output in the plan.
         windows: B windows.
         low, count: int64 [B], the first row of its episode that each window reads, and the number of rows.
     """

@@ -71,8 +71,8 @@ class Endpoint:
     """Address of a node's server, the options of calls to it, and what is read from it.
 
     Attributes:
-        address, options: See above.
-        generation, shards: See `protocol.Handshake`.
+        address, options: see above.
+        generation, shards: see `protocol.Handshake`.
     """
 
     address: Address
@@ -97,7 +97,7 @@ class Endpoint:
         """Returns a Flight client. It connects at its first call.
 
         Args:
-            seconds: Time for which it tries to connect.
+            seconds: time for which it tries to connect.
         """
         _keep_freed_memory()
         note_grpc_threads()
@@ -120,7 +120,7 @@ class Endpoint:
         """Returns the options of one call.
 
         Args:
-            seconds: Timeout of the whole call; None: none.
+            seconds: timeout of the whole call; None: none.
         """
         token = self.options.token
         return flight.FlightCallOptions(
@@ -141,9 +141,9 @@ class Endpoint:
         """Converts Arrow Flight's errors to GearErrors.
 
         Raises:
-            NodeUnreachableError: The connection broke, or the timeout passed.
-            NodeRefusedError: The node does not accept the token.
-            GearError: The node's own error.
+            NodeUnreachableError: the connection broke, or the timeout passed.
+            NodeRefusedError: the node does not accept the token.
+            GearError: the node's own error.
         """
         try:
             yield
@@ -174,9 +174,9 @@ class Stream:
     """A stream of requests, answered in order. Used by one thread at a time.
 
     Args:
-        endpoint: The node.
-        handshake: First message of the stream; see `protocol.handshake`.
-        seconds: Time that opening may take; None: the endpoint's timeout.
+        endpoint: the node.
+        handshake: first message of the stream; see `protocol.handshake`.
+        seconds: time that opening may take; None: the endpoint's timeout.
 
     Raises (also by every method):
         NodeUnreachableError: The stream broke, or a response took longer than the timeout. The stream is unusable then.
@@ -209,8 +209,8 @@ class Stream:
         """Sends a request.
 
         Args:
-            request: The request.
-            seconds: Time that this may take; None: the endpoint's timeout.
+            request: the request.
+            seconds: time that this may take; None: the endpoint's timeout.
         """
         with self._endpoint.errors(self), timeout(self, self._endpoint.timeout if seconds is None else seconds):
             self._writer.write_metadata(request)
@@ -219,7 +219,7 @@ class Stream:
         """Waits for the next response and returns its parts.
 
         Args:
-            seconds: Time that the first message may take; None: the endpoint's timeout. Further messages have the
+            seconds: time that the first message may take; None: the endpoint's timeout. Further messages have the
                 endpoint's timeout each.
         """
         chunk = self._read_chunk(self._endpoint.timeout if seconds is None else seconds)

@@ -54,12 +54,12 @@ class FlightFetch(Fetch[Stream, int]):
     The state of a posted batch is the bytes of its request.
 
     Args:
-        number, peer: The peer.
-        acquire_stream: Returns a stream to the peer, idle or new, within this number of seconds.
-        schema: The dataset's schema.
-        request: The whole request, for all peers.
-        batches: Positions of the spans of each request to this peer.
-        waits: See `Fetch`.
+        number, peer: the peer.
+        acquire_stream: returns a stream to the peer, idle or new, within this number of seconds.
+        schema: the dataset's schema.
+        request: the whole request, for all peers.
+        batches: positions of the spans of each request to this peer.
+        waits: see `Fetch`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class FlightFetch(Fetch[Stream, int]):
         Kernels read the parts by address, so a short part would make them read other memory.
 
         Raises:
-            NodeRefusedError: The number of parts or a size differs.
+            NodeRefusedError: the number of parts or a size differs.
         """
         remaining = iter(parts)
         fits = True

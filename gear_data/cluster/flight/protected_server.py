@@ -26,16 +26,16 @@ class ProtectedServer(flight.FlightServerBase):  # type: ignore[misc]
     vanished clients; see `keepalive`.
 
     Args:
-        listen: Address to listen at. With port 0 the system chooses a free port; `port` is the chosen one.
-        credentials: The token that clients must send, and the TLS certificate.
+        listen: address to listen at. With port 0 the system chooses a free port; `port` is the chosen one.
+        credentials: the token that clients must send, and the TLS certificate.
 
     Attributes:
-        answers: The calls that a subclass answers, for errors.
-        counts: Counts of its answers.
+        answers: the calls that a subclass answers, for errors.
+        counts: counts of its answers.
 
     Raises:
-        InvalidArgumentError: Other machines can reach the address, and there is no token or no TLS.
-        ClusterError: The server cannot listen there, or the certificate or key is invalid.
+        InvalidArgumentError: other machines can reach the address, and there is no token or no TLS.
+        ClusterError: the server cannot listen there, or the certificate or key is invalid.
     """
 
     answers: str
@@ -93,7 +93,7 @@ def next_chunk(reader: Any) -> Any:
     """Returns the next message of a stream; None at its end.
 
     Raises:
-        NodeRefusedError: The message is not Arrow data.
+        NodeRefusedError: the message is not Arrow data.
     """
     try:
         return reader.read_chunk()

@@ -56,17 +56,17 @@ class FlightServer(ProtectedServer):
     """Serves shards until it is shut down.
 
     Args:
-        shards: The shards, or several generations of them.
-        listen: Address to listen at. With port 0 the system chooses a free port; `port` is the chosen one.
-        credentials: The token that clients must send, and the TLS certificate.
-        rdma: The shards' registered memory; None: clients cannot read by RDMA, or generations have their own.
+        shards: the shards, or several generations of them.
+        listen: address to listen at. With port 0 the system chooses a free port; `port` is the chosen one.
+        credentials: the token that clients must send, and the TLS certificate.
+        rdma: the shards' registered memory; None: clients cannot read by RDMA, or generations have their own.
 
     Attributes:
-        holding: Threads that hold queue pairs for clients. Such clients read without sending requests.
+        holding: threads that hold queue pairs for clients. Such clients read without sending requests.
 
     Raises:
-        InvalidArgumentError: Other machines can reach the address, and there is no token or no TLS.
-        ClusterError: The server cannot listen there, or the certificate or key is invalid.
+        InvalidArgumentError: other machines can reach the address, and there is no token or no TLS.
+        ClusterError: the server cannot listen there, or the certificate or key is invalid.
     """
 
     answers = "the actions describe, file and video, and exchanges of requests"

@@ -45,8 +45,8 @@ class RdmaClient:
     Thread-safe, and usable before and after a fork; opens on first use.
 
     Args:
-        manifest: The dataset's manifest.
-        dataset: The dataset's `dataset_identity`.
+        manifest: the dataset's manifest.
+        dataset: the dataset's `dataset_identity`.
     """
 
     def __init__(self, manifest: Manifest, dataset: str) -> None:
@@ -75,8 +75,8 @@ class RdmaClient:
         The caller returns it with `release`, or closes it.
 
         Args:
-            peer, endpoint: The peer.
-            seconds: Time that connecting may take.
+            peer, endpoint: the peer.
+            seconds: time that connecting may take.
         """
         opened = self.open()
         with suppress(IndexError):

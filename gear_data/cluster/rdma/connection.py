@@ -18,19 +18,19 @@ class RdmaConnection:
     Used by one thread at a time.
 
     Args:
-        device: This machine's device.
-        endpoint: The node; its options set the number of queue pairs.
-        dataset: The dataset's `dataset_identity`.
-        shards, columns: Number of shards and columns of the dataset.
-        seconds: Time that connecting may take.
+        device: this machine's device.
+        endpoint: the node; its options set the number of queue pairs.
+        dataset: the dataset's `dataset_identity`.
+        shards, columns: number of shards and columns of the dataset.
+        seconds: time that connecting may take.
 
     Attributes:
         table: int64 [shards, columns, 2, 2], the columns in the node's memory; see `messages`.
         videos: int64 [videos, 4], the video files in the node's memory; see `messages`.
 
     Raises:
-        NodeUnreachableError, NodeRefusedError: The node grants no queue pairs.
-        DeviceError: This machine's device cannot create them.
+        NodeUnreachableError, NodeRefusedError: the node grants no queue pairs.
+        DeviceError: this machine's device cannot create them.
     """
 
     def __init__(

@@ -20,12 +20,12 @@ class Device:
 
     Attributes:
         library: pyverbs.
-        port: The port of all queue pairs.
+        port: the port of all queue pairs.
         context, domain: pyverbs' context and protection domain.
-        mtu: Largest packet of the port, as `enum ibv_mtu` counts.
-        max_read_bytes: Most bytes of one READ.
-        reads: Most READs that a queue pair can have in flight, in each direction; at most 255.
-        max_requests: Most work requests that a queue pair can hold.
+        mtu: largest packet of the port, as `enum ibv_mtu` counts.
+        max_read_bytes: most bytes of one READ.
+        reads: most READs that a queue pair can have in flight, in each direction; at most 255.
+        max_requests: most work requests that a queue pair can hold.
     """
 
     library: Pyverbs
@@ -41,14 +41,14 @@ class Device:
         """Registers memory. Close the region before the memory is freed.
 
         Args:
-            address, size: The memory.
+            address, size: the memory.
             access: `enum ibv_access_flags`.
 
         Returns:
             pyverbs' memory region.
 
         Raises:
-            DeviceError: The memory cannot be registered.
+            DeviceError: the memory cannot be registered.
         """
         with verbs_errors(f"registering {size:,} bytes of memory with {self.port.device}", _MEMORY_HINT):
             return self.library.mr.MR(self.domain, size, access, address=address)
@@ -68,7 +68,7 @@ class Region:
 
     Attributes:
         handle: pyverbs' memory region.
-        address_offset: Added to an address of the memory, gives the address in the region.
+        address_offset: added to an address of the memory, gives the address in the region.
     """
 
     handle: Any
@@ -87,7 +87,7 @@ def open_device() -> Device:
 
     Raises:
         MissingExtraError: pyverbs is not installed.
-        DeviceError: There is no device, or it cannot be opened.
+        DeviceError: there is no device, or it cannot be opened.
     """
     port = choose_port()
     library = load_library()

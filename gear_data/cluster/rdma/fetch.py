@@ -29,7 +29,7 @@ class Read(Protocol):
     """A read of some spans that is in progress.
 
     Attributes:
-        parts: The parts of the response, once `advance` has returned True.
+        parts: the parts of the response, once `advance` has returned True.
     """
 
     parts: list[npt.NDArray[np.uint8]]
@@ -47,12 +47,12 @@ class RdmaFetch(Fetch[RdmaConnection, Read]):
     Posts all READs at once: queue pairs hold back READs that the device cannot take yet.
 
     Args:
-        client: The RDMA client.
-        number, endpoint: The peer.
-        plan: Returns the read of some spans over a connection. Posts nothing.
-        batches: Positions of the spans of each read from this peer.
-        waits: See `Fetch`.
-        is_direct: See `FetchedSpans`.
+        client: the RDMA client.
+        number, endpoint: the peer.
+        plan: returns the read of some spans over a connection. Posts nothing.
+        batches: positions of the spans of each read from this peer.
+        waits: see `Fetch`.
+        is_direct: see `FetchedSpans`.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def gpu_transfer_method(number: int) -> str | None:
     """Returns how an RDMA device writes to the memory of a CUDA device.
 
     Args:
-        number: Number of the CUDA device.
+        number: number of the CUDA device.
 
     Returns:
         `PEER_MEMORY`, `DMA_BUF`, or None if neither is available.
@@ -54,12 +54,12 @@ def register_gpu_memory(device: Device, address: int, size: int, access: int) ->
     """Registers memory of the current CUDA device.
 
     Args:
-        device: The RDMA device.
-        address, size: The memory: whole pages of the GPU.
+        device: the RDMA device.
+        address, size: the memory: whole pages of the GPU.
         access: `enum ibv_access_flags`.
 
     Raises:
-        DeviceError: The memory cannot be registered.
+        DeviceError: the memory cannot be registered.
     """
     method = gpu_transfer_method(current_device())
     if method == PEER_MEMORY:

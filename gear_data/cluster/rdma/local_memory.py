@@ -27,7 +27,7 @@ class LocalMemory:
     """Registered memory of one device. Thread-safe.
 
     Args:
-        device: The device; it must be closed after this object.
+        device: the device; it must be closed after this object.
     """
 
     def __init__(self, device: Device) -> None:
@@ -43,7 +43,7 @@ class LocalMemory:
         The memory stays registered as long as it lives.
 
         Raises:
-            DeviceError: The memory cannot be registered.
+            DeviceError: the memory cannot be registered.
         """
         region = self._regions.get(id(memory))
         if region is None:
@@ -66,7 +66,7 @@ class LocalMemory:
         """Returns uint8 [size] that READs may write to, and its key.
 
         Raises:
-            DeviceError: The memory cannot be registered.
+            DeviceError: the memory cannot be registered.
         """
         leased = self._staging.lease()[0] if size <= _STAGING_BYTES else np.empty(size, np.uint8)
         memory = pooled_memory(leased)

@@ -41,11 +41,11 @@ class QueuePairEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One end of a queue pair, as the other end must know it.
 
     Attributes:
-        number, sequence: Number of the queue pair, and of its first packet.
-        link: Kind of network; see `Port`.
-        lid, gid: Identifiers of its port; see `Port`.
-        mtu: Largest packet of the port, as `enum ibv_mtu` counts.
-        reads: Number of READs that it can have in flight.
+        number, sequence: number of the queue pair, and of its first packet.
+        link: kind of network; see `Port`.
+        lid, gid: identifiers of its port; see `Port`.
+        mtu: largest packet of the port, as `enum ibv_mtu` counts.
+        reads: number of READs that it can have in flight.
     """
 
     number: _UInt24
@@ -77,7 +77,7 @@ def parse_queue_pair_request(command: bytes) -> tuple[QueuePairEnd, ...] | None:
     Returns None for a handshake that does not ask for queue pairs.
 
     Raises:
-        NodeRefusedError: The ends are malformed.
+        NodeRefusedError: the ends are malformed.
     """
     try:
         ends = msgspec.json.decode(command, type=_QueuePairRequest).queue_pairs
@@ -103,16 +103,16 @@ def parse_queue_pair_response(
     """Checks a node's response.
 
     Args:
-        parts: The parts of the response.
-        pairs: Number of queue pairs that were requested.
-        shards, columns: Number of shards and columns of the dataset.
+        parts: the parts of the response.
+        pairs: number of queue pairs that were requested.
+        shards, columns: number of shards and columns of the dataset.
 
     Returns:
         The node's ends; the table of all shards, int64 [shards, columns, 2, 2], with (0, 0) for shards that the node
         does not serve; and the table of video files, int64 [videos, 4].
 
     Raises:
-        NodeRefusedError: The response is malformed.
+        NodeRefusedError: the response is malformed.
     """
     if len(parts) != 4 or len(parts[1]) % 8 or len(parts[2]) != 4 * columns * len(parts[1]):
         raise NodeRefusedError("sent a malformed table of columns", hint=ONE_VERSION_HINT)

@@ -32,7 +32,7 @@ class VerbsCalls:
     """The two calls for one queue pair, which must live longer than this object.
 
     Raises:
-        DeviceError: This release of pyverbs keeps its pointer elsewhere.
+        DeviceError: this release of pyverbs keeps its pointer elsewhere.
     """
 
     def __init__(self, queue_pair: Any) -> None:

@@ -26,12 +26,12 @@ class Port:
     """An active port.
 
     Attributes:
-        device: Name of the device, such as mlx5_0.
-        number: Number of the port, from 1.
-        link: Kind of network: `Ethernet` (RoCE) or `InfiniBand`.
-        lid: Local identifier on InfiniBand; 0 on Ethernet.
-        gid: Global identifier, as an IPv6 address; on Ethernet, an identifier of RoCE v2.
-        gid_index: Position of the gid in the port's table.
+        device: name of the device, such as mlx5_0.
+        number: number of the port, from 1.
+        link: kind of network: `Ethernet` (RoCE) or `InfiniBand`.
+        lid: local identifier on InfiniBand; 0 on Ethernet.
+        gid: global identifier, as an IPv6 address; on Ethernet, an identifier of RoCE v2.
+        gid_index: position of the gid in the port's table.
     """
 
     device: str
@@ -48,7 +48,7 @@ def choose_port(root: Path = _ROOT) -> Port:
     The variable's value is `mlx5_0`, or `mlx5_0:2` for the second port.
 
     Raises:
-        DeviceError: There is no such port.
+        DeviceError: there is no such port.
     """
     named = os.environ.get(DEVICE_VARIABLE)
     found = list(_active_ports(root))

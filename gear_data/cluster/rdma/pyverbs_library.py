@@ -34,7 +34,7 @@ def load_library() -> Pyverbs:
     """Imports pyverbs.
 
     Raises:
-        MissingExtraError: It cannot be imported.
+        MissingExtraError: it cannot be imported.
     """
     try:
         modules = {
@@ -63,8 +63,8 @@ def verbs_errors(action: str, hint: str | None = None) -> Iterator[None]:
     """Converts errors of pyverbs to DeviceError.
 
     Args:
-        action: What failed, for the message.
-        hint: What to do about it.
+        action: what failed, for the message.
+        hint: what to do about it.
     """
     from pyverbs.pyverbs_error import PyverbsError
 

@@ -57,15 +57,15 @@ class QueuePair:
     """One end of a reliable connection. Used by one thread at a time.
 
     Args:
-        device: The device; it must live longer than this object.
-        can_be_read: Whether the other end may read registered memory through it. If not, this end reads.
+        device: the device; it must live longer than this object.
+        can_be_read: whether the other end may read registered memory through it. If not, this end reads.
 
     Attributes:
-        posted, done: Number of lists that were posted, and number of lists that are done.
-        end: Description of this end for the other end.
+        posted, done: number of lists that were posted, and number of lists that are done.
+        end: description of this end for the other end.
 
     Raises:
-        DeviceError: The device cannot create a queue pair.
+        DeviceError: the device cannot create a queue pair.
     """
 
     def __init__(self, device: Device, *, can_be_read: bool) -> None:
@@ -102,12 +102,12 @@ class QueuePair:
         """Connects this end to the other end.
 
         Args:
-            peer: The other end.
-            timeout: Seconds that a READ may take.
+            peer: the other end.
+            timeout: seconds that a READ may take.
 
         Raises:
-            NodeRefusedError: The other end is on another kind of network.
-            DeviceError: The connection fails.
+            NodeRefusedError: the other end is on another kind of network.
+            DeviceError: the connection fails.
         """
         library, enums, port = self._device.library, self._device.library.enums, self._device.port
         if peer.link != port.link:
@@ -147,9 +147,9 @@ class QueuePair:
         The queue pair is unusable after an error.
 
         Raises:
-            NodeUnreachableError: The other end does not answer.
-            NodeRefusedError: The other end does not let this memory be read.
-            DeviceError: This end failed.
+            NodeUnreachableError: the other end does not answer.
+            NodeRefusedError: the other end does not let this memory be read.
+            DeviceError: this end failed.
         """
         count = self._calls.poll(_POLL_LIMIT, self._completions.ctypes.data)
         if count < 0:

@@ -39,14 +39,14 @@ class RdmaServer:
     regions until its stream ends, and can write nothing.
 
     Args:
-        shards: Shards in memory (residency `host`). Their video files are loaded into memory here.
-        needs_videos: Whether too little memory for the video files is an error. If not, they are left out.
+        shards: shards in memory (residency `host`). Their video files are loaded into memory here.
+        needs_videos: whether too little memory for the video files is an error. If not, they are left out.
 
     Raises:
-        DeviceError, MissingExtraError: As `open_device`; or the memory cannot be registered.
-        HostMemoryError: There is too little memory for the video files; or this kernel cannot register read-only
+        DeviceError, MissingExtraError: as `open_device`; or the memory cannot be registered.
+        HostMemoryError: there is too little memory for the video files; or this kernel cannot register read-only
             memory, and there is too little for a copy.
-        CorruptShardError: As `ShardServer.load_videos`.
+        CorruptShardError: as `ShardServer.load_videos`.
     """
 
     def __init__(self, shards: ShardServer, *, needs_videos: bool) -> None:
@@ -116,14 +116,14 @@ class RdmaServer:
         """Opens queue pairs for a client, as long as the body runs.
 
         Args:
-            clients: The client's ends.
+            clients: the client's ends.
 
         Yields:
             The response to the client: this node's ends, the served shards, and the tables of memory; see `messages`.
 
         Raises:
-            NodeRefusedError: There are too many queue pairs, or the client is on another kind of network.
-            DeviceError: The device cannot create them.
+            NodeRefusedError: there are too many queue pairs, or the client is on another kind of network.
+            DeviceError: the device cannot create them.
         """
         with ExitStack() as stack:
             self._reserve(len(clients))
@@ -167,7 +167,7 @@ def open_rdma_server(shards: ShardServer, transport: str) -> RdmaServer | None:
     Raises:
         InvalidArgumentError: `verbs`, and the shards are not in memory.
         DeviceError, MissingExtraError, HostMemoryError: `verbs`; as `RdmaServer`.
-        CorruptShardError: As `RdmaServer`.
+        CorruptShardError: as `RdmaServer`.
     """
     if transport == VERBS:
         if not shards.in_memory:

@@ -46,9 +46,9 @@ class Reads:
     """R READs, int64 [R] each.
 
     Attributes:
-        remote, rkey: Remote address, and the key of that memory.
-        local, lkey: Local address, and the key of that memory.
-        size: Bytes.
+        remote, rkey: remote address, and the key of that memory.
+        local, lkey: local address, and the key of that memory.
+        size: bytes.
     """
 
     remote: Int64Array
@@ -110,7 +110,7 @@ class WorkRequestList:
 
     Attributes:
         requests: WORK_REQUEST [R]. `wr_id` counts from 1, so that a completion tells how many READs are done.
-        address: Address of the first request.
+        address: address of the first request.
     """
 
     def __init__(self, reads: Reads) -> None:

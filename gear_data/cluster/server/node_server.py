@@ -47,14 +47,14 @@ class ServerConfig:
     """Configuration of a node's server.
 
     Attributes:
-        dataset: Folder or URL of the dataset.
-        cache_dir, cache_bytes: See `gear_data.open`.
+        dataset: folder or URL of the dataset.
+        cache_dir, cache_bytes: see `gear_data.open`.
         residency: `mmap`, `host` or `pinned`, see `open_shards`.
-        transport: See `open_rdma_server`.
-        shards: The node's shards.
-        host, port: Address to listen at; port 0 takes a free port.
-        credentials: The run's credentials.
-        generation: The generation that the shards are of.
+        transport: see `open_rdma_server`.
+        shards: the node's shards.
+        host, port: address to listen at; port 0 takes a free port.
+        credentials: the run's credentials.
+        generation: the generation that the shards are of.
     """
 
     dataset: str
@@ -74,8 +74,8 @@ class ServerInfo:
     """A running server.
 
     Attributes:
-        address: Where it listens.
-        verbs: Whether its shards can be read by RDMA.
+        address: where it listens.
+        verbs: whether its shards can be read by RDMA.
     """
 
     address: Address

@@ -28,10 +28,10 @@ class ServedGeneration:
     """One generation, opened.
 
     Attributes:
-        shards: The shards.
-        rdma: Their registered memory; None: clients cannot read by RDMA.
-        readers: Number of calls and streams of clients now.
-        last_used: Time of the end of the last one, by `time.monotonic`.
+        shards: the shards.
+        rdma: their registered memory; None: clients cannot read by RDMA.
+        readers: number of calls and streams of clients now.
+        last_used: time of the end of the last one, by `time.monotonic`.
     """
 
     shards: ShardServer
@@ -48,11 +48,11 @@ class GenerationOpener:
     """Opens the generations of a dataset.
 
     Args:
-        files: Files of the dataset, of which no manifest was read: they would hold a generation.
-        residency, transport: See `open_shards` and `open_rdma_server`.
-        shards: The served shards. Positions are those in the manifest of one generation, so the server stays at this
+        files: files of the dataset, of which no manifest was read: they would hold a generation.
+        residency, transport: see `open_shards` and `open_rdma_server`.
+        shards: the served shards. Positions are those in the manifest of one generation, so the server stays at this
             generation. A part, or all shards (None), are of every generation.
-        by_clients: Whether clients choose the shards, as in a training run.
+        by_clients: whether clients choose the shards, as in a training run.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GenerationOpener:
         """Opens the newest generation.
 
         Raises:
-            GearError: See `ShardServer` and `open_rdma_server`.
+            GearError: see `ShardServer` and `open_rdma_server`.
         """
         return self._open(self._at(None), self._shards)
 
@@ -84,8 +84,8 @@ class GenerationOpener:
         """Returns the number of the newest generation.
 
         Raises:
-            DatasetReplacedError: Another dataset took its place.
-            GearError: The manifest cannot be read.
+            DatasetReplacedError: another dataset took its place.
+            GearError: the manifest cannot be read.
         """
         location = self._files.location
         stamp = file_stamp(location / MANIFEST_NAME) if isinstance(location, Path) else None
@@ -99,13 +99,13 @@ class GenerationOpener:
         """Opens a generation.
 
         Args:
-            generation: The number.
-            shards: The shards, if clients choose them.
+            generation: the number.
+            shards: the shards, if clients choose them.
 
         Raises:
-            GenerationGoneError: It is not on disk.
-            DatasetReplacedError: Another dataset took its place.
-            GearError: See `ShardServer` and `open_rdma_server`.
+            GenerationGoneError: it is not on disk.
+            DatasetReplacedError: another dataset took its place.
+            GearError: see `ShardServer` and `open_rdma_server`.
         """
         return self._open(self._at(generation), shards if self.by_clients else self._shards)
 
@@ -133,9 +133,9 @@ class ServedGenerations:
     longer. The newest one is held always. Clients of one generation do not wait while another one is opened.
 
     Args:
-        first: The first generation; None: clients name the one that they read.
-        opener: Opens other generations; None: there are none.
-        keep_seconds: Seconds for which an earlier generation is held after its last use.
+        first: the first generation; None: clients name the one that they read.
+        opener: opens other generations; None: there are none.
+        keep_seconds: seconds for which an earlier generation is held after its last use.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class ServedGenerations:
         not published yet, it gets the newest one.
 
         Raises:
-            NodeRefusedError: The client reads another dataset.
-            GenerationGoneError: The generation is not on disk any more.
-            GearError: The generation cannot be opened.
+            NodeRefusedError: the client reads another dataset.
+            GenerationGoneError: the generation is not on disk any more.
+            GearError: the generation cannot be opened.
         """
         served = self._acquire(message)
         try:

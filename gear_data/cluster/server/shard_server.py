@@ -68,20 +68,20 @@ class ShardServer:
     """Some shards of a dataset, for other nodes to read. Thread-safe.
 
     Args:
-        files: Files of the dataset. Only the served shards must exist.
-        shards: Positions of the served shards in the manifest; None: all.
-        residency: See `open_shards`.
+        files: files of the dataset. Only the served shards must exist.
+        shards: positions of the served shards in the manifest; None: all.
+        residency: see `open_shards`.
 
     Attributes:
-        files: See above.
-        manifest: The dataset's manifest.
-        identity: The dataset's `dataset_identity`.
-        shards: Positions of the served shards, ascending.
-        in_memory: Whether the shards are in this machine's memory, not in files.
+        files: see above.
+        manifest: the dataset's manifest.
+        identity: the dataset's `dataset_identity`.
+        shards: positions of the served shards, ascending.
+        in_memory: whether the shards are in this machine's memory, not in files.
 
     Raises:
-        InvalidArgumentError: A shard does not exist, or the list is empty.
-        GearError: The dataset cannot be opened.
+        InvalidArgumentError: a shard does not exist, or the list is empty.
+        GearError: the dataset cannot be opened.
     """
 
     def __init__(self, files: DatasetFiles, shards: Sequence[int] | None = None, residency: str = "mmap") -> None:
@@ -122,7 +122,7 @@ class ShardServer:
         values. Address and size of a missing buffer are 0.
 
         Raises:
-            CorruptShardError: Offsets of a column of variable length are damaged.
+            CorruptShardError: offsets of a column of variable length are damaged.
         """
         addresses = np.zeros((len(self.shards), len(self._schema), 2), np.int64)
         sizes = np.zeros_like(addresses)
@@ -143,9 +143,9 @@ class ShardServer:
         """Returns the rows of a request.
 
         Raises:
-            NodeRefusedError: A column, shard or row does not exist or is not served, or the response is too large.
-            CorruptShardError: Text is damaged, or a shard was truncated.
-            DatasetReplacedError: The shards are files that were replaced before they were first read.
+            NodeRefusedError: a column, shard or row does not exist or is not served, or the response is too large.
+            CorruptShardError: text is damaged, or a shard was truncated.
+            DatasetReplacedError: the shards are files that were replaced before they were first read.
         """
         shards = self._check(request)
         lease = self._lease(shards)
@@ -177,7 +177,7 @@ class ShardServer:
         The result is int64 [N], indices among the served shards.
 
         Raises:
-            NodeRefusedError: See `answer`.
+            NodeRefusedError: see `answer`.
         """
         for group in request.groups:
             for column in group.columns:
@@ -260,12 +260,12 @@ class ShardServer:
 
         Args:
             name: `manifest`, or the name of a table.
-            offset: First byte of the chunk.
+            offset: first byte of the chunk.
 
         Raises:
-            NodeRefusedError: There is no such table, or the offset is negative.
-            CorruptShardError: The table is missing or truncated, or cannot be read.
-            DatasetReplacedError: The dataset was replaced.
+            NodeRefusedError: there is no such table, or the offset is negative.
+            CorruptShardError: the table is missing or truncated, or cannot be read.
+            DatasetReplacedError: the dataset was replaced.
         """
         if offset < 0:
             raise NodeRefusedError(f"received a request for byte {offset} of {name[:40]!r}; offsets start at 0")
@@ -292,10 +292,10 @@ class ShardServer:
             ranges: the number of a file, the first byte, and the byte after the last.
 
         Raises:
-            NodeRefusedError: There is no such file or range, or all ranges have more bytes than a message.
-            CorruptShardError: A file is missing or truncated, or a table of the videos is damaged.
-            RemoteError: A file at a URL cannot be fetched.
-            DatasetReplacedError: The dataset was replaced.
+            NodeRefusedError: there is no such file or range, or all ranges have more bytes than a message.
+            CorruptShardError: a file is missing or truncated, or a table of the videos is damaged.
+            RemoteError: a file at a URL cannot be fetched.
+            DatasetReplacedError: the dataset was replaced.
         """
         index, packets = self._videos
         for file, first, last in ranges:

@@ -40,8 +40,8 @@ class LeaseLocation:
     """Location of a lease, for other processes of this host.
 
     Attributes:
-        pid, descriptor: The process that holds the lease, and its file descriptor there.
-        inode: Inode of the pipe, to detect that the descriptor now belongs to another file.
+        pid, descriptor: the process that holds the lease, and its file descriptor there.
+        inode: inode of the pipe, to detect that the descriptor now belongs to another file.
     """
 
     pid: int
@@ -89,8 +89,8 @@ def start_server(config: ServerConfig, timeout: float) -> tuple[ServerInfo, Serv
     lease.
 
     Raises:
-        ClusterError: The server did not start within `timeout` seconds, or it exited.
-        GearError: The server's own error.
+        ClusterError: the server did not start within `timeout` seconds, or it exited.
+        GearError: the server's own error.
     """
     read_end, write_end = os.pipe()
     lease = ServerLease(write_end)
@@ -171,8 +171,8 @@ def _handshake(process: subprocess.Popen[bytes], config: ServerConfig, timeout: 
     """Sends the configuration to a server and waits for its answer.
 
     Raises:
-        ClusterError: There is no valid answer within `timeout` seconds.
-        GearError: The server's own error.
+        ClusterError: there is no valid answer within `timeout` seconds.
+        GearError: the server's own error.
     """
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the server process has no pipes")

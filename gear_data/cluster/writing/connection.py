@@ -124,7 +124,7 @@ class WriteConnection:
             columns: the columns and cameras of the writer's episodes, which the server checks; empty: not known yet.
 
         Raises:
-            InvalidArgumentError: The server has episodes with other columns.
+            InvalidArgumentError: the server has episodes with other columns.
         """
         message = writer_hello(self._client_id, columns)
         with using_grpc():

@@ -49,7 +49,7 @@ class InsertLimit(Protocol):
         """Waits until an episode may be inserted.
 
         Raises:
-            RateLimitError: The wait lasted longer than `timeout` seconds.
+            RateLimitError: the wait lasted longer than `timeout` seconds.
         """
 
     def add(self, number: int) -> None:
@@ -100,7 +100,7 @@ class EpisodeIntake:
         """Checks the columns and cameras of a writer. The first episode decides those of all.
 
         Raises:
-            InvalidArgumentError: The first column that differs.
+            InvalidArgumentError: the first column that differs.
         """
         with self._mutex:
             self._check_columns(columns)
@@ -122,7 +122,7 @@ class EpisodeIntake:
         """Returns where the videos of one episode are received.
 
         Raises:
-            UnsupportedColumnError: The log takes no videos.
+            UnsupportedColumnError: the log takes no videos.
         """
         folder = self._log.video_folder
         if folder is None:
@@ -146,9 +146,9 @@ class EpisodeIntake:
             Whether the log took it.
 
         Raises:
-            InvalidArgumentError: See `check_columns`.
-            NodeUnreachableError: The intake is closed, or training is too slow.
-            GearError: The log does not have the episode.
+            InvalidArgumentError: see `check_columns`.
+            NodeUnreachableError: the intake is closed, or training is too slow.
+            GearError: the log does not have the episode.
         """
         if not self._has(origin):
             self._wait_for_training(deadline)
@@ -189,8 +189,8 @@ class EpisodeIntake:
             The sequence number of the writer's last episode, or -1.
 
         Raises:
-            NodeUnreachableError: The intake is closed.
-            GearError: The disk failed, now or before. Only a restarted server knows what the disk has then.
+            NodeUnreachableError: the intake is closed.
+            GearError: the disk failed, now or before. Only a restarted server knows what the disk has then.
         """
         with self._mutex:
             self._check_usable()
@@ -217,7 +217,7 @@ class EpisodeIntake:
         """Counts a call in which a writer sends episodes.
 
         Raises:
-            NodeUnreachableError: Too many writers send at the same time.
+            NodeUnreachableError: too many writers send at the same time.
         """
         with self._memory:
             if self._calls >= self.limits.calls:
@@ -237,8 +237,8 @@ class EpisodeIntake:
             size: bytes of the episode.
 
         Raises:
-            InvalidArgumentError: The episode is too large.
-            NodeUnreachableError: Other writers' episodes fill the memory.
+            InvalidArgumentError: the episode is too large.
+            NodeUnreachableError: other writers' episodes fill the memory.
         """
         if size > self.limits.episode_bytes:
             raise episode_too_large(size, self.limits.episode_bytes)

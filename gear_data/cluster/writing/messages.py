@@ -95,7 +95,7 @@ def check_hello(data: bytes) -> WriterHello:
     """Parses the bytes of a `WriterHello`.
 
     Raises:
-        NodeRefusedError: It is malformed, or the writer has another version.
+        NodeRefusedError: it is malformed, or the writer has another version.
     """
     message = decode(data, WriterHello)
     if message.version != VERSION or message.byteorder != sys.byteorder:
@@ -111,7 +111,7 @@ def decode(data: bytes, kind: type[T]) -> T:
     """Parses a message.
 
     Raises:
-        NodeRefusedError: It is malformed.
+        NodeRefusedError: it is malformed.
     """
     try:
         return msgspec.json.decode(data, type=kind)

@@ -68,9 +68,9 @@ class EpisodeSender:
         """Takes an episode. Waits while the buffer is full.
 
         Raises:
-            NodeUnreachableError: The server acknowledged nothing for a long time. The episode was not taken.
-            ForkedProcessError: A child process calls it.
-            GearError: An earlier episode was refused. The episode was not taken.
+            NodeUnreachableError: the server acknowledged nothing for a long time. The episode was not taken.
+            ForkedProcessError: a child process calls it.
+            GearError: an earlier episode was refused. The episode was not taken.
         """
         self._check_process()
         with self._changed:
@@ -85,9 +85,9 @@ class EpisodeSender:
         """Waits until the server has all episodes.
 
         Raises:
-            NodeUnreachableError: The server acknowledged nothing for a long time. The episodes are still sent.
-            ForkedProcessError: A child process calls it.
-            GearError: An episode was refused. `flush` tries again.
+            NodeUnreachableError: the server acknowledged nothing for a long time. The episodes are still sent.
+            ForkedProcessError: a child process calls it.
+            GearError: an episode was refused. `flush` tries again.
         """
         self._check_process()
         with self._changed:

@@ -38,12 +38,12 @@ class WriteServer(ProtectedServer):
 
     Args:
         intake: gets the episodes.
-        listen: Address to listen at. With port 0 the system chooses a free port; `port` is the chosen one.
-        credentials: The token that writers must send, and the TLS certificate.
+        listen: address to listen at. With port 0 the system chooses a free port; `port` is the chosen one.
+        credentials: the token that writers must send, and the TLS certificate.
 
     Raises:
-        InvalidArgumentError: Other machines can reach the address, and there is no token or no TLS.
-        ClusterError: The server cannot listen there, or the certificate or key is invalid.
+        InvalidArgumentError: other machines can reach the address, and there is no token or no TLS.
+        ClusterError: the server cannot listen there, or the certificate or key is invalid.
     """
 
     answers = f"the action {ACTION}, and puts of episodes: it serves no dataset"

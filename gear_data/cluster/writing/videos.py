@@ -55,8 +55,8 @@ class ReceivedVideos:
             The same videos in this machine's files.
 
         Raises:
-            NodeRefusedError: A video is cut, or differs from its checksum.
-            StorageFullError, UnwritableError: The disk does not take them.
+            NodeRefusedError: a video is cut, or differs from its checksum.
+            StorageFullError, UnwritableError: the disk does not take them.
         """
         found = {}
         for camera, video in videos.items():

@@ -19,10 +19,10 @@ class Engine(Protocol):
         """Runs all tasks and returns their results, in the order of the tasks.
 
         Args:
-            tasks: The tasks, in the order of the source.
-            advance: Reports progress.
+            tasks: the tasks, in the order of the source.
+            advance: reports progress.
 
         Raises:
-            GearError: The error of the first task that failed. Tasks that finished keep their shards, and a resumed
+            GearError: the error of the first task that failed. Tasks that finished keep their shards, and a resumed
                 conversion uses them.
         """

@@ -26,9 +26,9 @@ class RayEngine:
     mount.
 
     Args:
-        spec: The conversion.
-        destination: The folder or URL to write to.
-        jobs: The most tasks that run at once; None leaves that to Ray.
+        spec: the conversion.
+        destination: the folder or URL to write to.
+        jobs: the most tasks that run at once; None leaves that to Ray.
 
     Raises:
         MissingExtraError: Ray is not installed.

@@ -51,17 +51,17 @@ class ConversionSpec:
     """All that a task must know to write the same shards in any process.
 
     Attributes:
-        source: A path, a URL, a hub id, or an object in memory, which cannot leave its process; or a tuple of paths,
+        source: a path, a URL, a hub id, or an object in memory, which cannot leave its process; or a tuple of paths,
             URLs and hub ids.
-        split: The split of the source, as in `convert`; several as a tuple.
-        format: The name of the source's format, as in `convert`; `GEAR` for the datasets of a merge.
-        options: The options for reading the source.
-        keep_encoded: Keep images as the source encodes them.
-        strict: Raise an error for the first finding.
-        shard_bytes: The size at which a shard is closed, in bytes of column data.
-        parts: The sources and splits to read one after another; empty for one source with one split. See
+        split: the split of the source, as in `convert`; several as a tuple.
+        format: the name of the source's format, as in `convert`; `GEAR` for the datasets of a merge.
+        options: the options for reading the source.
+        keep_encoded: keep images as the source encodes them.
+        strict: raise an error for the first finding.
+        shard_bytes: the size at which a shard is closed, in bytes of column data.
+        parts: the sources and splits to read one after another; empty for one source with one split. See
             `gear_data.ingest.several.plan`.
-        videos: What becomes of cameras' video files, as in `convert`.
+        videos: what becomes of cameras' video files, as in `convert`.
         video_size: (height, width) of decoded frames, as in `convert`.
     """
 
@@ -120,8 +120,8 @@ class ConversionSpec:
         """Restores a specification from `to_json`.
 
         Raises:
-            msgspec.ValidationError: The data is not the output of `to_json`.
-            MappingError: The same, for the mapping.
+            msgspec.ValidationError: the data is not the output of `to_json`.
+            MappingError: the same, for the mapping.
         """
         record = msgspec.convert(data, _SpecRecord)
         options = SourceOptions(
@@ -145,8 +145,8 @@ class ConversionSpec:
         """Opens the source. Raises the errors of `locate` and `open_source`.
 
         Args:
-            location: The located source; None locates it.
-            threads: The number of threads that decode images.
+            location: the located source; None locates it.
+            threads: the number of threads that decode images.
 
         Returns:
             The source, the name of its format, and the reason why it has that format.

@@ -25,10 +25,10 @@ class Task:
     """A part of a source.
 
     Attributes:
-        prefix: The prefix of its files' names.
-        start: The position of its first episode.
-        stop: The position of the next task's first episode, or `END`.
-        bytes: Its approximate size in the source, in bytes.
+        prefix: the prefix of its files' names.
+        start: the position of its first episode.
+        stop: the position of the next task's first episode, or `END`.
+        bytes: its approximate size in the source, in bytes.
     """
 
     prefix: str
@@ -60,14 +60,14 @@ def run_task(
     """Writes the shards of a task, or the shards that an earlier run did not write.
 
     Args:
-        task: The task.
-        spec: The conversion.
-        source: The source, opened by `spec.open`.
-        store: The destination.
-        advance: Called with the number of source rows read since the last call.
+        task: the task.
+        spec: the conversion.
+        source: the source, opened by `spec.open`.
+        store: the destination.
+        advance: called with the number of source rows read since the last call.
 
     Raises:
-        GearError: The source is malformed, or the destination cannot be written.
+        GearError: the source is malformed, or the destination cannot be written.
     """
     done = f"{PROGRESS}/{task.prefix}done.json"
     if (data := read_progress_file(store, done)) is not None:

@@ -56,15 +56,15 @@ class WorkerPool:
     Workers are started as new processes, not forked: a fork would copy the locks of the readers' threads.
 
     Args:
-        spec: The conversion that the workers run.
-        destination: The folder or URL that they write to.
-        max_workers: The most workers that may run. This process works too.
-        inherited: File descriptors that workers keep open: the locks of the destination. If this process is killed,
+        spec: the conversion that the workers run.
+        destination: the folder or URL that they write to.
+        max_workers: the most workers that may run. This process works too.
+        inherited: file descriptors that workers keep open: the locks of the destination. If this process is killed,
             nobody else writes to the destination until the workers have ended too.
 
     Attributes:
-        workers: The running workers.
-        threads: The number of threads of each worker and of this process.
+        workers: the running workers.
+        threads: the number of threads of each worker and of this process.
     """
 
     def __init__(self, spec: ConversionSpec, destination: str, max_workers: int, inherited: Sequence[int] = ()) -> None:
@@ -138,8 +138,8 @@ class _Message:
     """A message about a worker.
 
     Attributes:
-        task: The index of the worker's task; -1 before its first task.
-        value: Source rows read, the task's result, an error, or None if there are no more tasks.
+        task: the index of the worker's task; -1 before its first task.
+        value: source rows read, the task's result, an error, or None if there are no more tasks.
     """
 
     task: int
@@ -193,7 +193,7 @@ class _PoolRun:
         """Waits for the workers and returns all results.
 
         Raises:
-            GearError: The error of the first task that failed.
+            GearError: the error of the first task that failed.
         """
         while self._active_workers:
             self._handle(self._messages.get())

@@ -28,11 +28,11 @@ def check_dataset(
     source declares but does not have (`metadata-disagrees`).
 
     Args:
-        findings: The log to add to.
-        metadata: The source's own metadata.
-        contents: The content hash of every episode, 16 bytes each, in order.
-        steps: The number of steps of all episodes.
-        source_of: Returns the source file of an episode and its row there (None if unknown), given its index.
+        findings: the log to add to.
+        metadata: the source's own metadata.
+        contents: the content hash of every episode, 16 bytes each, in order.
+        steps: the number of steps of all episodes.
+        source_of: returns the source file of an episode and its row there (None if unknown), given its index.
     """
     repeated, original = _repeated(contents)
     if len(repeated):

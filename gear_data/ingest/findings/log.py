@@ -20,12 +20,12 @@ class Finding:
     """One kind of observation about a source.
 
     Attributes:
-        code: A stable kebab-case name, such as `non-finite`.
-        message: The observation, and how the conversion handled it.
-        count: The number of occurrences.
-        file: The file of the first occurrence, if known.
-        row: The row of the first occurrence, if known.
-        column: The column, if the finding is about one.
+        code: a stable kebab-case name, such as `non-finite`.
+        message: the observation, and how the conversion handled it.
+        count: the number of occurrences.
+        file: the file of the first occurrence, if known.
+        row: the row of the first occurrence, if known.
+        column: the column, if the finding is about one.
     """
 
     code: str
@@ -60,7 +60,7 @@ class FindingLog:
         """Makes every finding an error from now on.
 
         Raises:
-            FindingError: The log holds a finding already.
+            FindingError: the log holds a finding already.
         """
         self._strict = True
         for finding in self:
@@ -78,7 +78,7 @@ class FindingLog:
         """Adds a finding for an episode that is skipped.
 
         Args:
-            error: The episode's error.
+            error: the episode's error.
             skip: False raises the error instead, with a hint.
         """
         if not skip:

@@ -16,7 +16,7 @@ def check_finite(block: EpisodeBlock, findings: FindingLog, *, strict: bool, row
     """Counts NaN and Inf in float columns and final observations. The values are kept.
 
     Raises:
-        NonFiniteError: There is such a value, and `strict` is set.
+        NonFiniteError: there is such a value, and `strict` is set.
     """
     offsets = block.offsets
     for name, values in block.columns.items():

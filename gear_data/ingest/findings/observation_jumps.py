@@ -53,8 +53,8 @@ def find_jumps(values: _Floats, lengths: npt.NDArray[np.int64]) -> list[tuple[in
     """Returns jumps in order, as (episode, step before the jump).
 
     Args:
-        values: The observations of whole episodes, float [sum(lengths), E].
-        lengths: The lengths of the episodes, int64 [n].
+        values: the observations of whole episodes, float [sum(lengths), E].
+        lengths: the lengths of the episodes, int64 [n].
     """
     offsets = offsets_of(lengths)
     checked = np.flatnonzero(lengths >= _SHORTEST)

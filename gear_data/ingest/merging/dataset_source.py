@@ -48,10 +48,10 @@ class DatasetSource:
     is read. A position is (number of the shard, 0).
 
     Args:
-        place: Path or URL of the dataset.
+        place: path or URL of the dataset.
 
     Raises:
-        GearError: The dataset cannot be opened.
+        GearError: the dataset cannot be opened.
     """
 
     def __init__(self, place: str) -> None:

@@ -30,14 +30,14 @@ class MergeReport:
     """The outcome of a merge.
 
     Attributes:
-        episodes: The number of episodes in the new dataset.
-        steps: The number of steps.
-        shards: The number of shards.
-        linked: The number of shards that are hard links; 0 if an earlier run finished the dataset.
-        bytes: The size of the shards, the tables, and the video files in the folder.
-        seconds: The wall time.
-        warnings: The findings, one line each.
-        fingerprint: The fingerprint of the new dataset.
+        episodes: the number of episodes in the new dataset.
+        steps: the number of steps.
+        shards: the number of shards.
+        linked: the number of shards that are hard links; 0 if an earlier run finished the dataset.
+        bytes: the size of the shards, the tables, and the video files in the folder.
+        seconds: the wall time.
+        warnings: the findings, one line each.
+        fingerprint: the fingerprint of the new dataset.
     """
 
     episodes: int

@@ -21,8 +21,8 @@ class UnreadableRows:
 
     Attributes:
         rows: int64, the indices of the rows in the part.
-        column: The source name of the column that cannot be read.
-        reason: The problem of the first row.
+        column: the source name of the column that cannot be read.
+        reason: the problem of the first row.
     """
 
     rows: npt.NDArray[np.int64]
@@ -35,19 +35,19 @@ class StepPart:
     """Consecutive steps of one file.
 
     Attributes:
-        file: The index of the file.
-        name: The name of the file.
+        file: the index of the file.
+        name: the name of the file.
         rows: int64 [n], the source rows.
         episodes: int64 [n], the index of each step's episode. Over all parts it grows by 1 at the first step of each
             episode.
         keep: bool [n], False for steps that could not be read. Their whole episode is left out.
-        columns: Name -> [keep.sum(), *shape].
-        variable: Name -> array of keep.sum() values, as `EpisodeBlock.variable`.
-        facts: Name -> [n]. An episode takes the value of its first step.
-        finals: Name -> [n, *shape]. An episode takes the value of its last step as final observation.
-        continues: Whether the next part was read together with this part. No block ends between the two.
-        ends_episode: Whether the last step is known to be the last of its episode.
-        faults: The reasons for the steps that are not kept, one per step.
+        columns: name -> [keep.sum(), *shape].
+        variable: name -> array of keep.sum() values, as `EpisodeBlock.variable`.
+        facts: name -> [n]. An episode takes the value of its first step.
+        finals: name -> [n, *shape]. An episode takes the value of its last step as final observation.
+        continues: whether the next part was read together with this part. No block ends between the two.
+        ends_episode: whether the last step is known to be the last of its episode.
+        faults: the reasons for the steps that are not kept, one per step.
     """
 
     file: int
@@ -91,9 +91,9 @@ def assemble(parts: Iterator[StepPart], findings: FindingLog, *, has_final: bool
     them.
 
     Args:
-        parts: The steps, in source order.
-        findings: Receives findings about episodes that are left out.
-        has_final: Whether the episodes have final observations.
+        parts: the steps, in source order.
+        findings: receives findings about episodes that are left out.
+        has_final: whether the episodes have final observations.
     """
     pending: list[StepPart] = []
     for part in parts:

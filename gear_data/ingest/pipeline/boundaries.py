@@ -25,7 +25,7 @@ class EpisodeIdColumn:
 
     Attributes:
         codes: int64 [n], the ids, or indices into `names`.
-        names: The ids as text; None if the ids are integers.
+        names: the ids as text; None if the ids are integers.
     """
 
     codes: npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ def read_episode_ids(part: TablePart, column: str) -> EpisodeIdColumn:
     """Reads the episode ids of a part.
 
     Raises:
-        BadEpisodeError: A step has no episode id, or an id is outside int64.
+        BadEpisodeError: a step has no episode id, or an id is outside int64.
     """
     array = storage_array(part.table.column(column))
     missing = null_rows(array)
@@ -82,10 +82,10 @@ class EpisodeIdChecker:
     """Finds the first steps of episodes by their ids, and refuses ids that come back.
 
     Args:
-        column: The column of ids.
-        resume_state: Receives the ids of ended episodes. A resumed run passes the state of the earlier run.
-        low: The lowest id of this part of the source; None for no bound.
-        high: All ids of this part are lower; None for no bound.
+        column: the column of ids.
+        resume_state: receives the ids of ended episodes. A resumed run passes the state of the earlier run.
+        low: the lowest id of this part of the source; None for no bound.
+        high: all ids of this part are lower; None for no bound.
     """
 
     def __init__(self, column: str | None, resume_state: dict[str, Any], low: Any, high: Any) -> None:
@@ -99,7 +99,7 @@ class EpisodeIdChecker:
         """Returns whether each row begins an episode, bool [n].
 
         Raises:
-            BadEpisodeError: An episode continues after another one began, or an id belongs to another part.
+            BadEpisodeError: an episode continues after another one began, or an id belongs to another part.
         """
         outside = ids.outside(self._low, self._high)
         if outside.any():

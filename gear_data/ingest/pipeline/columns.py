@@ -24,15 +24,15 @@ def choose_columns(names: Iterable[str], options: SourceOptions, *, structure: I
     """Returns the columns to read, as source name -> canonical name.
 
     Args:
-        names: The source's names of the columns that could be read.
-        options: The user's options.
-        structure: The source's names of the columns that say where episodes and steps are. `options.columns` may name
+        names: the source's names of the columns that could be read.
+        options: the user's options.
+        structure: the source's names of the columns that say where episodes and steps are. `options.columns` may name
             them. They are not stored.
 
     Raises:
         UnknownNameError: `options.columns` names a column that does not exist. Source and canonical names are valid.
         InvalidArgumentError: `options.rename` is invalid, see `name_map`.
-        UnsupportedColumnError: The name of a column to read is invalid, see `is_column_name`.
+        UnsupportedColumnError: the name of a column to read is invalid, see `is_column_name`.
     """
     mapping = name_map(names, options.rename)
     chosen = mapping if options.columns is None else _selected(mapping, options.columns, {*structure})

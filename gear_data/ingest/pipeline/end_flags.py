@@ -19,7 +19,7 @@ def end_flag_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
     """Replaces end flags by `terminated` and `truncated`, both bool.
 
     Raises:
-        UnsupportedColumnError: A flag has several values per step.
+        UnsupportedColumnError: a flag has several values per step.
     """
     known = {column.name: column for column in columns}
     for name in (DONES, "terminated", "truncated"):
@@ -50,7 +50,7 @@ def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBloc
       Formats with another rule (D4RL: terminated) have applied it before.
 
     Raises:
-        BadEpisodeError: A flag is neither 0 nor 1.
+        BadEpisodeError: a flag is neither 0 nor 1.
     """
     _check_flags(block)
     columns = dict(block.columns)

@@ -34,11 +34,11 @@ class _EpisodeArrays:
     """One episode, ready for a block.
 
     Attributes:
-        number: Its index in the source.
-        length: Its number of steps, T.
-        columns: Name -> [T, ...].
-        finals: Name -> the final observation: [...], or text or bytes.
-        facts: Name -> a value that belongs to the whole episode.
+        number: its index in the source.
+        length: its number of steps, T.
+        columns: name -> [T, ...].
+        finals: name -> the final observation: [...], or text or bytes.
+        facts: name -> a value that belongs to the whole episode.
     """
 
     number: int
@@ -53,11 +53,11 @@ class _ColumnInput:
     """One column of one episode, as the source gives it.
 
     Attributes:
-        spec: The column.
-        array: Its values, [T, ...] or [T + 1, ...].
-        next_array: The values of the column `next_...`, if the episode has it.
-        length: The number of steps of the episode, T.
-        number: The index of the episode, for findings.
+        spec: the column.
+        array: its values, [T, ...] or [T + 1, ...].
+        next_array: the values of the column `next_...`, if the episode has it.
+        length: the number of steps of the episode, T.
+        number: the index of the episode, for findings.
     """
 
     spec: ColumnSpec
@@ -87,14 +87,14 @@ class EpisodeStream:
     be one value, which is about the last step. Other scalars are facts about the episode.
 
     Args:
-        name: The name of the source, for messages and the episode table.
+        name: the name of the source, for messages and the episode table.
         read: `read(start, stop)` yields the episodes of these indices. A stop of None is the end of the source. The
             constructor reads the first episode.
-        options: The user's options.
-        units: The units of the source.
-        num_rows: The number of episodes, if known.
-        metadata: The source's own metadata.
-        prepare: Turns an item that `read` yields into an episode. Its errors are about that episode.
+        options: the user's options.
+        units: the units of the source.
+        num_rows: the number of episodes, if known.
+        metadata: the source's own metadata.
+        prepare: turns an item that `read` yields into an episode. Its errors are about that episode.
     """
 
     rows_are_steps = False

@@ -20,7 +20,7 @@ def flatten(item: Mapping[str, Any]) -> dict[str, Any]:
     Mappings (Dict spaces) are flattened by key, and tuples of arrays (Tuple spaces) by index.
 
     Raises:
-        BadEpisodeError: The values are nested too deep, or a name is not text.
+        BadEpisodeError: the values are nested too deep, or a name is not text.
     """
     return dict(_leaves(item, "", 0))
 
@@ -51,15 +51,15 @@ def step_values(value: Any, column: str) -> npt.NDArray[Any]:
     """Converts a column of an episode to an array with one row per step.
 
     Args:
-        value: An array, a tensor, or a list.
-        column: The column's name, for messages.
+        value: an array, a tensor, or a list.
+        column: the column's name, for messages.
 
     Returns:
         [T, ...] of a dtype that a column can have, or [T] of str or bytes objects.
 
     Raises:
-        UnsupportedColumnError: The values are neither numbers nor text.
-        BadEpisodeError: The values of the steps differ in shape, or are mappings.
+        UnsupportedColumnError: the values are neither numbers nor text.
+        BadEpisodeError: the values of the steps differ in shape, or are mappings.
     """
     is_list = isinstance(value, list | tuple)
     if is_list and any(isinstance(step, Mapping) for step in value):

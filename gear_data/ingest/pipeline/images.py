@@ -58,13 +58,13 @@ def decode_images(source: EpisodeSource, *, skip_bad: bool, threads: int) -> Epi
     of bytes, its first block is read.
 
     Args:
-        source: The source of encoded images.
-        skip_bad: Leave out episodes whose images cannot be decoded.
-        threads: The number of threads that decode.
+        source: the source of encoded images.
+        skip_bad: leave out episodes whose images cannot be decoded.
+        threads: the number of threads that decode.
 
     Raises:
-        UnsupportedColumnError: An image has more than 64 Mi pixels.
-        GearError: The first block cannot be read.
+        UnsupportedColumnError: an image has more than 64 Mi pixels.
+        GearError: the first block cannot be read.
     """
     encoded = [spec for spec in source.columns if spec.dtype == "binary"]
     head = _head(source) if encoded else None
@@ -150,8 +150,8 @@ class _ImagePosition(NamedTuple):
     """The position of an observation in a block.
 
     Attributes:
-        episode: The index of the episode in the block.
-        step: The step in the episode. A final observation has the step after the last.
+        episode: the index of the episode in the block.
+        step: the step in the episode. A final observation has the step after the last.
     """
 
     episode: int
@@ -289,11 +289,11 @@ class DecodedImages:
         """Decodes a column's images to uint8 [images, H, W, C].
 
         Args:
-            name: The column.
-            array: The encoded images.
-            place: Returns the position of an image, given its index in the array.
-            pool: The decoding threads.
-            bad: Receives the images that cannot be decoded.
+            name: the column.
+            array: the encoded images.
+            place: returns the position of an image, given its index in the array.
+            pool: the decoding threads.
+            bad: receives the images that cannot be decoded.
         """
         kind, column = self._kinds[name], self._source_names[name]
         out = np.empty((len(array), *kind.shape), np.uint8)
@@ -318,7 +318,7 @@ class DecodedImages:
             The indices of these episodes, in order.
 
         Raises:
-            BadEpisodeError: There is a bad image, and bad episodes are not skipped.
+            BadEpisodeError: there is a bad image, and bad episodes are not skipped.
         """
         episodes: dict[int, _BadImage] = {}
         for image in sorted(bad):

@@ -101,8 +101,8 @@ def name_map(names: Iterable[str], rename: Mapping[str, str] | None) -> dict[str
     """Returns source name -> canonical name for all columns.
 
     Args:
-        names: The source's names.
-        rename: Source name -> canonical name. It takes precedence.
+        names: the source's names.
+        rename: source name -> canonical name. It takes precedence.
 
     Raises:
         InvalidArgumentError: `rename` names a column that does not exist, or two columns would get the same name.

@@ -35,8 +35,8 @@ def report_names(source: EpisodeSource, *, all_columns: bool) -> None:
     column's name (`reserved-name`), or no column is `actions` (`no-actions-column`).
 
     Args:
-        source: The opened source.
-        all_columns: Whether all columns are read. A user who chose columns may have left the actions out.
+        source: the opened source.
+        all_columns: whether all columns are read. A user who chose columns may have left the actions out.
     """
     columns = {column.name: column for column in source.columns}
     _report_actions(source, all_columns)
@@ -75,10 +75,10 @@ def prepared_blocks(
     that resumes at the position must restore the state first.
 
     Args:
-        source: The opened source.
-        start: The position of the first episode.
-        stop: The position where reading stops.
-        strict: Raise an error for NaN and Inf.
+        source: the opened source.
+        start: the position of the first episode.
+        stop: the position where reading stops.
+        strict: raise an error for NaN and Inf.
     """
     has_rewards = any(column.name == "rewards" and column.shape == () for column in source.columns)
     blocks = source.blocks(start, stop)
@@ -108,8 +108,8 @@ def check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
     After this check the bytes of the arrays are written and hashed without conversion.
 
     Raises:
-        CorruptSourceError: An array has another dtype, shape or length, or a boolean is neither 0 nor 1.
-        UnsupportedColumnError: The name of a fact cannot be stored.
+        CorruptSourceError: an array has another dtype, shape or length, or a boolean is neither 0 nor 1.
+        UnsupportedColumnError: the name of a fact cannot be stored.
     """
     for name in block.metadata:
         if not is_storable(name):

@@ -22,12 +22,12 @@ def stack_columns(source: EpisodeSource, stack: Stack) -> EpisodeSource:
     """Returns a source in which stacked columns take the place of their parts.
 
     Args:
-        source: The opened source.
-        stack: Canonical name of a new column -> canonical or source names of its parts.
+        source: the opened source.
+        stack: canonical name of a new column -> canonical or source names of its parts.
 
     Raises:
-        InvalidArgumentError: The new name is not canonical. Also raises the errors of `resolve_stack`.
-        UnsupportedColumnError: A part is text or bytes.
+        InvalidArgumentError: the new name is not canonical. Also raises the errors of `resolve_stack`.
+        UnsupportedColumnError: a part is text or bytes.
     """
     for name in stack:
         if canonical_name(name) != name:

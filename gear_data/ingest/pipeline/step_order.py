@@ -36,12 +36,12 @@ def check_step_order(
     """Adds findings for step numbers that do not rise by one, or do not begin with 0.
 
     Args:
-        block: The episodes.
-        numbers: The step numbers of all episodes of the block, int64 [steps].
-        column: The column of the step numbers, for messages.
-        findings: The log to add to.
-        from_zero: Whether the numbers of each episode must begin with 0.
-        rows_are_steps: Whether a source row is a step.
+        block: the episodes.
+        numbers: the step numbers of all episodes of the block, int64 [steps].
+        column: the column of the step numbers, for messages.
+        findings: the log to add to.
+        from_zero: whether the numbers of each episode must begin with 0.
+        rows_are_steps: whether a source row is a step.
     """
     starts = block.offsets[:-1]
     falling, consecutive = np.zeros(len(numbers), np.bool_), np.ones(len(numbers), np.bool_)

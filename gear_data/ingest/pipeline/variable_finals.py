@@ -26,9 +26,9 @@ def drop_variable_finals(block: EpisodeBlock, columns: tuple[ColumnSpec, ...], f
     It adds a finding for each column that had some. Episodes without another final observation have none afterwards.
 
     Args:
-        block: The block.
-        columns: The columns of the source.
-        findings: The log to add to.
+        block: the block.
+        columns: the columns of the source.
+        findings: the log to add to.
     """
     with_final = np.flatnonzero(block.has_final)
     for spec in columns:

@@ -67,7 +67,7 @@ class SaveReport(MergeReport):
     """The outcome of `Dataset.save`. It also has the attributes of `MergeReport`.
 
     Attributes:
-        whole: The number of shards that are links or copies of a whole shard. The others were written again.
+        whole: the number of shards that are links or copies of a whole shard. The others were written again.
     """
 
     whole: int

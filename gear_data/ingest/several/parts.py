@@ -21,9 +21,9 @@ class SourcePart:
     """One source, or one split of it.
 
     Attributes:
-        source: A path, a URL, a hub id, or an object in memory.
-        split: The split to read; None if the source has only one.
-        embodiment: The name of the source among several. None if there is one source, or if its episodes have the fact
+        source: a path, a URL, a hub id, or an object in memory.
+        split: the split to read; None if the source has only one.
+        embodiment: the name of the source among several. None if there is one source, or if its episodes have the fact
             already, such as the episodes of a merged dataset.
     """
 
@@ -67,11 +67,11 @@ def source_parts(source: Any, splits_of: Sequence[Sequence[str | None]]) -> tupl
     """Returns the parts of a source of `plain_source`.
 
     Args:
-        source: One source, or a tuple of paths.
-        splits_of: The splits of each source.
+        source: one source, or a tuple of paths.
+        splits_of: the splits of each source.
 
     Raises:
-        InvalidArgumentError: A source is given twice.
+        InvalidArgumentError: a source is given twice.
     """
     if not isinstance(source, tuple):
         return tuple(SourcePart(source, split, None) for split in splits_of[0])
@@ -87,7 +87,7 @@ def check_splits(split: Any) -> str | tuple[str, ...] | None:
     """Checks the argument `split` and returns it; a list of several as a tuple.
 
     Raises:
-        InvalidArgumentError: It is no text and no list of different texts.
+        InvalidArgumentError: it is no text and no list of different texts.
     """
     if split is None or isinstance(split, str):
         return split

@@ -16,7 +16,7 @@ def with_parts(spec: ConversionSpec) -> ConversionSpec:
     One source with one split has no parts.
 
     Raises:
-        GearError: The errors of `ConversionSpec.open`, if `split` is "all".
+        GearError: the errors of `ConversionSpec.open`, if `split` is "all".
     """
     sources = spec.source if isinstance(spec.source, tuple) else (spec.source,)
     splits_of = [_splits(spec, source) for source in sources]

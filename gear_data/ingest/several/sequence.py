@@ -44,11 +44,11 @@ class SourceSequence:
     the state of its source are moved to the sequence.
 
     Args:
-        parts: The parts.
-        sources: Their sources, opened.
+        parts: the parts.
+        sources: their sources, opened.
 
     Raises:
-        UnsupportedColumnError: A column has two dtypes or shapes, or a source lacks a camera.
+        UnsupportedColumnError: a column has two dtypes or shapes, or a source lacks a camera.
     """
 
     def __init__(self, parts: Sequence[SourcePart], sources: Sequence[EpisodeSource]) -> None:

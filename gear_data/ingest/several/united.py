@@ -16,7 +16,7 @@ def united_columns(parts: Sequence[NamedColumns]) -> tuple[ColumnSpec, ...]:
     """Returns the columns of all parts, in the order of their first appearance.
 
     Raises:
-        UnsupportedColumnError: A column has two dtypes or shapes, or is computed in only one part; or a part has final
+        UnsupportedColumnError: a column has two dtypes or shapes, or is computed in only one part; or a part has final
             observations, but not of a column that has them in another part.
     """
     columns: dict[str, ColumnSpec] = {}

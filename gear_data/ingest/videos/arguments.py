@@ -18,8 +18,8 @@ def check_videos(mode: Any, size: Sequence[int] | None) -> tuple[int, int] | Non
     """Checks the arguments `videos` and `video_size`, and returns the size.
 
     Raises:
-        UnknownNameError: There is no such way to store videos.
-        InvalidArgumentError: The size is not two counts of pixels, or no frame is decoded.
+        UnknownNameError: there is no such way to store videos.
+        InvalidArgumentError: the size is not two counts of pixels, or no frame is decoded.
     """
     if mode not in MODES:
         raise unknown_name("way to store videos", mode, MODES)
@@ -44,7 +44,7 @@ def check_video_columns(columns: Any) -> dict[str, str]:
     """Checks the argument `video_columns` and returns it.
 
     Raises:
-        InvalidArgumentError: It is no mapping of canonical names to patterns.
+        InvalidArgumentError: it is no mapping of canonical names to patterns.
     """
     if columns is None:
         return {}

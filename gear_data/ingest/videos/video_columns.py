@@ -41,13 +41,13 @@ def add_video_columns(
     """Returns a source with further cameras.
 
     Args:
-        source: The opened source.
-        location: Its location.
-        columns: Name of a camera -> pattern of its files.
-        suffixes: The suffixes of the source's data files.
+        source: the opened source.
+        location: its location.
+        columns: name of a camera -> pattern of its files.
+        suffixes: the suffixes of the source's data files.
 
     Raises:
-        InvalidArgumentError: A pattern matches no file, or a camera has the name of another column.
+        InvalidArgumentError: a pattern matches no file, or a camera has the name of another column.
     """
     if not columns:
         return source

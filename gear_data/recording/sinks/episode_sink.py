@@ -21,7 +21,7 @@ class EpisodeSink(EpisodeLog, Protocol):
         Another thread may append meanwhile.
 
         Raises:
-            GearError: The destination cannot take them. They are kept, and `flush` can be called again.
+            GearError: the destination cannot take them. They are kept, and `flush` can be called again.
         """
 
     def seal(self) -> Publication | None:
@@ -31,12 +31,12 @@ class EpisodeSink(EpisodeLog, Protocol):
             The generation; None: the dataset has all episodes already.
 
         Raises:
-            GearError: There is no new generation, and all episodes are kept. `seal` can be called again.
+            GearError: there is no new generation, and all episodes are kept. `seal` can be called again.
         """
 
     def close(self) -> Publication | None:
         """Seals, and releases what the sink holds.
 
         Raises:
-            GearError: See `seal`.
+            GearError: see `seal`.
         """

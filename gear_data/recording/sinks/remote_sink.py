@@ -35,9 +35,9 @@ class RemoteSink(EpisodeSink):
         url: `gear://host:port`, the server.
 
     Raises:
-        InvalidArgumentError: The URL names several servers, or an environment variable has a wrong value.
-        NodeUnreachableError: The server cannot be reached.
-        NodeRefusedError: It does not accept the token.
+        InvalidArgumentError: the URL names several servers, or an environment variable has a wrong value.
+        NodeUnreachableError: the server cannot be reached.
+        NodeRefusedError: it does not accept the token.
     """
 
     def __init__(self, url: str) -> None:
@@ -72,8 +72,8 @@ class RemoteSink(EpisodeSink):
         """Says the columns and cameras of all episodes.
 
         Raises:
-            InvalidArgumentError: The server has episodes with other columns or cameras.
-            NodeUnreachableError: The server cannot be reached for a long time.
+            InvalidArgumentError: the server has episodes with other columns or cameras.
+            NodeUnreachableError: the server cannot be reached for a long time.
         """
         both = (*columns, *cameras)
         self._limit = self._hello(both).max_episode_bytes
@@ -95,9 +95,9 @@ class RemoteSink(EpisodeSink):
         """Takes an episode, to send it. Waits while too many episodes are not acknowledged.
 
         Raises:
-            InvalidArgumentError: The episode is larger than the server allows.
-            NodeUnreachableError: The server acknowledged nothing for a long time.
-            GearError: The server refused an earlier episode.
+            InvalidArgumentError: the episode is larger than the server allows.
+            NodeUnreachableError: the server acknowledged nothing for a long time.
+            GearError: the server refused an earlier episode.
         """
         if self._sender is None:
             raise InvalidArgumentError("the columns are not known", hint="call begin first")
@@ -112,8 +112,8 @@ class RemoteSink(EpisodeSink):
         """Waits until the server's disk has all episodes.
 
         Raises:
-            NodeUnreachableError: The server acknowledged nothing for a long time.
-            GearError: The server refused an episode.
+            NodeUnreachableError: the server acknowledged nothing for a long time.
+            GearError: the server refused an episode.
         """
         if self._sender is not None:
             self._sender.flush()
@@ -133,7 +133,7 @@ class RemoteSink(EpisodeSink):
         """Waits until the server's disk has all episodes, and closes the connection.
 
         Raises:
-            GearError: See `sync`. The episodes are kept, and `close` can be called again.
+            GearError: see `sync`. The episodes are kept, and `close` can be called again.
         """
         if self._sender is not None:
             self._sender.flush()

@@ -25,7 +25,7 @@ class EpisodeLog(Protocol):
         """Says the columns and cameras of all episodes. Called once, before the first `append`.
 
         Raises:
-            GearError: The log cannot take such episodes. `begin` can be called again.
+            GearError: the log cannot take such episodes. `begin` can be called again.
         """
 
     def append(self, episode: RecordedEpisode) -> None:
@@ -35,14 +35,14 @@ class EpisodeLog(Protocol):
             episode: the episode. Its values may change after the call.
 
         Raises:
-            GearError: The log does not have the episode.
+            GearError: the log does not have the episode.
         """
 
     def sync(self) -> None:
         """Waits until all episodes outlive a loss of power.
 
         Raises:
-            GearError: They may be lost then.
+            GearError: they may be lost then.
         """
 
 

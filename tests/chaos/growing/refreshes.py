@@ -75,7 +75,7 @@ class _Case:
     """One dataset, a run in which a rank is killed, and the run that continues.
 
     Attributes:
-        outcome: What the ranks that were left did.
+        outcome: what the ranks that were left did.
     """
 
     def __init__(self, rng: random.Random, folder: Path, shared_store: bool, initialize: bool) -> None:

@@ -50,12 +50,12 @@ class Layout:
 
     Attributes:
         write: (fixture functions, folder, memory URL, rollouts) -> source.
-        format: The format that "auto" should choose.
-        reason: A part of the reason for it.
-        expect: Returns the rollouts that the dataset should hold.
-        final: Whether the dataset has final observations.
-        options: Options for `convert`.
-        shared: Whether the columns have canonical form. Then all layouts have one fingerprint.
+        format: the format that "auto" should choose.
+        reason: a part of the reason for it.
+        expect: returns the rollouts that the dataset should hold.
+        final: whether the dataset has final observations.
+        options: options for `convert`.
+        shared: whether the columns have canonical form. Then all layouts have one fingerprint.
     """
 
     write: Callable[[Any, Path, str, Rollouts], Any]

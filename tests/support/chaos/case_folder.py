@@ -23,11 +23,11 @@ class Whole:
     """A write path that ran without a fault.
 
     Attributes:
-        template: Folder with the inputs of the path.
-        before: Files of the folder before the run.
-        after: Files of the folder after the run.
-        calls: File operations of the run.
-        seconds: Wall time of the run.
+        template: folder with the inputs of the path.
+        before: files of the folder before the run.
+        after: files of the folder after the run.
+        calls: file operations of the run.
+        seconds: wall time of the run.
     """
 
     path: WritePath

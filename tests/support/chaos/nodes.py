@@ -28,9 +28,9 @@ class ForkedNode:
     """A node of a dataset. It keeps its port when it is started again.
 
     Args:
-        dataset: Folder of the dataset.
-        shards: The served shards; None: all.
-        token: The token that clients must send; None: none.
+        dataset: folder of the dataset.
+        shards: the served shards; None: all.
+        token: the token that clients must send; None: none.
     """
 
     def __init__(self, dataset: str, shards: Sequence[int] | None = None, token: bytes | None = None) -> None:

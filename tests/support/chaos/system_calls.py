@@ -112,11 +112,11 @@ class Ended:
     """How a supervised process ended.
 
     Attributes:
-        status: Exit status of the main process; negative for a signal.
-        calls: The calls below the watched folder, of all its processes.
-        orphans: Whether a process was still there `PATIENCE` seconds after the main process. It was killed.
-        seconds: Wall time of the main process.
-        output: What all of them printed.
+        status: exit status of the main process; negative for a signal.
+        calls: the calls below the watched folder, of all its processes.
+        orphans: whether a process was still there `PATIENCE` seconds after the main process. It was killed.
+        seconds: wall time of the main process.
+        output: what all of them printed.
     """
 
     status: int
@@ -158,12 +158,12 @@ def supervise(
     The calling process must have one thread.
 
     Args:
-        body: The process exits with 0 if it returns, and with 1 and a traceback if it raises.
-        folder: The folder to watch. Other files are left in peace.
-        log: File for the output of the processes, outside `folder`.
-        answer: Returns an `Answer`, or the error number with which the call fails.
-        kill_after: Seconds after which the main process is killed.
-        time_limit: Seconds after which the processes are killed by SIGALRM.
+        body: the process exits with 0 if it returns, and with 1 and a traceback if it raises.
+        folder: the folder to watch. Other files are left in peace.
+        log: file for the output of the processes, outside `folder`.
+        answer: returns an `Answer`, or the error number with which the call fails.
+        kill_after: seconds after which the main process is killed.
+        time_limit: seconds after which the processes are killed by SIGALRM.
     """
     sys.stdout.flush()
     ours, theirs = socket.socketpair()

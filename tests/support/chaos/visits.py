@@ -17,11 +17,11 @@ class Visit:
     """One case of a harness.
 
     Attributes:
-        case: Number of the case.
-        round: How often the write path was visited before.
-        index: Position of the write path in `WRITE_PATHS`.
-        whole: The write path, and a run of it without faults.
-        folder: Folder for the case. All cases have the same one.
+        case: number of the case.
+        round: how often the write path was visited before.
+        index: position of the write path in `WRITE_PATHS`.
+        whole: the write path, and a run of it without faults.
+        folder: folder for the case. All cases have the same one.
     """
 
     case: int

@@ -37,11 +37,11 @@ class WritePath:
     Each function gets the folder, and runs in a separate process (`inside`).
 
     Attributes:
-        name: Name of the job.
-        prepare: Writes the inputs of the job.
-        run: Does the job.
-        again: Does the job after it was killed or failed, as the documentation says.
-        check: Looks at the folder after a kill or failure, and raises if it holds something half-done that looks
+        name: name of the job.
+        prepare: writes the inputs of the job.
+        run: does the job.
+        again: does the job after it was killed or failed, as the documentation says.
+        check: looks at the folder after a kill or failure, and raises if it holds something half-done that looks
             finished. It writes nothing.
     """
 

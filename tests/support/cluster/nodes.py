@@ -16,9 +16,9 @@ class NodeProcess:
     """A `gear-data serve` process. It keeps its port when it is restarted.
 
     Args:
-        dataset: Folder of the dataset.
-        shards: Value of `--shards`; None: all.
-        options: Further options of the command.
+        dataset: folder of the dataset.
+        shards: value of `--shards`; None: all.
+        options: further options of the command.
     """
 
     def __init__(self, dataset: Path, shards: str | None = None, options: Sequence[str] = ()) -> None:

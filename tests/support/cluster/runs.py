@@ -72,12 +72,12 @@ class Rank:
     Its environment has only its rank, its node and MASTER_ADDR.
 
     Args:
-        path: The dataset.
-        rank, size, node: Its rank, the world size and its node's number.
+        path: the dataset.
+        rank, size, node: its rank, the world size and its node's number.
         port: MASTER_PORT.
-        options: The argument of the program after the dataset; of `hold_rank`, options of `gear_data.open`.
-        program: The program, which answers lines.
-        variables: Further environment variables.
+        options: the argument of the program after the dataset; of `hold_rank`, options of `gear_data.open`.
+        program: the program, which answers lines.
+        variables: further environment variables.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ class WriteServerProcess(NodeProcess):
     """A `gear-data serve --writable` process. It keeps its port when it is restarted.
 
     Args:
-        dataset: Folder of the dataset.
-        options: Further options of the command.
+        dataset: folder of the dataset.
+        options: further options of the command.
     """
 
     def __init__(self, dataset: Path, options: Sequence[str] = ()) -> None:

@@ -50,11 +50,11 @@ class Guest:
     The command runs in this process's working folder.
 
     Args:
-        out: Folder that the guest writes to, as /out.
-        command: The command.
-        variables: Environment variables of the command.
-        number: Number of the guest, used in its address.
-        wire: Port of this machine. Guests with the same port share a network; guest 1 listens at it.
+        out: folder that the guest writes to, as /out.
+        command: the command.
+        variables: environment variables of the command.
+        number: number of the guest, used in its address.
+        wire: port of this machine. Guests with the same port share a network; guest 1 listens at it.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class Guest:
         """Waits for the command and returns its exit status.
 
         Raises:
-            TimeoutError: It takes longer. The guest is killed.
-            RuntimeError: The guest ended without a status.
+            TimeoutError: it takes longer. The guest is killed.
+            RuntimeError: the guest ended without a status.
         """
         try:
             self._process.wait(seconds)
@@ -149,8 +149,8 @@ class Guest:
         """Waits until the command has printed a text.
 
         Raises:
-            TimeoutError: It takes longer.
-            RuntimeError: The guest ended without printing the text.
+            TimeoutError: it takes longer.
+            RuntimeError: the guest ended without printing the text.
         """
         limit = time.monotonic() + seconds
         while text not in self.log:

@@ -45,9 +45,9 @@ class Network:
     """A node on one host, and a client in this process on the other.
 
     Args:
-        rows: Rows of the dataset.
-        compare: Checks that batches read by a client are the expected ones.
-        protection: Folder with the node's certificate, its key, and a token.
+        rows: rows of the dataset.
+        compare: checks that batches read by a client are the expected ones.
+        protection: folder with the node's certificate, its key, and a token.
     """
 
     def __init__(self, rows: Rows, compare: Callable[[ShardClient], None], protection: Path) -> None:

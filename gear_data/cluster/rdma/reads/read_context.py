@@ -13,9 +13,9 @@ class ReadContext:
     """Objects that all reads of a client share.
 
     Attributes:
-        manifest: The dataset's manifest.
-        memory: Registered memory of this process.
-        max_read_bytes: Most bytes of one READ.
+        manifest: the dataset's manifest.
+        memory: registered memory of this process.
+        max_read_bytes: most bytes of one READ.
     """
 
     manifest: Manifest

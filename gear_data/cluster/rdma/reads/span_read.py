@@ -30,8 +30,8 @@ class WriteTargets:
     Other rows are packed into a response.
 
     Attributes:
-        memory: Memory that holds all targets.
-        addresses: For each column of each group int64 [N], the address of the rows of each span; None: packed.
+        memory: memory that holds all targets.
+        addresses: for each column of each group int64 [N], the address of the rows of each span; None: packed.
     """
 
     memory: Memory
@@ -42,19 +42,19 @@ class SpanRead:
     """A read of spans that is in progress.
 
     Args:
-        context: See `ReadContext`.
-        connection: Connection to the node; used for nothing else at the same time.
-        request: The whole request.
+        context: see `ReadContext`.
+        connection: connection to the node; used for nothing else at the same time.
+        request: the whole request.
         spans: int64 [n], positions of the spans in the request.
-        targets: See `WriteTargets`.
+        targets: see `WriteTargets`.
 
     Attributes:
-        parts: The parts of the response, once `advance` has returned True; see `protocol`. The part of a column with
+        parts: the parts of the response, once `advance` has returned True; see `protocol`. The part of a column with
             targets is empty.
 
     Raises:
-        NodeRefusedError: The node does not hold the shards.
-        DeviceError: Memory cannot be registered.
+        NodeRefusedError: the node does not hold the shards.
+        DeviceError: memory cannot be registered.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class SpanRead:
         Posts the READs of values once their offsets are here. Never waits.
 
         Raises:
-            CorruptShardError: Offsets are not ascending, or point outside the values.
-            InvalidArgumentError: The values have more bytes than one response may have.
-            DeviceError: Memory cannot be registered.
+            CorruptShardError: offsets are not ascending, or point outside the values.
+            InvalidArgumentError: the values have more bytes than one response may have.
+            DeviceError: memory cannot be registered.
         """
         if not self._connection.is_done(self._ticket):
             return False

@@ -17,7 +17,7 @@ class ValueSpans:
     """Spans of a column of variable length, each with at least one row.
 
     Attributes:
-        column: Position of the column in the schema.
+        column: position of the column in the schema.
         shard, count: int64 [n], the shard and the row count of each span.
         offsets: int64, the offsets of each span as its shard holds them: one more than the span has rows.
     """
@@ -35,7 +35,7 @@ class ValueSpans:
             [rows + 1], the offsets of the rows of all spans, starting at 0.
 
         Raises:
-            CorruptShardError: Offsets are not ascending, or point outside the shard's values.
+            CorruptShardError: offsets are not ascending, or point outside the shard's values.
         """
         packed = np.zeros(int(self.count.sum()) + 1, np.int64)
         if not len(self.count):

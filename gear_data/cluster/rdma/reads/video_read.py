@@ -15,16 +15,16 @@ class VideoRead:
     """A read of ranges of bytes that is in progress.
 
     Args:
-        context: See `ReadContext`.
-        connection: Connection to the node; used for nothing else at the same time.
+        context: see `ReadContext`.
+        connection: connection to the node; used for nothing else at the same time.
         ranges: int64 [n, 3]: the number of a file, the first byte, and the byte after the last.
 
     Attributes:
-        parts: One part: all ranges, one after another, once `advance` has returned True.
+        parts: one part: all ranges, one after another, once `advance` has returned True.
 
     Raises:
-        NodeRefusedError: The node does not hold a file, or a file ends before a range.
-        DeviceError: Memory cannot be registered.
+        NodeRefusedError: the node does not hold a file, or a file ends before a range.
+        DeviceError: memory cannot be registered.
     """
 
     def __init__(self, context: ReadContext, connection: RdmaConnection, ranges: Int64Array) -> None:

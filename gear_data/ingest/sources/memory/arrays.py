@@ -29,14 +29,14 @@ def open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) ->
     D4RL's are read as D4RL's files: a step of both flags is terminal, and `metadata/...` are facts about the source.
 
     Args:
-        values: Name -> array [N, ...]; nested mappings become dotted names.
-        name: The name of the source, for messages.
-        options: The user's options.
+        values: name -> array [N, ...]; nested mappings become dotted names.
+        name: the name of the source, for messages.
+        options: the user's options.
 
     Raises:
-        UnknownFormatError: Nothing says where episodes end.
-        BadEpisodeError: The arrays have different lengths, or are ragged.
-        UnsupportedColumnError: An array has a dtype that no column has.
+        UnknownFormatError: nothing says where episodes end.
+        BadEpisodeError: the arrays have different lengths, or are ragged.
+        UnsupportedColumnError: an array has a dtype that no column has.
     """
     arrays = {key: _as_array(value, key, name) for key, value in flatten(values).items() if value is not None}
     findings, metadata = FindingLog(), {}

@@ -23,7 +23,7 @@ def as_table(source: Any) -> pa.Table | None:
     with a name are columns.
 
     Raises:
-        UnsupportedColumnError: A column holds objects of several types.
+        UnsupportedColumnError: a column holds objects of several types.
     """
     name = type(source).__name__
     try:

@@ -30,11 +30,11 @@ class TreeLayout:
     """The columns and facts of all episodes of a source.
 
     Attributes:
-        columns: The columns.
-        steps: The column whose rows are the steps.
-        facts: The facts of an episode that the mapping names.
-        fact_types: Name -> type of a fact, as in the first episode, by `type_of`.
-        model: The name of the first episode, for messages.
+        columns: the columns.
+        steps: the column whose rows are the steps.
+        facts: the facts of an episode that the mapping names.
+        fact_types: name -> type of a fact, as in the first episode, by `type_of`.
+        model: the name of the first episode, for messages.
     """
 
     columns: tuple[TreeColumn, ...]
@@ -49,11 +49,11 @@ class PlacedEpisode:
     """An episode that was read.
 
     Attributes:
-        number: The number of the episode.
-        steps: The number of steps.
-        columns: Name -> the rows of the steps.
-        finals: Name -> one row, the final observation.
-        facts: Name -> a fact about the episode.
+        number: the number of the episode.
+        steps: the number of steps.
+        columns: name -> the rows of the steps.
+        finals: name -> one row, the final observation.
+        facts: name -> a fact about the episode.
     """
 
     number: int
@@ -71,7 +71,7 @@ def read_place(tree: Tree, place: EpisodePlace, layout: TreeLayout, findings: Fi
     """Reads an episode that has its own arrays.
 
     Raises:
-        BadEpisodeError: An array is missing, differs from the first episode's, or has the wrong number of rows.
+        BadEpisodeError: an array is missing, differs from the first episode's, or has the wrong number of rows.
     """
     steps_array = _array(tree, place, layout.steps.mapped.path, layout.model)
     steps = steps_array.rows - layout.steps.extra_rows
@@ -194,11 +194,11 @@ def block_of(
     """Joins episodes of one file into a block.
 
     Args:
-        episodes: The episodes.
-        layout: Their columns.
-        file: The name of their file.
-        position: The place of the first one.
-        rows: The number of episodes that were read, with those that were skipped.
+        episodes: the episodes.
+        layout: their columns.
+        file: the name of their file.
+        position: the place of the first one.
+        rows: the number of episodes that were read, with those that were skipped.
     """
     columns = {c.name: _join([e.columns[c.name] for e in episodes]) for c in layout.columns}
     finals = {c.name: _join([e.finals[c.name] for e in episodes]) for c in layout.columns if c.spec.has_final}
@@ -241,13 +241,13 @@ def read_flat(
     """Reads the episodes [position.row, stop) of arrays that hold all episodes.
 
     Args:
-        name: The name of the file.
-        array_of: Opens an array by its path.
-        episodes: The episodes of the file.
-        layout: The columns.
-        position: The first episode.
-        stop: The episode after the last.
-        findings: Receives the findings.
+        name: the name of the file.
+        array_of: opens an array by its path.
+        episodes: the episodes of the file.
+        layout: the columns.
+        position: the first episode.
+        stop: the episode after the last.
+        findings: receives the findings.
     """
     chosen = slice(position.row, stop)
     starts, lengths, indices = episodes.starts[chosen], episodes.lengths[chosen], episodes.indices[chosen]

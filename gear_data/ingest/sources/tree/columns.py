@@ -46,12 +46,12 @@ def describe(array: TreeArray, mapped: MappedColumn, file: str) -> TreeColumn:
     """Returns the column that an array of [rows, ...] becomes.
 
     Args:
-        array: The array.
-        mapped: Its entry in the mapping.
-        file: The name of the file, for errors.
+        array: the array.
+        mapped: its entry in the mapping.
+        file: the name of the file, for errors.
 
     Raises:
-        UnsupportedColumnError: No column can hold the values, or not as the dtype of the mapping.
+        UnsupportedColumnError: no column can hold the values, or not as the dtype of the mapping.
     """
 
     def error(message: str, hint: str = _LEAVE_OUT) -> UnsupportedColumnError:
@@ -88,14 +88,14 @@ def check_matches(array: TreeArray, column: TreeColumn, file: str, row: int, mod
     """Checks that an array has the shape and the kind of dtype of a column.
 
     Args:
-        array: The array of one episode.
-        column: The column, as in the first episode.
-        file: The name of the file, for errors.
-        row: The number of the episode, for errors.
-        model: The name of the first episode, for errors.
+        array: the array of one episode.
+        column: the column, as in the first episode.
+        file: the name of the file, for errors.
+        row: the number of the episode, for errors.
+        model: the name of the first episode, for errors.
 
     Raises:
-        BadEpisodeError: The array differs.
+        BadEpisodeError: the array differs.
     """
     try:
         found = describe(array, column.mapped, file).spec
@@ -120,15 +120,15 @@ def column_values(
     A dtype of the mapping rounds floats. No other number changes.
 
     Args:
-        values: The rows that were read.
-        array: The array that they are from.
-        column: The column.
-        file: The name of the file, for errors.
-        row: The number of the episode, for errors.
-        findings: Receives a finding if the dtype differs from the first episode's.
+        values: the rows that were read.
+        array: the array that they are from.
+        column: the column.
+        file: the name of the file, for errors.
+        row: the number of the episode, for errors.
+        findings: receives a finding if the dtype differs from the first episode's.
 
     Raises:
-        BadEpisodeError: A value does not fit the dtype.
+        BadEpisodeError: a value does not fit the dtype.
     """
     spec = column.spec
     if isinstance(values, pa.Array):

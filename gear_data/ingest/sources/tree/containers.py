@@ -24,8 +24,8 @@ def containers(location: Location) -> tuple[Container, ...]:
     """Returns the trees of a source in natural order; none if it has no such files.
 
     Raises:
-        UnknownFormatError: The source has trees of several kinds.
-        CorruptSourceError: An archive is damaged.
+        UnknownFormatError: the source has trees of several kinds.
+        CorruptSourceError: an archive is damaged.
     """
     found = {
         "HDF5": tuple(_file(file, hdf5_view.open_tree) for file in location.with_suffix(*HDF5_SUFFIXES)),

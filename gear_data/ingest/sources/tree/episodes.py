@@ -36,9 +36,9 @@ class EpisodePlace:
     """An episode that has its own arrays.
 
     Attributes:
-        key: The group of the episode, or the number in the names of its datasets; "" for a whole file.
-        kind: The kind of the mapping's episodes.
-        number: The last number in the key, or the index of the episode, for messages and the episode table.
+        key: the group of the episode, or the number in the names of its datasets; "" for a whole file.
+        kind: the kind of the mapping's episodes.
+        number: the last number in the key, or the index of the episode, for messages and the episode table.
     """
 
     key: str
@@ -76,8 +76,8 @@ def choose_split(mapping: SourceMapping, name: str | None, source: str) -> Split
     """Returns the rule of the split to read; None if the mapping has no splits.
 
     Raises:
-        SplitNeededError: The mapping has several splits, and none is chosen.
-        InvalidArgumentError: The split does not exist.
+        SplitNeededError: the mapping has several splits, and none is chosen.
+        InvalidArgumentError: the split does not exist.
     """
     if name is None and len(mapping.splits) > 1:
         raise several_splits(source, [split.name for split in mapping.splits])
@@ -95,7 +95,7 @@ def chosen_containers(
     """Returns the files that a mapping and a split name.
 
     Raises:
-        UnknownFormatError: No file matches; or a file is in no split and does not match the glob of `files`.
+        UnknownFormatError: no file matches; or a file is in no split and does not match the glob of `files`.
     """
     patterns = [mapping.episodes.paths[0]] if mapping.episodes.kind == FILES else ["*"]
     kept = [item for item in found if _is_named(item.name, patterns[0])]
@@ -152,14 +152,14 @@ def find_flat(tree: Tree, rule: EpisodeRule, rows: int, *, skip_bad: bool) -> Fl
     """Returns the episodes of a tree whose arrays hold all episodes.
 
     Args:
-        tree: The tree.
-        rule: Where the episodes are: `ids` or `ends`.
-        rows: The number of rows of the columns.
-        skip_bad: Leave out an episode without a step. An error otherwise.
+        tree: the tree.
+        rule: where the episodes are: `ids` or `ends`.
+        rows: the number of rows of the columns.
+        skip_bad: leave out an episode without a step. An error otherwise.
 
     Raises:
-        CorruptSourceError: An array is missing, or holds something else than ids, ends or flags.
-        BadEpisodeError: An id comes back, an end does not rise, or an episode has no step.
+        CorruptSourceError: an array is missing, or holds something else than ids, ends or flags.
+        BadEpisodeError: an id comes back, an end does not rise, or an episode has no step.
     """
     arrays = [_array_of(tree, path, rule) for path in rule.paths]
     if rule.kind == IDS:

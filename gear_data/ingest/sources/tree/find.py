@@ -46,10 +46,10 @@ class FoundEpisodes:
     """Where episodes seem to be.
 
     Attributes:
-        rule: Where they are.
-        reason: Why, for messages.
-        doubts: What else the source could be. Without doubts the rule needs no confirmation.
-        splits: The splits, if the episodes of several are in groups of their names.
+        rule: where they are.
+        reason: why, for messages.
+        doubts: what else the source could be. Without doubts the rule needs no confirmation.
+        splits: the splits, if the episodes of several are in groups of their names.
     """
 
     rule: EpisodeRule
@@ -65,8 +65,8 @@ def find_episodes(tree: Tree, trees: Sequence[Container]) -> FoundEpisodes | Non
     doubts say so. Returns None for a tree without arrays.
 
     Args:
-        tree: The first tree, open.
-        trees: All trees of the source.
+        tree: the first tree, open.
+        trees: all trees of the source.
     """
     return (
         _numbered_groups(tree)

@@ -41,10 +41,10 @@ class Hdf5Tree:
     """An open HDF5 file as a `Tree`.
 
     Attributes:
-        file: The open file.
-        source: The file, for sizes and messages.
-        listed: Path of a group -> its children, if they have been listed.
-        last_group: Path and group of the array that was opened last.
+        file: the open file.
+        source: the file, for sizes and messages.
+        listed: path of a group -> its children, if they have been listed.
+        last_group: path and group of the array that was opened last.
     """
 
     file: h5py.File

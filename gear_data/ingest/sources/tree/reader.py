@@ -33,7 +33,7 @@ def open_(location: Location, options: SourceOptions) -> TreeSource:
     """Opens a source with its mapping, or with the one that its names suggest.
 
     Raises:
-        UnknownFormatError: The source has no tree, or its names suggest no mapping without doubts.
+        UnknownFormatError: the source has no tree, or its names suggest no mapping without doubts.
     """
     trees = _trees(location)
     if options.mapping is not None:
@@ -51,7 +51,7 @@ def suggest_mapping(location: Location) -> str:
     """Returns a first mapping for a source, as YAML.
 
     Raises:
-        UnknownFormatError: The source has no tree, or it holds no array.
+        UnknownFormatError: the source has no tree, or it holds no array.
     """
     return suggestion_text(_trees(location), location.name)
 

@@ -21,8 +21,8 @@ def unclear(trees: Sequence[Container], name: str) -> UnknownFormatError:
     It has at most 20 lines about the first tree, and the nearest mapping.
 
     Args:
-        trees: The trees of the source, at least one.
-        name: The name of the source.
+        trees: the trees of the source, at least one.
+        name: the name of the source.
     """
     with trees[0].open() as tree:
         lines = list(islice(_lines(tree, "", 0), _MAX_LINES + 1))

@@ -51,15 +51,15 @@ def open_mapped(
     """Opens the trees of a source with a mapping.
 
     Args:
-        found: The trees, in source order.
-        mapping: Where the episodes and columns are.
-        options: The user's options.
-        split: The split to read, or None.
-        name: The name of the source, for errors.
+        found: the trees, in source order.
+        mapping: where the episodes and columns are.
+        options: the user's options.
+        split: the split to read, or None.
+        name: the name of the source, for errors.
 
     Raises:
-        EmptySourceError: No episode has a step.
-        GearError: A file does not fit the mapping.
+        EmptySourceError: no episode has a step.
+        GearError: a file does not fit the mapping.
     """
     rule = choose_split(mapping, split, name)
     mapping = replace(mapping, columns=_chosen(mapping, options), splits=() if rule is None else (rule,))
@@ -192,11 +192,11 @@ class TreeSource:
     `Position.file` is the index of the tree, and `Position.row` counts its episodes.
 
     Args:
-        trees: The files, in source order.
-        mapping: Where the episodes and columns are, with only the split to read.
-        layout: The columns, as in the first episode.
-        variable_bytes: The most bytes that the texts and encoded images of one step take, if all episodes share arrays.
-        skip_bad: Leave out bad episodes and report them, instead of raising an error.
+        trees: the files, in source order.
+        mapping: where the episodes and columns are, with only the split to read.
+        layout: the columns, as in the first episode.
+        variable_bytes: the most bytes that the texts and encoded images of one step take, if all episodes share arrays.
+        skip_bad: leave out bad episodes and report them, instead of raising an error.
     """
 
     def __init__(

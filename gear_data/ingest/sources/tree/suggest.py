@@ -43,10 +43,10 @@ class Suggestion:
     """A mapping that a source seems to need.
 
     Attributes:
-        mapping: The mapping.
-        reason: Why the episodes are where it says.
-        doubts: What else the source could be.
-        left_out: Path -> why the array is no column.
+        mapping: the mapping.
+        reason: why the episodes are where it says.
+        doubts: what else the source could be.
+        left_out: path -> why the array is no column.
     """
 
     mapping: SourceMapping
@@ -69,7 +69,7 @@ def suggestion_text(trees: Sequence[Container], source: str) -> str:
     """Returns the YAML file that `gear-data lint SRC --suggest-map` prints.
 
     Raises:
-        UnknownFormatError: There is no array.
+        UnknownFormatError: there is no array.
     """
     suggestion = suggest(trees)
     if suggestion is None:
@@ -87,7 +87,7 @@ def suggest(trees: Sequence[Container]) -> Suggestion | None:
     """Suggests a mapping for a source; returns None if its first episode has no arrays.
 
     Args:
-        trees: All trees of the source. The first one, and the last if a file is an episode, are looked at.
+        trees: all trees of the source. The first one, and the last if a file is an episode, are looked at.
     """
     with trees[0].open() as tree:
         found = find_episodes(tree, trees)

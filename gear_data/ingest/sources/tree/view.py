@@ -31,11 +31,11 @@ class TreeArray:
     """An array whose size and layout have been checked. Its values are read later.
 
     Attributes:
-        path: The path in the file.
-        shape: The shape; () for a scalar.
-        dtype: The name of the NumPy dtype in native byte order, `string`, or `binary`. Columns can have no other dtype.
-        read: Reads the rows [start, stop), as [rows, ...] or as an Arrow array of text or bytes. A scalar has one row.
-        finding: About the array as a whole, to report when it is read; None for most.
+        path: the path in the file.
+        shape: the shape; () for a scalar.
+        dtype: the name of the NumPy dtype in native byte order, `string`, or `binary`. Columns can have no other dtype.
+        read: reads the rows [start, stop), as [rows, ...] or as an Arrow array of text or bytes. A scalar has one row.
+        finding: about the array as a whole, to report when it is read; None for most.
     """
 
     path: str
@@ -69,7 +69,7 @@ class Tree(Protocol):
         """Opens an array; returns None if no array is at the path.
 
         Raises:
-            CorruptSourceError: The array is damaged.
+            CorruptSourceError: the array is damaged.
         """
 
     def attributes(self, group: str) -> Mapping[str, Any]:
@@ -81,10 +81,10 @@ class NamedArrays:
     """Arrays with paths as names, as a `Tree`.
 
     Attributes:
-        name: The name of the file or folder.
-        arrays: Path -> function that opens the array.
-        root_attributes: The attributes of the root.
-        groups: Path of a group -> its children. It follows from `arrays`.
+        name: the name of the file or folder.
+        arrays: path -> function that opens the array.
+        root_attributes: the attributes of the root.
+        groups: path of a group -> its children. It follows from `arrays`.
     """
 
     name: str
@@ -128,9 +128,9 @@ class Container:
     """A file, or a folder, that can be opened as a `Tree`.
 
     Attributes:
-        name: The name of the file or folder.
-        size: Its size in bytes.
-        open: Opens it.
+        name: the name of the file or folder.
+        size: its size in bytes.
+        open: opens it.
     """
 
     name: str
@@ -148,7 +148,7 @@ def walk(tree: Tree, group: str = "") -> Iterator[TreeArray]:
     """Yields all arrays below a group.
 
     Raises:
-        CorruptSourceError: The group has more than 10,000 arrays, or is more than 32 levels deep.
+        CorruptSourceError: the group has more than 10,000 arrays, or is more than 32 levels deep.
     """
     for count, path in enumerate(paths_below(tree, group)):
         if count >= _MAX_ARRAYS:
@@ -164,7 +164,7 @@ def paths_below(tree: Tree, group: str = "", depth: int = 0) -> Iterator[str]:
     The group is `depth` levels below the first one.
 
     Raises:
-        CorruptSourceError: The group is more than 32 levels deep.
+        CorruptSourceError: the group is more than 32 levels deep.
     """
     if depth > _MAX_DEPTH:
         raise _too_large(tree, group)
