@@ -1,4 +1,7 @@
-"""Helpers of all benchmarks: test data, machine facts, tables and figures."""
+"""Helpers of all benchmarks: test data, machine facts, tables and figures.
+
+Why: docs/explanation/decisions/measuring.md
+"""
 
 from __future__ import annotations
 

@@ -9,4 +9,6 @@ The way of a batch, from `next(iter(loader))` to the kernel:
 - `gear_data.collection.collector`: the `Collector` fills the arrays through a `ColumnReader`.
 - `gear_data.residency.reader`: `ShardReader.read` calls the kernel `gear_data.kernels.cpu.collect.collect`.
 - `builders.postprocess` decodes columns, and applies the preset's postprocessing, augmentations and `transform`.
+
+Why: docs/explanation/decisions/linked-folders.md
 """

@@ -4,6 +4,8 @@ A loader yields the rows of its rank, as whole batches. Accelerate's `DataLoader
 what it reads: no rank would get the rows of the other ranks. A DataLoader with a `batch_size` stacks several batches.
 Neither calls the loader in another way than a right DataLoader does. So the loader looks at the frames that call
 `iter(loader)`.
+
+Why: docs/explanation/decisions/whole-batches.md
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A lease ends when the last array over its buffer is gone, in whatever thread that happens. Arrays, tensors and views of
 them keep the lease alive, so the memory of a batch is never overwritten while a consumer holds it.
+
+Why: docs/explanation/decisions/leased-buffers.md
 """
 
 from __future__ import annotations

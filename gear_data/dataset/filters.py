@@ -1,4 +1,7 @@
-"""Filters and weights: Polars expressions over the rows of a table."""
+"""Filters and weights: Polars expressions over the rows of a table.
+
+Why: docs/explanation/decisions/expressions.md
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ A segment is sealed when it is complete. It vanishes with its last holder, even 
 Two kinds differ in one seal. No process can write a sealed segment. A registrable one has no write seal, because CUDA
 registers only writable mappings on x86. Every process maps it read-only, and makes its mapping writable only while it
 registers the mapping.
+
+Why: docs/explanation/decisions/memory.md
 """
 
 from __future__ import annotations

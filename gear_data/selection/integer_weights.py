@@ -13,6 +13,8 @@ D = sum c d = Q - u W, the error of an episode's probability is
 
 so the total variation, half the sum of the absolute errors, is at most (sum c |d| + |D|) / 2Q <= sum c |d| / Q. This is
 less than N / Q <= N / 2^60, where N is the number of anchors (or episodes) of positive weight: 10^-10 for 10^8.
+
+Why: docs/explanation/decisions/integer-weights.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Arrow IPC files: writing, parsing, and the byte offsets of their buffers."""
+"""Arrow IPC files: writing, parsing, and the byte offsets of their buffers.
+
+Why: docs/explanation/decisions/shards.md
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Shards mapped into memory on first use, as zero-copy NumPy views."""
+"""Shards mapped into memory on first use, as zero-copy NumPy views.
+
+Why: docs/explanation/decisions/memory.md
+"""
 
 from __future__ import annotations
 

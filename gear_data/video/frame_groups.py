@@ -3,6 +3,8 @@
 A group of pictures (GOP) begins with a key frame, and its packets follow in decoding order up to the next key frame.
 Frames that are shown before the key frame of their group (open GOPs) also need the group before. So each frame has a
 group, and each group says which packets a decoder gets.
+
+Why: docs/explanation/decisions/video.md
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 For each output, the kernel first locates the valid rows of all windows (`locate`). Then, window by window, it writes
 the valid rows and pads the other rows. The kernel does not use `prange`: a child forked after `prange` dies, and a busy
 core stalls `prange` by milliseconds. Prefetch threads run batches in parallel instead.
+
+Why: docs/explanation/decisions/cpu-collection.md
 """
 
 from __future__ import annotations

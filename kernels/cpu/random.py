@@ -4,6 +4,8 @@ The bits are the same on every device.
 
 A draw is a function of (seed, domain, step, slot, attempt). NumPy's own Philox is the 4x64 variant and gives other
 bits. Every literal is wrapped in uint64, because Numba turns a uint64 and a Python int into a float64.
+
+Why: docs/explanation/decisions/integer-weights.md
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@
 //
 // gear_data.kernels.cuda.tuning sets the constants GEAR_..., and has the reasons.
 //
+// Why: docs/explanation/decisions/gpu-collection.md
+//
 // This file includes no headers. __dmul_rn and __dadd_rn keep the compiler from fusing a multiplication and an addition
 // into one rounding, whatever the compile options are.
 

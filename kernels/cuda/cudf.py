@@ -4,6 +4,8 @@ The GPU evaluates only comparisons and logic over columns and constants. Such ex
 select the same rows. All other expressions run on the CPU. The GPU engine's arithmetic and sums may differ from the
 CPU's in the last bit. Its regular expressions differ, and so does its order of NaN: NaN > 1 is false on the GPU, and
 true on the CPU.
+
+Why: docs/explanation/decisions/expressions.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The constants of the CUDA kernels that depend on the hardware, in one place."""
+"""The constants of the CUDA kernels that depend on the hardware, in one place.
+
+Why: docs/explanation/decisions/gpu-collection.md
+"""
 
 from __future__ import annotations
 

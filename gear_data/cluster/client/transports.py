@@ -1,4 +1,7 @@
-"""Choice of a transport for each peer, with a fallback from RDMA to Arrow Flight."""
+"""Choice of a transport for each peer, with a fallback from RDMA to Arrow Flight.
+
+Why: docs/explanation/decisions/transports.md
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Transport `flight`: requests and responses over Arrow Flight (gRPC over TCP)."""
+"""Transport `flight`: requests and responses over Arrow Flight (gRPC over TCP).
+
+Why: docs/explanation/decisions/transports.md
+"""

@@ -2,6 +2,8 @@
 
 A generation is complete before `manifest.json` names it: one atomic rename publishes it. No file that an earlier
 generation lists is changed. Files that no reader's generation lists are removed afterwards.
+
+Why: docs/explanation/decisions/growing.md
 """
 
 from __future__ import annotations

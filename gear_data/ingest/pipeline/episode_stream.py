@@ -1,4 +1,7 @@
-"""Reads episodes one by one as mappings of arrays, and groups them into blocks."""
+"""Reads episodes one by one as mappings of arrays, and groups them into blocks.
+
+Why: docs/explanation/decisions/canonical-form.md
+"""
 
 from __future__ import annotations
 

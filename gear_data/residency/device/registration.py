@@ -1,4 +1,7 @@
-"""RegisteredMemory: shared memory that CUDA has registered for kernels to read."""
+"""RegisteredMemory: shared memory that CUDA has registered for kernels to read.
+
+Why: docs/explanation/decisions/memory.md
+"""
 
 from __future__ import annotations
 

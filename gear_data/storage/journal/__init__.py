@@ -1,1 +1,4 @@
-"""Journals: finished episodes on disk before they are in shards."""
+"""Journals: finished episodes on disk before they are in shards.
+
+Why: docs/explanation/decisions/growing.md
+"""

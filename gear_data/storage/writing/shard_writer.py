@@ -7,6 +7,8 @@ the rows of its final observations, and a JSON file with the position in the sou
 written last. A shard without one is written again.
 
 The steps of the next shard are collected while the previous shard is written to disk.
+
+Why: docs/explanation/decisions/shards.md
 """
 
 from __future__ import annotations

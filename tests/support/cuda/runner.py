@@ -2,6 +2,8 @@
 
 `ShimRunner` runs them on the CPU, in a process built with the address and undefined behaviour sanitizers (see
 `cuda_shim`). The checks of the kernels take any runner.
+
+Why: docs/explanation/decisions/cuda-shim.md
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 // ends. Blocks run one after another. This detects wrong results, accesses outside of memory and unaligned ones (with the
 // sanitizers), missing waits (the order of threads is reversed at every launch), and deadlocks. It detects no races
 // between blocks, and says nothing about speed.
+//
+// Why: docs/explanation/decisions/cuda-shim.md
 #pragma once
 
 #include <sys/mman.h>
