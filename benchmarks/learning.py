@@ -127,7 +127,13 @@ def train_bc(dataset: gear_data.Dataset, seed: int, steps: int) -> tuple[torch.n
 
 def gear_batches(dataset: gear_data.Dataset, seed: int, anchor: str) -> gear_data.SequenceLoader:
     return gear_data.SequenceLoader(
-        dataset, BATCH, context=CONTEXT, preset="decision_transformer", seed=seed, normalize=True, anchor=anchor
+        dataset,
+        BATCH,
+        context=CONTEXT,
+        preset="decision_transformer",
+        seed=seed,
+        normalize=True,
+        windows=gear_data.WindowOptions(anchor=anchor),
     )
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gear_data.loaders.decoding.augmentation import RandomCrop, RandomShift
     from gear_data.loaders.frameworks.map_datasets import EpisodeDataset, WindowDataset
     from gear_data.loaders.mixture import Mixture
+    from gear_data.loaders.options import BatchOptions, ExecutionOptions, ReturnOptions, VideoOptions, WindowOptions
     from gear_data.loaders.presets.batch_format import BatchFormat
     from gear_data.loaders.sequence_loader import SequenceLoader
     from gear_data.loaders.tuning.report import TuneReport
@@ -58,6 +59,7 @@ __version__ = "0.1.0"
 #: Public name -> (module, name in that module).
 _PUBLIC = {
     "BatchFormat": ("gear_data.loaders.presets.batch_format", "BatchFormat"),
+    "BatchOptions": ("gear_data.loaders.options", "BatchOptions"),
     "Camera": ("gear_data.recording.cameras.camera", "Camera"),
     "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
@@ -66,6 +68,7 @@ _PUBLIC = {
     "Episode": ("gear_data.dataset.episode", "Episode"),
     "EpisodeDataset": ("gear_data.loaders.frameworks.map_datasets", "EpisodeDataset"),
     "Evaluation": ("gear_data.evaluation.episodes", "Evaluation"),
+    "ExecutionOptions": ("gear_data.loaders.options", "ExecutionOptions"),
     "Fifo": ("gear_data.selection.samplers", "Fifo"),
     "GearError": ("gear_data.errors", "GearError"),
     "Goals": ("gear_data.selection.goals", "Goals"),
@@ -81,6 +84,7 @@ _PUBLIC = {
     "RateLimit": ("gear_data.recording.rate_limit.limit", "RateLimit"),
     "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
     "ResidencyPlan": ("gear_data.residency.plan", "ResidencyPlan"),
+    "ReturnOptions": ("gear_data.loaders.options", "ReturnOptions"),
     "Rollout": ("gear_data.evaluation.rollout", "Rollout"),
     "SaveReport": ("gear_data.ingest.saving.save", "SaveReport"),
     "Schema": ("gear_data.schema", "Schema"),
@@ -90,8 +94,10 @@ _PUBLIC = {
     "TuneReport": ("gear_data.loaders.tuning.report", "TuneReport"),
     "Uniform": ("gear_data.selection.samplers", "Uniform"),
     "VideoFrames": ("gear_data.dataset.cameras.video_frames", "VideoFrames"),
+    "VideoOptions": ("gear_data.loaders.options", "VideoOptions"),
     "Weighted": ("gear_data.selection.samplers", "Weighted"),
     "WindowDataset": ("gear_data.loaders.frameworks.map_datasets", "WindowDataset"),
+    "WindowOptions": ("gear_data.loaders.options", "WindowOptions"),
     "Writer": ("gear_data.recording.writer", "Writer"),
     "convert": ("gear_data.ingest.convert", "convert"),
     "evaluate": ("gear_data.evaluation.episodes", "evaluate"),
@@ -113,6 +119,7 @@ _PUBLIC = {
 __all__ = [
     "ColumnSpec",
     "BatchFormat",
+    "BatchOptions",
     "Camera",
     "ConvertReport",
     "Dataset",
@@ -120,6 +127,7 @@ __all__ = [
     "Episode",
     "EpisodeDataset",
     "Evaluation",
+    "ExecutionOptions",
     "Fifo",
     "GearError",
     "Goals",
@@ -135,6 +143,7 @@ __all__ = [
     "RateLimit",
     "RepairReport",
     "ResidencyPlan",
+    "ReturnOptions",
     "Rollout",
     "SaveReport",
     "Schema",
@@ -144,8 +153,10 @@ __all__ = [
     "TuneReport",
     "Uniform",
     "VideoFrames",
+    "VideoOptions",
     "Weighted",
     "WindowDataset",
+    "WindowOptions",
     "Writer",
     "convert",
     "errors",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,13 @@ from gear_data.schema import ColumnSpec, Schema
 from gear_data.selection.goals import Goals
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 Normalize = bool | str | Sequence[str] | Mapping[str, tuple[Any, Any] | str] | None
 
-#: The known backends; see `SequenceLoader`.
-BACKENDS = ("auto", "cpu", "cuda")
-#: The kinds of passes; see `SequenceLoader`.
-PASSES = ("continue", "repeat")
+Passes = Literal["continue", "repeat"]
+#: A dtype of float columns, by name or as a framework has it.
+Dtype = Literal["float32", "float64", "float16", "bfloat16"] | npt.DTypeLike | "torch.dtype" | None
 #: Name of a dtype -> the dtype that the collector computes in. Half precisions are rounded from float32.
 _DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 
@@ -39,21 +38,23 @@ def check_range(name: str, value: Any, low: int, high: int | None = None) -> Non
         raise InvalidArgumentError(f"{name} must be {limit}, not {value}")
 
 
-def check_numbers(
-    batch_size: Any, context: Any, prefetch: Any, seed: Any, stride: Any, steps: Any, epochs: Any, n_step: Any
-) -> None:
-    """Raises InvalidArgumentError unless each argument is in its range.
+def check_bool(name: str, value: Any) -> None:
+    """Raises InvalidArgumentError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} is True or False, not {value!r}")
 
-    At least one of `steps` and `epochs` must be None.
-    """
-    check_range("batch_size", batch_size, 1)
-    check_range("context", context, 1)
-    check_range("prefetch", prefetch, 0)
-    check_range("seed", seed, 0, (1 << 64) - 1)
-    check_range("stride", stride, 1)
-    for name, value, low in (("steps", steps, 0), ("epochs", epochs, 0), ("n_step", n_step, 1)):
+
+def check_word(name: str, value: Any, words: Any) -> None:
+    """Raises UnknownNameError unless `value` is one of a Literal's words."""
+    if value not in get_args(words):
+        raise unknown_name(name, value, get_args(words))
+
+
+def check_end(steps: Any, epochs: Any) -> None:
+    """Raises InvalidArgumentError unless each is None or at least 0, and one is None."""
+    for name, value in (("steps", steps), ("epochs", epochs)):
         if value is not None:
-            check_range(name, value, low)
+            check_range(name, value, 0)
     if steps is not None and epochs is not None:
         raise InvalidArgumentError(
             f"steps is {steps} and epochs is {epochs}: both would end the iteration", hint="give only one of them"
@@ -89,28 +90,7 @@ def check_dataset(dataset: Any) -> Dataset:
     return dataset
 
 
-def check_backend(backend: str) -> str:
-    """Returns the backend; raises UnknownNameError if there is no such backend."""
-    if backend not in BACKENDS:
-        raise unknown_name("backend", backend, BACKENDS)
-    return backend
-
-
-def check_passes(passes: str) -> str:
-    """Returns the kind of passes; raises UnknownNameError if there is no such kind."""
-    if passes not in PASSES:
-        raise unknown_name("passes", passes, PASSES)
-    return passes
-
-
-def check_sm_budget(sm_budget: float) -> float:
-    """Returns the budget; raises InvalidArgumentError unless 0 < budget <= 1."""
-    if not isinstance(sm_budget, int | float) or not 0 < sm_budget <= 1:
-        raise InvalidArgumentError(f"sm_budget is {sm_budget!r}; it must be above 0 and at most 1")
-    return sm_budget
-
-
-def check_dtype(dtype: npt.DTypeLike | torch.dtype | None) -> tuple[np.dtype[Any] | None, str | None]:
+def check_dtype(dtype: Dtype) -> tuple[np.dtype[Any] | None, str | None]:
     """Resolves the loader's argument `dtype`.
 
     Returns:
@@ -144,7 +124,7 @@ def check_goals(goals: Any, anchor: str) -> Goals | None:
     if anchor == "random":
         raise InvalidArgumentError(
             "goals need a current step, and a window with anchor='random' has none",
-            hint="give anchor='start' (the window's first step) or anchor='end' (its last step)",
+            hint="give WindowOptions(anchor='start'), the window's first step, or anchor='end', its last step",
         )
     return goals
 

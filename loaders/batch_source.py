@@ -39,17 +39,17 @@ class BatchSource:
     ) -> None:
         self._config, self._components, self._source = config, components, source
         self._postprocess = PostprocessConfig(
-            config.half,
+            config.batch.half,
             dict(config.decoders),
             config.transform,
             config.seed,
-            config.context,
-            config.framework,
-            config.augment,
+            config.rule.context,
+            config.resolved_framework,
+            config.batch.augment,
         )
         if builders is None:
-            chosen = resolve_backend(config.backend, components, self._postprocess, config.batch_size)
-            builders = BuilderFactory(chosen, config.framework, config.sm_budget, config.joined)
+            chosen = resolve_backend(config.execution.backend, components, self._postprocess, config.batch_size)
+            builders = BuilderFactory(chosen, config.resolved_framework, config.execution.sm_budget, config.joined)
         self.builders = builders
         self._readers = CameraReaders(components, config.video)
         # The builder for `batch`, with the rows and the kind of process that it is for.
@@ -73,7 +73,7 @@ class BatchSource:
             return 1
         batch_bytes = self.most_rows(rows) * max(component.row_bytes for component in self._components)
         remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)
-        return self._config.batches_at_once or group_size(batch_bytes, remote=remote)
+        return self._config.execution.batches_at_once or group_size(batch_bytes, remote=remote)
 
     def builder(self, rows: RankRows, group: int) -> BatchBuilder:
         """Returns the builder of an iteration.

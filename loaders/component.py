@@ -31,9 +31,8 @@ from gear_data.loaders.presets.outputs import (
     preset_postprocess,
     text_columns,
 )
-from gear_data.loaders.presets.registry import resolve_preset
 from gear_data.loaders.presets.stacked import Parts, part_outputs, stacked_schema
-from gear_data.loaders.video.arguments import check_cameras, resized
+from gear_data.loaders.video.resize import check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
 from gear_data.schema import Schema
 from gear_data.selection.goals import Goals, GoalSampler
@@ -184,7 +183,7 @@ def make_components(
     """
     datasets = config.datasets
     origins = [Origin()] * len(datasets) if origins is None else origins
-    check_cameras([each.dataset.schema for each in datasets], config.video.resize)
+    check_cameras([each.dataset.schema for each in datasets], config.resize)
     schemas = [_schema(each.dataset, config)[0] for each in datasets] if config.joined else []
     shared = _shared_columns(schemas) if config.joined else None
     components = []
@@ -192,11 +191,10 @@ def make_components(
         if origin.component is not None:
             components.append(origin.component)
             continue
-        own = dataclasses.replace(config, **each.options)
-        if shared is not None and own.columns is None and resolve_preset(own.preset, own.preset_options).roles is None:
+        seed = config.seed if len(datasets) == 1 else _component_seed(config.seed, number)
+        own = config.with_options(each.options, seed)
+        if shared is not None and own.columns is None and own.batch_format.roles is None:
             own = dataclasses.replace(own, columns=shared)
-        if len(datasets) > 1:
-            own = dataclasses.replace(own, seed=_component_seed(config.seed, number))
         components.append(_make_component(each.dataset, own, ask_rank_zero, origin))
     return tuple(components)
 
@@ -205,28 +203,28 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
     columns = config.columns
     if columns is not None and (isinstance(columns, str) or not all(isinstance(name, str) for name in columns)):
         raise InvalidArgumentError(f"columns must be a list of names, not {columns!r}")
-    if config.discount != 1:
-        dataset = dataset.with_discount(config.discount)
-    batch_format = resolve_preset(config.preset, config.preset_options)
+    if config.returns.discount != 1:
+        dataset = dataset.with_discount(config.returns.discount)
+    batch_format = config.batch_format
     schema, parts = _schema(dataset, config)
     request = BatchRequest(
         schema=schema,
-        context=config.context,
+        context=config.rule.context,
         columns=None if columns is None else tuple(columns),
-        offsets=config.offsets,
+        offsets=config.column_steps,
         normalize=normalization_statistics(dataset, schema, parts, config.normalize)
         if origin.normalize is None
         else restored_statistics(origin.normalize),
-        float_dtype=config.float_dtype,
-        n_step=config.n_step,
-        discount=config.discount,
+        float_dtype=config.batch.float_dtype,
+        n_step=config.returns.n_step,
+        discount=config.returns.discount,
     )
     postprocess = preset_postprocess(batch_format, request)
     outputs = tuple(batch_outputs(batch_format, request))
-    if config.half is not None and postprocess is None:
-        outputs = tuple(dataclasses.replace(o, half=config.dtype_name) if _is_float(o) else o for o in outputs)
+    if config.batch.half is not None and postprocess is None:
+        outputs = tuple(dataclasses.replace(o, half=config.batch.dtype_name) if _is_float(o) else o for o in outputs)
     check_batch_bytes(outputs, config.batch_size)
-    if config.window_ids and (taken := sorted({output.key for output in outputs}.intersection(WINDOW_IDS))):
+    if config.batch.window_ids and (taken := sorted({output.key for output in outputs}.intersection(WINDOW_IDS))):
         raise InvalidArgumentError(
             f"window_ids=True adds the key '{taken[0]}', which the batch already has",
             column=taken[0],
@@ -261,16 +259,17 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
     variable = text_columns(batch_format, request)
     goals = None
     if config.goals is not None:
-        if batch_format.transitions is not None and config.n_step is not None:
+        if batch_format.transitions is not None and config.returns.n_step is not None:
             raise InvalidArgumentError(
-                f"goals relabel the reward of one step, and n_step is {config.n_step}", hint="leave n_step or goals out"
+                f"goals relabel the reward of one step, and n_step is {config.returns.n_step}",
+                hint="leave n_step or goals out",
             )
         output = goal_output(config.goals.goal_column, batch_format, request, outputs)
         check_batch_bytes((*outputs, *[output] * len(config.goals.keys)), config.batch_size)
         goals = ComponentGoals(_goal_sampler(dataset, schema, config.goals, config), output)
     return LoaderComponent(
         dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, postprocess, goals,
-        parts, config.window_ids,
+        parts, config.batch.window_ids,
     )  # fmt: skip
 
 
@@ -295,8 +294,8 @@ def episode_ids(components: Sequence[LoaderComponent], source: int | Int64Array,
 
 def _schema(dataset: Dataset, config: LoaderConfig) -> tuple[Schema, Parts]:
     """Returns the columns as batches have them, and the parts of stacked columns."""
-    schema, parts = stacked_schema(dataset.schema, config.stack)
-    return resized(schema, config.video.resize), parts
+    schema, parts = stacked_schema(dataset.schema, config.batch.stack)
+    return resized(schema, config.resize), parts
 
 
 def _goal_sampler(dataset: Dataset, schema: Schema, goals: Goals, config: LoaderConfig) -> GoalSampler:

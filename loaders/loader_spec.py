@@ -24,7 +24,7 @@ def loader_identity(
         "seed": config.seed,
         "batch_size": config.batch_size,
         **config.rule.identity(),
-        "discount": config.discount,
+        "discount": config.returns.discount,
         **_steps_left_out(components),
         "goals": None if config.goals is None else config.goals.to_json(),
         **source.identity(),
@@ -44,7 +44,7 @@ def _cameras(config: LoaderConfig, components: Sequence[LoaderComponent]) -> dic
     """
     if not any(component.cameras for component in components):
         return {}
-    return {"video_decoder": decoder_version(config.video.options(None).backend)}
+    return {"video_decoder": decoder_version(config.video.decoding(None).backend)}
 
 
 def loader_spec(
@@ -65,8 +65,8 @@ def loader_spec(
         "passes": config.passes,
         "preset": components[0].batch_format.name,
         **(specs[0] if len(specs) == 1 else {"datasets": specs}),
-        "dtype": config.dtype_name,
-        "augment": augment_json(config.augment),
+        "dtype": config.batch.dtype_name,
+        "augment": augment_json(config.batch.augment),
         "transform": getattr(config.transform, "__qualname__", None if config.transform is None else "unnamed"),
         **_cameras(config, components),
         "decoders": {name: getattr(d, "__qualname__", repr(d)) for name, d in config.decoders.items()},

@@ -51,7 +51,7 @@ def check_selection(
         return None
     if isinstance(dataset, Mixture):
         raise InvalidArgumentError(
-            "a mixture cannot be sampled node by node", hint="use a mixture with selection='centralized'"
+            "a mixture cannot be sampled node by node", hint="use a mixture with WindowOptions(selection='centralized')"
         )
     if rank is not None or world_size is not None:
         raise InvalidArgumentError(
@@ -62,7 +62,7 @@ def check_selection(
     if membership is None:
         raise InvalidArgumentError(
             "selection='decentralized' was given, and this dataset has no nodes",
-            hint="open it with cluster='torchrun', or use selection='centralized'",
+            hint="open it with cluster='torchrun', or use WindowOptions(selection='centralized')",
         )
     return membership
 
@@ -158,12 +158,12 @@ def node_local_selector(
     if not proportions.all():
         raise InvalidArgumentError(
             f"the sampler selects no window of node {names[int(np.argmin(proportions))]}: its ranks would have no rows",
-            hint="use selection='centralized', or fewer nodes",
+            hint="use WindowOptions(selection='centralized'), or fewer nodes",
         )
     if isinstance(whole, WeightedSelector) and whole.importance is not None:
         raise InvalidArgumentError(
             "beta= was given, and no node knows the importance weights of the whole batch",
-            hint="use selection='centralized', or leave beta out",
+            hint="use WindowOptions(selection='centralized'), or leave beta out",
         )
     episodes = own_episodes(dataset, membership)
     excluded = None if anchors.excluded is None else anchors.excluded[episodes]

@@ -7,51 +7,59 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.distributed import is_distributed
 from gear_data.common.fork_lock import fork_safe_lock
+from gear_data.common.keywords import refuse_keywords
 from gear_data.dataset.dataset import Dataset
 from gear_data.evaluation.normalizer import Normalizer, shared_normalizer
-from gear_data.loaders.arguments import Normalize
+from gear_data.loaders.arguments import Normalize, Passes
 from gear_data.loaders.batch_iterator import BatchIterator
 from gear_data.loaders.builders.batch import Batch, RankRows, Transform
 from gear_data.loaders.component import episode_ids, make_components
-from gear_data.loaders.config import LoaderConfig, resolve_config
-from gear_data.loaders.decoding.augmentation import Augment
+from gear_data.loaders.config import ARGUMENTS, LoaderConfig
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import check_decoders, check_joined
 from gear_data.loaders.frameworks.iterable import LoaderBase
+from gear_data.loaders.frameworks.resolve import Device, FrameworkName
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.grain_source import GrainSource
 from gear_data.loaders.loader_spec import loader_identity, loader_spec
 from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.misuse import check_consumer, check_dataloader_options, check_sampler
 from gear_data.loaders.mixture import Mixture
+from gear_data.loaders.options import (
+    MOVED,
+    BatchOptions,
+    ExecutionOptions,
+    ReturnOptions,
+    VideoOptions,
+    WindowOptions,
+)
 from gear_data.loaders.passes.layout import pass_layout
 from gear_data.loaders.passes.progress import Progress
 from gear_data.loaders.passes.shared_passes import SharedPasses
 from gear_data.loaders.passes.state import check_state, make_state
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.offsets import Offsets
+from gear_data.loaders.presets.registry import PresetName
 from gear_data.loaders.stages.builders import make_iterator
 from gear_data.loaders.stages.refreshing import refresh
 from gear_data.loaders.stages.saved_stages import load_stages
 from gear_data.loaders.stages.stage import first_stage, last_id
 from gear_data.loaders.stages.timeline import Stages
 from gear_data.loaders.tuning.config_file import read_config
-from gear_data.loaders.video.arguments import Resize
+from gear_data.loaders.video.resize import Resize
 from gear_data.loaders.weight_updates import apply_update, check_updatable
 from gear_data.loaders.window_source import window_table
 from gear_data.selection.goals import Goals
-from gear_data.selection.samplers import Sampler
-from gear_data.video.decoding.options import CACHE_BYTES
+from gear_data.selection.samplers import Sampler, SamplerName
 
 if TYPE_CHECKING:
-    import torch
     from torch.utils.data import DataLoader
 
 
@@ -83,52 +91,32 @@ class SequenceLoader(LoaderBase):
         normalize: True (float observations), one column or several, by the dataset's mean and standard deviation; or
             `quantiles` (float observations, the 1st and 99th percentile to -1 and 1) or `min-max` (to -1 to 1); or
             column -> (mean, std), `mean-std`, `quantiles` or `min-max`. None: nothing is normalised.
-        dtype: dtype of float columns: float32, float64, float16 or bfloat16, by name or as a framework's
-            dtype. None: the preset's. Masks keep their dtype.
-        augment: `RandomShift` or `RandomCrop` for all images, or a mapping of keys of the batch to them. Applied after
-            decoders and before `transform`. None: images stay as they are.
+        goals: adds goals to each window; see `Goals`.
+        decoders: column of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
+        resize: (H, W) of all cameras, or a mapping of cameras to (H, W). None: as in the files.
         transform: called as transform(batch, rng) with a NumPy generator keyed by (seed, step); returns the batch.
-        rank, world_size: None reads torch.distributed, or JAX's processes, if they are initialised, else 0 of 1.
-        framework: framework of the batch's arrays. `torch`: tensors. `numpy`: arrays. `jax`: `jax.Array`, with 32-bit
-            numbers unless JAX has 64-bit ones. None: `torch` where torch is installed, else `numpy`.
-        device: device of the tensors.
-        sharding: with `jax`, the sharding of the leading axis, such as `NamedSharding(mesh, PartitionSpec("data"))`.
-            Arrays are of the global batch. None: arrays of this process's rows, on JAX's default device.
-        backend: the processor that collects batches. `cpu` collects in this machine's memory and copies to the device.
-            `cuda` collects with kernels of the device, which read the columns in place. `auto` takes the backend that
-            is expected to be faster. Kernels need a dataset with residency `pinned` or `device`, or a placed dataset;
-            of other datasets, the CPU gathers the rows for them. The CPU decodes cameras, and makes tokens, augmented
-            images, batches for `transform`, and steps that other machines send by Arrow Flight.
-        sm_budget: the share of a GPU's multiprocessors for this loader's kernels, above 0 and at most 1.
-        prefetch: number of batches that are kept ready, built in a thread; 0 builds each batch when it is taken.
-        batches_at_once: batches that the thread builds in one call. None: up to 4 small ones, or 8.
         steps: number of batches of a pass; None: no end.
         epochs: a pass has as many batches as this many epochs, each over all windows. With `shuffle` and `fifo` the
             last batch may have fewer rows.
         passes: `continue`: each pass follows the pass before. `repeat`: each has the same batches, for validation.
-        preset_options: fields of the preset to change, for example {"side": "right"}; see `BatchFormat`.
-        stride: only every stride-th step of an episode is the anchor of a window.
-        anchor: position of the anchor in its window. `start`: the window starts there. `end`: it ends there. `random`:
-            the anchor is anywhere in it.
-        short_windows: whether a window may have fewer steps than `context` at the end (or start) of an episode.
-        n_step: adds `n_step_returns`, the discounted sum of this many rewards, up to the episode's end. With
-            `transitions`, the sum is `rewards`, and the next observation is this many steps ahead.
-        discount: discount of `n_step` and `returns_to_go`, 0 to 1.
-        window_ids: adds `episode_id` and `start`, the window's first step in its episode, int64 [B].
-        decoders: column of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
-        goals: adds goals to each window; see `Goals`.
-        pin_memory: whether batches are copied to a GPU through pinned memory. None: if `device` is a GPU.
-        selection: for a dataset opened with `cluster`. `centralized`: all ranks sample the same global batch. With
-            `decentralized` each node samples only its own shards; the windows then depend on the placement.
-        stack: new column -> the columns of numbers that it is made of, as in `convert`: presets find `observations` in
-            `{"observations": ["position", "velocity"]}`. The batches are those of a dataset that was converted so.
-        resize: (H, W) of all cameras, or a mapping of cameras to (H, W). None: as in the files.
-        decode_threads: threads of a process that decode. None: its cores, divided by the number of DataLoader workers.
-        video_cache, video_backend: bytes of decoded frames that a process keeps; `pyav`, `torchcodec`, `auto`
-            (`pyav`), or `nvdec`: a GPU decodes, through torchcodec, which has not run on a GPU yet.
+        rank, world_size: None reads torch.distributed, or JAX's processes, if they are initialised, else 0 of 1.
+        framework: framework of the batch's arrays. `torch`: tensors. `numpy`: arrays. `jax`: `jax.Array`, with 32-bit
+            numbers unless JAX has 64-bit ones. None: `torch` where torch is installed, else `numpy`.
+        device: device of the tensors. With `jax`, the sharding of the leading axis, such as `NamedSharding(mesh,
+            PartitionSpec("data"))`: arrays are of the global batch. `cpu` gives JAX's arrays of this process's rows,
+            on JAX's default device.
+        prefetch: number of batches that are kept ready, built in a thread; 0 builds each batch when it is taken.
+        windows: which windows are drawn, see `WindowOptions`: `stride`, `anchor`, `short`, `selection`.
+        returns: sums of rewards, see `ReturnOptions`: `n_step`, `discount`.
+        batch: changes of the preset's arrays, see `BatchOptions`: `dtype`, `preset_options`, `stack`, `augment`,
+            `window_ids`.
+        video: how cameras are decoded, see `VideoOptions`: `threads`, `cache_bytes`, `backend`.
+        execution: where batches are built, see `ExecutionOptions`: `backend`, `sm_budget`, `pin_memory`,
+            `batches_at_once`.
 
     Raises:
         UnknownNameError: no such preset, sampler or column; the message lists the known ones.
+        UnknownArgumentError: no such argument; the message names its place in a group, or the closest name.
         InvalidArgumentError: an argument out of its range.
         MissingColumnError: the preset needs a column that the dataset lacks.
         DeviceError: this machine does not have the device.
@@ -136,32 +124,30 @@ class SequenceLoader(LoaderBase):
 
     def __init__(
         self, dataset: Dataset | Mixture, batch_size: int = 256, *,
-        context: int | None = None, preset: str | BatchFormat = "raw", sampler: str | Sampler = "uniform",
-        seed: int = 0, columns: Sequence[str] | None = None, offsets: Offsets | None = None,
-        normalize: Normalize = None, dtype: npt.DTypeLike | torch.dtype | None = None, augment: Augment = None,
-        transform: Transform | None = None, rank: int | None = None, world_size: int | None = None,
-        framework: str | None = None, device: str | torch.device = "cpu", sharding: Any = None,
-        backend: str = "auto", sm_budget: float = 1.0, prefetch: int = 2, batches_at_once: int | None = None,
-        steps: int | None = None, epochs: int | None = None, passes: str = "continue",
-        preset_options: Mapping[str, Any] | None = None, stride: int = 1, anchor: str = "start",
-        short_windows: bool = True, n_step: int | None = None, discount: float = 1.0, window_ids: bool = False,
-        decoders: Mapping[str, Decoder] | None = None, goals: Goals | None = None, pin_memory: bool | None = None,
-        selection: str = "centralized", stack: Mapping[str, Sequence[str]] | None = None,
-        resize: Resize | None = None, decode_threads: int | None = None, video_cache: int = CACHE_BYTES,
-        video_backend: str = "auto",
+        context: int | None = None, preset: PresetName | BatchFormat = "raw",
+        sampler: SamplerName | Sampler = "uniform", seed: int = 0,
+        columns: Sequence[str] | None = None, offsets: Offsets | None = None, normalize: Normalize = None,
+        goals: Goals | None = None, decoders: Mapping[str, Decoder] | None = None, resize: Resize | None = None,
+        transform: Transform | None = None,
+        steps: int | None = None, epochs: int | None = None, passes: Passes = "continue",
+        rank: int | None = None, world_size: int | None = None,
+        framework: FrameworkName | None = None, device: Device = "cpu", prefetch: int = 2,
+        windows: WindowOptions = WindowOptions(), returns: ReturnOptions = ReturnOptions(),
+        batch: BatchOptions = BatchOptions(), video: VideoOptions = VideoOptions(),
+        execution: ExecutionOptions = ExecutionOptions(),
+        **unknown: Never,
     ) -> None:  # fmt: skip
         super().__init__()
-        config = resolve_config(
-            dataset=dataset, batch_size=batch_size, context=context, preset=preset, preset_options=preset_options,
-            sampler=sampler, seed=seed, columns=columns, stack=stack, offsets=offsets, normalize=normalize, dtype=dtype,
-            n_step=n_step, discount=discount, window_ids=window_ids, augment=augment, transform=transform,
-            decoders=decoders, goals=goals, rank=rank, world_size=world_size, selection=selection,
-            framework=framework, device=device, sharding=sharding, backend=backend, sm_budget=sm_budget,
-            pin_memory=pin_memory, prefetch=prefetch, batches_at_once=batches_at_once, steps=steps, epochs=epochs,
-            passes=passes, stride=stride, anchor=anchor, short_windows=short_windows, resize=resize,
-            decode_threads=decode_threads, video_cache=video_cache, video_backend=video_backend,
+        refuse_keywords("SequenceLoader", unknown, ARGUMENTS, MOVED)
+        config = LoaderConfig(
+            dataset=dataset, batch_size=batch_size, context=context, preset=preset, sampler=sampler, seed=seed,
+            columns=columns, offsets=offsets, normalize=normalize, goals=goals, resize=resize,
+            decoders={} if decoders is None else decoders,
+            transform=transform, steps=steps, epochs=epochs, passes=passes, rank=rank, world_size=world_size,
+            framework=framework, device=device, prefetch=prefetch, windows=windows, returns=returns, batch=batch,
+            video=video, execution=execution,
         )  # fmt: skip
-        self.batch_size, self.context, self.seed = config.batch_size, config.context, config.seed
+        self.batch_size, self.context, self.seed = config.batch_size, config.rule.context, config.seed
         components = make_components(
             config, ask_rank_zero=rank is None and get_worker_info() is None and is_distributed()
         )
@@ -170,7 +156,7 @@ class SequenceLoader(LoaderBase):
         if config.joined:
             check_joined(components)
         self._layout = pass_layout(config, components[0].selector, components[0].num_windows)
-        config.framework.check_last_batch(self._layout.last_rows)
+        config.resolved_framework.check_last_batch(self._layout.last_rows)
         self._stages = Stages(first_stage(config, components, self._layout))
         self._shared = SharedPasses()
         self._progress = Progress(self._layout, self._shared)
@@ -204,7 +190,7 @@ class SequenceLoader(LoaderBase):
                 tuned with an argument that a file cannot hold, and which is missing here.
         """
         saved = read_config(path, dataset, arguments)
-        loader = cls(saved.open(dataset, residency), **{**saved.arguments, **saved.setting.arguments, **arguments})
+        loader = cls(saved.open(dataset, residency), **{**saved.setting.applied_to(saved.arguments), **arguments})
         loader._num_workers = saved.setting.num_workers or 0 if num_workers is None else num_workers
         return loader
 
@@ -299,7 +285,7 @@ class SequenceLoader(LoaderBase):
         Raises:
             InvalidArgumentError: the batches are not in the CPU's memory.
         """
-        return GrainSource(self, self._config.framework, self.spec())
+        return GrainSource(self, self._config.resolved_framework, self.spec())
 
     def dataloader(self, num_workers: int | None = None, **options: Any) -> DataLoader[Batch]:
         """Returns a torch DataLoader of this loader's batches.
@@ -312,7 +298,7 @@ class SequenceLoader(LoaderBase):
         Raises:
             InvalidArgumentError: the batches are not of torch, or an option would change them.
         """
-        check_dataloader_options(self._config.framework, options)
+        check_dataloader_options(self._config.resolved_framework, options)
         from torch.utils.data import DataLoader
 
         workers = self._num_workers if num_workers is None else num_workers

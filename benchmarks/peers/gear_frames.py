@@ -17,7 +17,7 @@ def build(args: argparse.Namespace) -> Batches:
     loader = gear_data.SequenceLoader(
         dataset, batch_size=args.batch_size, context=ACTION_STEPS, preset=args.preset, seed=args.seed,
         columns=("observations", "actions", CAMERA), offsets={CAMERA: list(FRAME_STEPS)},
-        resize=(args.resize, args.resize) if args.resize else None, decode_threads=args.threads,
+        resize=(args.resize, args.resize) if args.resize else None, video=gear_data.VideoOptions(threads=args.threads),
         prefetch=args.prefetch,
     )  # fmt: skip
     versions = {"gear-data": gear_data.__version__, **versions_of("av", "torch")}

@@ -51,7 +51,9 @@ def open_windows(options: argparse.Namespace) -> gear_data.Dataset:
 
 def batch_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of `SequenceLoader` that the options of batches give."""
-    return {name: getattr(options, name) for name in _BATCH_DEFAULTS}
+    values = {name: getattr(options, name) for name in _BATCH_DEFAULTS}
+    video = gear_data.VideoOptions(threads=values.pop("decode_threads"))
+    return {**values, "video": video}
 
 
 def _loader(options: argparse.Namespace, dataset: gear_data.Dataset, **arguments: Any) -> Any:

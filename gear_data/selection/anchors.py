@@ -105,7 +105,7 @@ class Anchors:
         if self.excluded is not None and not lengths.any():
             return InvalidArgumentError(
                 f"each of the {len(lengths)} episodes is one step without a next observation",
-                hint="give preset_options={'transitions': {'missing_next': 'mark'}} to draw such steps",
+                hint="give BatchOptions(preset_options={'transitions': {'missing_next': 'mark'}}) to draw such steps",
             )
         return InvalidArgumentError("no window satisfies the filter of steps", hint="relax the filter or its mode")
 

@@ -108,7 +108,8 @@ class StepMask:
             raise unknown_name("mode", mode, MODES)
         if rule.anchor == "random":
             raise InvalidArgumentError(
-                "windows with anchor='random' cannot be chosen by a filter of steps", hint="use anchor='start' or 'end'"
+                "windows with anchor='random' cannot be chosen by a filter of steps",
+                hint="use WindowOptions(anchor='start') or 'end'",
             )
         words = _no_words(self.num_steps)
         if mode == "all":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,8 @@ Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
 #: The place of the anchor step in its window.
-ANCHORS = ("start", "end", "random")
+Anchor = Literal["start", "end", "random"]
+ANCHORS: tuple[Anchor, ...] = get_args(Anchor)
 
 
 # Not frozen, like all dataclasses that are built for every batch. Building a frozen dataclass takes several times as
@@ -83,7 +84,7 @@ class WindowRule:
 
     context: int
     stride: int = 1
-    anchor: str = "start"
+    anchor: Anchor = "start"
     short: bool = True
 
     def __post_init__(self) -> None:

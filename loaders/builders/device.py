@@ -300,7 +300,8 @@ def _staging_source(source: CollectSource, dataset: Dataset) -> tuple[StagingRea
     reader = staging_reader(source.reader)
     if reader is None:
         raise InvalidArgumentError(
-            "backend='cuda' cannot collect steps that other machines send", hint="give backend='cpu' or 'auto'"
+            "backend='cuda' cannot collect steps that other machines send",
+            hint="give ExecutionOptions(backend='cpu') or 'auto'",
         )
     return reader, store_of(dataset).device_columns()
 

@@ -30,6 +30,7 @@ class Framework:
         device: torch's device of the batch; None with other frameworks.
         pin: whether batches are copied to pinned memory.
         rank: this process's rank and the number of ranks, where the framework decides them; else None.
+        sharded: whether a sharding decides which rows this process has.
         multiple: every global batch must have a multiple of this many rows.
     """
 
@@ -40,6 +41,7 @@ class Framework:
     device: torch.device | None = None
     pin: bool = False
     rank: tuple[int, int] | None = None
+    sharded: bool = False
     multiple: int = 1
 
     def check_last_batch(self, rows: int) -> None:

@@ -45,7 +45,7 @@ def jax_framework(sharding: Any, batch_size: int, *, transformed: bool) -> Frame
     else:
         rank, multiple = _rows_of_process(sharding, batch_size)
     place = functools.partial(_place, sharding=sharding, world_size=rank[1], transformed=transformed)
-    return Framework("jax", place=place, rank=rank, multiple=multiple)
+    return Framework("jax", place=place, rank=rank, multiple=multiple, sharded=sharding is not None)
 
 
 def _rows_of_process(sharding: Any, batch_size: int) -> tuple[tuple[int, int], int]:
@@ -55,7 +55,7 @@ def _rows_of_process(sharding: Any, batch_size: int) -> tuple[tuple[int, int], i
     """
     if not isinstance(sharding, Sharding):
         raise InvalidArgumentError(
-            f"sharding is {shown(sharding)}, not a jax.sharding.Sharding",
+            f"device is {shown(sharding)}, neither 'cpu' nor a jax.sharding.Sharding",
             hint="give jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))",
         )
     try:
@@ -137,6 +137,6 @@ def _put_item(key: str, narrow: bool, sharding: Sharding | None, array: Any) -> 
         raise InvalidArgumentError(
             "a list of arrays of different lengths cannot be sharded",
             column=key,
-            hint="give preset_options={'tokens': {'ragged': False}}, or leave sharding= out",
+            hint="give BatchOptions(preset_options={'tokens': {'ragged': False}}), or leave device= out",
         )
     return jax.device_put(_own(key, array, narrow, True))

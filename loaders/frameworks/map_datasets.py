@@ -17,8 +17,8 @@ from gear_data.loaders.sequence_loader import SequenceLoader
 
 #: Arguments of a SequenceLoader that its windows do not depend on, or that the DataLoader decides.
 _OF_BATCHES = {
-    "backend", "batch_size", "batches_at_once", "device", "epochs", "framework", "passes", "pin_memory", "prefetch",
-    "rank", "sampler", "seed", "selection", "sharding", "sm_budget", "steps", "world_size",
+    "batch_size", "device", "epochs", "execution", "framework", "passes", "prefetch", "rank", "sampler", "seed",
+    "steps", "world_size",
 }  # fmt: skip
 
 
@@ -31,7 +31,8 @@ class WindowDataset(TorchDataset[dict[str, Any]]):
     Args:
         dataset: the dataset or view. A step filter leaves out windows.
         context: the most steps of a window.
-        **arguments: arguments of `SequenceLoader` about windows, such as `preset`, `columns`, `normalize` and `stride`.
+        **arguments: arguments of `SequenceLoader` about windows, such as `preset`, `columns`, `normalize` and
+            `windows`.
 
     Raises:
         InvalidArgumentError: an argument that the DataLoader decides, such as `batch_size`.

@@ -32,7 +32,7 @@ def pinned_memory(size: int) -> npt.NDArray[np.uint8]:
     except RuntimeError as error:
         raise HostMemoryError(
             f"{size:,} bytes of pinned memory are needed for batches: {str(error).splitlines()[0]}",
-            hint="give a smaller batch_size or prefetch, or pin_memory=False",
+            hint="give a smaller batch_size or prefetch, or ExecutionOptions(pin_memory=False)",
         ) from error
     return memory
 

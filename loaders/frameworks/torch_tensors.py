@@ -32,7 +32,9 @@ def check_device(device: str | torch.device) -> torch.device:
     try:
         result = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise DeviceError(f"unknown device {device!r}", hint="use 'cpu', 'cuda' or 'cuda:N'") from error
+        raise DeviceError(
+            f"unknown device {device!r}", hint="use 'cpu', 'cuda' or 'cuda:N'; framework='jax' takes a sharding"
+        ) from error
     if result.type not in ("cpu", "cuda"):
         raise DeviceError(
             f"device is {device!r}; batches go only to 'cpu' or 'cuda'",

@@ -90,7 +90,8 @@ def _encode(values: npt.NDArray[Any], tokens: Tokens, role: Role, key: str) -> n
             raise InvalidArgumentError(
                 f"discrete values are {values.min()} to {values.max()}, and tokens have 0 to {tokens.bins - 1}",
                 column=key,
-                hint="choose more bins with preset_options={'tokens': {'bins': ...}}, or convert the column to float",
+                hint="choose more bins with BatchOptions(preset_options={'tokens': {'bins': ...}}), "
+                "or convert the column to float",
             )
         return values.astype(np.int64)
     # In float64, like the reference: a bin must not depend on the column's precision.

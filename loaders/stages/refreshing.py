@@ -72,7 +72,7 @@ def check_refreshable(config: LoaderConfig, progress: Progress, from_step: int |
     if config.membership is not None:
         raise InvalidArgumentError(
             "with selection='decentralized' the nodes' shards decide the windows",
-            hint="use selection='centralized', or make a new loader with the new generation",
+            hint="use WindowOptions(selection='centralized'), or make a new loader with the new generation",
         )
 
 

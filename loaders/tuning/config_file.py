@@ -14,20 +14,19 @@ import msgspec
 from gear_data.common.typed_json import parse_json
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.open import reopen
-from gear_data.errors import DestinationExistsError, LoaderConfigError
+from gear_data.errors import DestinationExistsError, GearError, LoaderConfigError
 from gear_data.loaders.mixture import Mixture
+from gear_data.loaders.options import GROUPS, given_fields
 from gear_data.loaders.presets.offsets import check_offsets, offsets_from_json, offsets_to_json
 from gear_data.loaders.tuning.setting import Setting
 from gear_data.storage.atomic import atomic_file
 
-FORMAT, VERSION = "gear-data loader", 1
+FORMAT, VERSION = "gear-data loader", 2
 #: Arguments of `SequenceLoader` that a file may hold. The others are tuned, or belong to one process or one run.
 BATCH_ARGUMENTS = frozenset(
     (
-        "batch_size", "context", "preset", "preset_options", "sampler", "seed", "columns", "offsets", "normalize",
-        "dtype", "augment", "transform", "framework", "device", "sharding", "stride", "anchor", "short_windows",
-        "n_step", "discount", "window_ids", "decoders", "goals", "pin_memory", "selection", "stack", "resize",
-        "decode_threads", "video_cache", "video_backend",
+        "batch_size", "context", "preset", "sampler", "seed", "columns", "offsets", "normalize", "goals", "decoders",
+        "resize", "transform", "framework", "device", *GROUPS,
     )
 )  # fmt: skip
 _TUNE_AGAIN = "run gear-data tune again"
@@ -126,6 +125,8 @@ def write_config(
     kept = {name: value for name, value in arguments.items() if name in BATCH_ARGUMENTS}
     if kept.get("offsets") is not None:
         kept["offsets"] = offsets_to_json(check_offsets(kept["offsets"]))
+    for name in GROUPS.keys() & kept.keys():
+        kept[name] = given_fields(kept[name])
     stored = {name: value for name, value in kept.items() if _is_json(value)}
     config = _Config(FORMAT, VERSION, setting, stored, sorted(kept.keys() - stored.keys()), columns, dict(measured))
     with atomic_file(Path(path)) as temporary:
@@ -188,6 +189,11 @@ def read_config(path: str | os.PathLike[str], dataset: Dataset | Mixture, given:
     arguments = dict(config.arguments)
     if "offsets" in arguments:
         arguments["offsets"] = offsets_from_json(arguments["offsets"])
+    for name in GROUPS.keys() & arguments.keys():
+        try:
+            arguments[name] = GROUPS[name](**arguments[name])
+        except (TypeError, GearError) as error:
+            raise LoaderConfigError(f"has wrong {name}: {error}", file=file, hint=_TUNE_AGAIN) from error
     return SavedConfig(config.tuned, arguments)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-#: Fields that are arguments of `SequenceLoader`.
-LOADER_FIELDS = ("backend", "sm_budget", "prefetch", "batches_at_once")
+from gear_data.loaders.options import ExecutionOptions
+
+#: Fields that are fields of `ExecutionOptions`.
+EXECUTION_FIELDS = ("backend", "sm_budget", "batches_at_once")
 #: Batches that a DataLoader keeps ready for each worker.
 _PER_WORKER = 2
 #: Residency -> rank by the memory that it takes: of this machine, then also of the GPU.
@@ -21,8 +25,9 @@ class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     Attributes:
         residency: see `gear_data.open`.
         queue_pairs: RDMA queue pairs over which one thread reads one node.
-        backend, sm_budget, prefetch, batches_at_once: see `SequenceLoader`.
+        backend, sm_budget, batches_at_once: see `ExecutionOptions`.
         num_workers: worker processes of a DataLoader.
+        prefetch: see `SequenceLoader`.
     """
 
     residency: str | None = None
@@ -33,11 +38,12 @@ class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     prefetch: Annotated[int, Meta(ge=0)] | None = None
     batches_at_once: Annotated[int, Meta(ge=1)] | None = None
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The tuned arguments of `SequenceLoader`."""
-        values = {name: getattr(self, name) for name in LOADER_FIELDS}
-        return {name: value for name, value in values.items() if value is not None}
+    def applied_to(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns arguments of `SequenceLoader` with the tuned ones in their place."""
+        tuned = {name: value for name in EXECUTION_FIELDS if (value := getattr(self, name)) is not None}
+        given = arguments.get("execution", ExecutionOptions())
+        ahead = {} if self.prefetch is None else {"prefetch": self.prefetch}
+        return {**arguments, **ahead, "execution": dataclasses.replace(given, **tuned)}
 
     @property
     def source(self) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ class Trials:
         key = setting.residency, setting.queue_pairs
         if key not in self._opened:
             self._opened[key] = reopen_with(self._dataset, *key)
-        return SequenceLoader(self._opened[key], **{**self._arguments, **setting.arguments})
+        return SequenceLoader(self._opened[key], **setting.applied_to(self._arguments))
 
     def bare(self, seconds: float) -> float:
         """Returns the seconds of a step that always has the same batch.

@@ -14,11 +14,12 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.kernels.cuda.nvml import driver
 from gear_data.loaders.builders.batch import Batch
 from gear_data.loaders.mixture import Mixture
+from gear_data.loaders.options import ExecutionOptions
 from gear_data.loaders.sequence_loader import SequenceLoader
 from gear_data.loaders.tuning.config_file import columns_of
 from gear_data.loaders.tuning.report import TuneReport
 from gear_data.loaders.tuning.search import Measurements, search
-from gear_data.loaders.tuning.setting import LOADER_FIELDS
+from gear_data.loaders.tuning.setting import EXECUTION_FIELDS
 from gear_data.loaders.tuning.space import make_space
 from gear_data.loaders.tuning.training_step import make_step
 from gear_data.loaders.tuning.trial import Trials
@@ -40,8 +41,8 @@ def tune(
     """Measures which arguments let a loader keep up with training on this machine.
 
     Only arguments that leave the batches as they are, bit for bit, are tuned: the dataset's `residency` and RDMA queue
-    pairs, `backend`, `sm_budget`, `prefetch`, `batches_at_once`, and the number of a DataLoader's workers. Options
-    that this machine does not have are left out, and the report says so.
+    pairs, `prefetch`, three fields of `ExecutionOptions` (`backend`, `sm_budget`, `batches_at_once`), and the number of
+    a DataLoader's workers. Options that this machine does not have are left out, and the report says so.
 
     The measure is the time of a training step, with the time that it waits for its batch. Settings take turns. Medians
     within 2 % are tied, and the simplest of the tied settings is chosen: fewer worker processes, then fewer threads,
@@ -57,7 +58,7 @@ def tune(
         seconds: the time that tuning may take, about.
         progress: shows a progress bar; None shows one on a terminal.
         **arguments: arguments of `SequenceLoader`. Of a tuned argument that is given (also `num_workers`), only that
-            value is tried.
+            value is tried; of `execution`, of each field that is not the default.
 
     Raises:
         InvalidArgumentError: an argument is out of its range, or ends passes.
@@ -74,10 +75,14 @@ def tune(
             "torch.distributed is initialised, and the ranks' loaders would wait for each other",
             hint="tune in one process, with rank= and world_size= for its rows; from_config needs neither",
         )
-    fixed = {name: arguments.pop(name) for name in (*LOADER_FIELDS, "num_workers") if name in arguments}
+    fixed = {name: arguments.pop(name) for name in ("prefetch", "num_workers") if name in arguments}
     # Checks the arguments, and compiles the kernels that all settings share.
-    loader = SequenceLoader(dataset, **arguments, **{name: fixed[name] for name in LOADER_FIELDS if name in fixed})
-    framework = loader._config.framework
+    loader = SequenceLoader(dataset, **arguments, **({"prefetch": fixed["prefetch"]} if "prefetch" in fixed else {}))
+    execution, default = arguments.get("execution", ExecutionOptions()), ExecutionOptions()
+    for name in EXECUTION_FIELDS:
+        if getattr(execution, name) != getattr(default, name):
+            fixed[name] = getattr(execution, name)
+    framework = loader._config.resolved_framework
     gpu = framework.device is not None and framework.device.type == "cuda"
     training = make_step(step, step_ms, step_cores, gpu=gpu)
     space = make_space(dataset, framework, fixed, simulated=training.simulated, seconds=seconds)

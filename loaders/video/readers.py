@@ -9,7 +9,7 @@ from typing import Any
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.dataset.internals import store_of
 from gear_data.loaders.component import LoaderComponent
-from gear_data.loaders.video.arguments import VideoArguments
+from gear_data.loaders.options import VideoOptions
 from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
 
@@ -19,11 +19,11 @@ class CameraReaders:
 
     Args:
         components: the loader's datasets.
-        arguments: the loader's arguments for cameras.
+        options: how the loader decodes.
     """
 
-    def __init__(self, components: Sequence[LoaderComponent], arguments: VideoArguments) -> None:
-        self._components, self._arguments = components, arguments
+    def __init__(self, components: Sequence[LoaderComponent], options: VideoOptions) -> None:
+        self._components, self._options = components, options
         self._readers: dict[tuple[int, DecodeOptions], FrameReader] = {}
         self._lock: threading.Lock = fork_safe_lock()
 
@@ -37,7 +37,7 @@ class CameraReaders:
         """Returns the reader of a dataset's camera, for this process."""
         component = self._components[number]
         stored, wanted = (each[camera].shape[:2] for each in (component.dataset.schema, component.request.schema))
-        options = self._arguments.options(None if stored == wanted else (wanted[0], wanted[1]))
+        options = self._options.decoding(None if stored == wanted else (wanted[0], wanted[1]))
         with self._lock:
             if (number, options) not in self._readers:
                 videos = store_of(component.dataset).videos

@@ -34,7 +34,12 @@ def main() -> None:
     # The processes of a device share one copy of the columns.
     ds = gear_data.open(options.dataset, residency="device" if device.type == "cuda" else "host")
     loader = gear_data.SequenceLoader(
-        ds, batch_size=60, context=20, steps=options.steps, device=device.type, sm_budget=0.1 / options.per_device
+        ds,
+        batch_size=60,
+        context=20,
+        steps=options.steps,
+        device=device.type,
+        execution=gear_data.ExecutionOptions(sm_budget=0.1 / options.per_device),
     )
 
     states, actions = (ds.schema[name].shape[0] for name in ("observations", "actions"))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import gear_data
-from gear_data import Dataset, SequenceLoader
+from gear_data import Dataset, ReturnOptions, SequenceLoader
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight import grpc_fork
@@ -127,7 +127,7 @@ def test_decentralized_selection_sends_no_requests(gpu: GpuUnderTest, path: Path
 def test_columns_that_kernels_cannot_read_in_place(
     gpu: GpuUnderTest, path: Path, join: Join, residency: str, discount: float
 ) -> None:
-    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, discount=discount))
+    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, returns=ReturnOptions(discount=discount)))
     # Returns of another discount are all local.
     same(from_device(gpu, on_gpu(join(2, residency), discount=discount)), expected)
 
@@ -198,10 +198,10 @@ def test_a_node_without_shards(gpu: StandInGpu, path: Path, join: Join) -> None:
 
 
 def test_a_copy_for_another_process(gpu: GpuUnderTest, path: Path, join: Join) -> None:
-    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, discount=0.9))
+    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, returns=ReturnOptions(discount=0.9)))
     dataset = pickle.loads(pickle.dumps(join(2).with_discount(0.9)))
     assert dataset.residency == "pinned"
-    same(copies(SequenceLoader(dataset, **OPTIONS, discount=0.9)), expected)
+    same(copies(SequenceLoader(dataset, **OPTIONS, returns=ReturnOptions(discount=0.9))), expected)
 
 
 def test_a_plan(gpu: GpuUnderTest, path: Path, join: Join) -> None:

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from gear_data import Fifo, Rollout, SequenceLoader
+from gear_data import Fifo, ReturnOptions, Rollout, SequenceLoader
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed.data import convert_episodes, locomotion
 
@@ -104,7 +104,9 @@ def test_listed_steps_of_observations_and_actions(dataset, episodes):
 
 
 def test_transitions_have_no_next_observations_yet(dataset, episodes):
-    loader = SequenceLoader(dataset, 8, preset="transitions", n_step=3, discount=0.9, normalize=True)
+    loader = SequenceLoader(
+        dataset, 8, preset="transitions", returns=ReturnOptions(n_step=3, discount=0.9), normalize=True
+    )
     for inputs, observation in zip(
         inputs_of_episodes(loader, episodes),
         np.concatenate([episode["observations"] for episode in episodes]),

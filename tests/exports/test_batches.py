@@ -88,7 +88,7 @@ def test_batches_are_reproducible_from_the_manifest(format: str, rollouts_path: 
         columns=m["columns"],
         offsets={name: tuple(span) for name, span in m["offsets"].items()},
         normalize={name: tuple(pair) for name, pair in m["normalize"].items()},
-        dtype=m["dtype"],
+        batch=gear_data.BatchOptions(dtype=m["dtype"]),
     )
     again.load_state_dict({**again.state_dict(), "step": m["files"][0]["step"]})
     gear_data.export_batches(again, tmp_path / "second", batches=3, format=format)
@@ -104,7 +104,7 @@ def test_half_precision_needs_safetensors(rollouts_path: Path, tmp_path: Path) -
     ds = gear_data.open(rollouts_path)
 
     def loader() -> Any:
-        return gear_data.SequenceLoader(ds, 2, context=3, dtype="bfloat16")
+        return gear_data.SequenceLoader(ds, 2, context=3, batch=gear_data.BatchOptions(dtype="bfloat16"))
 
     gear_data.export_batches(loader(), tmp_path / "out", batches=1)
     assert load_file(tmp_path / "out" / "batch-000000.safetensors")["observations"].dtype == torch.bfloat16

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from gear_data import SequenceLoader
+from gear_data import ReturnOptions, SequenceLoader
 from gear_data.errors import MissingColumnError
 from gear_data.integrations.d3rlpy import to_mini_batch
 from tests.support.feed import transitions as golden
@@ -47,8 +47,8 @@ def test_every_row_is_d3rlpys(dataset, theirs, n_step, frames):
     options = options if frames > 1 else {}
     discount = 0.9 if n_step else 1.0
     loader = SequenceLoader(
-        dataset, 64, preset="transitions", sampler="shuffle", epochs=1, n_step=n_step, discount=discount,
-        columns=["next_actions"], **options,
+        dataset, 64, preset="transitions", sampler="shuffle", epochs=1,
+        returns=ReturnOptions(n_step=n_step, discount=discount), columns=["next_actions"], **options,
     )  # fmt: skip
     ours, windows = to_mini_batch(next(iter(loader))), loader.windows(0)
     pick = d3rlpy.dataset.BasicTransitionPicker()
@@ -69,7 +69,9 @@ def test_every_row_is_d3rlpys(dataset, theirs, n_step, frames):
 
 
 def test_updates_of_algorithms(dataset):
-    batch = next(iter(SequenceLoader(dataset, 32, preset="transitions", n_step=2, discount=0.99)))
+    batch = next(
+        iter(SequenceLoader(dataset, 32, preset="transitions", returns=ReturnOptions(n_step=2, discount=0.99)))
+    )
     mini = to_mini_batch(batch)
     assert np.isnan(mini.next_actions).all()
     for config in (d3rlpy.algos.IQLConfig(batch_size=32), d3rlpy.algos.TD3PlusBCConfig(batch_size=32)):

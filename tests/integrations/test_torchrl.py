@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gear_data import SequenceLoader
+from gear_data import ReturnOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError, MissingColumnError
 from gear_data.integrations.torchrl import to_tensordict
 from tests.support.feed import transitions as golden
@@ -46,7 +46,13 @@ def iql():
 
 @pytest.mark.parametrize("n_step", [None, 3])
 def test_an_update_with_the_batchs_targets(dataset, iql, n_step):
-    loader = SequenceLoader(dataset, 32, preset="transitions", n_step=n_step, discount=0.9 if n_step else 1.0, steps=1)
+    loader = SequenceLoader(
+        dataset,
+        32,
+        preset="transitions",
+        returns=ReturnOptions(n_step=n_step, discount=0.9 if n_step else 1.0),
+        steps=1,
+    )
     batch = next(iter(loader))
     data = to_tensordict(batch)
     assert data.batch_size == torch.Size([32])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from gear_data import SequenceLoader
+from gear_data import BatchOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed.batches import clones
 
@@ -112,7 +112,7 @@ def test_a_copy_has_the_rank_of_the_process_that_copied(dataset):
 
 def test_arrays_share_the_memory_of_the_batch(dataset):
     """Memory is not used again while an array lives; bfloat16 is JAX's."""
-    loader = SequenceLoader(dataset, **OPTIONS, dtype="bfloat16", columns=["observations"])
+    loader = SequenceLoader(dataset, **OPTIONS, batch=BatchOptions(dtype="bfloat16"), columns=["observations"])
     source = loader.as_grain_source()
     kept = [source[step]["observations"] for step in range(30)]
     for step, array in enumerate(kept):

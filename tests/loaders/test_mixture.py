@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import gear_data
-from gear_data import Fifo, Mixture, SequenceLoader, Shuffle, TopK, Uniform, Weighted
+from gear_data import BatchOptions, Fifo, Mixture, SequenceLoader, Shuffle, TopK, Uniform, Weighted
 from gear_data.errors import InvalidArgumentError, StateMismatchError, UnknownNameError
 from tests.support.feed import data as feed_data
 from tests.support.feed import reference as ref
@@ -217,7 +217,9 @@ def test_options_of_single_datasets(datasets, join):
         ],
         join=join,
     )
-    loader = SequenceLoader(mixture, BATCH, context=CONTEXT, preset="corl", preset_options={"return_scale": 2.0})
+    loader = SequenceLoader(
+        mixture, BATCH, context=CONTEXT, preset="corl", batch=BatchOptions(preset_options={"return_scale": 2.0})
+    )
     count = 0
     for step, batch in enumerate(take(loader, 12)):
         for row, (number, (episode, start, length)) in enumerate(windows_of(loader, step)):
@@ -364,7 +366,7 @@ def test_joined_batches_have_one_layout(datasets, make_dataset):
     with pytest.raises(InvalidArgumentError, match="differ"):
         take(SequenceLoader(mixture, BATCH, context=CONTEXT), 1)
     # With a dtype for both they fit.
-    batch = take(SequenceLoader(mixture, BATCH, context=CONTEXT, dtype="float32"), 1)[0]
+    batch = take(SequenceLoader(mixture, BATCH, context=CONTEXT, batch=BatchOptions(dtype="float32")), 1)[0]
     assert batch["observations"].dtype == torch.float32
     # Of other shapes, a column is not a common one, unless it is asked for.
     mixture = Mixture([(datasets[0], 1), (datasets[2], 1)], join=True)

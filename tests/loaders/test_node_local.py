@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data import Goals, SequenceLoader, TopK, Weighted
+from gear_data import Goals, SequenceLoader, TopK, Weighted, WindowOptions
 from gear_data.cluster.rendezvous import Membership
 from gear_data.errors import InvalidArgumentError, StateMismatchError, UnknownNameError
 from tests.support.feed import data as feed_data
@@ -55,7 +55,7 @@ def together(folder, nodes, steps, budget=None, **options):
                 BATCH,
                 context=5,
                 seed=3,
-                selection="decentralized",
+                windows=WindowOptions(selection="decentralized"),
                 **options,
             ),
             steps,
@@ -76,7 +76,9 @@ def test_goals_are_on_the_node(folder):
     for node in range(2):
         dataset = as_node(folder, node, 2)
         owned = dataset._store.membership.owner()[dataset.shards] == node
-        loader = SequenceLoader(dataset, BATCH, context=5, seed=3, selection="decentralized", goals=goals)
+        loader = SequenceLoader(
+            dataset, BATCH, context=5, seed=3, windows=WindowOptions(selection="decentralized"), goals=goals
+        )
         for step in range(20):
             table = loader.windows(step)
             for key in goals.keys:
@@ -117,7 +119,12 @@ def test_nodes_draw_different_numbers(folder):
     starts = []
     for node in range(2):
         loader = SequenceLoader(
-            as_node(folder, node, 2), BATCH, context=5, seed=3, selection="decentralized", sampler="uniform"
+            as_node(folder, node, 2),
+            BATCH,
+            context=5,
+            seed=3,
+            windows=WindowOptions(selection="decentralized"),
+            sampler="uniform",
         )
         part = loader._stages.newest.components[0].selector._own
         windows = part.select(0, 64, 0)
@@ -142,7 +149,13 @@ def test_probabilities_are_of_the_whole_dataset(folder):
         known |= dict(zip(alone.windows(step)["episode_id"].tolist(), batch["probability"].tolist(), strict=True))
     for node in range(3):
         own = SequenceLoader(
-            as_node(folder, node, 3), BATCH, context=5, sampler=sampler, selection="decentralized", steps=5, prefetch=0
+            as_node(folder, node, 3),
+            BATCH,
+            context=5,
+            sampler=sampler,
+            windows=WindowOptions(selection="decentralized"),
+            steps=5,
+            prefetch=0,
         )
         for step, batch in enumerate(own):
             episodes = own.windows(step)["episode_id"].tolist()
@@ -150,9 +163,17 @@ def test_probabilities_are_of_the_whole_dataset(folder):
 
 
 def test_ranks_divide_the_rows_of_their_node(folder):
-    whole = SequenceLoader(as_node(folder, 1, 2), BATCH, context=5, selection="decentralized", steps=30)
+    whole = SequenceLoader(
+        as_node(folder, 1, 2), BATCH, context=5, windows=WindowOptions(selection="decentralized"), steps=30
+    )
     ranks = [
-        SequenceLoader(as_node(folder, 1, 2, ranks=2, rank=rank), BATCH, context=5, selection="decentralized", steps=30)
+        SequenceLoader(
+            as_node(folder, 1, 2, ranks=2, rank=rank),
+            BATCH,
+            context=5,
+            windows=WindowOptions(selection="decentralized"),
+            steps=30,
+        )
         for rank in range(2)
     ]
     for batch, *parts in zip(whole, *ranks, strict=True):
@@ -167,7 +188,9 @@ def test_views_and_their_statistics(folder):
     """
     view = gear_data.open(folder).filter("length > 6")
     own = as_node(folder, 0, 2, view=lambda dataset: dataset.filter("length > 6"))
-    loader = SequenceLoader(own, BATCH, context=5, selection="decentralized", normalize=True, steps=3)
+    loader = SequenceLoader(
+        own, BATCH, context=5, windows=WindowOptions(selection="decentralized"), normalize=True, steps=3
+    )
     assert {LENGTHS[episode] > 6 for _, episode, _ in drawn(loader, 3)} == {True}
     expected = SequenceLoader(view, BATCH, context=5, normalize=True)
     assert loader.spec()["normalize"] == expected.spec()["normalize"]
@@ -175,7 +198,9 @@ def test_views_and_their_statistics(folder):
 
 def test_states(folder):
     def make(node, nodes, **options):
-        return SequenceLoader(as_node(folder, node, nodes), BATCH, context=5, selection="decentralized", **options)
+        return SequenceLoader(
+            as_node(folder, node, nodes), BATCH, context=5, windows=WindowOptions(selection="decentralized"), **options
+        )
 
     state = make(0, 2).state_dict()
     for node in range(2):
@@ -188,15 +213,15 @@ def test_states(folder):
 def test_invalid_arguments_are_refused(folder):
     own = as_node(folder, 0, 2)
     with pytest.raises(UnknownNameError, match="centralised"):
-        SequenceLoader(own, selection="centralised")
+        SequenceLoader(own, windows=WindowOptions(selection="centralised"))
     with pytest.raises(InvalidArgumentError, match="no nodes"):
-        SequenceLoader(gear_data.open(folder), selection="decentralized")
+        SequenceLoader(gear_data.open(folder), windows=WindowOptions(selection="decentralized"))
     with pytest.raises(InvalidArgumentError, match="a mixture"):
-        SequenceLoader(gear_data.Mixture([(own, 1.0)]), selection="decentralized")
+        SequenceLoader(gear_data.Mixture([(own, 1.0)]), windows=WindowOptions(selection="decentralized"))
     with pytest.raises(InvalidArgumentError, match="the run gives rank and world_size"):
-        SequenceLoader(own, rank=0, world_size=2, selection="decentralized")
+        SequenceLoader(own, rank=0, world_size=2, windows=WindowOptions(selection="decentralized"))
     with pytest.raises(InvalidArgumentError, match="its ranks would have no rows"):
-        SequenceLoader(own, sampler=TopK("length", 1), selection="decentralized")
-    weighted = SequenceLoader(own, sampler=Weighted("length"), selection="decentralized")
+        SequenceLoader(own, sampler=TopK("length", 1), windows=WindowOptions(selection="decentralized"))
+    weighted = SequenceLoader(own, sampler=Weighted("length"), windows=WindowOptions(selection="decentralized"))
     with pytest.raises(InvalidArgumentError, match="with selection='centralized'"):
         weighted.update_weights([0], [1.0])

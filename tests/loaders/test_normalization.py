@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gear_data import Mixture, SequenceLoader
+from gear_data import BatchOptions, Mixture, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 
 OPTIONS = {"batch_size": 16, "context": 5, "seed": 2, "columns": ["observations", "actions"]}
@@ -65,7 +65,7 @@ def test_constant_elements_become_minus_one(make_dataset, episodes):
     episodes[3]["observations"][0, 1] = 1
     dataset = make_dataset(episodes)
     for mode in ("quantiles", "min-max"):
-        loader = SequenceLoader(dataset, 64, context=1, preset_options={}, normalize=mode)
+        loader = SequenceLoader(dataset, 64, context=1, batch=BatchOptions(preset_options={}), normalize=mode)
         values = torch.cat([loader.batch(step)["observations"][:, 0] for step in range(20)])
         assert (values[:, 0] == -1).all()
         if mode == "quantiles":

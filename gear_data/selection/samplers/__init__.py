@@ -7,6 +7,8 @@ through the anchors in an order.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.samplers.fifo_shuffle import Fifo, Shuffle
 from gear_data.selection.samplers.sampler import Candidates, Sampler, Selector
@@ -20,6 +22,7 @@ __all__ = [
     "Candidates",
     "Fifo",
     "Sampler",
+    "SamplerName",
     "Selector",
     "Shuffle",
     "TopK",
@@ -29,6 +32,8 @@ __all__ = [
     "as_sampler",
 ]
 
+#: The samplers that need no arguments.
+SamplerName = Literal["uniform", "shuffle", "fifo"]
 #: Name -> sampler, for `sampler="uniform"`. `weighted` and `topk` need an expression, so they have no default.
 SAMPLERS: dict[str, Sampler | None] = {
     "uniform": Uniform(),

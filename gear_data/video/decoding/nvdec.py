@@ -25,7 +25,7 @@ _FORMATS = {
     "yuv422p": (2, 0), "yuvj422p": (2, 0), "yuv422p10le": (2, 2),
     "yuv444p": (3, 0), "yuvj444p": (3, 0), "yuv444p10le": (3, 2), "yuv444p12le": (3, 4),
 }  # fmt: skip
-_OTHER = "pass video_backend='pyav', which decodes on the CPU"
+_OTHER = "pass VideoOptions(backend='pyav'), which decodes on the CPU"
 
 
 class _Capabilities(ctypes.Structure):
@@ -131,5 +131,5 @@ def version() -> str:
             f"{found} does not say whether a GPU decodes", hint=f"install torchcodec 0.10 or later; or {_OTHER}"
         )
     if not import_extra("torch", "torch").cuda.is_available():
-        raise DeviceError("video_backend='nvdec' needs a GPU, and torch sees none", hint=_OTHER)
+        raise DeviceError("backend='nvdec' needs a GPU, and torch sees none", hint=_OTHER)
     return f"nvdec ({found})"

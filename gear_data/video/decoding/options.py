@@ -40,11 +40,11 @@ class DecodeOptions:
             raise unknown_name("video backend", self.backend, BACKENDS)
         if self.threads is not None and self.threads < 1:
             raise InvalidArgumentError(
-                f"decode_threads is {self.threads}", hint="pass a positive number, or None for the cores"
+                f"threads is {self.threads}", hint="pass a positive number, or None for the cores"
             )
         if self.cache_bytes < 0:
             raise InvalidArgumentError(
-                f"video_cache is {self.cache_bytes} bytes", hint="pass 0 to keep nothing, or a positive number"
+                f"cache_bytes is {self.cache_bytes}", hint="pass 0 to keep nothing, or a positive number"
             )
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise InvalidArgumentError(f"the size of frames is {self.size}", hint="pass (height, width), both positive")

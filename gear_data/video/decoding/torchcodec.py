@@ -27,7 +27,7 @@ def _torchcodec() -> Any:
         reason = str(error).strip().partition("\n")[0]
         raise MissingExtraError(
             f"torchcodec cannot be imported: {reason}",
-            hint="install the torchcodec that fits torch, and FFmpeg's libraries; or pass video_backend='pyav'",
+            hint="install the torchcodec that fits torch, and FFmpeg's libraries; or pass VideoOptions(backend='pyav')",
         ) from error
 
 
@@ -74,7 +74,7 @@ class TorchcodecDecoder:
                         raise DeviceError(
                             f"torchcodec decodes on the CPU, not on {self._device}: {decoder.cpu_fallback}",
                             file=self._video.file,
-                            hint="install FFmpeg's libraries with NVDEC; or pass video_backend='pyav'",
+                            hint="install FFmpeg's libraries with NVDEC; or pass VideoOptions(backend='pyav')",
                         )
                     yield Picture(pts, image, image.shape[0], image.shape[1], image.nbytes)
         except DeviceError:  # a RuntimeError, too

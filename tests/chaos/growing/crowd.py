@@ -79,7 +79,9 @@ def train(folder: Path, rank: int, evicts: bool) -> None:
 
     ds = gear_data.open(folder / "data", follow=True)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=RANKS)
-    loader = gear_data.SequenceLoader(ds, 16, context=3, window_ids=True, framework="numpy", prefetch=1)
+    loader = gear_data.SequenceLoader(
+        ds, 16, context=3, batch=gear_data.BatchOptions(window_ids=True), framework="numpy", prefetch=1
+    )
     del ds
     batches, step, over = iter(loader), 0, [False] * RANKS
     while not any(over):

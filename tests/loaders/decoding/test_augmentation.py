@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gear_data import Mixture, RandomCrop, RandomShift, SequenceLoader
+from gear_data import BatchOptions, Mixture, RandomCrop, RandomShift, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError, UnsupportedColumnError
 from gear_data.loaders.decoding.augmentation import Augmenter
 from gear_data.loaders.decoding.images import ImageDecoder
@@ -60,7 +60,10 @@ def places(before, after, pad, valid):
 )
 def test_rows_are_cut_at_one_place(images, augmentation, pad, shape):
     drawn = []
-    loader, plain = SequenceLoader(images, **OPTIONS, augment=augmentation), SequenceLoader(images, **OPTIONS)
+    loader, plain = (
+        SequenceLoader(images, **OPTIONS, batch=BatchOptions(augment=augmentation)),
+        SequenceLoader(images, **OPTIONS),
+    )
     for step in range(6 if pad < 20 else 1):
         after, before = (
             {key: value.numpy() for key, value in each.batch(step).items() if "mask" not in key}
@@ -81,7 +84,7 @@ def test_rows_are_cut_at_one_place(images, augmentation, pad, shape):
 
 
 def test_apart_columns_shift_apart(images):
-    loader = SequenceLoader(images, **OPTIONS, augment=RandomShift(3, together=False))
+    loader = SequenceLoader(images, **OPTIONS, batch=BatchOptions(augment=RandomShift(3, together=False)))
     after, before = loader.batch(0), SequenceLoader(images, **OPTIONS).batch(0)
     valid = before["mask"].numpy()
     now, following = (places(before[key].numpy(), after[key].numpy(), 3, valid) for key in (IMAGE, f"next_{IMAGE}"))
@@ -127,25 +130,29 @@ def test_decoded_images_mappings_and_mixtures(images, tmp_path):
     encoded = variable.convert(variable.make_episodes(), tmp_path / "encoded")
     options = {"batch_size": 6, "context": 3, "decoders": {variable.IMAGE: ImageDecoder()}}
     before = SequenceLoader(encoded, **options).batch(2)
-    after = SequenceLoader(encoded, **options, augment={variable.IMAGE: RandomCrop((2, 3))}).batch(2)
+    after = SequenceLoader(encoded, **options, batch=BatchOptions(augment={variable.IMAGE: RandomCrop((2, 3))})).batch(
+        2
+    )
     assert before[variable.IMAGE].shape[2:] == (3, 4, 5)
     assert after[variable.IMAGE].shape[2:] == (3, 2, 3)
     same([{k: v for k, v in before.items() if k == "mask"}], [{k: v for k, v in after.items() if k == "mask"}])
     joined = Mixture([(images, 1), (images, 1)], join=True)
-    both = SequenceLoader(joined, **{**OPTIONS, "columns": [IMAGE]}, augment=RandomShift(1)).batch(0)
+    both = SequenceLoader(joined, **{**OPTIONS, "columns": [IMAGE]}, batch=BatchOptions(augment=RandomShift(1))).batch(
+        0
+    )
     assert both[IMAGE].shape == (10, 4, 12, 15, 3)
 
 
 def test_wrong_augmentations_are_refused(images, dataset):
     for wrong in (4, "shift", RandomShift, {IMAGE: 4}):
         with pytest.raises(InvalidArgumentError, match="augment must be"):
-            SequenceLoader(images, **OPTIONS, augment=wrong)
+            SequenceLoader(images, **OPTIONS, batch=BatchOptions(augment=wrong))
     with pytest.raises(UnknownNameError, match="rewards"):
-        next(iter(SequenceLoader(images, **OPTIONS, augment={"rewards": RandomShift(4)})))
+        next(iter(SequenceLoader(images, **OPTIONS, batch=BatchOptions(augment={"rewards": RandomShift(4)}))))
     with pytest.raises(InvalidArgumentError, match="the batch has no images"):
-        next(iter(SequenceLoader(dataset, columns=["rewards"], augment=RandomShift(4))))
+        next(iter(SequenceLoader(dataset, columns=["rewards"], batch=BatchOptions(augment=RandomShift(4)))))
     with pytest.raises(InvalidArgumentError, match="a crop of 13 x 13 does not fit images of 12 x 15"):
-        next(iter(SequenceLoader(images, **OPTIONS, augment=RandomCrop(13))))
+        next(iter(SequenceLoader(images, **OPTIONS, batch=BatchOptions(augment=RandomCrop(13)))))
     for make in (
         lambda: RandomShift(0),
         lambda: RandomCrop((3,)),

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import gear_data
-from gear_data import Mixture, SequenceLoader
+from gear_data import BatchOptions, Mixture, SequenceLoader
 from gear_data.errors import CorruptShardError, CorruptSourceError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.decoding.images import ImageDecoder
 from tests.support.feed import reference as ref
@@ -143,7 +143,9 @@ def test_a_damaged_shard_is_named(tmp_path):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_lists_of_numbers_are_padded(dataset, side):
-    loader = SequenceLoader(dataset, preset_options={"side": side}, decoders={TEXT: data.words}, **OPTIONS)
+    loader = SequenceLoader(
+        dataset, batch=BatchOptions(preset_options={"side": side}), decoders={TEXT: data.words}, **OPTIONS
+    )
     for step, batch in enumerate(itertools.islice(loader, 5)):
         rows = [data.words(texts) for texts in cut(loader, step, TEXT)]
         expected, lengths = data.padded_sequences(rows, 4, side)
@@ -212,7 +214,10 @@ def _lengths(values):
 )
 def test_arrays_keep_shape_and_dtype(dataset, give, dtype):
     loader = SequenceLoader(
-        dataset, decoders={TEXT: lambda texts: give(_lengths(texts))}, preset_options={"side": "left"}, **OPTIONS
+        dataset,
+        decoders={TEXT: lambda texts: give(_lengths(texts))},
+        batch=BatchOptions(preset_options={"side": "left"}),
+        **OPTIONS,
     )
     batch = next(iter(loader))
     rows = [[np.asarray(give(_lengths([text])))[0] for text in texts] for texts in cut(loader, 0, TEXT)]

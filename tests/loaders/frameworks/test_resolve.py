@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import SequenceLoader
+from gear_data import BatchOptions, ExecutionOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.loaders.decoding.images import ImageDecoder
 from gear_data.loaders.frameworks.values import as_numpy
@@ -118,21 +118,23 @@ def test_arguments_of_another_framework_are_refused(dataset):
     with pytest.raises(InvalidArgumentError, match="device='cuda' is for framework='torch'"):
         SequenceLoader(dataset, framework="numpy", device="cuda")
     with pytest.raises(InvalidArgumentError, match="pin_memory=True is for framework='torch'"):
-        SequenceLoader(dataset, framework="numpy", pin_memory=True)
+        SequenceLoader(dataset, framework="numpy", execution=ExecutionOptions(pin_memory=True))
     with pytest.raises(InvalidArgumentError, match="batches are of numpy"):
         SequenceLoader(dataset, framework="numpy").dataloader()
 
 
 def test_exports_are_the_same_bytes(dataset, tmp_path):
     for name in ("numpy", "torch"):
-        loader = SequenceLoader(dataset, framework=name, dtype="bfloat16", preset="corl", **OPTIONS)
+        loader = SequenceLoader(dataset, framework=name, batch=BatchOptions(dtype="bfloat16"), preset="corl", **OPTIONS)
         gear_data.export_batches(loader, tmp_path / name, batches=2)
     for file in sorted((tmp_path / "torch").iterdir()):
         assert file.read_bytes() == (tmp_path / "numpy" / file.name).read_bytes()
     # The reference is safetensors' own writer of tensors.
     from safetensors.torch import save_file
 
-    tensors = next(iter(SequenceLoader(dataset, framework="torch", dtype="bfloat16", preset="corl", **OPTIONS)))
+    tensors = next(
+        iter(SequenceLoader(dataset, framework="torch", batch=BatchOptions(dtype="bfloat16"), preset="corl", **OPTIONS))
+    )
     save_file(tensors, tmp_path / "reference.safetensors")
     assert (tmp_path / "numpy" / "batch-000000.safetensors").read_bytes() == (
         tmp_path / "reference.safetensors"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from gear_data import SequenceLoader
+from gear_data import SequenceLoader, WindowOptions
 from tests.support.feed import data as feed_data
 
 KEYS = ("observations", "actions", "rewards", "returns_to_go", "terminals", "timesteps", "masks")
@@ -38,7 +38,13 @@ def test_every_array_is_the_one_that_d3rlpy_makes(d3rlpy, make_dataset, context,
         if frames:
             episode["observations"] = np.random.default_rng(i).integers(0, 256, (length, 3, 4, 4)).astype(np.uint8)
     loader = SequenceLoader(
-        make_dataset(episodes), preset="d3rlpy", batch_size=64, context=context, anchor="end", prefetch=0, seed=1
+        make_dataset(episodes),
+        preset="d3rlpy",
+        batch_size=64,
+        context=context,
+        windows=WindowOptions(anchor="end"),
+        prefetch=0,
+        seed=1,
     )
     batch, windows = next(iter(loader)), loader.windows(0)
     theirs = [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gear_data import SequenceLoader
+from gear_data import ReturnOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError, MissingColumnError, UnknownNameError
 from gear_data.loaders.presets.outputs import PRESETS
 from tests.support.feed import batches as feed_batches
@@ -145,19 +145,19 @@ def test_n_step_returns(dataset, episodes, preset, n_step, discount):
 @pytest.mark.parametrize("n_step", [0, -1, 2.0, True])
 def test_bad_n_step(dataset, n_step):
     with pytest.raises(InvalidArgumentError):
-        SequenceLoader(dataset, n_step=n_step)
+        SequenceLoader(dataset, returns=ReturnOptions(n_step=n_step))
 
 
 @pytest.mark.parametrize("discount", [-0.1, 1.1, float("nan"), "1", True])
 def test_bad_discount(dataset, discount):
     with pytest.raises(InvalidArgumentError):
-        SequenceLoader(dataset, n_step=2, discount=discount)
+        SequenceLoader(dataset, returns=ReturnOptions(n_step=2, discount=discount))
 
 
 def test_n_step_needs_rewards(make_dataset, episodes):
     dataset = make_dataset([{"actions": episode["actions"]} for episode in episodes])
     with pytest.raises(MissingColumnError) as error:
-        SequenceLoader(dataset, n_step=2)
+        SequenceLoader(dataset, returns=ReturnOptions(n_step=2))
     assert error.value.column == "rewards"
 
 

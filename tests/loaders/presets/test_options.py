@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from gear_data import SequenceLoader
+from gear_data import BatchOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.loaders.presets.batch_format import Tokens, Transitions
 from gear_data.loaders.presets.outputs import PRESETS, BatchFormat, resolve_preset
@@ -219,15 +219,15 @@ def test_batch_formats_with_options_survive_json(name):
 
 def test_unknown_fields_list_the_known_ones(dataset):
     with pytest.raises(UnknownNameError) as error:
-        SequenceLoader(dataset, preset="corl", preset_options={"sidee": "left"})
+        SequenceLoader(dataset, preset="corl", batch=BatchOptions(preset_options={"sidee": "left"}))
     assert "did you mean 'side'" in str(error.value)
     assert all(item.name in str(error.value) for item in dataclasses.fields(BatchFormat))
     with pytest.raises(UnknownNameError, match="did you mean 'actions'"):
-        SequenceLoader(dataset, preset="corl", preset_options={"fill": {"acton": 1}})
+        SequenceLoader(dataset, preset="corl", batch=BatchOptions(preset_options={"fill": {"acton": 1}}))
     with pytest.raises(UnknownNameError, match="did you mean 'bins'"):
-        SequenceLoader(dataset, preset="gato", preset_options={"tokens": {"bin": 2}})
+        SequenceLoader(dataset, preset="gato", batch=BatchOptions(preset_options={"tokens": {"bin": 2}}))
     with pytest.raises(UnknownNameError, match="action"):
-        SequenceLoader(dataset, preset="jat", preset_options={"roles": ["actions"]})
+        SequenceLoader(dataset, preset="jat", batch=BatchOptions(preset_options={"roles": ["actions"]}))
 
 
 @pytest.mark.parametrize(

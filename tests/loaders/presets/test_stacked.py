@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import SequenceLoader
+from gear_data import BatchOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError, MissingColumnError, UnknownNameError
 
 STACK = {"observations": ["observations.pos", "observations.vel", "observations.gear"]}
@@ -84,7 +84,7 @@ def test_batches_are_those_of_a_dataset_that_was_converted_so(
     arguments = {"batch_size": 9, "steps": 3, "seed": 2, "anchor": "end", **options}
     if options["preset"] == "transitions":
         del arguments["anchor"]
-    loader = SequenceLoader(parts, stack=STACK, **arguments)
+    loader = SequenceLoader(parts, batch=BatchOptions(stack=STACK), **arguments)
     expected = SequenceLoader(whole, **arguments)
     for batch, other in zip(loader, expected, strict=True):
         assert_equal(batch, other)
@@ -103,7 +103,7 @@ def test_the_statistics_of_the_parts_are_joined(normalize: Any, paths: tuple[Pat
         "steps": 1,
         "framework": "numpy",
     }
-    (batch,) = SequenceLoader(parts, preset="decision_transformer", stack=STACK, **arguments)
+    (batch,) = SequenceLoader(parts, preset="decision_transformer", batch=BatchOptions(stack=STACK), **arguments)
     (expected,) = SequenceLoader(whole, preset="decision_transformer", **arguments)
     np.testing.assert_allclose(batch["states"], expected["states"], rtol=1e-6, atol=1e-6)
 
@@ -113,13 +113,15 @@ def test_mixtures_and_copies_of_the_loader(paths: tuple[Path, Path]) -> None:
     arguments: dict[str, Any] = {"batch_size": 8, "context": 3, "steps": 2, "seed": 4}
     mixed = gear_data.Mixture([(parts[:3], 0.5), (parts[3:], 0.5)], join=True)
     expected = gear_data.Mixture([(whole[:3], 0.5), (whole[3:], 0.5)], join=True)
-    loader = pickle.loads(pickle.dumps(SequenceLoader(mixed, stack=STACK, **arguments)))
+    loader = pickle.loads(pickle.dumps(SequenceLoader(mixed, batch=BatchOptions(stack=STACK), **arguments)))
     for batch, other in zip(loader, SequenceLoader(expected, **arguments), strict=True):
         assert_equal(batch, other)
 
 
 def test_batches_stay_when_buffers_are_used_again(paths: tuple[Path, Path]) -> None:
-    loader = SequenceLoader(gear_data.open(paths[0]), 6, context=3, steps=20, stack=STACK, prefetch=3)
+    loader = SequenceLoader(
+        gear_data.open(paths[0]), 6, context=3, steps=20, batch=BatchOptions(stack=STACK), prefetch=3
+    )
     batches = list(loader)
     for step, batch in enumerate(batches):
         assert_equal(batch, loader.batch(step))
@@ -138,4 +140,4 @@ def test_batches_stay_when_buffers_are_used_again(paths: tuple[Path, Path]) -> N
 )
 def test_bad_stacks(paths: tuple[Path, Path], stack: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
-        SequenceLoader(gear_data.open(paths[0]), 4, preset="decision_transformer", stack=stack)
+        SequenceLoader(gear_data.open(paths[0]), 4, preset="decision_transformer", batch=BatchOptions(stack=stack))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import SequenceLoader
+from gear_data import BatchOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError, MissingColumnError
 from tests.support.feed import transitions as golden
 
@@ -159,7 +159,7 @@ def test_several_observation_columns_come_with_their_next(make_dataset):
 
 def test_a_state_of_the_other_choice_is_refused(dataset):
     loader = SequenceLoader(dataset, 8, preset="transitions")
-    other = SequenceLoader(dataset, 8, preset="transitions", preset_options=MARK)
+    other = SequenceLoader(dataset, 8, preset="transitions", batch=BatchOptions(preset_options=MARK))
     with pytest.raises(gear_data.errors.StateMismatchError, match="missing_next"):
         other.load_state_dict(loader.state_dict())
 
@@ -183,7 +183,7 @@ def test_arguments_that_make_no_transitions_are_refused(dataset, options, messag
 def test_the_context_is_one_unless_given(dataset):
     assert SequenceLoader(dataset, preset="transitions").context == 1
     assert SequenceLoader(dataset).context == 20
-    assert SequenceLoader(dataset, preset_options={"context": 7}).context == 7
+    assert SequenceLoader(dataset, batch=BatchOptions(preset_options={"context": 7})).context == 7
 
 
 def test_a_dataset_without_observations_is_refused(make_dataset):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import SequenceLoader
+from gear_data import ExecutionOptions, SequenceLoader
 from gear_data.errors import DestinationExistsError, InvalidArgumentError, LoaderConfigError
 from gear_data.loaders.tuning.config_file import BATCH_ARGUMENTS, columns_of, write_config
 from gear_data.loaders.tuning.setting import LOADER_FIELDS, Setting
@@ -148,4 +148,4 @@ def test_places_that_are_refused(rollouts_path: Path, written: Path, tmp_path: P
 
 def test_batches_at_once_is_checked(rollouts_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="batches_at_once must be at least 1, not 0"):
-        SequenceLoader(gear_data.open(rollouts_path), batches_at_once=0)
+        SequenceLoader(gear_data.open(rollouts_path), execution=ExecutionOptions(batches_at_once=0))

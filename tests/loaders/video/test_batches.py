@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import Mixture, RandomCrop, SequenceLoader
+from gear_data import BatchOptions, Mixture, RandomCrop, ReturnOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from tests.support.cameras.filmed import FRONT, WRIST, Filmed
 from tests.support.command_line import run_json
@@ -75,7 +75,9 @@ def test_padding_on_the_left(filmed: Filmed, dataset: gear_data.Dataset) -> None
 
 
 def test_the_first_step_is_repeated(filmed: Filmed, dataset: gear_data.Dataset) -> None:
-    loader = SequenceLoader(dataset, preset="jat", preset_options={"roles": ["observation"]}, **OPTIONS)
+    loader = SequenceLoader(
+        dataset, preset="jat", batch=BatchOptions(preset_options={"roles": ["observation"]}), **OPTIONS
+    )
     for batch, rows in first_batches(loader):
         expected = golden(filmed, WRIST, rows, list(range(4)), window=True, padding="first")
         assert np.array_equal(batch[WRIST], expected)
@@ -84,7 +86,9 @@ def test_the_first_step_is_repeated(filmed: Filmed, dataset: gear_data.Dataset) 
 @pytest.mark.parametrize("offsets", [[-10, 0], [0, 3, -2, 3], (-2, 2), [30]])
 @pytest.mark.parametrize("padding", ["edge", "first", "fill"])
 def test_offsets_of_cameras(filmed: Filmed, dataset: gear_data.Dataset, offsets: Any, padding: str) -> None:
-    loader = SequenceLoader(dataset, offsets={FRONT: offsets}, preset_options={"padding": padding}, **OPTIONS)
+    loader = SequenceLoader(
+        dataset, offsets={FRONT: offsets}, batch=BatchOptions(preset_options={"padding": padding}), **OPTIONS
+    )
     places = offsets if isinstance(offsets, list) else list(range(*offsets))
     for batch, rows in first_batches(loader):
         assert np.array_equal(batch[FRONT], golden(filmed, FRONT, rows, places, window=False, padding=padding))
@@ -116,7 +120,9 @@ def test_lerobots_frames_are_floats_with_channels_first(
 
 
 def test_lerobots_frames_as_they_are(filmed: Filmed, dataset: gear_data.Dataset) -> None:
-    loader = SequenceLoader(dataset, preset="lerobot", preset_options={"camera_frames": "uint8"}, **OPTIONS)
+    loader = SequenceLoader(
+        dataset, preset="lerobot", batch=BatchOptions(preset_options={"camera_frames": "uint8"}), **OPTIONS
+    )
     ((batch, rows),) = first_batches(loader, 1)
     assert np.array_equal(batch[FRONT], golden(filmed, FRONT, rows, [0], window=False, padding="edge")[:, 0])
 
@@ -126,7 +132,9 @@ def test_lerobots_frames_as_they_are(filmed: Filmed, dataset: gear_data.Dataset)
 def test_next_frames_of_transitions(
     filmed: Filmed, dataset: gear_data.Dataset, n_step: int | None, options: dict[str, Any]
 ) -> None:
-    loader = SequenceLoader(dataset, 20, preset="transitions", n_step=n_step, seed=2, framework="numpy", **options)
+    loader = SequenceLoader(
+        dataset, 20, preset="transitions", returns=ReturnOptions(n_step=n_step), seed=2, framework="numpy", **options
+    )
     places = options["offsets"][FRONT] if options else [0]
     seen = set()
     for batch, rows in first_batches(loader):
@@ -184,7 +192,9 @@ def test_augmentations_and_transforms_see_cameras(filmed: Filmed, dataset: gear_
         return {**batch, "dark": batch[FRONT] // 2}
 
     augment = {FRONT: RandomCrop((40, 60))}
-    for batch, rows in first_batches(SequenceLoader(dataset, augment=augment, transform=dark, **OPTIONS)):
+    for batch, rows in first_batches(
+        SequenceLoader(dataset, batch=BatchOptions(augment=augment), transform=dark, **OPTIONS)
+    ):
         assert batch[FRONT].shape == (7, 4, 40, 60, 3)
         assert np.array_equal(batch["dark"], batch[FRONT] // 2)
         whole = golden(filmed, FRONT, rows, list(range(4)), window=True, padding="fill")

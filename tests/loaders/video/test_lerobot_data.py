@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import gear_data
-from gear_data import SequenceLoader
+from gear_data import BatchOptions, SequenceLoader
 
 FRONT = "observations.images.front"
 
@@ -19,7 +19,7 @@ def test_batches_have_the_frames_that_lerobot_reads(shared_data: Path, tmp_path:
     golden = {(each["episode_index"], each["frame_index"]): each["front"] for each in wanted}
     loader = SequenceLoader(
         gear_data.open(tmp_path / "dataset"), 64, preset="lerobot", columns=[FRONT], offsets={FRONT: [-3, 0]},
-        sampler="shuffle", epochs=1, window_ids=True,
+        sampler="shuffle", epochs=1, batch=BatchOptions(window_ids=True),
     )  # fmt: skip
     found = {}
     for batch in loader:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import gear_data
-from gear_data import SequenceLoader
+from gear_data import SequenceLoader, VideoOptions
 from gear_data.dataset.internals import store_of
 from gear_data.video.decoding import frame_reader
 from gear_data.video.decoding.frame_cache import FrameCache
@@ -30,7 +30,7 @@ def decoded_groups(
     monkeypatch.setattr(process_state(), "cache", FrameCache())
     loader = SequenceLoader(
         gear_data.open(filmed.path), 2, context=1, columns=[WRIST], sampler="shuffle", epochs=1, seed=4,
-        decode_threads=1, **options,
+        video=VideoOptions(threads=1), **options,
     )  # fmt: skip
     for _ in loader:
         pass

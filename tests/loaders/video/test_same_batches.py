@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import Mixture, SequenceLoader
+from gear_data import BatchOptions, Mixture, SequenceLoader, VideoOptions
 from tests.support.cameras.filmed import FRONT, WRIST
 
 OPTIONS: dict[str, Any] = {
@@ -34,7 +34,9 @@ def same(got: list[dict[str, torch.Tensor]], expected: list[dict[str, torch.Tens
 
 @pytest.fixture(scope="module")
 def expected(filmed: Any) -> list[dict[str, torch.Tensor]]:
-    return copies(SequenceLoader(gear_data.open(filmed.path), prefetch=0, video_cache=0, decode_threads=1, **OPTIONS))
+    return copies(
+        SequenceLoader(gear_data.open(filmed.path), prefetch=0, video=VideoOptions(cache_bytes=0, threads=1), **OPTIONS)
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_resuming(dataset: Any, expected: Any) -> None:
     same(copies(itertools.islice(loader, 2)), expected[:2])
     state = loader.state_dict()
     # Another size of frames, and another number of threads, change no window.
-    other = SequenceLoader(dataset, resize=(8, 8), decode_threads=1, **OPTIONS)
+    other = SequenceLoader(dataset, resize=(8, 8), video=VideoOptions(threads=1), **OPTIONS)
     other.load_state_dict(state)
     assert torch.equal(next(iter(other))["action"], expected[2]["action"])
     again = pickle.loads(pickle.dumps(SequenceLoader(dataset, rank=0, world_size=1, **OPTIONS)))
@@ -121,7 +123,7 @@ def test_mixtures_of_sizes(dataset: Any, join: bool) -> None:
 
 def test_other_frameworks(dataset: Any, expected: Any) -> None:
     for framework in ("numpy", "jax"):
-        arrays = SequenceLoader(dataset, framework=framework, window_ids=True, **OPTIONS)
+        arrays = SequenceLoader(dataset, framework=framework, batch=BatchOptions(window_ids=True), **OPTIONS)
         for batch, wanted in zip(arrays, expected, strict=True):
             assert np.array_equal(batch[FRONT], wanted[FRONT].numpy())
             assert (np.asarray(batch["episode_id"]) < len(dataset)).all()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import Mixture, RandomCrop, SequenceLoader
+from gear_data import ExecutionOptions, Mixture, RandomCrop, SequenceLoader
 from gear_data.collection.buffers import plain_memory
 from gear_data.loaders.frameworks import pinned_batches
 from gear_data.video.decoding.decoder import NoPlanesError
@@ -76,7 +76,9 @@ def test_batches_with_cameras(
     arguments = {**OPTIONS, **options}
     on_cpu = SequenceLoader(gear_data.open(path), **arguments)
     expected = copies(on_cpu, STEPS)
-    loader = SequenceLoader(gear_data.open(path, residency="device"), **arguments, device="cuda", backend="cuda")
+    loader = SequenceLoader(
+        gear_data.open(path, residency="device"), **arguments, device="cuda", execution=ExecutionOptions(backend="cuda")
+    )
     got = from_device(gpu, loader, STEPS)
     assert set(gpu.cupy.launched) == {"gear_collect", *kernels}  # the CPU draws the windows, because it decodes
     same(got, expected)
@@ -84,7 +86,9 @@ def test_batches_with_cameras(
 
 
 def test_the_cpu_may_collect_the_other_columns(gpu: StandInGpu, path: Path, uploads: list[torch.Tensor]) -> None:
-    loader = SequenceLoader(gear_data.open(path), **OPTIONS, **LEROBOT, device="cuda", backend="cpu")
+    loader = SequenceLoader(
+        gear_data.open(path), **OPTIONS, **LEROBOT, device="cuda", execution=ExecutionOptions(backend="cpu")
+    )
     same(from_device(gpu, loader, STEPS), copies(SequenceLoader(gear_data.open(path), **OPTIONS, **LEROBOT), STEPS))
     assert set(gpu.cupy.launched) == {"gear_frames_4"}
 
@@ -159,6 +163,6 @@ def test_what_needs_rgb_gets_rgb(
         options["pin_memory"] = False
         # CUDA reads memory that is not pinned before the call returns.
         monkeypatch.setattr(torch.Tensor, "to", lambda tensor, **where: uploads.append(tensor.clone()) or uploads[-1])
-    loader = SequenceLoader(gear_data.open(path), **options, device="cuda", backend="cpu")
+    loader = SequenceLoader(gear_data.open(path), **options, device="cuda", execution=ExecutionOptions(backend="cpu"))
     same(from_device(gpu, loader, 2), expected)
     assert gpu.cupy.launched == []

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import Goals, RandomShift, SequenceLoader
+from gear_data import ExecutionOptions, Goals, RandomShift, SequenceLoader
 from gear_data.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -231,7 +231,7 @@ def test_a_budget_of_multiprocessors(gpu: StandInGpu, path: Path, monkeypatch: p
     check(gpu, path, "device", sm_budget=0.5, preset="transitions", context=1, goals=Goals())
     assert set(blocks) == {(1, 1, 1)}
     with pytest.raises(InvalidArgumentError, match="sm_budget is 0"):
-        SequenceLoader(gear_data.open(path), sm_budget=0)
+        SequenceLoader(gear_data.open(path), execution=ExecutionOptions(sm_budget=0))
 
 
 class TestPinned:
@@ -295,11 +295,11 @@ def test_batches_that_the_cpu_makes_are_logged(
 class TestArguments:
     def test_no_such_backend(self, path: Path) -> None:
         with pytest.raises(UnknownNameError, match="unknown backend 'gpu'"):
-            SequenceLoader(gear_data.open(path), backend="gpu")
+            SequenceLoader(gear_data.open(path), execution=ExecutionOptions(backend="gpu"))
 
     def test_a_backend_without_a_device(self, path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="collects in a GPU's memory"):
-            SequenceLoader(gear_data.open(path), backend="cuda")
+            SequenceLoader(gear_data.open(path), execution=ExecutionOptions(backend="cuda"))
 
     @pytest.mark.parametrize("residency", ["pinned", "device"])
     def test_without_cupy(self, monkeypatch: pytest.MonkeyPatch, path: Path, residency: str) -> None:

@@ -74,7 +74,12 @@ def test_a_local_dataset_that_links_to_a_url(
     for prefetch in (0, 2):
         monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path / f"cache-{prefetch}"))
         loader = gear_data.SequenceLoader(
-            gear_data.open(tmp_path / "d"), **options, window_ids=True, seed=1, prefetch=prefetch, video_cache=0
+            gear_data.open(tmp_path / "d"),
+            **options,
+            batch=gear_data.BatchOptions(window_ids=True),
+            seed=1,
+            prefetch=prefetch,
+            video=gear_data.VideoOptions(cache_bytes=0),
         )
         for batch in loader:
             rows = starts[batch["episode_id"]] + batch["start"]

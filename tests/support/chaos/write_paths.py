@@ -260,7 +260,9 @@ def _read(folder: Path, place: str = "", residency: str = "mmap") -> None:
 def _discounted(folder: Path) -> None:
     """Reads batches with another discount than the stored one, which needs a sidecar."""
     dataset = gear_data.open(folder / "data")
-    loader = gear_data.SequenceLoader(dataset, batch_size=4, context=3, discount=0.5, prefetch=0, steps=2)
+    loader = gear_data.SequenceLoader(
+        dataset, batch_size=4, context=3, returns=gear_data.ReturnOptions(discount=0.5), prefetch=0, steps=2
+    )
     for batch in loader:
         if not np.isfinite(np.asarray(batch["returns_to_go"])).all():
             raise RuntimeError("return-to-go is not finite")

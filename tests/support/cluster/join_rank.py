@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import gear_data
-from gear_data import SequenceLoader, Weighted
+from gear_data import SequenceLoader, Weighted, WindowOptions
 from gear_data.cluster.client.shard_client import ShardClient
 
 STEPS = 8
@@ -83,7 +83,7 @@ def main(dataset: str, out: str) -> None:
     requests: list[object] = []
     fetching = ShardClient.fetching
     ShardClient.fetching = lambda self, *request: [requests.append(request), fetching(self, *request)][1]  # type: ignore[assignment, method-assign]
-    own = SequenceLoader(opened, **{**OPTIONS, "batch_size": 24}, selection="decentralized")
+    own = SequenceLoader(opened, **{**OPTIONS, "batch_size": 24}, windows=WindowOptions(selection="decentralized"))
     results["decentralized"] = stacked(own)
     in_decentralized = len(requests)
     stacked(SequenceLoader(opened, **OPTIONS))

@@ -18,6 +18,6 @@ def test_the_version_names_the_library() -> None:
 def test_a_library_that_does_not_load_is_an_error_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchcodec", None)
     torchcodec._torchcodec.cache_clear()
-    with pytest.raises(MissingExtraError, match=r"torchcodec cannot be imported: .*\n.*video_backend='pyav'"):
+    with pytest.raises(MissingExtraError, match=r"torchcodec cannot be imported: .*\n.*backend='pyav'"):
         decoder_version("torchcodec")
     torchcodec._torchcodec.cache_clear()

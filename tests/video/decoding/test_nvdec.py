@@ -127,7 +127,7 @@ def no_library(patch: pytest.MonkeyPatch) -> None:
     [
         (no_torchcodec, MissingExtraError, "torchcodec cannot be imported"),
         (old_torchcodec, MissingExtraError, r"torchcodec 0.13.0 does not say .*\n.*0.10 or later"),
-        (no_gpu, DeviceError, r"torch sees none\n.*video_backend='pyav'"),
+        (no_gpu, DeviceError, r"torch sees none\n.*backend='pyav'"),
         (forked, DeviceError, r"CUDA does not work .*forked subprocess.\n.*'spawn'"),
         (no_library, DeviceError, r"libnvcuvid-missing.*\n.*NVIDIA_DRIVER_CAPABILITIES"),
     ],
@@ -165,7 +165,7 @@ def test_what_the_gpu_does_not_decode(gpu: None, video: VideoFile, changes: dict
     nvdec.nvdec_decoder(replace(video, height=4096, width=4096))
     wanted = replace(video, **changes)
     what = f"NVDEC does not decode {wanted.codec} {wanted.pixel_format} of {wanted.height} x {wanted.width} pixels"
-    with pytest.raises(DeviceError, match=rf"{what}: .*{message}.*\n.*video_backend='pyav'") as caught:
+    with pytest.raises(DeviceError, match=rf"{what}: .*{message}.*\n.*backend='pyav'") as caught:
         nvdec.nvdec_decoder(wanted)
     assert caught.value.file == video.file
 

@@ -11,8 +11,8 @@ from gear_data.video.decoding.options import DecodeOptions
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"threads": 0}, "decode_threads is 0"),
-        ({"cache_bytes": -1}, "video_cache is -1 bytes"),
+        ({"threads": 0}, "threads is 0"),
+        ({"cache_bytes": -1}, "cache_bytes is -1"),
         ({"size": (0, 224)}, r"\(0, 224\)"),
         ({"size": (224,)}, r"\(224,\)"),
     ],

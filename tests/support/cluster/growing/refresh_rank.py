@@ -30,7 +30,14 @@ STEPS, GROWTH = 60, (2, 5)
 def loader(dataset: gear_data.Dataset | gear_data.Mixture, **options: Any) -> gear_data.SequenceLoader:
     sampler = gear_data.Weighted("length")
     return gear_data.SequenceLoader(
-        dataset, 6, context=5, sampler=sampler, seed=21, columns=["rewards"], window_ids=True, **options
+        dataset,
+        6,
+        context=5,
+        sampler=sampler,
+        seed=21,
+        columns=["rewards"],
+        batch=gear_data.BatchOptions(window_ids=True),
+        **options,
     )
 
 
