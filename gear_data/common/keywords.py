@@ -18,9 +18,9 @@ def refuse_keywords(
         function: the name of the function or class.
         unknown: the keywords that were given and are not its arguments.
         known: the names of its arguments.
-        moved: earlier name of an argument -> what to give now.
+        moved: name that may be given for an argument -> what to give.
     """
     for name in unknown:
         if moved is not None and name in moved:
-            raise UnknownArgumentError(f"{function} has no argument '{name}' any more", hint=f"give {moved[name]}")
+            raise UnknownArgumentError(f"{function} has no argument '{name}'", hint=f"give {moved[name]}")
         raise UnknownArgumentError(f"{function} has no argument '{name}'", hint=closest_name(name, known))

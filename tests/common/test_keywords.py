@@ -29,4 +29,4 @@ def test_an_unknown_keyword_names_the_closest_argument() -> None:
 def test_a_moved_keyword_names_its_new_place() -> None:
     with pytest.raises(UnknownArgumentError) as caught:
         feed(window=3)  # type: ignore[arg-type]
-    assert str(caught.value) == "feed has no argument 'window' any more\n  give windows=WindowOptions(length=...)"
+    assert str(caught.value) == "feed has no argument 'window'\n  give windows=WindowOptions(length=...)"
