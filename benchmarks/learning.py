@@ -39,7 +39,7 @@ from common import describe_machine, figure, format_table, machine_facts, parse_
 
 import gear_data
 from gear_data.demo.model import MODEL_KEYS, Hyperparameters, build_model, masked_action_loss
-from gear_data.loaders.arguments import check_dataset
+from gear_data.loaders.arguments.checks import check_dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 

@@ -34,10 +34,16 @@ if TYPE_CHECKING:
     from gear_data.ingest.merging.linked_dataset import MergeReport
     from gear_data.ingest.repair import RepairReport, repair
     from gear_data.ingest.saving.save import SaveReport
+    from gear_data.loaders.arguments.options import (
+        BatchOptions,
+        ExecutionOptions,
+        ReturnOptions,
+        VideoOptions,
+        WindowOptions,
+    )
     from gear_data.loaders.decoding.augmentation import RandomCrop, RandomShift
     from gear_data.loaders.frameworks.map_datasets import EpisodeDataset, WindowDataset
     from gear_data.loaders.mixture import Mixture
-    from gear_data.loaders.options import BatchOptions, ExecutionOptions, ReturnOptions, VideoOptions, WindowOptions
     from gear_data.loaders.presets.batch_format import BatchFormat
     from gear_data.loaders.sequence_loader import SequenceLoader
     from gear_data.loaders.tuning.report import TuneReport
@@ -59,7 +65,7 @@ __version__ = "0.1.0"
 #: Public name -> (module, name in that module).
 _PUBLIC = {
     "BatchFormat": ("gear_data.loaders.presets.batch_format", "BatchFormat"),
-    "BatchOptions": ("gear_data.loaders.options", "BatchOptions"),
+    "BatchOptions": ("gear_data.loaders.arguments.options", "BatchOptions"),
     "Camera": ("gear_data.recording.cameras.camera", "Camera"),
     "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
@@ -68,7 +74,7 @@ _PUBLIC = {
     "Episode": ("gear_data.dataset.episode", "Episode"),
     "EpisodeDataset": ("gear_data.loaders.frameworks.map_datasets", "EpisodeDataset"),
     "Evaluation": ("gear_data.evaluation.episodes", "Evaluation"),
-    "ExecutionOptions": ("gear_data.loaders.options", "ExecutionOptions"),
+    "ExecutionOptions": ("gear_data.loaders.arguments.options", "ExecutionOptions"),
     "Fifo": ("gear_data.selection.samplers", "Fifo"),
     "GearError": ("gear_data.errors", "GearError"),
     "Goals": ("gear_data.selection.goals", "Goals"),
@@ -84,7 +90,7 @@ _PUBLIC = {
     "RateLimit": ("gear_data.recording.rate_limit.limit", "RateLimit"),
     "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
     "ResidencyPlan": ("gear_data.residency.plan", "ResidencyPlan"),
-    "ReturnOptions": ("gear_data.loaders.options", "ReturnOptions"),
+    "ReturnOptions": ("gear_data.loaders.arguments.options", "ReturnOptions"),
     "Rollout": ("gear_data.evaluation.rollout", "Rollout"),
     "SaveReport": ("gear_data.ingest.saving.save", "SaveReport"),
     "Schema": ("gear_data.schema", "Schema"),
@@ -94,10 +100,10 @@ _PUBLIC = {
     "TuneReport": ("gear_data.loaders.tuning.report", "TuneReport"),
     "Uniform": ("gear_data.selection.samplers", "Uniform"),
     "VideoFrames": ("gear_data.dataset.cameras.video_frames", "VideoFrames"),
-    "VideoOptions": ("gear_data.loaders.options", "VideoOptions"),
+    "VideoOptions": ("gear_data.loaders.arguments.options", "VideoOptions"),
     "Weighted": ("gear_data.selection.samplers", "Weighted"),
     "WindowDataset": ("gear_data.loaders.frameworks.map_datasets", "WindowDataset"),
-    "WindowOptions": ("gear_data.loaders.options", "WindowOptions"),
+    "WindowOptions": ("gear_data.loaders.arguments.options", "WindowOptions"),
     "Writer": ("gear_data.recording.writer", "Writer"),
     "convert": ("gear_data.ingest.convert", "convert"),
     "evaluate": ("gear_data.evaluation.episodes", "evaluate"),

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from gear_data.collection.buffers import IDLE_BUFFERS
-from gear_data.loaders.arguments import check_rank_rows
+from gear_data.loaders.arguments.checks import check_rank_rows
+from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.batch_iterator import group_size
 from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
 from gear_data.loaders.builders.batch import Batch, BatchBuilder, RankRows
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
 from gear_data.loaders.component import LoaderComponent
-from gear_data.loaders.config import LoaderConfig
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.node_local import max_rows
 from gear_data.loaders.video.camera_collector import LookAhead

@@ -16,8 +16,8 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.internals import anchors_of, ends_without_state, store_of
 from gear_data.errors import DatasetReplacedError, InvalidArgumentError
 from gear_data.kernels import cpu
-from gear_data.loaders.arguments import normalization_statistics
-from gear_data.loaders.config import LoaderConfig
+from gear_data.loaders.arguments.checks import normalization_statistics
+from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
 from gear_data.loaders.normalization import restored_statistics
 from gear_data.loaders.presets.batch_format import BatchFormat

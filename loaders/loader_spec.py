@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
-from gear_data.loaders.config import LoaderConfig
 from gear_data.loaders.decoding.augmentation import augment_json
 from gear_data.loaders.window_source import WindowSource
 from gear_data.video.decoding.backends import decoder_version

@@ -17,11 +17,19 @@ from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.common.keywords import refuse_keywords
 from gear_data.dataset.dataset import Dataset
 from gear_data.evaluation.normalizer import Normalizer, shared_normalizer
-from gear_data.loaders.arguments import Normalize, Passes
+from gear_data.loaders.arguments.checks import Normalize, Passes
+from gear_data.loaders.arguments.config import ARGUMENTS, LoaderConfig
+from gear_data.loaders.arguments.options import (
+    MOVED,
+    BatchOptions,
+    ExecutionOptions,
+    ReturnOptions,
+    VideoOptions,
+    WindowOptions,
+)
 from gear_data.loaders.batch_iterator import BatchIterator
 from gear_data.loaders.builders.batch import Batch, RankRows, Transform
 from gear_data.loaders.component import episode_ids, make_components
-from gear_data.loaders.config import ARGUMENTS, LoaderConfig
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import check_decoders, check_joined
 from gear_data.loaders.frameworks.iterable import LoaderBase
@@ -32,14 +40,6 @@ from gear_data.loaders.loader_spec import loader_identity, loader_spec
 from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.misuse import check_consumer, check_dataloader_options, check_sampler
 from gear_data.loaders.mixture import Mixture
-from gear_data.loaders.options import (
-    MOVED,
-    BatchOptions,
-    ExecutionOptions,
-    ReturnOptions,
-    VideoOptions,
-    WindowOptions,
-)
 from gear_data.loaders.passes.layout import pass_layout
 from gear_data.loaders.passes.progress import Progress
 from gear_data.loaders.passes.shared_passes import SharedPasses

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gear_data.cluster.error_codec import error_from_bytes, error_to_bytes
 from gear_data.cluster.key_value_store import KeyValueStore
 from gear_data.cluster.protocol import ONE_VERSION_HINT
-from gear_data.common.error_codec import error_from_bytes, error_to_bytes
 from gear_data.common.secret import Secret, decode_json
 from gear_data.errors import ClusterError, GearError
 

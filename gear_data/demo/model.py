@@ -19,7 +19,7 @@ import torch
 
 from gear_data.common.extras import import_extra
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments import check_dataset
+from gear_data.loaders.arguments.checks import check_dataset
 from gear_data.loaders.sequence_loader import SequenceLoader
 
 #: Keys of a batch that the model takes.

@@ -28,7 +28,7 @@ from torch.nn.utils import clip_grad_norm_
 from gear_data.demo.checkpoint import read_checkpoint, write_checkpoint
 from gear_data.demo.model import MODEL_KEYS, Hyperparameters, build_model, masked_action_loss, seeded
 from gear_data.errors import DeviceError, InvalidArgumentError, NonFiniteError, ResumeError, StateMismatchError
-from gear_data.loaders.arguments import check_dataset
+from gear_data.loaders.arguments.checks import check_dataset
 from gear_data.loaders.builders.batch import Batch
 from gear_data.loaders.frameworks.torch_tensors import check_device
 from gear_data.loaders.sequence_loader import SequenceLoader

@@ -36,6 +36,7 @@ from gear_data.common.file_lock import locked
 from gear_data.common.private_folder import process_folder
 from gear_data.common.progress import progress_bar
 from gear_data.common.regular_files import JSON_BYTES, read_regular
+from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import parse_json
 from gear_data.errors import CorruptShardError, GearError, ManifestError, UnwritableError
 from gear_data.kernels import cpu
@@ -46,7 +47,6 @@ from gear_data.storage.dataset_files import DatasetFiles, FolderFiles
 from gear_data.storage.identity import file_stamp, replaced_error
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, ShardRecord
 from gear_data.storage.mapped_shards import check_size
-from gear_data.storage.signed_text import sign, text_checksum
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsRecord, StatisticsState
 
 REWARDS = "rewards"

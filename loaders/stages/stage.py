@@ -10,9 +10,9 @@ import msgspec
 
 from gear_data.common.typed_json import Count
 from gear_data.dataset.dataset import Dataset
+from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.batch_source import BatchSource
 from gear_data.loaders.component import LoaderComponent, Origin, make_components
-from gear_data.loaders.config import LoaderConfig
 from gear_data.loaders.passes.layout import NO_END, PassLayout
 from gear_data.loaders.window_source import WindowSource, make_window_source
 from gear_data.selection.samplers import WeightedSelector

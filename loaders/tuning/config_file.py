@@ -15,8 +15,8 @@ from gear_data.common.typed_json import parse_json
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.open import reopen
 from gear_data.errors import DestinationExistsError, GearError, LoaderConfigError
+from gear_data.loaders.arguments.options import GROUPS, given_fields
 from gear_data.loaders.mixture import Mixture
-from gear_data.loaders.options import GROUPS, given_fields
 from gear_data.loaders.presets.offsets import check_offsets, offsets_from_json, offsets_to_json
 from gear_data.loaders.tuning.setting import Setting
 from gear_data.storage.atomic import atomic_file

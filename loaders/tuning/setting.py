@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gear_data.loaders.options import ExecutionOptions
+from gear_data.loaders.arguments.options import ExecutionOptions
 
 #: Fields that are fields of `ExecutionOptions`.
 EXECUTION_FIELDS = ("backend", "sm_budget", "batches_at_once")

@@ -12,9 +12,9 @@ from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.kernels.cuda.nvml import driver
+from gear_data.loaders.arguments.options import ExecutionOptions
 from gear_data.loaders.builders.batch import Batch
 from gear_data.loaders.mixture import Mixture
-from gear_data.loaders.options import ExecutionOptions
 from gear_data.loaders.sequence_loader import SequenceLoader
 from gear_data.loaders.tuning.config_file import columns_of
 from gear_data.loaders.tuning.report import TuneReport

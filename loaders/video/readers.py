@@ -8,8 +8,8 @@ from typing import Any
 
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.dataset.internals import store_of
+from gear_data.loaders.arguments.options import VideoOptions
 from gear_data.loaders.component import LoaderComponent
-from gear_data.loaders.options import VideoOptions
 from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
 

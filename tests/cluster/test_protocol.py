@@ -18,6 +18,7 @@ from gear_data.cluster.addresses import Address, parse_nodes
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.peer import Peer
 from gear_data.cluster.credentials import read_token
+from gear_data.cluster.error_codec import error_from_bytes, error_to_bytes
 from gear_data.cluster.flight.client import Endpoint
 from gear_data.cluster.protocol import (
     MAX_SPANS,
@@ -30,7 +31,6 @@ from gear_data.cluster.protocol import (
 )
 from gear_data.cluster.server import shard_server as served_module
 from gear_data.cluster.server.shard_server import ShardServer
-from gear_data.common.error_codec import error_from_bytes, error_to_bytes
 from gear_data.common.secret import Secret
 from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, NodeRefusedError, UnknownNameError
 from gear_data.storage.dataset_files import FolderFiles

@@ -18,6 +18,7 @@ from pyarrow import flight
 
 from gear_data.cluster.addresses import SCHEME, Address
 from gear_data.cluster.client.options import ClientOptions
+from gear_data.cluster.error_codec import error_from_bytes
 from gear_data.cluster.flight.grpc_fork import note_grpc_threads, timeout
 from gear_data.cluster.protocol import (
     MAX_RESPONSE_BYTES,
@@ -30,7 +31,6 @@ from gear_data.cluster.protocol import (
     response_checksum,
 )
 from gear_data.common.cancellation import call_interruptibly
-from gear_data.common.error_codec import error_from_bytes
 from gear_data.errors import (
     ClusterError,
     CorruptResponseError,

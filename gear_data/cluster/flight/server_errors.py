@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import pyarrow as pa
 from pyarrow import flight
 
+from gear_data.cluster.error_codec import error_to_bytes
 from gear_data.cluster.flight.call_counts import CallCounts
-from gear_data.common.error_codec import error_to_bytes
 from gear_data.errors import GearError, GenerationGoneError, NodeFailedError, NodeRefusedError
 
 #: The folders of an absolute path, or of a URL.

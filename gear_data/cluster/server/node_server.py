@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import msgspec
 
 from gear_data.cluster.addresses import Address
+from gear_data.cluster.error_codec import error_to_bytes
 from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.run_credentials import RunCredentials
 from gear_data.cluster.server.served_generations import GenerationOpener, ServedGeneration, ServedGenerations
-from gear_data.common.error_codec import error_to_bytes
 from gear_data.common.secret import Secret, decode_json
 from gear_data.errors import GearError, GenerationGoneError
 from gear_data.storage.dataset_files import open_files

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from gear_data.cluster.error_codec import error_from_bytes
 from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
-from gear_data.common.error_codec import error_from_bytes
 from gear_data.common.secret import encode_json
 from gear_data.errors import ClusterError, GearError
 

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from gear_data.cluster.error_codec import error_from_bytes
 from gear_data.cluster.flight.client import Endpoint
 from gear_data.cluster.flight.grpc_fork import close_before_fork, using_grpc
 from gear_data.cluster.protocol import MESSAGE_BYTES
 from gear_data.cluster.writing.messages import ACTION, Acknowledgement, EpisodeHeader, ServerHello, writer_hello
 from gear_data.cluster.writing.videos import video_chunks
 from gear_data.common.cancellation import call_interruptibly
-from gear_data.common.error_codec import error_from_bytes
 from gear_data.schema import ColumnSpec, split_cameras
 from gear_data.storage.journal.record import (
     FACTS_KEY,

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
+from gear_data.common.signed_text import sign, text_checksum
 from gear_data.ingest.growing.draft import Draft
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import array_values
 from gear_data.storage.generations.growth import PARTS
 from gear_data.storage.manifest import ShardEntry
-from gear_data.storage.signed_text import sign, text_checksum
 from gear_data.storage.statistics import (
     ColumnStatistics,
     RunningStatistics,

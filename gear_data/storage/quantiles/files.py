@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
+from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import parse_json
 from gear_data.errors import GearError, ManifestError
 from gear_data.storage.atomic import typed_write_errors, write_text
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.quantiles.exact import Float64Array
-from gear_data.storage.signed_text import sign, text_checksum
 
 #: The folder of quantiles, in the folder of sidecars.
 QUANTILES = "quantiles"

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import parse_json
 from gear_data.errors import ResumeError
 from gear_data.storage.arrow_files import parse_table
-from gear_data.storage.signed_text import sign, text_checksum
 from gear_data.storage.writing.file_store import FileStore, put_text
 from gear_data.storage.writing.folder_lock import LOCK_NAME
 

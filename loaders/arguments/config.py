@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gear_data.common.distributed import rank_and_world_size
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments import (
+from gear_data.loaders.arguments.checks import (
     Normalize,
     Passes,
     check_dataset,
@@ -21,12 +21,7 @@ from gear_data.loaders.arguments import (
     check_rank_rows,
     check_word,
 )
-from gear_data.loaders.frameworks.framework import Framework
-from gear_data.loaders.frameworks.resolve import Device, FrameworkName, resolve_framework
-from gear_data.loaders.misuse import check_group
-from gear_data.loaders.mixture import Mixture, MixtureComponent
-from gear_data.loaders.node_local import check_selection
-from gear_data.loaders.options import (
+from gear_data.loaders.arguments.options import (
     BatchOptions,
     ExecutionOptions,
     ReturnOptions,
@@ -34,6 +29,11 @@ from gear_data.loaders.options import (
     WindowOptions,
     check_groups,
 )
+from gear_data.loaders.frameworks.framework import Framework
+from gear_data.loaders.frameworks.resolve import Device, FrameworkName, resolve_framework
+from gear_data.loaders.misuse import check_group
+from gear_data.loaders.mixture import Mixture, MixtureComponent
+from gear_data.loaders.node_local import check_selection
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.offsets import ColumnSteps, Offsets, check_offsets
 from gear_data.loaders.presets.registry import PresetName, resolve_preset

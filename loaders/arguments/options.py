@@ -15,7 +15,7 @@ import numpy as np
 
 from gear_data.dataset.store import check_discount
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments import Dtype, check_bool, check_dtype, check_range, check_word
+from gear_data.loaders.arguments.checks import Dtype, check_bool, check_dtype, check_range, check_word
 from gear_data.loaders.decoding.augmentation import Augment, check_augment
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.selection.windows import Anchor, WindowRule

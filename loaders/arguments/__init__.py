@@ -1,0 +1,1 @@
+"""The arguments of a SequenceLoader: groups, checks, and all of them as one value."""
