@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "device, shuffled": ("device", {"sampler": "shuffle"}),
     "device, no episode twice": ("device", {"sampler": Weighted("length", replacement=False)}),
     "device, drawn by the CPU": ("device", {"sampler": Weighted("length", beta=0.5)}),
-    "mmap, by the CPU": ("mmap", {"backend": "cpu"}),
+    "mmap, by the CPU": ("mmap", {"execution": gear_data.ExecutionOptions(backend="cpu")}),
 }
 #: Batches of a round, and rounds of a case.
 _BATCHES, _ROUNDS = 200, 9
@@ -55,7 +55,8 @@ def measure(path: Path, case: str, operations: Counter[str], batches: int) -> di
         batches: batches of a round.
     """
     residency, options = CASES[case]
-    arguments: dict[str, Any] = {"preset": "decision_transformer", "backend": "cuda", **options}
+    on_gpu = gear_data.ExecutionOptions(backend="cuda")
+    arguments: dict[str, Any] = {"preset": "decision_transformer", "execution": on_gpu, **options}
     loader = gear_data.SequenceLoader(
         gear_data.open(path, residency=residency), batch_size=BATCH, context=CONTEXT, device="cuda", prefetch=0,
         **arguments,

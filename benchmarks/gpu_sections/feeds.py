@@ -201,7 +201,7 @@ def our_batches(folder: Path, steps: Steps, residency: str, backend: str) -> Ite
         ds = gear_data.open(folder, residency=residency)
         return gear_data.SequenceLoader(ds, batch_size=steps.batch, context=steps.context, **options)
 
-    batches = iter(loader(residency, device="cuda", backend=backend))
+    batches = iter(loader(residency, device="cuda", execution=gear_data.ExecutionOptions(backend=backend)))
     first = next(batches)
     torch.cuda.synchronize()
     for key, value in next(iter(loader("host"))).items():

@@ -174,7 +174,7 @@ def our_batches(dataset: Path, batch_size: int, residency: str, backend: str) ->
 def make_loader(dataset: Path, batch_size: int, residency: str, backend: str | None) -> gear_data.SequenceLoader:
     """Returns a loader. backend None: the CPU collects."""
     ds = gear_data.open(dataset, residency=residency)
-    more = {} if backend is None else {"device": DEVICE, "backend": backend}
+    more = {} if backend is None else {"device": DEVICE, "execution": gear_data.ExecutionOptions(backend=backend)}
     return gear_data.SequenceLoader(
         ds, batch_size=batch_size, context=CONTEXT, preset="decision_transformer", normalize=True, **more
     )

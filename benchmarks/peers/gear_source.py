@@ -18,14 +18,15 @@ def open_loader(args: argparse.Namespace, prefetch: int) -> gear_data.SequenceLo
     if args.contract in RAW:
         own |= {"preset": "raw", "columns": ("observations", "actions")}
     if args.contract == "shifted":
-        own["augment"] = gear_data.RandomShift(PAD, channels="last")
+        own["batch"] = gear_data.BatchOptions(augment=gear_data.RandomShift(PAD, channels="last"))
     elif args.contract == "stacked" and not getattr(args, "converted", False):
-        own |= {"stack": {"stacked": ["first_half", "second_half"]}, "columns": ("stacked", "actions")}
+        stack = {"stacked": ["first_half", "second_half"]}
+        own |= {"batch": gear_data.BatchOptions(stack=stack), "columns": ("stacked", "actions")}
     elif args.contract == "goals":
         own |= {"preset": "transitions", "goals": gear_data.Goals()}
     elif args.contract == "priorities":
         sampler = gear_data.Weighted(np.ones(dataset.num_steps), beta=BETA, divide_by_max=True)
-        own |= {"preset": "transitions", "sampler": sampler, "window_ids": True}
+        own |= {"preset": "transitions", "sampler": sampler, "batch": gear_data.BatchOptions(window_ids=True)}
     return gear_data.SequenceLoader(
         dataset, batch_size=args.batch_size, context=args.context, **own, seed=args.seed, prefetch=prefetch
     )

@@ -50,7 +50,7 @@ def resolve_framework(
         given = "pin_memory=True" if pin_memory else f"device={shown(device)}"
         raise InvalidArgumentError(
             f"{given} is for framework='torch', and the batches are of {name}",
-            hint="leave it out; device= takes a jax.sharding.Sharding" if name == "jax" else "leave it out",
+            hint="leave it out; with framework='jax', device= takes a jax.sharding.Sharding",
         )
     if name == "numpy":
         return Framework("numpy")

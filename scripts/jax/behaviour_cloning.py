@@ -49,7 +49,7 @@ def main() -> None:
         normalize=True,
         seed=options.seed,
         framework="jax",
-        sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")),
+        device=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")),
     )
     policy = Policy(ds.schema["actions"].shape[0])
     optimizer = optax.adam(3e-4)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import gear_data
-from gear_data import Dataset, ReturnOptions, SequenceLoader
+from gear_data import Dataset, SequenceLoader
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight import grpc_fork
@@ -33,6 +33,7 @@ from gear_data.storage.dataset_files import open_files
 from tests.support.cuda.cupy_stand_in import StandInGpu, stand_in
 from tests.support.cuda.loader_checks import CASES, OPTIONS, GpuUnderTest, convert, copies, from_device, on_gpu, same
 from tests.support.cuda.streams import ORDERS
+from tests.support.feed.arguments import grouped
 
 Join = Callable[..., Dataset]
 
@@ -92,7 +93,7 @@ def join(folder: Path) -> Iterator[Join]:
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_in_every_order_of_the_streams(gpu: StandInGpu, path: Path, join: Join, nodes: int) -> None:
     options = {**OPTIONS, "preset": "decision_transformer", "steps": 40}
-    expected = copies(SequenceLoader(gear_data.open(path), **options), 40)
+    expected = copies(SequenceLoader(gear_data.open(path), **grouped(**options)), 40)
     dataset = join(nodes)
     assert dataset.is_remote == (nodes > 1)
     same(from_device(gpu, on_gpu(dataset, **options), 40), expected)
@@ -108,7 +109,7 @@ def test_in_every_order_of_the_streams(gpu: StandInGpu, path: Path, join: Join, 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_every_option(gpu: GpuUnderTest, path: Path, join: Join, case: str, nodes: int) -> None:
-    expected = copies(SequenceLoader(gear_data.open(path), **{**OPTIONS, **CASES[case]}))
+    expected = copies(SequenceLoader(gear_data.open(path), **grouped(**{**OPTIONS, **CASES[case]})))
     same(from_device(gpu, on_gpu(join(nodes), **CASES[case])), expected)
 
 
@@ -120,14 +121,14 @@ def test_decentralized_selection_sends_no_requests(gpu: GpuUnderTest, path: Path
 
     dataset._store._client.fetching = refuse  # type: ignore[attr-defined]
     options = {**OPTIONS, "selection": "decentralized"}
-    same(from_device(gpu, on_gpu(dataset, **options)), copies(SequenceLoader(join(2, "host"), **options)))
+    same(from_device(gpu, on_gpu(dataset, **options)), copies(SequenceLoader(join(2, "host"), **grouped(**options))))
 
 
 @pytest.mark.parametrize(("residency", "discount"), [("host", 1.0), ("mmap", 1.0), ("host", 0.9)])
 def test_columns_that_kernels_cannot_read_in_place(
     gpu: GpuUnderTest, path: Path, join: Join, residency: str, discount: float
 ) -> None:
-    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, returns=ReturnOptions(discount=discount)))
+    expected = copies(SequenceLoader(gear_data.open(path), **grouped(**OPTIONS, discount=discount)))
     # Returns of another discount are all local.
     same(from_device(gpu, on_gpu(join(2, residency), discount=discount)), expected)
 
@@ -153,8 +154,8 @@ def test_kernels_read_the_nodes_own_shards(gpu: StandInGpu, path: Path, join: Jo
                 values = local._store.shards.column(shard, index)
                 assert ctypes.string_at(address, values.nbytes) == values.tobytes()
     assert len(gpu.cupy.registered) == (1 if discount is None else 2)
-    batches = copies(SequenceLoader(dataset, **OPTIONS, preset="decision_transformer"))
-    same(batches, copies(SequenceLoader(local, **OPTIONS, preset="decision_transformer")))
+    batches = copies(SequenceLoader(dataset, **grouped(**OPTIONS, preset="decision_transformer")))
+    same(batches, copies(SequenceLoader(local, **grouped(**OPTIONS, preset="decision_transformer"))))
     same(from_device(gpu, on_gpu(dataset, preset="decision_transformer")), batches)
     del dataset, found
     gc.collect()
@@ -194,14 +195,17 @@ def test_a_node_without_shards(gpu: StandInGpu, path: Path, join: Join) -> None:
     dataset = join(shards + 1, node=shards)
     assert dataset._store.membership is not None and dataset._store.membership.shards == ()
     assert not dataset._store.device_columns().addresses.any() and not gpu.cupy.registered
-    same(copies(SequenceLoader(dataset, **OPTIONS)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))
+    same(
+        copies(SequenceLoader(dataset, **grouped(**OPTIONS))),
+        copies(SequenceLoader(gear_data.open(path), **grouped(**OPTIONS))),
+    )
 
 
 def test_a_copy_for_another_process(gpu: GpuUnderTest, path: Path, join: Join) -> None:
-    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS, returns=ReturnOptions(discount=0.9)))
+    expected = copies(SequenceLoader(gear_data.open(path), **grouped(**OPTIONS, discount=0.9)))
     dataset = pickle.loads(pickle.dumps(join(2).with_discount(0.9)))
     assert dataset.residency == "pinned"
-    same(copies(SequenceLoader(dataset, **OPTIONS, returns=ReturnOptions(discount=0.9))), expected)
+    same(copies(SequenceLoader(dataset, **grouped(**OPTIONS, discount=0.9))), expected)
 
 
 def test_a_plan(gpu: GpuUnderTest, path: Path, join: Join) -> None:
@@ -209,6 +213,6 @@ def test_a_plan(gpu: GpuUnderTest, path: Path, join: Join) -> None:
     with pytest.raises(InvalidArgumentError, match="is served by other nodes"):
         dataset.place(dataset.residency_plan(1 << 20, 1 << 20))
     placed = single.place(single.residency_plan(10_000, 10_000))
-    same(from_device(gpu, on_gpu(placed)), copies(SequenceLoader(gear_data.open(path), **OPTIONS)))
+    same(from_device(gpu, on_gpu(placed)), copies(SequenceLoader(gear_data.open(path), **grouped(**OPTIONS))))
     with pytest.raises(InvalidArgumentError, match="whose shards the nodes of a run share, stays at its generation"):
         placed.refresh()

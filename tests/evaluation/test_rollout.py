@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from gear_data import Fifo, ReturnOptions, Rollout, SequenceLoader
+from gear_data import WindowOptions, Fifo, ReturnOptions, Rollout, SequenceLoader
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed.data import convert_episodes, locomotion
 
@@ -27,7 +27,14 @@ def dataset(episodes, tmp_path_factory):
 
 def loader_of(dataset, **options):
     """A loader whose batch is every window that ends at a step, in order."""
-    options = {"context": CONTEXT, "anchor": "end", "normalize": True, "sampler": Fifo(), "prefetch": 0, **options}
+    options = {
+        "context": CONTEXT,
+        "windows": WindowOptions(anchor="end"),
+        "normalize": True,
+        "sampler": Fifo(),
+        "prefetch": 0,
+        **options,
+    }
     return SequenceLoader(dataset, sum(LENGTHS), epochs=1, **options)
 
 

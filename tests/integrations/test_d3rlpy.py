@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from gear_data import ReturnOptions, SequenceLoader
+from gear_data import BatchOptions, ReturnOptions, SequenceLoader
 from gear_data.errors import MissingColumnError
 from gear_data.integrations.d3rlpy import to_mini_batch
 from tests.support.feed import transitions as golden
@@ -43,7 +43,7 @@ def theirs(episodes):
 def test_every_row_is_d3rlpys(dataset, theirs, n_step, frames):
     if frames > 1 and n_step:
         pytest.skip("d3rlpy has no stacks of several steps")
-    options = {"offsets": {"observations": (1 - frames, 1)}, "preset_options": {"padding": "fill"}}
+    options = {"offsets": {"observations": (1 - frames, 1)}, "batch": BatchOptions(preset_options={"padding": "fill"})}
     options = options if frames > 1 else {}
     discount = 0.9 if n_step else 1.0
     loader = SequenceLoader(

@@ -10,6 +10,7 @@ import pytest
 from gear_data import Mixture, SequenceLoader, Weighted
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed import data as feed_data
+from tests.support.feed.arguments import grouped
 from tests.support.feed.batches import take
 
 OPTIONS = {"batch_size": 6, "context": 5, "seed": 12, "window_ids": True}
@@ -28,7 +29,7 @@ OPTIONS = {"batch_size": 6, "context": 5, "seed": 12, "window_ids": True}
 )
 def test_window_ids(dataset, episodes, options):
     """Every row holds the rewards of its episode from its first step on."""
-    loader = SequenceLoader(dataset, **{**OPTIONS, **options})
+    loader = SequenceLoader(dataset, **grouped(**{**OPTIONS, **options}))
     rank, ranks = options.get("rank", 0), options.get("world_size", 1)
     for step, batch in enumerate(itertools.islice(loader, 4)):
         expected = loader.windows(step)
@@ -47,7 +48,7 @@ def test_window_ids(dataset, episodes, options):
 @pytest.mark.parametrize("join", [False, True])
 def test_window_ids_of_a_mixture(dataset, join):
     mixture = Mixture([(dataset.filter("length > 6"), 1), (dataset, 2)], join=join)
-    loader = SequenceLoader(mixture, **OPTIONS)
+    loader = SequenceLoader(mixture, **grouped(**OPTIONS))
     for step, batch in enumerate(take(loader, 3)):
         expected = loader.windows(step)
         for key, other in (("episode_id", "episode_id"), ("start", "start"), ("source", "dataset")):
@@ -58,7 +59,7 @@ def test_window_ids_beside_a_column_of_their_name(make_dataset):
     episodes = [{**episode, "start": episode["rewards"]} for episode in feed_data.locomotion([4, 5], seed=1)]
     dataset = make_dataset(episodes)
     with pytest.raises(InvalidArgumentError, match="adds the key 'start'"):
-        SequenceLoader(dataset, **OPTIONS)
-    assert "start" in take(SequenceLoader(dataset, columns=["rewards"], **OPTIONS), 1)[0]
+        SequenceLoader(dataset, **grouped(**OPTIONS))
+    assert "start" in take(SequenceLoader(dataset, **grouped(columns=["rewards"], **OPTIONS)), 1)[0]
     with pytest.raises(InvalidArgumentError, match="window_ids is True or False"):
-        SequenceLoader(dataset, **{**OPTIONS, "window_ids": 1})
+        SequenceLoader(dataset, **grouped(**{**OPTIONS, "window_ids": 1}))

@@ -14,6 +14,7 @@ from gear_data import Goals, Mixture, SequenceLoader, Weighted
 from gear_data.errors import InvalidArgumentError, StateMismatchError, UnknownNameError
 from tests.support.feed import data as feed_data
 from tests.support.feed import transitions
+from tests.support.feed.arguments import grouped
 
 LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5]
 STEPS = 4
@@ -35,7 +36,9 @@ def datasets(tmp_path_factory):
 
 
 def loader(dataset, **options):
-    return SequenceLoader(dataset, **{"batch_size": 32, "context": 1, "seed": 3, "goals": Goals(), **options})
+    return SequenceLoader(
+        dataset, **grouped(**{"batch_size": 32, "context": 1, "seed": 3, "goals": Goals(), **options})
+    )
 
 
 def check_values(loader, keys, column="observations", expected=lambda values, step: values[step]):

@@ -98,7 +98,13 @@ def test_worker_processes(dataset):
 
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # Grain's workers read a flag
-    options = {"rank": 1, "world_size": 2, "dtype": "bfloat16", "normalize": True, "columns": ["observations"]}
+    options = {
+        "rank": 1,
+        "world_size": 2,
+        "batch": BatchOptions(dtype="bfloat16"),
+        "normalize": True,
+        "columns": ["observations"],
+    }
     batches = iter(data_loader(SequenceLoader(dataset, **OPTIONS, **options), worker_count=1))
     same(itertools.islice(batches, 8), expected(dataset, 8, **options))
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from gear_data import SequenceLoader, TopK, Weighted
 from gear_data.errors import EmptySourceError, InvalidArgumentError
 from tests.support.feed import data as feed_data
+from tests.support.feed.arguments import grouped
 from tests.support.feed.selection import Case
 
 #: Lengths of episodes, and further columns -> (dtype, shape of a step).
@@ -108,7 +109,7 @@ def loaders(draw):
         "context": draw(st.integers(1, 12)),
         "stride": draw(st.integers(1, 4)),
         "anchor": draw(st.sampled_from(["start", "end", "random"])),
-        "short_windows": draw(st.booleans()),
+        "short": draw(st.booleans()),
         "sampler": draw(st.sampled_from(list(SAMPLERS))),
         "seed": draw(st.integers(0, 2**64 - 1)),
         "columns": columns,
@@ -258,7 +259,7 @@ def test_batches_equal_plain_loops(datasets, drawn):
         assert max(lengths) <= 6
         return
     case = Case(
-        lengths, ids, arguments["context"], arguments["stride"], arguments["anchor"], arguments["short_windows"],
+        lengths, ids, arguments["context"], arguments["stride"], arguments["anchor"], arguments["short"],
         flags, mode,
     )  # fmt: skip
     make = functools.partial(SequenceLoader, dataset, preset="raw")
@@ -306,7 +307,7 @@ def test_every_anchor_occurs_once_an_epoch(datasets, kind, view, batch_size, dat
     for sampler in ("fifo", "shuffle"):
         if not case.all_anchors():
             continue
-        loader = SequenceLoader(dataset, batch_size, columns=["rewards"], sampler=sampler, epochs=2, **rule)
+        loader = SequenceLoader(dataset, batch_size, **grouped(columns=["rewards"], sampler=sampler, epochs=2, **rule))
         selections = [loader.windows(step) for step in range(len(loader))]
         windows = [window for s in selections for window in zip(*(s[n].tolist() for n in list(s)[1:]), strict=True)]
         expected = [case.window(*anchor) for anchor in case.all_anchors()]

@@ -34,6 +34,7 @@ from gear_data.loaders.tuning.setting import Setting
 from gear_data.storage.dataset_files import open_files
 from tests.support.feed import data as feed_data
 from tests.support.feed import variable as variable_data
+from tests.support.feed.arguments import grouped
 from tests.support.rdma import stand_in
 
 
@@ -54,7 +55,7 @@ def url(*places):
 
 
 def batches(dataset, count=4, **options):
-    loader = SequenceLoader(dataset, **{"batch_size": 16, "context": 8, "seed": 3, "prefetch": 0, **options})
+    loader = SequenceLoader(dataset, **grouped(**{"batch_size": 16, "context": 8, "seed": 3, "prefetch": 0, **options}))
     # Copies: a batch that is kept would prevent the reuse of its buffer.
     return [copied(batch) for batch in itertools.islice(loader, count)]
 

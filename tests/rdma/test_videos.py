@@ -27,6 +27,7 @@ from gear_data.storage.videos.stored_packets import read_video_index
 from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
 from tests.support.cameras.filmed import FRONT, WRIST, film
+from tests.support.feed.arguments import grouped
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +87,10 @@ def test_batches_of_two_nodes(folder, serve, world, no_flight, monkeypatch, pair
     monkeypatch.setenv("GEAR_DATA_RDMA_QUEUE_PAIRS", pairs)
     local = gear_data.open(folder)
     remote = gear_data.open(url(*(serve(half) for half in halves(folder))), transport="verbs")
-    options = {"batch_size": 6, "context": 3, "columns": [FRONT, WRIST], "seed": 1, "steps": 4, "video_cache": 0}
-    loaders = [gear_data.SequenceLoader(ds, preset="raw", framework="numpy", **options) for ds in (remote, local)]
+    options = {"batch_size": 6, "context": 3, "columns": [FRONT, WRIST], "seed": 1, "steps": 4, "cache_bytes": 0}
+    loaders = [
+        gear_data.SequenceLoader(ds, **grouped(preset="raw", framework="numpy", **options)) for ds in (remote, local)
+    ]
     for mine, theirs in zip(*loaders, strict=True):
         for camera in (FRONT, WRIST):
             np.testing.assert_array_equal(mine[camera], theirs[camera])

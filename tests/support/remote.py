@@ -12,6 +12,7 @@ import numpy as np
 
 import gear_data
 from gear_data.storage.remote.range_reader import filesystem_of
+from tests.support.feed.arguments import grouped
 
 
 class CuttingProxy:
@@ -61,7 +62,7 @@ class CuttingProxy:
 def check_equal_batches(first: Any, second: Any, **options: Any) -> int:
     arguments = {"batch_size": 8, "context": 5, "preset": "decision_transformer", "seed": 3, "steps": 12, **options}
     count = 0
-    loaders = [gear_data.SequenceLoader(dataset, **arguments) for dataset in (first, second)]
+    loaders = [gear_data.SequenceLoader(dataset, **grouped(**arguments)) for dataset in (first, second)]
     for mine, theirs in zip(*loaders, strict=True):
         assert mine.keys() == theirs.keys()
         for key in mine:

@@ -33,6 +33,7 @@ from gear_data.storage.mapped_shards import ShardLease
 from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed import variable as variable_data
+from tests.support.feed.arguments import grouped
 from tests.support.running.eventually import eventually
 
 LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5, 9]
@@ -114,7 +115,7 @@ def same(value, other):
 
 
 def batches(dataset, count=6, **options):
-    loader = SequenceLoader(dataset, **{"batch_size": 16, "context": 8, "seed": 3, "prefetch": 0, **options})
+    loader = SequenceLoader(dataset, **grouped(**{"batch_size": 16, "context": 8, "seed": 3, "prefetch": 0, **options}))
     return list(itertools.islice(loader, count))
 
 
@@ -232,14 +233,14 @@ def test_a_mixture_of_local_and_remote(local, remote, join):
 @pytest.mark.usefixtures("quick_spawn")
 def test_workers_of_a_data_loader(local, remote, start):
     options = {"batch_size": 16, "context": 8, "seed": 3, "steps": 12, "preset": "decision_transformer"}
-    expected = list(SequenceLoader(local, **options))
+    expected = list(SequenceLoader(local, **grouped(**options)))
     # This process reads too, before, during and after the workers.
-    loader = SequenceLoader(remote, **options)
+    loader = SequenceLoader(remote, **grouped(**options))
     same(list(loader), expected)
-    iterator = iter(SequenceLoader(remote, **options))
+    iterator = iter(SequenceLoader(remote, **grouped(**options)))
     first = [next(iterator), next(iterator)]
     workers = DataLoader(
-        SequenceLoader(remote, **options),
+        SequenceLoader(remote, **grouped(**options)),
         batch_size=None,
         num_workers=2 if start == "fork" else 1,
         multiprocessing_context=start,

@@ -14,6 +14,7 @@ from gear_data.loaders.decoding.augmentation import Augmenter
 from gear_data.loaders.decoding.images import ImageDecoder
 from tests.support.feed import data as feed_data
 from tests.support.feed import variable
+from tests.support.feed.arguments import grouped
 from tests.support.feed.batches import same, take
 
 IMAGE = "observations.image"
@@ -61,8 +62,8 @@ def places(before, after, pad, valid):
 def test_rows_are_cut_at_one_place(images, augmentation, pad, shape):
     drawn = []
     loader, plain = (
-        SequenceLoader(images, **OPTIONS, batch=BatchOptions(augment=augmentation)),
-        SequenceLoader(images, **OPTIONS),
+        SequenceLoader(images, **grouped(**OPTIONS, augment=augmentation)),
+        SequenceLoader(images, **grouped(**OPTIONS)),
     )
     for step in range(6 if pad < 20 else 1):
         after, before = (
@@ -84,8 +85,8 @@ def test_rows_are_cut_at_one_place(images, augmentation, pad, shape):
 
 
 def test_apart_columns_shift_apart(images):
-    loader = SequenceLoader(images, **OPTIONS, batch=BatchOptions(augment=RandomShift(3, together=False)))
-    after, before = loader.batch(0), SequenceLoader(images, **OPTIONS).batch(0)
+    loader = SequenceLoader(images, **grouped(**OPTIONS, augment=RandomShift(3, together=False)))
+    after, before = loader.batch(0), SequenceLoader(images, **grouped(**OPTIONS)).batch(0)
     valid = before["mask"].numpy()
     now, following = (places(before[key].numpy(), after[key].numpy(), 3, valid) for key in (IMAGE, f"next_{IMAGE}"))
     assert all(now) and all(following)
@@ -94,17 +95,17 @@ def test_apart_columns_shift_apart(images):
 
 def test_places_do_not_depend_on_ranks_prefetching_or_resuming(images):
     options = {**OPTIONS, "augment": RandomShift(2, probability=0.5)}
-    whole = take(SequenceLoader(images, **options, prefetch=0), 20)
-    ranks = [take(SequenceLoader(images, **options, rank=rank, world_size=3), 20) for rank in range(3)]
+    whole = take(SequenceLoader(images, **grouped(**options, prefetch=0)), 20)
+    ranks = [take(SequenceLoader(images, **grouped(**options, rank=rank, world_size=3)), 20) for rank in range(3)]
     parts = zip(*ranks, strict=True)
     same([{key: torch.cat([part[key] for part in group]) for key in group[0]} for group in parts], whole)
-    same([SequenceLoader(images, **options).batch(17)], [whole[17]])
-    plain = take(SequenceLoader(images, **OPTIONS), 20)
+    same([SequenceLoader(images, **grouped(**options)).batch(17)], [whole[17]])
+    plain = take(SequenceLoader(images, **grouped(**OPTIONS)), 20)
     changed = [not torch.equal(a[IMAGE], b[IMAGE]) for a, b in zip(whole, plain, strict=True)]
     assert 4 <= sum(changed) <= 16
-    spec = SequenceLoader(images, **options).spec()
+    spec = SequenceLoader(images, **grouped(**options)).spec()
     assert json.loads(json.dumps(spec))["augment"]["probability"] == 0.5
-    arrays = SequenceLoader(images, **options, framework="numpy")
+    arrays = SequenceLoader(images, **grouped(**options, framework="numpy"))
     assert all((arrays.batch(step)[IMAGE] == whole[step][IMAGE].numpy()).all() for step in range(20))
 
 
@@ -129,30 +130,26 @@ def test_channels_first_equals_drqs_padding():
 def test_decoded_images_mappings_and_mixtures(images, tmp_path):
     encoded = variable.convert(variable.make_episodes(), tmp_path / "encoded")
     options = {"batch_size": 6, "context": 3, "decoders": {variable.IMAGE: ImageDecoder()}}
-    before = SequenceLoader(encoded, **options).batch(2)
-    after = SequenceLoader(encoded, **options, batch=BatchOptions(augment={variable.IMAGE: RandomCrop((2, 3))})).batch(
-        2
-    )
+    before = SequenceLoader(encoded, **grouped(**options)).batch(2)
+    after = SequenceLoader(encoded, **grouped(**options, augment={variable.IMAGE: RandomCrop((2, 3))})).batch(2)
     assert before[variable.IMAGE].shape[2:] == (3, 4, 5)
     assert after[variable.IMAGE].shape[2:] == (3, 2, 3)
     same([{k: v for k, v in before.items() if k == "mask"}], [{k: v for k, v in after.items() if k == "mask"}])
     joined = Mixture([(images, 1), (images, 1)], join=True)
-    both = SequenceLoader(joined, **{**OPTIONS, "columns": [IMAGE]}, batch=BatchOptions(augment=RandomShift(1))).batch(
-        0
-    )
+    both = SequenceLoader(joined, **grouped(**{**OPTIONS, "columns": [IMAGE]}, augment=RandomShift(1))).batch(0)
     assert both[IMAGE].shape == (10, 4, 12, 15, 3)
 
 
 def test_wrong_augmentations_are_refused(images, dataset):
     for wrong in (4, "shift", RandomShift, {IMAGE: 4}):
         with pytest.raises(InvalidArgumentError, match="augment must be"):
-            SequenceLoader(images, **OPTIONS, batch=BatchOptions(augment=wrong))
+            SequenceLoader(images, **grouped(**OPTIONS, augment=wrong))
     with pytest.raises(UnknownNameError, match="rewards"):
-        next(iter(SequenceLoader(images, **OPTIONS, batch=BatchOptions(augment={"rewards": RandomShift(4)}))))
+        next(iter(SequenceLoader(images, **grouped(**OPTIONS, augment={"rewards": RandomShift(4)}))))
     with pytest.raises(InvalidArgumentError, match="the batch has no images"):
         next(iter(SequenceLoader(dataset, columns=["rewards"], batch=BatchOptions(augment=RandomShift(4)))))
     with pytest.raises(InvalidArgumentError, match="a crop of 13 x 13 does not fit images of 12 x 15"):
-        next(iter(SequenceLoader(images, **OPTIONS, batch=BatchOptions(augment=RandomCrop(13)))))
+        next(iter(SequenceLoader(images, **grouped(**OPTIONS, augment=RandomCrop(13)))))
     for make in (
         lambda: RandomShift(0),
         lambda: RandomCrop((3,)),

@@ -8,6 +8,7 @@ import pytest
 from gear_data import Mixture, SequenceLoader
 from gear_data.loaders.decoding.images import ImageDecoder
 from tests.support.feed import variable as data
+from tests.support.feed.arguments import grouped
 from tests.support.feed.variable import IMAGE, TEXT
 
 EPISODES = data.make_episodes()
@@ -24,7 +25,9 @@ def dataset(tmp_path_factory):
 
 def loaded(dataset, **options):
     loader = SequenceLoader(
-        dataset, 64, preset="transitions", decoders={IMAGE: ImageDecoder()}, framework="numpy", seed=2, **options
+        dataset,
+        64,
+        **grouped(preset="transitions", decoders={IMAGE: ImageDecoder()}, framework="numpy", seed=2, **options),
     )
     windows = loader.windows(0)
     return next(iter(loader)), list(zip(windows["episode_id"].tolist(), windows["start"].tolist(), strict=True))
@@ -96,5 +99,5 @@ def test_every_frame_is_decoded_once(dataset):
         return np.zeros((len(values), 1), np.float32)
 
     options = {"decoders": {IMAGE: decode}, "offsets": {IMAGE: (-2, 1)}, "steps": 1, "prefetch": 0}
-    next(iter(SequenceLoader(dataset, 64, preset="transitions", **options)))
+    next(iter(SequenceLoader(dataset, 64, **grouped(preset="transitions", **options))))
     assert len(decoded) == len(set(decoded))

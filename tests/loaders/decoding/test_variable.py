@@ -13,11 +13,12 @@ import torch
 from torch.utils.data import DataLoader
 
 import gear_data
-from gear_data import BatchOptions, Mixture, SequenceLoader
+from gear_data import Mixture, SequenceLoader
 from gear_data.errors import CorruptShardError, CorruptSourceError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.decoding.images import ImageDecoder
 from tests.support.feed import reference as ref
 from tests.support.feed import variable as data
+from tests.support.feed.arguments import grouped
 from tests.support.feed.variable import IMAGE, TEXT
 
 EPISODES = data.make_episodes()
@@ -65,7 +66,7 @@ def same(batch, other):
     ],
 )
 def test_a_window_has_a_list_of_its_valid_steps(dataset, options):
-    loader = SequenceLoader(dataset, **{**OPTIONS, **options})
+    loader = SequenceLoader(dataset, **grouped(**{**OPTIONS, **options}))
     for step, batch in enumerate(itertools.islice(loader, 5)):
         assert batch[TEXT] == cut(loader, step, TEXT)
         assert batch[IMAGE] == cut(loader, step, IMAGE)
@@ -75,16 +76,16 @@ def test_a_window_has_a_list_of_its_valid_steps(dataset, options):
 @pytest.mark.parametrize("residency", ["mmap", "host"])
 def test_views_and_residencies(dataset, residency):
     view = gear_data.open(dataset.path, residency=residency).filter(pl.col("length") > 5)
-    loader = SequenceLoader(view.with_discount(0.5), **OPTIONS)
+    loader = SequenceLoader(view.with_discount(0.5), **grouped(**OPTIONS))
     for step, batch in enumerate(itertools.islice(loader, 5)):
         assert batch[TEXT] == cut(loader, step, TEXT)
         assert {e for e, _, _ in ref.as_windows(loader.windows(step))} <= {2, 3, 5, 6}
 
 
 def test_ranks_have_their_rows(dataset):
-    whole = list(itertools.islice(SequenceLoader(dataset, decoders={TEXT: data.words}, **OPTIONS), 3))
+    whole = list(itertools.islice(SequenceLoader(dataset, **grouped(decoders={TEXT: data.words}, **OPTIONS)), 3))
     for rank in range(3):
-        loader = SequenceLoader(dataset, rank=rank, world_size=3, decoders={TEXT: data.words}, **OPTIONS)
+        loader = SequenceLoader(dataset, **grouped(rank=rank, world_size=3, decoders={TEXT: data.words}, **OPTIONS))
         rows = slice(rank * 8 // 3, (rank + 1) * 8 // 3)
         for batch, other in zip(itertools.islice(loader, 3), whole, strict=True):
             assert batch[IMAGE] == other[IMAGE][rows]
@@ -97,18 +98,20 @@ def test_a_rank_without_rows_has_the_same_keys(dataset):
     """40 steps in batches of 39: the last batch has one row, and rank 0 of 2 has none."""
     decoders = {TEXT: data.word_mapping, IMAGE: ImageDecoder()}
     options = {**OPTIONS, "batch_size": 39, "sampler": "shuffle", "epochs": 1, "decoders": decoders}
-    last = [list(SequenceLoader(dataset, rank=rank, world_size=2, **options))[-1] for rank in range(2)]
+    last = [list(SequenceLoader(dataset, **grouped(rank=rank, world_size=2, **options)))[-1] for rank in range(2)]
     assert [len(batch["valid_count"]) for batch in last] == [0, 1]
     assert last[0].keys() == last[1].keys()
     for key, value in last[0].items():
         assert (value.dtype, value.ndim, len(value)) == (last[1][key].dtype, last[1][key].ndim, 0)
-    texts = list(SequenceLoader(dataset, rank=0, world_size=2, **{**options, "decoders": None}))[-1][TEXT]
+    texts = list(SequenceLoader(dataset, **grouped(rank=0, world_size=2, **{**options, "decoders": None})))[-1][TEXT]
     assert texts == []
 
 
 def test_presets_that_take_only_the_first_step(dataset):
-    loader = SequenceLoader(dataset, preset="lerobot", **OPTIONS)
-    decoded = SequenceLoader(dataset, preset="lerobot", decoders={TEXT: data.words, IMAGE: ImageDecoder()}, **OPTIONS)
+    loader = SequenceLoader(dataset, **grouped(preset="lerobot", **OPTIONS))
+    decoded = SequenceLoader(
+        dataset, **grouped(preset="lerobot", decoders={TEXT: data.words, IMAGE: ImageDecoder()}, **OPTIONS)
+    )
     for step, (batch, other) in enumerate(zip(itertools.islice(loader, 3), decoded, strict=False)):
         texts = [texts[0] for texts in cut(loader, step, TEXT)]
         assert batch[TEXT] == texts
@@ -121,7 +124,7 @@ def test_presets_that_take_only_the_first_step(dataset):
 
 def test_offsets_are_refused(dataset):
     with pytest.raises(InvalidArgumentError, match=TEXT):
-        SequenceLoader(dataset, offsets={TEXT: (0, 2)}, **OPTIONS)
+        SequenceLoader(dataset, **grouped(offsets={TEXT: (0, 2)}, **OPTIONS))
 
 
 def test_a_damaged_shard_is_named(tmp_path):
@@ -134,7 +137,7 @@ def test_a_damaged_shard_is_named(tmp_path):
     )
     path.write_bytes(content)
     with pytest.raises(CorruptShardError, match=re.escape(TEXT)) as caught:
-        next(iter(SequenceLoader(gear_data.open(ds.path), prefetch=0, **OPTIONS)))
+        next(iter(SequenceLoader(gear_data.open(ds.path), **grouped(prefetch=0, **OPTIONS))))
     assert caught.value.file.endswith(entry.entry.file)
 
 
@@ -143,9 +146,7 @@ def test_a_damaged_shard_is_named(tmp_path):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_lists_of_numbers_are_padded(dataset, side):
-    loader = SequenceLoader(
-        dataset, batch=BatchOptions(preset_options={"side": side}), decoders={TEXT: data.words}, **OPTIONS
-    )
+    loader = SequenceLoader(dataset, **grouped(preset_options={"side": side}, decoders={TEXT: data.words}, **OPTIONS))
     for step, batch in enumerate(itertools.islice(loader, 5)):
         rows = [data.words(texts) for texts in cut(loader, step, TEXT)]
         expected, lengths = data.padded_sequences(rows, 4, side)
@@ -184,7 +185,7 @@ def test_a_huggingface_tokenizer(dataset):
         tokenizers[1], padding="max_length", max_length=5, truncation=True, return_tensors="pt"
     )
     for decoder, width in ((tokenizers[0], None), (as_tensors, 5)):
-        loader = SequenceLoader(dataset, decoders={TEXT: decoder}, **OPTIONS)
+        loader = SequenceLoader(dataset, **grouped(decoders={TEXT: decoder}, **OPTIONS))
         for step, batch in enumerate(itertools.islice(loader, 3)):
             expected, lengths = data.padded_sequences([data.words(t) for t in cut(loader, step, TEXT)], 4, "right")
             ids, mask = batch[f"{TEXT}.input_ids"], batch[f"{TEXT}.attention_mask"]
@@ -215,9 +216,7 @@ def _lengths(values):
 def test_arrays_keep_shape_and_dtype(dataset, give, dtype):
     loader = SequenceLoader(
         dataset,
-        decoders={TEXT: lambda texts: give(_lengths(texts))},
-        batch=BatchOptions(preset_options={"side": "left"}),
-        **OPTIONS,
+        **grouped(decoders={TEXT: lambda texts: give(_lengths(texts))}, preset_options={"side": "left"}, **OPTIONS),
     )
     batch = next(iter(loader))
     rows = [[np.asarray(give(_lengths([text])))[0] for text in texts] for texts in cut(loader, 0, TEXT)]
@@ -231,7 +230,8 @@ def test_arrays_keep_shape_and_dtype(dataset, give, dtype):
 def test_ragged_arrays_keep_their_dtype(dataset, make):
     dtype = np.float32 if make is np.array else torch.float32
     loader = SequenceLoader(
-        dataset, decoders={TEXT: lambda texts: [make(each, dtype=dtype) for each in data.words(texts)]}, **OPTIONS
+        dataset,
+        **grouped(decoders={TEXT: lambda texts: [make(each, dtype=dtype) for each in data.words(texts)]}, **OPTIONS),
     )
     batch = next(iter(loader))
     expected, lengths = data.padded_sequences([data.words(t) for t in cut(loader, 0, TEXT)], 4, "right", np.float32)
@@ -241,7 +241,7 @@ def test_ragged_arrays_keep_their_dtype(dataset, make):
 
 
 def test_texts_without_a_token_keep_the_dtype(dataset):
-    loader = SequenceLoader(dataset, decoders={TEXT: lambda texts: [[] for _ in texts]}, **OPTIONS)
+    loader = SequenceLoader(dataset, **grouped(decoders={TEXT: lambda texts: [[] for _ in texts]}, **OPTIONS))
     batch = next(iter(loader))
     assert batch[TEXT].shape == (8, 4, 0)
     assert batch[TEXT].dtype == torch.int64
@@ -269,7 +269,7 @@ def test_texts_without_a_token_keep_the_dtype(dataset):
     ],
 )
 def test_values_that_cannot_be_padded_are_refused(dataset, decoder, problem):
-    loader = SequenceLoader(dataset, decoders={TEXT: decoder}, **OPTIONS)
+    loader = SequenceLoader(dataset, **grouped(decoders={TEXT: decoder}, **OPTIONS))
     with pytest.raises(InvalidArgumentError, match=problem) as caught:
         next(iter(loader))
     assert caught.value.column == TEXT
@@ -278,7 +278,7 @@ def test_values_that_cannot_be_padded_are_refused(dataset, decoder, problem):
 def test_a_key_that_is_taken_is_refused(tmp_path):
     ds = data.convert(EPISODES, tmp_path / "d", rename={"observations": f"{TEXT}.n"}, names=(TEXT,))
     assert f"{TEXT}.n" in ds.schema
-    loader = SequenceLoader(ds, decoders={TEXT: lambda texts: {"n": _lengths(texts)}}, **OPTIONS)
+    loader = SequenceLoader(ds, **grouped(decoders={TEXT: lambda texts: {"n": _lengths(texts)}}, **OPTIONS))
     with pytest.raises(InvalidArgumentError, match="has already"):
         next(iter(loader))
 
@@ -286,19 +286,19 @@ def test_a_key_that_is_taken_is_refused(tmp_path):
 def test_decoders_for_other_columns_are_refused(dataset):
     for name in ("observations", "observations.texts"):
         with pytest.raises(UnknownNameError, match=f"these are: {IMAGE}, {TEXT};") as caught:
-            SequenceLoader(dataset, decoders={name: data.words}, **OPTIONS)
+            SequenceLoader(dataset, **grouped(decoders={name: data.words}, **OPTIONS))
         assert caught.value.column == name
     with pytest.raises(UnknownNameError, match="these are: none"):
-        SequenceLoader(dataset, preset="corl", decoders={TEXT: data.words}, **OPTIONS)
+        SequenceLoader(dataset, **grouped(preset="corl", decoders={TEXT: data.words}, **OPTIONS))
     with pytest.raises(InvalidArgumentError, match="cannot be"):
-        SequenceLoader(dataset, decoders={TEXT: "bert-base-uncased"}, **OPTIONS)
+        SequenceLoader(dataset, **grouped(decoders={TEXT: "bert-base-uncased"}, **OPTIONS))
 
 
 def test_an_error_of_a_decoder_names_the_step(dataset):
     def decoder(texts):
         raise CorruptSourceError("no", row=5, hint="do")
 
-    loader = SequenceLoader(dataset, decoders={TEXT: decoder}, **OPTIONS)
+    loader = SequenceLoader(dataset, **grouped(decoders={TEXT: decoder}, **OPTIONS))
     steps = [(e, first + j) for e, first, n in ref.as_windows(loader.windows(0)) for j in range(n)]
     with pytest.raises(CorruptSourceError) as caught:
         next(iter(loader))
@@ -311,7 +311,7 @@ def test_one_thread_at_a_time(dataset):
     decoder = data.Alone()
     options = {**OPTIONS, "steps": 60, "decoders": {TEXT: decoder}}
     # More bytes than are made at once, so that the consumer and the thread both make batches.
-    batches = list(SequenceLoader(dataset, **{**options, "context": 9000}))
+    batches = list(SequenceLoader(dataset, **grouped(**{**options, "context": 9000})))
     assert len(decoder.threads) == 2
     assert len(batches) == 60
 
@@ -333,9 +333,9 @@ def test_one_thread_at_a_time(dataset):
 def test_workers_give_the_inline_batches(dataset, workers, start, prefetch, decode):
     decoders = {TEXT: data.word_mapping, IMAGE: ImageDecoder(dtype="float32")} if decode else None
     options = {**OPTIONS, "steps": 9, "decoders": decoders}
-    loader = SequenceLoader(dataset, prefetch=prefetch, **options)
+    loader = SequenceLoader(dataset, **grouped(prefetch=prefetch, **options))
     batches = list(DataLoader(loader, batch_size=None, num_workers=workers, multiprocessing_context=start))
-    for batch, other in zip(batches, SequenceLoader(dataset, prefetch=0, **options), strict=True):
+    for batch, other in zip(batches, SequenceLoader(dataset, **grouped(prefetch=0, **options)), strict=True):
         same(batch, other)
 
 
@@ -357,7 +357,7 @@ def others(tmp_path_factory):
 def test_a_mixture_by_turns(dataset, others):
     episodes, text, bare = others
     mixture = Mixture([(dataset, 1), (text, 1), (bare, 1)])
-    loader = SequenceLoader(mixture, decoders={TEXT: data.words}, **OPTIONS)
+    loader = SequenceLoader(mixture, **grouped(decoders={TEXT: data.words}, **OPTIONS))
     seen = set()
     for step, batch in enumerate(itertools.islice(loader, 9)):
         (source,) = set(batch["source"].tolist())
@@ -373,7 +373,9 @@ def test_a_mixture_by_turns(dataset, others):
 
 def test_a_joined_mixture(dataset, others):
     episodes, text, bare = others
-    loader = SequenceLoader(Mixture([(dataset, 2), (text, 1)], join=True), decoders={TEXT: data.words}, **OPTIONS)
+    loader = SequenceLoader(
+        Mixture([(dataset, 2), (text, 1)], join=True), **grouped(decoders={TEXT: data.words}, **OPTIONS)
+    )
     for step, batch in enumerate(itertools.islice(loader, 5)):
         windows = loader.windows(step)
         sources = windows["dataset"].tolist()
@@ -389,7 +391,7 @@ def test_a_joined_mixture(dataset, others):
         expected, lengths = data.padded_sequences([data.words(row) for row in texts], 4, "right")
         assert np.array_equal(batch[TEXT], expected)
         assert np.array_equal(batch[f"{TEXT}_length"], lengths)
-    assert TEXT not in next(iter(SequenceLoader(Mixture([(dataset, 2), (bare, 1)], join=True), **OPTIONS)))
+    assert TEXT not in next(iter(SequenceLoader(Mixture([(dataset, 2), (bare, 1)], join=True), **grouped(**OPTIONS))))
 
 
 def test_an_error_in_a_joined_batch_names_the_dataset(dataset, others):
@@ -397,7 +399,9 @@ def test_an_error_in_a_joined_batch_names_the_dataset(dataset, others):
         raise CorruptSourceError("no", row=len(texts) - 1)
 
     text = others[1]
-    loader = SequenceLoader(Mixture([(dataset, 1), (text, 1)], join=True), decoders={TEXT: decoder}, **OPTIONS)
+    loader = SequenceLoader(
+        Mixture([(dataset, 1), (text, 1)], join=True), **grouped(decoders={TEXT: decoder}, **OPTIONS)
+    )
     windows = loader.windows(0)
     with pytest.raises(CorruptSourceError, match=f"episode {windows['episode_id'][-1]}, ") as caught:
         next(iter(loader))
@@ -408,4 +412,4 @@ def test_joined_columns_must_be_alike(dataset, others):
     options = [{"columns": ["rewards", TEXT]}, {"columns": ["rewards", IMAGE]}]
     mixture = Mixture([(dataset, 1, options[0]), (others[1], 1, options[1])], join=True)
     with pytest.raises(InvalidArgumentError, match="differ in text and bytes"):
-        next(iter(SequenceLoader(mixture, **OPTIONS)))
+        next(iter(SequenceLoader(mixture, **grouped(**OPTIONS))))

@@ -129,14 +129,14 @@ def test_arguments_that_do_not_go_with_jax_are_refused(dataset):
     mesh = jax.make_mesh((1,), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, PartitionSpec("data"))
     for options, words in (
-        ({"device": "cuda"}, "sharding= says where"),
-        ({"sharding": mesh}, "NamedSharding"),
-        ({"sharding": sharding, "rank": 0, "world_size": 2}, "leave one of them out"),
+        ({"device": "cuda"}, "device= takes a jax.sharding.Sharding"),
+        ({"device": mesh}, "NamedSharding"),
+        ({"device": sharding, "rank": 0, "world_size": 2}, "leave one of them out"),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             SequenceLoader(dataset, framework="jax", **options, **OPTIONS)
     with pytest.raises(InvalidArgumentError, match="framework='jax'"):
-        SequenceLoader(dataset, framework="numpy", sharding=sharding)
+        SequenceLoader(dataset, framework="numpy", device=sharding)
     with pytest.raises(InvalidArgumentError, match="batches are of jax"):
         SequenceLoader(dataset, framework="jax", **OPTIONS).dataloader()
     with pytest.raises(InvalidArgumentError, match="framework='numpy'"):

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from gear_data import ExecutionOptions, SequenceLoader
+from gear_data import SequenceLoader
 from gear_data.errors import HostMemoryError
 from tests.support.cuda.streams import CONSUMER, ORDERS, Streams
 from tests.support.cuda.torch_stand_in import TorchStandIn, patch_torch
+from tests.support.feed.arguments import grouped
 
 OPTIONS: dict[str, Any] = {"batch_size": 6, "context": 5, "seed": 4, "steps": 40, "window_ids": True}
 
@@ -81,7 +82,7 @@ def source_bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dty
 
 
 def expected_of(dataset: Any, **options: Any) -> list[dict[str, bytes]]:
-    loader = SequenceLoader(dataset, framework="numpy", **options)
+    loader = SequenceLoader(dataset, **grouped(framework="numpy", **options))
     return [{key: array.tobytes() for key, array in batch.items()} for batch in loader]
 
 
@@ -89,16 +90,14 @@ def expected_of(dataset: Any, **options: Any) -> list[dict[str, bytes]]:
 def test_batches_are_not_overwritten_before_they_are_copied(dataset, gpu, prefetch):
     options = {**OPTIONS, "prefetch": prefetch}
     expected = expected_of(dataset, **options)
-    batches = list(SequenceLoader(dataset, device="cuda", execution=ExecutionOptions(backend="cpu"), **options))
+    batches = list(SequenceLoader(dataset, **grouped(device="cuda", backend="cpu", **options)))
     gpu.streams.finish_all()
     found = [{key: tensor.numpy().tobytes() for key, tensor in batch.items()} for batch in batches]
     assert found == expected
 
 
 def test_collected_arrays_are_not_copied_on_the_cpu(dataset, gpu):
-    for batch in SequenceLoader(
-        dataset, device="cuda", execution=ExecutionOptions(backend="cpu"), **{**OPTIONS, "window_ids": False}
-    ):
+    for batch in SequenceLoader(dataset, **grouped(device="cuda", backend="cpu", **{**OPTIONS, "window_ids": False})):
         assert "observations" in batch
     # One number a window, which no kernel collects.
     assert gpu.pinned_bytes and {tuple(each.shape) for each in gpu.cpu_copies} == {(OPTIONS["batch_size"],)}
@@ -106,9 +105,7 @@ def test_collected_arrays_are_not_copied_on_the_cpu(dataset, gpu):
 
 def test_the_end_of_an_iteration_waits_for_its_copies(dataset, gpu):
     expected = expected_of(dataset, **OPTIONS)[:3]
-    iterator = iter(
-        SequenceLoader(dataset, device="cuda", execution=ExecutionOptions(backend="cpu"), prefetch=0, **OPTIONS)
-    )
+    iterator = iter(SequenceLoader(dataset, **grouped(device="cuda", backend="cpu", prefetch=0, **OPTIONS)))
     batches = [next(iterator) for _ in range(3)]
     iterator.close()
     del iterator
@@ -120,4 +117,4 @@ def test_the_end_of_an_iteration_waits_for_its_copies(dataset, gpu):
 def test_too_little_memory_is_a_typed_error(dataset, gpu):
     gpu.left = 100
     with pytest.raises(HostMemoryError, match="pinned memory are needed for batches: CUDA error: out of memory"):
-        next(iter(SequenceLoader(dataset, device="cuda", execution=ExecutionOptions(backend="cpu"), **OPTIONS)))
+        next(iter(SequenceLoader(dataset, **grouped(device="cuda", backend="cpu", **OPTIONS))))

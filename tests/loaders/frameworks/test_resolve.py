@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import BatchOptions, ExecutionOptions, SequenceLoader
+from gear_data import ExecutionOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.loaders.decoding.images import ImageDecoder
 from gear_data.loaders.frameworks.values import as_numpy
 from tests.support.feed import variable
+from tests.support.feed.arguments import grouped
 from tests.support.feed.variable import IMAGE, TEXT
 
 OPTIONS = {"batch_size": 10, "context": 6, "seed": 3}
@@ -47,7 +48,7 @@ def assert_same_values(value, tensors):
     ],
 )
 def test_numpy_and_torch_have_equal_batches(dataset, options):
-    loaders = [SequenceLoader(dataset, framework=name, **OPTIONS, **options) for name in ("numpy", "torch")]
+    loaders = [SequenceLoader(dataset, **grouped(framework=name, **OPTIONS, **options)) for name in ("numpy", "torch")]
     for arrays, tensors in itertools.islice(zip(*loaders, strict=True), 12):
         assert list(arrays) == list(tensors)
         for key, value in arrays.items():
@@ -58,7 +59,9 @@ def test_text_and_decoded_images_are_equal(tmp_path):
     opened = variable.convert(variable.make_episodes(), tmp_path / "d")
     decoders = {IMAGE: ImageDecoder("float32"), TEXT: lambda texts: [list(text.encode()) for text in texts]}
     for given in ({}, decoders):
-        loaders = [SequenceLoader(opened, framework=name, decoders=given, **OPTIONS) for name in ("numpy", "torch")]
+        loaders = [
+            SequenceLoader(opened, **grouped(framework=name, decoders=given, **OPTIONS)) for name in ("numpy", "torch")
+        ]
         for arrays, tensors in itertools.islice(zip(*loaders, strict=True), 3):
             assert list(arrays) == list(tensors)
             for key, value in arrays.items():
@@ -74,7 +77,9 @@ def test_a_decoder_may_return_arrays_of_any_framework(tmp_path):
 
     def batch(make):
         decoders = {TEXT: lambda texts: make(lengths(texts))}
-        return next(iter(SequenceLoader(opened, decoders=decoders, columns=[TEXT], framework="numpy", **OPTIONS)))[TEXT]
+        return next(
+            iter(SequenceLoader(opened, **grouped(decoders=decoders, columns=[TEXT], framework="numpy", **OPTIONS)))
+        )[TEXT]
 
     expected = batch(lambda values: values)
     assert expected.any() and expected.dtype == np.float32
@@ -89,7 +94,9 @@ def test_a_decoder_may_return_arrays_of_any_framework(tmp_path):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_memory_is_used_again_only_after_the_last_view(dataset, prefetch):
     """A view of one array of one batch in ten is kept; other batches come and go."""
-    loader = SequenceLoader(dataset, framework="numpy", prefetch=prefetch, steps=200, passes="repeat", **OPTIONS)
+    loader = SequenceLoader(
+        dataset, **grouped(framework="numpy", prefetch=prefetch, steps=200, passes="repeat", **OPTIONS)
+    )
     expected = [batch["observations"].copy() for batch in loader]
     kept, addresses = [], set()
     for step, batch in enumerate(loader):
@@ -108,7 +115,7 @@ def test_a_transform_gets_numpy_arrays(dataset):
         assert all(type(value) is np.ndarray for value in batch.values())
         return {**batch, "noise": rng.normal(size=3)}
 
-    batch = next(iter(SequenceLoader(dataset, framework="numpy", transform=transform, **OPTIONS)))
+    batch = next(iter(SequenceLoader(dataset, **grouped(framework="numpy", transform=transform, **OPTIONS))))
     assert type(batch["noise"]) is np.ndarray
 
 
@@ -125,7 +132,7 @@ def test_arguments_of_another_framework_are_refused(dataset):
 
 def test_exports_are_the_same_bytes(dataset, tmp_path):
     for name in ("numpy", "torch"):
-        loader = SequenceLoader(dataset, framework=name, batch=BatchOptions(dtype="bfloat16"), preset="corl", **OPTIONS)
+        loader = SequenceLoader(dataset, **grouped(framework=name, dtype="bfloat16", preset="corl", **OPTIONS))
         gear_data.export_batches(loader, tmp_path / name, batches=2)
     for file in sorted((tmp_path / "torch").iterdir()):
         assert file.read_bytes() == (tmp_path / "numpy" / file.name).read_bytes()
@@ -133,7 +140,7 @@ def test_exports_are_the_same_bytes(dataset, tmp_path):
     from safetensors.torch import save_file
 
     tensors = next(
-        iter(SequenceLoader(dataset, framework="torch", batch=BatchOptions(dtype="bfloat16"), preset="corl", **OPTIONS))
+        iter(SequenceLoader(dataset, **grouped(framework="torch", dtype="bfloat16", preset="corl", **OPTIONS)))
     )
     save_file(tensors, tmp_path / "reference.safetensors")
     assert (tmp_path / "numpy" / "batch-000000.safetensors").read_bytes() == (

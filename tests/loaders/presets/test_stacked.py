@@ -13,6 +13,7 @@ import torch
 import gear_data
 from gear_data import BatchOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError, MissingColumnError, UnknownNameError
+from tests.support.feed.arguments import grouped
 
 STACK = {"observations": ["observations.pos", "observations.vel", "observations.gear"]}
 
@@ -84,8 +85,8 @@ def test_batches_are_those_of_a_dataset_that_was_converted_so(
     arguments = {"batch_size": 9, "steps": 3, "seed": 2, "anchor": "end", **options}
     if options["preset"] == "transitions":
         del arguments["anchor"]
-    loader = SequenceLoader(parts, batch=BatchOptions(stack=STACK), **arguments)
-    expected = SequenceLoader(whole, **arguments)
+    loader = SequenceLoader(parts, **grouped(stack=STACK, **arguments))
+    expected = SequenceLoader(whole, **grouped(**arguments))
     for batch, other in zip(loader, expected, strict=True):
         assert_equal(batch, other)
     assert_equal(loader.batch(1), expected.batch(1))
@@ -103,8 +104,8 @@ def test_the_statistics_of_the_parts_are_joined(normalize: Any, paths: tuple[Pat
         "steps": 1,
         "framework": "numpy",
     }
-    (batch,) = SequenceLoader(parts, preset="decision_transformer", batch=BatchOptions(stack=STACK), **arguments)
-    (expected,) = SequenceLoader(whole, preset="decision_transformer", **arguments)
+    (batch,) = SequenceLoader(parts, **grouped(preset="decision_transformer", stack=STACK, **arguments))
+    (expected,) = SequenceLoader(whole, **grouped(preset="decision_transformer", **arguments))
     np.testing.assert_allclose(batch["states"], expected["states"], rtol=1e-6, atol=1e-6)
 
 
@@ -113,8 +114,8 @@ def test_mixtures_and_copies_of_the_loader(paths: tuple[Path, Path]) -> None:
     arguments: dict[str, Any] = {"batch_size": 8, "context": 3, "steps": 2, "seed": 4}
     mixed = gear_data.Mixture([(parts[:3], 0.5), (parts[3:], 0.5)], join=True)
     expected = gear_data.Mixture([(whole[:3], 0.5), (whole[3:], 0.5)], join=True)
-    loader = pickle.loads(pickle.dumps(SequenceLoader(mixed, batch=BatchOptions(stack=STACK), **arguments)))
-    for batch, other in zip(loader, SequenceLoader(expected, **arguments), strict=True):
+    loader = pickle.loads(pickle.dumps(SequenceLoader(mixed, **grouped(stack=STACK, **arguments))))
+    for batch, other in zip(loader, SequenceLoader(expected, **grouped(**arguments)), strict=True):
         assert_equal(batch, other)
 
 

@@ -13,6 +13,7 @@ import gear_data
 from gear_data import BatchOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError, MissingColumnError
 from tests.support.feed import transitions as golden
+from tests.support.feed.arguments import grouped
 
 KEYS = ["observations", "actions", "rewards", "terminated", "next_observations", "masks"]
 MARK = {"transitions": {"missing_next": "mark"}}
@@ -30,7 +31,7 @@ def dataset(episodes, tmp_path_factory) -> gear_data.Dataset:
 
 def batches_of(dataset: Any, count: int = 4, **options: Any) -> list[tuple[dict[str, Any], list[tuple[int, int]]]]:
     """Returns batches and the (episode, step) of their rows."""
-    loader = SequenceLoader(dataset, **{"batch_size": 64, "preset": "transitions", "seed": 5, **options})
+    loader = SequenceLoader(dataset, **grouped(**{"batch_size": 64, "preset": "transitions", "seed": 5, **options}))
     found = []
     for step, batch in enumerate(itertools.islice(loader, count)):
         windows = loader.windows(step)
@@ -177,7 +178,7 @@ def test_a_state_of_the_other_choice_is_refused(dataset):
 )
 def test_arguments_that_make_no_transitions_are_refused(dataset, options, message):
     with pytest.raises(InvalidArgumentError, match=message):
-        SequenceLoader(dataset, preset="transitions", **options)
+        SequenceLoader(dataset, **grouped(preset="transitions", **options))
 
 
 def test_the_context_is_one_unless_given(dataset):

@@ -21,6 +21,7 @@ from gear_data.errors import GenerationGoneError, InvalidArgumentError, StateMis
 from gear_data.loaders.stages.timeline import STEPS_KEPT
 from tests.support.cluster.growing import refresh_rank
 from tests.support.feed import reference as ref
+from tests.support.feed.arguments import grouped
 from tests.support.feed.batches import clones, same, take
 from tests.support.feed.data import convert_episodes, locomotion, run_two_ranks
 from tests.support.feed.growing import GrowingDataset
@@ -35,7 +36,7 @@ def growing(tmp_path: Path) -> GrowingDataset:
 
 
 def make(dataset: Any, **options: Any) -> SequenceLoader:
-    return SequenceLoader(dataset, **{**OPTIONS, **options})
+    return SequenceLoader(dataset, **grouped(**{**OPTIONS, **options}))
 
 
 def taken(iterator: Any, count: int) -> list[Any]:

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import BatchOptions, Mixture, RandomCrop, ReturnOptions, SequenceLoader
+from gear_data import Mixture, RandomCrop, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from tests.support.cameras.filmed import FRONT, WRIST, Filmed
 from tests.support.command_line import run_json
+from tests.support.feed.arguments import grouped
 
 OPTIONS: dict[str, Any] = {"batch_size": 7, "context": 4, "seed": 5, "framework": "numpy"}
 
@@ -60,14 +61,14 @@ def golden(filmed: Filmed, camera: str, rows: list[tuple[int, int, int]], places
 
 @pytest.mark.parametrize("camera", [FRONT, WRIST])
 def test_windows_of_frames(filmed: Filmed, dataset: gear_data.Dataset, camera: str) -> None:
-    for batch, rows in first_batches(SequenceLoader(dataset, **OPTIONS)):
+    for batch, rows in first_batches(SequenceLoader(dataset, **grouped(**OPTIONS))):
         expected = golden(filmed, camera, rows, list(range(4)), window=True, padding="fill")
         assert batch[camera].dtype == np.uint8
         assert np.array_equal(batch[camera], expected)
 
 
 def test_padding_on_the_left(filmed: Filmed, dataset: gear_data.Dataset) -> None:
-    for batch, rows in first_batches(SequenceLoader(dataset, preset="d3rlpy", columns=[FRONT], **OPTIONS)):
+    for batch, rows in first_batches(SequenceLoader(dataset, **grouped(preset="d3rlpy", columns=[FRONT], **OPTIONS))):
         for number, row in enumerate(rows):
             frames = filmed.frames[FRONT][row[0]][row[1] : row[1] + row[2]]
             assert np.array_equal(batch[FRONT][number, 4 - row[2] :], frames)
@@ -75,9 +76,7 @@ def test_padding_on_the_left(filmed: Filmed, dataset: gear_data.Dataset) -> None
 
 
 def test_the_first_step_is_repeated(filmed: Filmed, dataset: gear_data.Dataset) -> None:
-    loader = SequenceLoader(
-        dataset, preset="jat", batch=BatchOptions(preset_options={"roles": ["observation"]}), **OPTIONS
-    )
+    loader = SequenceLoader(dataset, **grouped(preset="jat", preset_options={"roles": ["observation"]}, **OPTIONS))
     for batch, rows in first_batches(loader):
         expected = golden(filmed, WRIST, rows, list(range(4)), window=True, padding="first")
         assert np.array_equal(batch[WRIST], expected)
@@ -87,7 +86,7 @@ def test_the_first_step_is_repeated(filmed: Filmed, dataset: gear_data.Dataset) 
 @pytest.mark.parametrize("padding", ["edge", "first", "fill"])
 def test_offsets_of_cameras(filmed: Filmed, dataset: gear_data.Dataset, offsets: Any, padding: str) -> None:
     loader = SequenceLoader(
-        dataset, offsets={FRONT: offsets}, batch=BatchOptions(preset_options={"padding": padding}), **OPTIONS
+        dataset, **grouped(offsets={FRONT: offsets}, preset_options={"padding": padding}, **OPTIONS)
     )
     places = offsets if isinstance(offsets, list) else list(range(*offsets))
     for batch, rows in first_batches(loader):
@@ -104,7 +103,7 @@ def test_lerobots_frames_are_floats_with_channels_first(
     filmed: Filmed, dataset: gear_data.Dataset, dtype: str | None
 ) -> None:
     options = {**OPTIONS, "framework": "torch", "preset": "lerobot", "dtype": dtype}
-    loader = SequenceLoader(dataset, offsets={WRIST: [-1, 0], "actions": (0, 4)}, **options)
+    loader = SequenceLoader(dataset, **grouped(offsets={WRIST: [-1, 0], "actions": (0, 4)}, **options))
     for step, batch in enumerate(itertools.islice(loader, 2)):
         windows = loader.windows(step)
         rows = list(zip(*(windows[name].tolist() for name in ("episode_id", "start", "length")), strict=True))
@@ -120,9 +119,7 @@ def test_lerobots_frames_are_floats_with_channels_first(
 
 
 def test_lerobots_frames_as_they_are(filmed: Filmed, dataset: gear_data.Dataset) -> None:
-    loader = SequenceLoader(
-        dataset, preset="lerobot", batch=BatchOptions(preset_options={"camera_frames": "uint8"}), **OPTIONS
-    )
+    loader = SequenceLoader(dataset, **grouped(preset="lerobot", preset_options={"camera_frames": "uint8"}, **OPTIONS))
     ((batch, rows),) = first_batches(loader, 1)
     assert np.array_equal(batch[FRONT], golden(filmed, FRONT, rows, [0], window=False, padding="edge")[:, 0])
 
@@ -133,7 +130,7 @@ def test_next_frames_of_transitions(
     filmed: Filmed, dataset: gear_data.Dataset, n_step: int | None, options: dict[str, Any]
 ) -> None:
     loader = SequenceLoader(
-        dataset, 20, preset="transitions", returns=ReturnOptions(n_step=n_step), seed=2, framework="numpy", **options
+        dataset, 20, **grouped(preset="transitions", n_step=n_step, seed=2, framework="numpy", **options)
     )
     places = options["offsets"][FRONT] if options else [0]
     seen = set()
@@ -153,7 +150,7 @@ def test_next_frames_of_transitions(
 
 
 def test_the_next_step_of_a_camera(filmed: Filmed, dataset: gear_data.Dataset) -> None:
-    loader = SequenceLoader(dataset, columns=["actions", f"next_{FRONT}"], **OPTIONS)
+    loader = SequenceLoader(dataset, **grouped(columns=["actions", f"next_{FRONT}"], **OPTIONS))
     for batch, rows in first_batches(loader):
         for number, (episode, start, length) in enumerate(rows):
             frames = filmed.frames[FRONT][episode]
@@ -165,14 +162,14 @@ def test_the_next_step_of_a_camera(filmed: Filmed, dataset: gear_data.Dataset) -
 
 
 def test_only_cameras(filmed: Filmed, dataset: gear_data.Dataset) -> None:
-    for batch, rows in first_batches(SequenceLoader(dataset, preset="lerobot", columns=[FRONT], **OPTIONS)):
+    for batch, rows in first_batches(SequenceLoader(dataset, **grouped(preset="lerobot", columns=[FRONT], **OPTIONS))):
         expected = golden(filmed, FRONT, rows, [0], window=False, padding="edge")[:, 0]
         assert np.array_equal(batch[FRONT], (expected / np.float32(255)).transpose(0, 3, 1, 2))
 
 
 def test_resized_cameras(filmed: Filmed, dataset: gear_data.Dataset) -> None:
-    both = SequenceLoader(dataset, resize=(24, 16), **OPTIONS)
-    one = SequenceLoader(dataset, resize={FRONT: (24, 16)}, **OPTIONS)
+    both = SequenceLoader(dataset, **grouped(resize=(24, 16), **OPTIONS))
+    one = SequenceLoader(dataset, **grouped(resize={FRONT: (24, 16)}, **OPTIONS))
     (batch, rows), (other, _) = first_batches(both, 1)[0], first_batches(one, 1)[0]
     assert batch[FRONT].shape == (7, 4, 24, 16, 3) and batch[WRIST].shape == (7, 4, 24, 16, 3)
     assert np.array_equal(other[FRONT], batch[FRONT])
@@ -192,9 +189,7 @@ def test_augmentations_and_transforms_see_cameras(filmed: Filmed, dataset: gear_
         return {**batch, "dark": batch[FRONT] // 2}
 
     augment = {FRONT: RandomCrop((40, 60))}
-    for batch, rows in first_batches(
-        SequenceLoader(dataset, batch=BatchOptions(augment=augment), transform=dark, **OPTIONS)
-    ):
+    for batch, rows in first_batches(SequenceLoader(dataset, **grouped(augment=augment, transform=dark, **OPTIONS))):
         assert batch[FRONT].shape == (7, 4, 40, 60, 3)
         assert np.array_equal(batch["dark"], batch[FRONT] // 2)
         whole = golden(filmed, FRONT, rows, list(range(4)), window=True, padding="fill")
@@ -204,7 +199,7 @@ def test_augmentations_and_transforms_see_cameras(filmed: Filmed, dataset: gear_
 
 
 def test_metrics_count_frames(dataset: gear_data.Dataset) -> None:
-    loader = SequenceLoader(dataset, columns=[FRONT], steps=4, **OPTIONS)
+    loader = SequenceLoader(dataset, **grouped(columns=[FRONT], steps=4, **OPTIONS))
     valid = sum(int(batch["mask"].sum()) for batch in loader)
     frame, numbers = 48 * 64 * 3, 8 + 1  # a step's number and mask
     padding = loader.metrics()["pad_fraction"]
@@ -218,15 +213,15 @@ def test_metrics_count_frames(dataset: gear_data.Dataset) -> None:
 def test_mixtures(filmed: Filmed, dataset: gear_data.Dataset, rollouts_path: Any, join: bool) -> None:
     other = gear_data.open(rollouts_path)
     both = Mixture([(dataset, 1), (dataset.filter("length > 3"), 2)], join=join)
-    loader = SequenceLoader(both, **OPTIONS)
+    loader = SequenceLoader(both, **grouped(**OPTIONS))
     for batch, rows in first_batches(loader, 4):
         assert np.array_equal(batch[FRONT], golden(filmed, FRONT, rows, list(range(4)), window=True, padding="fill"))
     without = Mixture([(dataset, 1), (other, 1)], join=join)
-    found = [FRONT in batch for batch, _ in first_batches(SequenceLoader(without, **OPTIONS), 4)]
+    found = [FRONT in batch for batch, _ in first_batches(SequenceLoader(without, **grouped(**OPTIONS)), 4)]
     assert not any(found) if join else sorted(set(found)) == [False, True]
     if join:
         with pytest.raises(UnknownNameError):
-            SequenceLoader(without, columns=["actions", FRONT], **OPTIONS)
+            SequenceLoader(without, **grouped(columns=["actions", FRONT], **OPTIONS))
 
 
 # Refusals
@@ -243,10 +238,11 @@ def test_mixtures(filmed: Filmed, dataset: gear_data.Dataset, rollouts_path: Any
         ({"resize": (0, 5)}, InvalidArgumentError, "resize must be"),
         ({"resize": {FRONT: 5}}, InvalidArgumentError, "resize must be"),
         ({"resize": {"front": (5, 5)}}, UnknownNameError, "camera 'front'"),
-        ({"decode_threads": 0}, InvalidArgumentError, "decode_threads must be"),
-        ({"decode_threads": 1.5}, InvalidArgumentError, "decode_threads must be"),
-        ({"video_cache": -1}, InvalidArgumentError, "video_cache must be"),
-        ({"video_backend": "opencv"}, UnknownNameError, "video backend"),
+        ({"threads": 0}, InvalidArgumentError, "threads must be"),
+        ({"threads": 1.5}, InvalidArgumentError, "threads must be"),
+        ({"cache_bytes": -1}, InvalidArgumentError, "cache_bytes must be"),
+        ({"video": None}, InvalidArgumentError, "video takes a gear_data.VideoOptions"),
+        ({"backend": "opencv"}, UnknownNameError, "backend 'opencv'"),
         ({"preset": "corl", "preset_options": {"roles": ["observation"]}}, InvalidArgumentError, "columns="),
         ({"decoders": {FRONT: len}}, UnknownNameError, "decoders"),
     ],
@@ -256,7 +252,7 @@ def test_what_cameras_cannot_do(
     dataset: gear_data.Dataset, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        SequenceLoader(dataset, **{**OPTIONS, **options})
+        SequenceLoader(dataset, **grouped(**{**OPTIONS, **options}))
 
 
 def test_resize_needs_a_camera(rollouts_path: Any) -> None:
@@ -265,11 +261,11 @@ def test_resize_needs_a_camera(rollouts_path: Any) -> None:
 
 
 def test_the_specification_names_the_decoder(dataset: gear_data.Dataset) -> None:
-    spec = SequenceLoader(dataset, resize=(8, 10), **OPTIONS).spec()
+    spec = SequenceLoader(dataset, **grouped(resize=(8, 10), **OPTIONS)).spec()
     assert spec["video_decoder"].startswith("pyav ")
     (shape,) = [output["shape"] for output in spec["outputs"] if output["key"] == FRONT]
     assert shape == [8, 10, 3]
-    assert "video_decoder" not in SequenceLoader(dataset, columns=["actions"], **OPTIONS).spec()
+    assert "video_decoder" not in SequenceLoader(dataset, **grouped(columns=["actions"], **OPTIONS)).spec()
 
 
 # Other uses of the specification
@@ -278,7 +274,7 @@ def test_the_specification_names_the_decoder(dataset: gear_data.Dataset) -> None
 def test_a_rollout_has_the_environments_frames(filmed: Filmed, dataset: gear_data.Dataset) -> None:
     for preset in ("lerobot", "raw"):
         options = {**OPTIONS, "context": 1, "columns": ["actions", FRONT], "offsets": {FRONT: [-2, 0]}}
-        loader = SequenceLoader(dataset, preset=preset, **options)
+        loader = SequenceLoader(dataset, **grouped(preset=preset, **options))
         ((batch, rows),) = first_batches(loader, 1)
         rollout = gear_data.Rollout.from_spec(loader.spec())
         for number, (episode, start, _) in enumerate(rows):
@@ -292,7 +288,7 @@ def test_a_rollout_has_the_environments_frames(filmed: Filmed, dataset: gear_dat
                 )
             assert np.array_equal(rollout.inputs()[FRONT][0], batch[FRONT][number])
     with pytest.raises(InvalidArgumentError, match="the frame is an array of float64"):
-        rollout = gear_data.Rollout.from_spec(SequenceLoader(dataset, preset="lerobot", **options).spec())
+        rollout = gear_data.Rollout.from_spec(SequenceLoader(dataset, **grouped(preset="lerobot", **options)).spec())
         rollout.reset({FRONT: frames[0] / 255})
         rollout.inputs()
 

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 import gear_data
-from gear_data import SequenceLoader, VideoOptions
+from gear_data import SequenceLoader
 from gear_data.dataset.internals import store_of
 from gear_data.video.decoding import frame_reader
 from gear_data.video.decoding.frame_cache import FrameCache
 from gear_data.video.decoding.process_state import process_state
 from tests.support.cameras.filmed import WRIST, Filmed
+from tests.support.feed.arguments import grouped
 
 
 def decoded_groups(
@@ -29,8 +30,8 @@ def decoded_groups(
     # The cache of the process has frames of other tests.
     monkeypatch.setattr(process_state(), "cache", FrameCache())
     loader = SequenceLoader(
-        gear_data.open(filmed.path), 2, context=1, columns=[WRIST], sampler="shuffle", epochs=1, seed=4,
-        video=VideoOptions(threads=1), **options,
+        gear_data.open(filmed.path), 2, **grouped(context=1, columns=[WRIST], sampler="shuffle", epochs=1, seed=4,
+        threads=1, **options),
     )  # fmt: skip
     for _ in loader:
         pass
@@ -42,6 +43,6 @@ def test_groups_are_decoded_once(filmed: Filmed, monkeypatch: pytest.MonkeyPatch
     segments = videos.segments[WRIST]
     groups = sum(int(videos.index.groups(number).group.max()) + 1 for number in segments.file.tolist())
     for prefetch in (0, 30):
-        assert len(decoded_groups(filmed, monkeypatch, prefetch=prefetch, video_cache=0)) > groups
-    found = decoded_groups(filmed, monkeypatch, prefetch=30, video_cache=1 << 20)
+        assert len(decoded_groups(filmed, monkeypatch, prefetch=prefetch, cache_bytes=0)) > groups
+    found = decoded_groups(filmed, monkeypatch, prefetch=30, cache_bytes=1 << 20)
     assert len(found) == len(set(found)) == groups

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import ExecutionOptions, Mixture, RandomCrop, SequenceLoader
+from gear_data import Mixture, RandomCrop, SequenceLoader
 from gear_data.collection.buffers import plain_memory
 from gear_data.loaders.frameworks import pinned_batches
 from gear_data.video.decoding.decoder import NoPlanesError
@@ -23,6 +23,7 @@ from gear_data.video.decoding.pyav import PyavDecoder
 from tests.support.cameras.filmed import FRONT, WRIST, film
 from tests.support.cuda.cupy_stand_in import StandInGpu
 from tests.support.cuda.loader_checks import copies, from_device, same
+from tests.support.feed.arguments import grouped
 
 OPTIONS: dict[str, Any] = {"batch_size": 6, "context": 4, "seed": 3}
 LEROBOT: dict[str, Any] = {"preset": "lerobot", "offsets": {FRONT: [-2, 0], "actions": [0, 3]}, "prefetch": 3}
@@ -74,10 +75,10 @@ def test_batches_with_cameras(
     gpu: StandInGpu, path: Path, uploads: list[torch.Tensor], options: dict[str, Any], kernels: set[str]
 ) -> None:
     arguments = {**OPTIONS, **options}
-    on_cpu = SequenceLoader(gear_data.open(path), **arguments)
+    on_cpu = SequenceLoader(gear_data.open(path), **grouped(**arguments))
     expected = copies(on_cpu, STEPS)
     loader = SequenceLoader(
-        gear_data.open(path, residency="device"), **arguments, device="cuda", execution=ExecutionOptions(backend="cuda")
+        gear_data.open(path, residency="device"), **grouped(**arguments, device="cuda", backend="cuda")
     )
     got = from_device(gpu, loader, STEPS)
     assert set(gpu.cupy.launched) == {"gear_collect", *kernels}  # the CPU draws the windows, because it decodes
@@ -86,18 +87,19 @@ def test_batches_with_cameras(
 
 
 def test_the_cpu_may_collect_the_other_columns(gpu: StandInGpu, path: Path, uploads: list[torch.Tensor]) -> None:
-    loader = SequenceLoader(
-        gear_data.open(path), **OPTIONS, **LEROBOT, device="cuda", execution=ExecutionOptions(backend="cpu")
+    loader = SequenceLoader(gear_data.open(path), **grouped(**OPTIONS, **LEROBOT, device="cuda", backend="cpu"))
+    same(
+        from_device(gpu, loader, STEPS),
+        copies(SequenceLoader(gear_data.open(path), **grouped(**OPTIONS, **LEROBOT)), STEPS),
     )
-    same(from_device(gpu, loader, STEPS), copies(SequenceLoader(gear_data.open(path), **OPTIONS, **LEROBOT), STEPS))
     assert set(gpu.cupy.launched) == {"gear_frames_4"}
 
 
 @pytest.mark.parametrize("gpu", ["consumer first", "device first"], indirect=True)
 def test_memory_is_not_used_again_too_early(gpu: StandInGpu, path: Path, uploads: list[torch.Tensor]) -> None:
-    loader = SequenceLoader(gear_data.open(path), **OPTIONS, **LEROBOT, device="cuda")
+    loader = SequenceLoader(gear_data.open(path), **grouped(**OPTIONS, **LEROBOT, device="cuda"))
     got = from_device(gpu, loader, 12)
-    same(got, copies(SequenceLoader(gear_data.open(path), **OPTIONS, **LEROBOT), 12))
+    same(got, copies(SequenceLoader(gear_data.open(path), **grouped(**OPTIONS, **LEROBOT)), 12))
 
 
 @pytest.mark.parametrize("join", [False, True])
@@ -106,14 +108,14 @@ def test_mixtures(gpu: StandInGpu, path: Path, uploads: list[torch.Tensor], join
         ds = gear_data.open(path)
         return Mixture([(ds, 1), (ds.filter("length > 3"), 2)], join=join)
 
-    expected = copies(SequenceLoader(mixed(), **OPTIONS), STEPS)
-    same(from_device(gpu, SequenceLoader(mixed(), **OPTIONS, device="cuda"), STEPS), expected)
+    expected = copies(SequenceLoader(mixed(), **grouped(**OPTIONS)), STEPS)
+    same(from_device(gpu, SequenceLoader(mixed(), **grouped(**OPTIONS, device="cuda")), STEPS), expected)
     assert set(gpu.cupy.launched) == {"gear_frames"}
 
 
 def test_each_distinct_frame_is_copied_once_as_yuv(gpu: StandInGpu, path: Path, uploads: list[torch.Tensor]) -> None:
     options = {**OPTIONS, "columns": [FRONT], "offsets": {FRONT: [0, 0, -1, -100]}, "preset": "lerobot"}
-    loader = SequenceLoader(gear_data.open(path), **options, device="cuda")
+    loader = SequenceLoader(gear_data.open(path), **grouped(**options, device="cuda"))
     windows = loader.windows(0)
     batch = gpu.read(loader.batch(0))
     steps = windows["start"][:, None] + np.array([0, 0, -1, -100])
@@ -124,13 +126,13 @@ def test_each_distinct_frame_is_copied_once_as_yuv(gpu: StandInGpu, path: Path, 
     assert sum(size > head for size in sizes) == 1
     assert max(sizes) == head + len(distinct) * 48 * 64 * 3 // 2
     gpu.finish()
-    assert torch.equal(batch[FRONT], SequenceLoader(gear_data.open(path), **options).batch(0)[FRONT])
+    assert torch.equal(batch[FRONT], SequenceLoader(gear_data.open(path), **grouped(**options)).batch(0)[FRONT])
 
 
 def test_frames_that_differ_from_the_index_come_as_rgb(
     gpu: StandInGpu, path: Path, uploads: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS), STEPS)
+    expected = copies(SequenceLoader(gear_data.open(path), **grouped(**OPTIONS)), STEPS)
     write, written = PyavDecoder.write_planes, [0]
 
     def change(self: PyavDecoder, picture: Any, out: Any) -> Any:
@@ -141,7 +143,7 @@ def test_frames_that_differ_from_the_index_come_as_rgb(
         return write(self, picture, out)
 
     monkeypatch.setattr(PyavDecoder, "write_planes", change)
-    loader = SequenceLoader(gear_data.open(path), **OPTIONS, device="cuda")
+    loader = SequenceLoader(gear_data.open(path), **grouped(**OPTIONS, device="cuda"))
     same(from_device(gpu, loader, STEPS), expected)
     # Both cameras at first, and then one.
     assert STEPS < gpu.cupy.launched.count("gear_frames") < 2 * STEPS
@@ -156,13 +158,13 @@ def test_what_needs_rgb_gets_rgb(
         options["transform"] = lambda batch, rng: {**batch, "dark": batch[FRONT] // 2}
     elif why == "augment":
         options["augment"] = {FRONT: RandomCrop((40, 60))}
-    expected = copies(SequenceLoader(gear_data.open(path), **options), 2)
+    expected = copies(SequenceLoader(gear_data.open(path), **grouped(**options)), 2)
     if why == "no CuPy":
         monkeypatch.setitem(sys.modules, "cupy", None)
     elif why == "pageable":
         options["pin_memory"] = False
         # CUDA reads memory that is not pinned before the call returns.
         monkeypatch.setattr(torch.Tensor, "to", lambda tensor, **where: uploads.append(tensor.clone()) or uploads[-1])
-    loader = SequenceLoader(gear_data.open(path), **options, device="cuda", execution=ExecutionOptions(backend="cpu"))
+    loader = SequenceLoader(gear_data.open(path), **grouped(**options, device="cuda", backend="cpu"))
     same(from_device(gpu, loader, 2), expected)
     assert gpu.cupy.launched == []

@@ -45,6 +45,7 @@ from tests.support.cuda.loader_checks import (
     same,
 )
 from tests.support.cuda.streams import CONSUMER, ORDERS
+from tests.support.feed.arguments import grouped
 from tests.support.running.eventually import eventually
 
 every_order = pytest.mark.parametrize("gpu", ORDERS, indirect=True)
@@ -58,7 +59,7 @@ class TestLoaderOnStandIn(LoaderChecks):
 @pytest.mark.parametrize("residency", RESIDENCIES)
 def test_every_residency_in_every_order_of_the_streams(gpu: StandInGpu, path: Path, residency: str) -> None:
     options = {**OPTIONS, "preset": "decision_transformer", "steps": 60}
-    expected = copies(SequenceLoader(gear_data.open(path), **options), 60)
+    expected = copies(SequenceLoader(gear_data.open(path), **grouped(**options)), 60)
     same(from_device(gpu, on_gpu(RESIDENCIES[residency](path), **options), 60), expected)
     # If kernels read all columns in place, they draw the windows, too.
     drawn = {"gear_draw_windows"} if residency in ("pinned", "device") else set()
@@ -81,7 +82,7 @@ DRAWING = {
 @pytest.mark.parametrize("sampler", DRAWING)
 def test_windows_are_drawn_on_the_device(gpu: StandInGpu, path: Path, sampler: str) -> None:
     options = {**OPTIONS, "sampler": EVERY_SAMPLER[sampler]}
-    on_cpu = SequenceLoader(gear_data.open(path), **options)
+    on_cpu = SequenceLoader(gear_data.open(path), **grouped(**options))
     expected = copies(on_cpu, 40)
     loader = on_gpu(gear_data.open(path, residency="device"), **options)
     same(from_device(gpu, loader, 40), expected)
@@ -92,7 +93,7 @@ def test_windows_are_drawn_on_the_device(gpu: StandInGpu, path: Path, sampler: s
 def test_the_cpu_draws_by_weights_of_steps(gpu: StandInGpu, path: Path) -> None:
     on_cpu = gear_data.open(path)
     sampler = Weighted(np.linspace(1, 2, on_cpu.num_steps), beta=[(0, 0.4), (9, 1.0)])
-    expected = copies(SequenceLoader(on_cpu, **OPTIONS, sampler=sampler), 12)
+    expected = copies(SequenceLoader(on_cpu, **grouped(**OPTIONS, sampler=sampler)), 12)
     loader = on_gpu(gear_data.open(path, residency="device"), sampler=sampler)
     same(from_device(gpu, loader, 12), expected)
     assert set(gpu.cupy.launched) == {"gear_collect"}
@@ -164,7 +165,7 @@ def test_a_batch_takes_at_most_three_operations(gpu: StandInGpu, path: Path, cas
 def test_batches_that_are_read_on_several_streams(gpu: StandInGpu, path: Path) -> None:
     """Each batch waits for the stream on which it was handed over."""
     options = {**OPTIONS, "preset": "decision_transformer"}
-    expected = copies(SequenceLoader(gear_data.open(path), **options), 40)
+    expected = copies(SequenceLoader(gear_data.open(path), **grouped(**options)), 40)
     batches = iter(on_gpu(gear_data.open(path, residency="device"), **options))
     got = []
     for number in range(40):
@@ -177,7 +178,7 @@ def test_batches_that_are_read_on_several_streams(gpu: StandInGpu, path: Path) -
 
 def test_a_batch_that_is_read_on_a_recorded_stream(gpu: StandInGpu, path: Path) -> None:
     """`Tensor.record_stream` holds for batches, as for every tensor of torch."""
-    expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS), 12)
+    expected = copies(SequenceLoader(gear_data.open(path), **grouped(**OPTIONS)), 12)
     batches = iter(on_gpu(gear_data.open(path, residency="device"), prefetch=0))
     got = []
     for _ in range(12):
@@ -286,7 +287,7 @@ def test_batches_that_the_cpu_makes_are_logged(
     gpu: StandInGpu, path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], reason: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        SequenceLoader(gear_data.open(path, residency="device"), device="cuda", **options)
+        SequenceLoader(gear_data.open(path, residency="device"), **grouped(device="cuda", **options))
     (record,) = caplog.records
     assert "collected on the CPU" in record.message
     assert reason in record.message
@@ -344,7 +345,7 @@ def test_pickling_without_a_gpu(gpu: StandInGpu, path: Path, monkeypatch: pytest
             patch.setitem(sys.modules, "cupy", None)
             again = pickle.loads(data)
             assert again.residency == name
-            assert len(copies(SequenceLoader(again, **OPTIONS))) == STEPS
+            assert len(copies(SequenceLoader(again, **grouped(**OPTIONS)))) == STEPS
 
 
 def test_an_iterator_that_is_not_finished_leaves_nothing(gpu: StandInGpu, path: Path) -> None:

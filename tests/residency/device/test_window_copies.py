@@ -23,6 +23,7 @@ from gear_data.residency.device import collector
 from tests.support.cuda.copy_driver import OldCopyDriver
 from tests.support.cuda.cupy_stand_in import StandInGpu
 from tests.support.cuda.loader_checks import OPTIONS, check, convert, copies, from_device, on_gpu, same
+from tests.support.feed.arguments import grouped
 
 
 def tune(monkeypatch: pytest.MonkeyPatch, **constants: int) -> None:
@@ -74,7 +75,7 @@ def test_a_copy_engine_copies_windows_of_several_datasets_and_an_older_driver(
         Mixture([(gear_data.open(one, residency=residency), 1.0) for one in paths], join=True)
         for residency in ("mmap", "pinned")
     )
-    same(from_device(gpu, on_gpu(mixture, **options)), copies(SequenceLoader(on_cpu, **options)))
+    same(from_device(gpu, on_gpu(mixture, **options)), copies(SequenceLoader(on_cpu, **grouped(**options))))
     assert driver.batches
 
 

@@ -21,8 +21,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import gear_data
-from gear_data import SequenceLoader, Weighted, WindowOptions
+from gear_data import SequenceLoader, Weighted
 from gear_data.cluster.client.shard_client import ShardClient
+from tests.support.feed.arguments import grouped
 
 STEPS = 8
 CAMERA = "observations.images.front"
@@ -55,7 +56,7 @@ def updated(dataset: gear_data.Dataset, rank: int | None) -> dict[str, np.ndarra
 
     With `rank` None, the updates of ranks 0 and 1 together.
     """
-    loader = SequenceLoader(dataset, **{**OPTIONS, "steps": 60}, sampler=Weighted("length"), prefetch=2)
+    loader = SequenceLoader(dataset, **grouped(**{**OPTIONS, "steps": 60}, sampler=Weighted("length"), prefetch=2))
     batches = iter(loader)
     first = stacked(itertools.islice(batches, 2))
     updates = [UPDATES[0], UPDATES[1]] if rank is None else [UPDATES.get(rank, (2, [], []))]
@@ -70,23 +71,27 @@ def main(dataset: str, out: str) -> None:
     opened = gear_data.open(dataset.replace("{node}", os.environ["GROUP_RANK"]), cluster="torchrun", sampler="uniform")
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
-    results = {name: stacked(SequenceLoader(opened, **{**OPTIONS, **more})) for name, more in LOADERS.items()}
+    results = {
+        name: stacked(SequenceLoader(opened, **grouped(**{**OPTIONS, **more}))) for name, more in LOADERS.items()
+    }
     results["updated"] = updated(opened, rank if torch.distributed.get_world_size() > 1 else None)
-    results["filtered"] = stacked(SequenceLoader(opened.filter("length > 6"), **OPTIONS))
-    results["workers"] = stacked(DataLoader(SequenceLoader(opened, **OPTIONS), batch_size=None, num_workers=2))
-    results["pickled"] = stacked(SequenceLoader(pickle.loads(pickle.dumps(opened)), **OPTIONS))
+    results["filtered"] = stacked(SequenceLoader(opened.filter("length > 6"), **grouped(**OPTIONS)))
+    results["workers"] = stacked(
+        DataLoader(SequenceLoader(opened, **grouped(**OPTIONS)), batch_size=None, num_workers=2)
+    )
+    results["pickled"] = stacked(SequenceLoader(pickle.loads(pickle.dumps(opened)), **grouped(**OPTIONS)))
     results["episode"] = {"observations": np.concatenate([opened.episode(i)["observations"] for i in range(10)])}
     torch.distributed.barrier()
-    interrupted = SequenceLoader(opened, **OPTIONS)
+    interrupted = SequenceLoader(opened, **grouped(**OPTIONS))
     list(itertools.islice(interrupted, 3))
 
     requests: list[object] = []
     fetching = ShardClient.fetching
     ShardClient.fetching = lambda self, *request: [requests.append(request), fetching(self, *request)][1]  # type: ignore[assignment, method-assign]
-    own = SequenceLoader(opened, **{**OPTIONS, "batch_size": 24}, windows=WindowOptions(selection="decentralized"))
+    own = SequenceLoader(opened, **grouped(**{**OPTIONS, "batch_size": 24}, selection="decentralized"))
     results["decentralized"] = stacked(own)
     in_decentralized = len(requests)
-    stacked(SequenceLoader(opened, **OPTIONS))
+    stacked(SequenceLoader(opened, **grouped(**OPTIONS)))
     facts = {
         "here": list(opened._store.membership.shards),
         "own": own.windows(3)["episode_id"].tolist(),

@@ -18,6 +18,7 @@ import torch
 
 import gear_data
 from gear_data.errors import InvalidArgumentError
+from tests.support.feed.arguments import grouped
 
 STEPS = 60
 #: Updates of each rank: after how many batches, episodes, values. Episode 3 gets the last rank's value.
@@ -29,13 +30,15 @@ UPDATES: list[list[tuple[int, list[int], list[float]]]] = [
 
 def loader(dataset: gear_data.Dataset, **options: Any) -> gear_data.SequenceLoader:
     sampler = gear_data.Weighted("length")
-    return gear_data.SequenceLoader(dataset, 6, context=5, sampler=sampler, seed=21, steps=STEPS, **options)
+    return gear_data.SequenceLoader(dataset, 6, **grouped(context=5, sampler=sampler, seed=21, steps=STEPS, **options))
 
 
 def by_steps(dataset: gear_data.Dataset, **options: Any) -> gear_data.SequenceLoader:
     """Returns a loader with one weight a step. Only rank 0's weights count."""
     weights = np.ones(dataset.num_steps) * (1 + options.get("prefetch", 0))
-    return gear_data.SequenceLoader(dataset, 6, context=5, sampler=gear_data.Weighted(weights), steps=STEPS, **options)
+    return gear_data.SequenceLoader(
+        dataset, 6, **grouped(context=5, sampler=gear_data.Weighted(weights), steps=STEPS, **options)
+    )
 
 
 def steps_update(rank: int) -> tuple[list[int], list[float], list[int]]:

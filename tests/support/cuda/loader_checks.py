@@ -17,6 +17,7 @@ from gear_data.loaders.presets.outputs import PRESETS
 from gear_data.selection.samplers import Weighted
 from tests.support.feed import data as feed_data
 from tests.support.feed import variable as variable_data
+from tests.support.feed.arguments import grouped
 from tests.support.feed.data import EVERY_SAMPLER
 
 
@@ -92,7 +93,7 @@ def from_device(gpu: GpuUnderTest, loader: SequenceLoader, steps: int = STEPS) -
 
 
 def on_gpu(dataset: Any, **options: Any) -> SequenceLoader:
-    return SequenceLoader(dataset, **{**OPTIONS, "device": "cuda", "backend": "cuda", **options})
+    return SequenceLoader(dataset, **grouped(**{**OPTIONS, "device": "cuda", "backend": "cuda", **options}))
 
 
 def same(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
@@ -113,7 +114,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def check(gpu: GpuUnderTest, path: Path, residency: str, **options: Any) -> None:
-    expected = copies(SequenceLoader(gear_data.open(path), **{**OPTIONS, **options}))
+    expected = copies(SequenceLoader(gear_data.open(path), **grouped(**{**OPTIONS, **options})))
     same(from_device(gpu, on_gpu(RESIDENCIES[residency](path), **options)), expected)
 
 
@@ -155,7 +156,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "edges": {"preset": "jat", "columns": ["next_observations"], "anchor": "end"},
     "long context": {"context": 45, "preset_options": {"side": "left"}},
-    "no short windows": {"short_windows": False, "stride": 3, "anchor": "random"},
+    "no short windows": {"short": False, "stride": 3, "anchor": "random"},
     "made when asked for": {"prefetch": 0},
     "deep": {"prefetch": 11},
     "large": {"batch_size": 300, "context": 40, "steps": 5},
@@ -211,7 +212,7 @@ class LoaderChecks:
             "steps": 549,
         }
         loaders = (
-            SequenceLoader(gear_data.open(path), **{**OPTIONS, **options}),
+            SequenceLoader(gear_data.open(path), **grouped(**{**OPTIONS, **options})),
             on_gpu(gear_data.open(path, residency="device"), **options),
         )
         for loader in loaders:
@@ -233,7 +234,7 @@ class LoaderChecks:
         """The last batch of a pass is short, so later passes begin elsewhere than at whole batches."""
         path = convert(11, folder / "one")
         options = {"sampler": sampler, "epochs": 1, "batch_size": 16, "steps": None, "prefetch": 3}
-        on_cpu = SequenceLoader(gear_data.open(path), **{**OPTIONS, **options})
+        on_cpu = SequenceLoader(gear_data.open(path), **grouped(**{**OPTIONS, **options}))
         loader = on_gpu(gear_data.open(path, residency="device"), **options)
         for _ in range(3):
             same(from_device(gpu, loader, len(loader)), copies(on_cpu, len(on_cpu)))
@@ -245,7 +246,7 @@ class LoaderChecks:
         whole = ds.num_steps * sum(column.row_bytes for column in ds.schema.fixed_columns)
         device_bytes, host_bytes = (int(part * whole) for part in parts)
         options = {"columns": ["observations", "next_actions", "infos.half"], "n_step": 3, "normalize": True}
-        expected = copies(SequenceLoader(ds, **OPTIONS, **options))
+        expected = copies(SequenceLoader(ds, **grouped(**OPTIONS, **options)))
         placed = ds.place(
             ds.residency_plan(device_bytes, host_bytes, columns=["observations", "actions", "infos.half"])
         )
@@ -264,7 +265,7 @@ class LoaderChecks:
             return ds.filter("length > 2").filter_steps("rewards > 0", mode="first")
 
         path = convert(11, folder / "one")
-        expected = copies(SequenceLoader(view(gear_data.open(path)), **OPTIONS))
+        expected = copies(SequenceLoader(view(gear_data.open(path)), **grouped(**OPTIONS)))
         for residency in ("device", "tiered"):
             same(from_device(gpu, on_gpu(view(RESIDENCIES[residency](path)))), expected)
 
@@ -277,7 +278,7 @@ class LoaderChecks:
             return Mixture([(first, 2.0), (second, 1.0, {"sampler": Weighted("length")})], join=join)
 
         one, other = convert(11, folder / "one"), convert(12, folder / "other")
-        on_cpu = SequenceLoader(mixed(gear_data.open(one), gear_data.open(other)), goals=goals, **OPTIONS)
+        on_cpu = SequenceLoader(mixed(gear_data.open(one), gear_data.open(other)), **grouped(goals=goals, **OPTIONS))
         expected = copies(on_cpu)
         loader = on_gpu(mixed(tiered(one), gear_data.open(other, residency="device")), goals=goals)
         same(from_device(gpu, loader), expected)
@@ -296,7 +297,7 @@ class LoaderChecks:
             return found
 
         path, sampler = convert(11, folder / "one"), Weighted("length")
-        on_cpu = SequenceLoader(gear_data.open(path), sampler=sampler, **OPTIONS)
+        on_cpu = SequenceLoader(gear_data.open(path), **grouped(sampler=sampler, **OPTIONS))
         expected = run(on_cpu, lambda batch: {key: value.clone() for key, value in batch.items()})
         got = run(on_gpu(gear_data.open(path, residency="device"), sampler=sampler), gpu.read)
         gpu.finish()
@@ -305,7 +306,7 @@ class LoaderChecks:
 
     def test_metrics_are_those_of_the_cpu(self, gpu: GpuUnderTest, folder: Path) -> None:
         path = convert(11, folder / "one")
-        loaders = SequenceLoader(gear_data.open(path), steps=12, **OPTIONS), on_gpu(tiered(path), steps=12)
+        loaders = SequenceLoader(gear_data.open(path), **grouped(steps=12, **OPTIONS)), on_gpu(tiered(path), steps=12)
         for loader in loaders:
             assert sum(1 for _ in loader) == 12
         expected, found = (loader.metrics() for loader in loaders)
@@ -315,7 +316,7 @@ class LoaderChecks:
 
     def test_batches_that_are_kept_stay(self, gpu: GpuUnderTest, folder: Path) -> None:
         path = convert(11, folder / "one")
-        expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS))
+        expected = copies(SequenceLoader(gear_data.open(path), **grouped(**OPTIONS)))
         kept = list(itertools.islice(on_gpu(gear_data.open(path, residency="device")), STEPS))
         gpu.finish()
         same(kept, expected)
@@ -324,7 +325,7 @@ class LoaderChecks:
         path = folder / "text"
         if not path.exists():
             variable_data.convert(variable_data.make_episodes(), path, names=(variable_data.TEXT,))
-        expected = copies(SequenceLoader(gear_data.open(path), **OPTIONS))
+        expected = copies(SequenceLoader(gear_data.open(path), **grouped(**OPTIONS)))
         got = []
         for batch in itertools.islice(on_gpu(gear_data.open(path, residency="device")), STEPS):
             words = batch.pop(variable_data.TEXT)
@@ -340,4 +341,4 @@ class LoaderChecks:
             assert ds.residency == name
             assert (ds.fingerprint, ds.num_steps) == (plain.fingerprint, plain.num_steps)
             np.testing.assert_array_equal(ds.steps("observations", 0, 9), plain.steps("observations", 0, 9))
-            same(copies(SequenceLoader(ds, **OPTIONS)), copies(SequenceLoader(plain, **OPTIONS)))
+            same(copies(SequenceLoader(ds, **grouped(**OPTIONS))), copies(SequenceLoader(plain, **grouped(**OPTIONS))))

@@ -11,6 +11,7 @@ import torch
 
 from gear_data import Dataset, SequenceLoader
 from tests.support.feed import reference as ref
+from tests.support.feed.arguments import grouped
 
 #: Of `first_batch`.
 CONTEXT = 20
@@ -49,7 +50,7 @@ def first_batch(
     dataset: Dataset, *, batch_size: int = 64, context: int = CONTEXT, seed: int = 4, **options: Any
 ) -> tuple[dict[str, Any], list[tuple[int, int, int]]]:
     """(the batch of step 0, its windows (episode, start, length))."""
-    loader = SequenceLoader(dataset, batch_size, context=context, seed=seed, prefetch=0, **options)
+    loader = SequenceLoader(dataset, batch_size, **grouped(context=context, seed=seed, prefetch=0, **options))
     return next(iter(loader)), ref.as_windows(loader.windows(0))
 
 

@@ -49,7 +49,7 @@ def check_meshes(ds: gear_data.Dataset, count: int) -> None:
         ({"a": 2, "b": 2}, ("a", "b"), 8 // count),
     ):
         sharding = named(shape, axes)
-        loader = gear_data.SequenceLoader(ds, framework="jax", sharding=sharding, **OPTIONS)
+        loader = gear_data.SequenceLoader(ds, framework="jax", device=sharding, **OPTIONS)
         assert loader.local_batch_size == rows, (shape, loader.local_batch_size)
         for batch, expected in itertools.islice(zip(loader, whole(ds), strict=True), 4):
             for key, array in batch.items():
@@ -60,7 +60,7 @@ def check_meshes(ds: gear_data.Dataset, count: int) -> None:
 
 def check_steps_of_training(ds: gear_data.Dataset) -> None:
     """A jitted step over the mesh has the result of one device."""
-    loader = gear_data.SequenceLoader(ds, framework="jax", sharding=named({"data": 4}, "data"), steps=20, **OPTIONS)
+    loader = gear_data.SequenceLoader(ds, framework="jax", device=named({"data": 4}, "data"), steps=20, **OPTIONS)
     mean = jax.jit(lambda states: states.mean())
     # One at a time: on few cores, many collectives at once may wait for one another.
     found = [float(mean(batch["states"])) for batch in loader]
@@ -89,10 +89,10 @@ def check_refusals(ds: gear_data.Dataset) -> None:
         ({"batch_size": 6}, "does not divide"),
         ({"epochs": 1, "sampler": "shuffle"}, "the last batch has"),
         ({"preset": "gato", "steps": 1}, "cannot be sharded"),
-        ({"sharding": named({"data": 2, "model": 2}, "data", "model")}, "leading axis"),
+        ({"device": named({"data": 2, "model": 2}, "data", "model")}, "leading axis"),
     ):
         try:
-            arguments = {**OPTIONS, "sharding": sharding, **options}
+            arguments = {**OPTIONS, "device": sharding, **options}
             next(iter(gear_data.SequenceLoader(ds, framework="jax", **arguments)))
         except InvalidArgumentError as error:
             assert words in str(error), error

@@ -14,6 +14,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tests.support.feed.arguments import grouped
+
 #: Path of the file that the compiling process holds locked.
 _LOCK = "GEAR_DATA_TESTS_COMPILING"
 
@@ -53,7 +55,7 @@ def main() -> None:
     from tests.support.feed.data import EVERY_SAMPLER, shared_out
 
     def read(dataset: gear_data.Dataset, **options: object) -> None:
-        loader = gear_data.SequenceLoader(dataset, 4, framework="numpy", prefetch=0, **options)
+        loader = gear_data.SequenceLoader(dataset, 4, **grouped(framework="numpy", prefetch=0, **options))
         list(itertools.islice(loader, 1))
 
     with tempfile.TemporaryDirectory() as folder:

@@ -17,6 +17,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from tests.support.feed.arguments import grouped
+
 
 class NoTorch:
     """Finds torch nowhere."""
@@ -79,7 +81,7 @@ def main(folder: Path) -> None:
             assert not actions[length:].any()
     tokens = {"preset": "gato", "preset_options": {"tokens": {"ragged": False}}}
     for options in ({"preset": "corl", "dtype": "bfloat16"}, tokens):
-        for batch in itertools.islice(gear_data.SequenceLoader(ds, 8, context=5, **options), 2):
+        for batch in itertools.islice(gear_data.SequenceLoader(ds, 8, **grouped(context=5, **options)), 2):
             assert all(isinstance(value, np.ndarray) for value in batch.values())
     report = gear_data.export_batches(loader, folder / "batches", batches=2)
     assert report.batches == 2
