@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from gear_data import WindowOptions, Fifo, ReturnOptions, Rollout, SequenceLoader
+from gear_data import Fifo, ReturnOptions, Rollout, SequenceLoader, WindowOptions
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed.data import convert_episodes, locomotion
 
