@@ -49,7 +49,6 @@ from gear_data.cluster.flight import fetch as flight_fetch
 from gear_data.cluster.protocol import ColumnGroup, Request
 from gear_data.collection.collector import Collector
 from gear_data.collection.plan import CollectSource
-from gear_data.dataset.internals import store_of
 from gear_data.residency import open_shards
 from gear_data.selection.windows import Windows
 from gear_data.storage.dataset_files import FolderFiles
@@ -139,7 +138,7 @@ def local_readers(folder: Path, url: str) -> tuple[Any, dict[str, Any], Any]:
     shards = np.flatnonzero(here).tolist()
     files = FolderFiles(folder)
     entries = tuple(dataset.manifest.shards[shard] for shard in shards)
-    client, store = store_of(remote)._client, store_of(dataset)
+    client, store = remote.store._client, dataset.store
     cluster = ClusterShards(client, shards, open_shards("host", files, dataset.schema, entries))
     node = ClusterReader(client, cluster, here, *store.episode_starts, store.lengths, lambda: store.finals)
     return dataset, {"local": store.reader(), "as a node": node}, here
@@ -252,7 +251,7 @@ def size_classes(effort: Effort) -> dict[str, float]:
                 "all columns together": ((*wide, *narrow),),
                 "by size class, at once": (wide, narrow),
             }
-            fetch = store_of(dataset)._client.fetch
+            fetch = dataset.store._client.fetch
             with ThreadPoolExecutor(2) as pool:
                 for _ in range(effort.rounds * 4):
                     for name, classes in groupings.items():

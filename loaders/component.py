@@ -13,7 +13,7 @@ from gear_data.collection.output import Output, check_batch_bytes, output_to_jso
 from gear_data.collection.plan import CollectSource
 from gear_data.common.distributed import compute_on_rank_zero
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import anchors_of, ends_without_state, store_of
+from gear_data.dataset.window_anchors import anchors_of, ends_without_state
 from gear_data.errors import DatasetReplacedError, InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.loaders.arguments.checks import normalization_statistics
@@ -107,7 +107,7 @@ class LoaderComponent:
         wanted = [o for o in (self.outputs if outputs is None else outputs) if o.camera is None]
         filled, joined = part_outputs([output.span for output in wanted], self.parts)
         listed = {number: output for number, output in enumerate(wanted) if output.steps is not None}
-        return CollectSource(store_of(self.dataset).reader(), self.dataset.schema, filled, joined, listed)
+        return CollectSource(self.dataset.store.reader(), self.dataset.schema, filled, joined, listed)
 
     @property
     def cameras(self) -> tuple[Output, ...]:
@@ -281,7 +281,7 @@ def episode_ids(components: Sequence[LoaderComponent], source: int | Int64Array,
         source: the number of the episodes' dataset, or int64 [n].
         rows: int64 [n], the rows of the episodes in their datasets, by which windows name them.
     """
-    ids = [store_of(component.dataset).ids for component in components]
+    ids = [component.dataset.store.ids for component in components]
     if isinstance(source, int):
         own = ids[source]
         return rows if own is None else own[rows]
@@ -307,7 +307,7 @@ def _goal_sampler(dataset: Dataset, schema: Schema, goals: Goals, config: Loader
     if config.membership is not None:
         seed = node_seed(seed, config.membership)
         candidates = dataset.select(own_episodes(dataset, config.membership))
-    store, final_rows = store_of(dataset), None
+    store, final_rows = dataset.store, None
     if goals.future and schema[goals.goal_column].has_final:
         final_rows = np.full(len(store.lengths), -1, np.int64)
         final_rows[store.finals[0]] = np.arange(len(store.finals[0]))

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import anchors_of, store_of
+from gear_data.dataset.window_anchors import anchors_of
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.kernels import cpu
 from gear_data.loaders.mixture import Mixture
@@ -58,7 +58,7 @@ def check_selection(
             "with selection='decentralized', the run gives rank and world_size",
             hint="leave rank and world_size out",
         )
-    membership = store_of(dataset).membership
+    membership = dataset.store.membership
     if membership is None:
         raise InvalidArgumentError(
             "selection='decentralized' was given, and this dataset has no nodes",

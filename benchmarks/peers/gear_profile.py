@@ -28,7 +28,6 @@ from gear_source import open_loader
 from harness import claim_stdout, parse_arguments, say, touch
 
 from gear_data.collection.collector import Collector
-from gear_data.dataset.internals import store_of
 from gear_data.loaders.window_source import SingleSource
 
 PREFETCH = 2
@@ -166,7 +165,7 @@ def main() -> None:
     places = {
         "selection": (SingleSource, "sample"),
         "buffers": (Collector, "__call__"),
-        "kernel": (type(store_of(loader.dataset).reader()), "read"),
+        "kernel": (type(loader.dataset.store.reader()), "read"),
         "tensors": (torch, "from_numpy"),
     }
     costs = clock_costs()

@@ -3,49 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-import gear_data
 from gear_data.cluster.placement import Placement
 from gear_data.common.extras import import_extra
-from gear_data.common.polars_threads import check_polars_threads
-from gear_data.dataset import filters, planning, views
-from gear_data.dataset.curation import duplicates, outliers
+from gear_data.dataset import filters, planning
+from gear_data.dataset.core import DatasetCore
+from gear_data.dataset.curation.duplicates import without_duplicates
+from gear_data.dataset.curation.outliers import without_outliers
 from gear_data.dataset.episode import Episode
-from gear_data.dataset.positions import check_position, check_positions, check_range, row_of_id
+from gear_data.dataset.positions import check_position, check_positions
 from gear_data.dataset.refreshing import generations
 from gear_data.dataset.split import positions_by_value, split_positions
 from gear_data.dataset.step_filter import combined_mask
-from gear_data.dataset.store import DatasetStore
 from gear_data.dataset.tables import conversions
 from gear_data.dataset.tables.html import html_table
-from gear_data.dataset.views import Filter, View
-from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.residency import ShardReader
-from gear_data.residency.device.columns import find_extents
+from gear_data.dataset.views import Filter
+from gear_data.errors import InvalidArgumentError
 from gear_data.residency.plan import ResidencyPlan
-from gear_data.schema import Schema
 from gear_data.selection.samplers import Sampler
-from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.episode_block import offsets_of
-from gear_data.storage.statistics import ColumnStatistics
 
 if TYPE_CHECKING:
     import datasets
     import polars as pl
 
     from gear_data.ingest.saving.save import SaveReport
+    from gear_data.loaders.frameworks.map_datasets import EpisodeDataset, WindowDataset
+    from gear_data.reports.report import DatasetReport
 
 
-class Dataset:
+class Dataset(DatasetCore):
     """Dataset of episodes, or a view of one.
 
     `gear_data.open` returns a dataset. `filter`, `filter_steps`, `select`, `split` and indexing return views, which
@@ -68,16 +61,6 @@ class Dataset:
         manifest: manifest of the whole dataset.
     """
 
-    def __init__(self, store: DatasetStore, view: View) -> None:
-        self._store = store
-        self._view = view
-        self.path = store.path
-        self.residency = store.residency
-        self.manifest = store.manifest
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Dataset, (self._store, self._view))
-
     def __repr__(self) -> str:
         filtered = "" if self.step_mask is None else f", {self.step_mask_mode} steps filtered"
         return f"Dataset({str(self.path)!r}, {self.num_episodes:,} episodes, {self.num_steps:,} steps{filtered})"
@@ -85,10 +68,6 @@ class Dataset:
     def _repr_html_(self) -> str:
         """Returns the table that Jupyter shows."""
         return html_table(self)
-
-    def __len__(self) -> int:
-        """Returns the number of episodes, at least 1."""
-        return self.num_episodes
 
     @overload
     def __getitem__(self, key: int | np.integer[Any]) -> Episode: ...
@@ -113,13 +92,8 @@ class Dataset:
             return self.select(range(*key.indices(len(self))))
         if isinstance(key, int | np.integer):
             position = check_position(key, len(self))
-            return Episode(self._store, int(self._ids(position, position + 1)[0]))
+            return Episode(self.store, int(self._rows(position, position + 1)[0]))
         return self.select(key)
-
-    def __iter__(self) -> Iterator[Episode]:
-        """Yields every episode, in order."""
-        for index in self._ids(0, len(self)).tolist():
-            yield Episode(self._store, index)
 
     def select(self, positions: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Dataset:
         """Returns a view of the episodes at some positions of this dataset.
@@ -136,46 +110,7 @@ class Dataset:
         checked = check_positions(positions, len(self))
         if len(checked) == len(self):
             return self
-        return self._view_of(self._ids(0, len(self))[checked], f"select {len(checked)} of {len(self)} episodes")
-
-    @property
-    def num_episodes(self) -> int:
-        """Returns the number of episodes."""
-        return self.manifest.episodes if self._view.ids is None else len(self._view.ids)
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps of the episodes. Steps that a step filter excludes are counted."""
-        return self.manifest.steps if self._view.ids is None else int(self.offsets[-1])
-
-    @property
-    def schema(self) -> Schema:
-        """Returns the columns of the whole dataset."""
-        return self._store.schema
-
-    @property
-    def discount(self) -> float:
-        """Discount of the column `returns_to_go`."""
-        return 1.0 if self._store.discount is None else self._store.discount
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether some steps are read from other nodes."""
-        return self._store.is_remote
-
-    @property
-    def episode_ids(self) -> Int64Array | None:
-        """int64 [episodes], ascending: ids of the episodes.
-
-        None if the dataset has all episodes, with the ids 0 to n - 1.
-        """
-        ids, rows = self._store.ids, self._view.ids
-        return rows if ids is None else ids if rows is None else ids[rows]
-
-    @property
-    def generation(self) -> int:
-        """The number of the dataset's generation; 0 if it has not grown. See `gear_data.Writer`."""
-        return self.manifest.generation
+        return self._chosen(checked, f"select {len(checked)} of {len(self)} episodes")
 
     def refresh(self) -> Dataset:
         """Returns the newest generation of a dataset that grows; this dataset if there is no newer one.
@@ -210,218 +145,13 @@ class Dataset:
         return self._at(generation)
 
     def _at(self, generation: int | None) -> Dataset:
-        found = generations.at_generation(self._store, self._view, generation)
+        found = generations.at_generation(self.store, self.view, generation)
         return self if found is None else Dataset(*found)
 
-    @property
-    def step_mask(self) -> StepMask | None:
-        """Mask of the steps that satisfy the step filters.
-
-        Steps are numbered as in the whole dataset. None without a step filter.
-        """
-        return self._view.mask
-
-    @property
-    def step_mask_mode(self) -> str | None:
-        """Steps of a window that the step filters test: `first` or `all`.
-
-        None without a step filter.
-        """
-        return self._view.mode
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of the contents, independent of the division into shards.
-
-        A view has the fingerprint of a dataset that holds only its episodes. A step filter changes the fingerprint.
-        """
-        ids = self._view.ids
-        episodes = self.manifest.fingerprint if ids is None else views.view_fingerprint(self._store, ids)
-        if self._view.mask is None or self._view.mode is None:
-            return episodes
-        return views.filtered_fingerprint(episodes, self._view.mask, self._view.mode)
-
-    @cached_property
-    def statistics(self) -> Mapping[str, ColumnStatistics]:
-        """Column name -> statistics over all steps of the episodes.
-
-        The statistics are count (int64), and mean, std, min and max (float64) of the finite values. The first use on a
-        view reads all steps of the view once. Cameras have statistics of a sample of frames, for each channel, with
-        `sampled_frames` and `quantiles`. Views have no statistics of cameras.
-        """
-        if self._view.ids is None:
-            return self._store.statistics
-        return views.view_statistics(self._store, self._view.ids)
-
-    def quantiles(self, column: str, probabilities: Sequence[float] = (0.01, 0.99)) -> npt.NDArray[np.float64]:
-        """Returns quantiles of a column over all steps of the episodes, exactly.
-
-        Quantiles are of finite values, and interpolated as by `numpy.quantile`. A vector column has quantiles for each
-        element; other columns have one set for all their elements. The first call reads the column three times (64-bit
-        numbers: six times), in blocks. The result is kept in the folder `sidecars` of the dataset.
-
-        Args:
-            column: a column of a fixed size.
-            probabilities: numbers from 0 to 1.
-
-        Returns:
-            float64 [probabilities, elements]; NaN for an element without finite values.
-
-        Raises:
-            UnknownNameError: the column does not exist. The error lists the columns.
-            UnsupportedColumnError: the column has text or bytes, or is a camera.
-            InvalidArgumentError: a probability is not a number from 0 to 1.
-        """
-        ids = self._ids(0, len(self))
-        contents = self.manifest.fingerprint if self._view.ids is None else views.view_fingerprint(self._store, ids)
-        return views.episode_quantiles(self._store, ids, contents, column, views.checked_probabilities(probabilities))
-
-    @cached_property
-    def episodes(self) -> pl.DataFrame:
-        """Episode table: one row per episode, in source order.
-
-        Columns: `episode_id`, `shard`, `start`, `length`, `return`, `terminated`, `truncated`, `source`, `task`,
-        `content`, and the episode metadata of the source.
-
-        Raises:
-            ForkedProcessError: this process is a forked child, and Polars was in use before the fork. `episode_table`
-                works there.
-        """
-        if self._view.ids is None:
-            return self._store.episodes
-        check_polars_threads()
-        return self._store.episodes[self._view.ids]
-
-    @cached_property
-    def episode_table(self) -> Any:
-        """Episode table as a `pyarrow.Table`.
-
-        The table of the whole dataset is memory-mapped.
-        """
-        table = self._store.episode_table
-        return table if self._view.ids is None else table.take(self._view.ids)
-
-    @cached_property
-    def lengths(self) -> Int64Array:
-        """int64 [episodes]: number of steps of each episode."""
-        return self._store.lengths if self._view.ids is None else self._store.lengths[self._view.ids]
-
-    @cached_property
-    def offsets(self) -> Int64Array:
-        """int64 [episodes + 1]: first step of each episode in this dataset.
-
-        The episode at position i has steps offsets[i] to offsets[i + 1].
-        """
-        return self._store.offsets if self._view.ids is None else offsets_of(self.lengths)
-
-    @cached_property
-    def shards(self) -> Int64Array:
-        """int64 [episodes]: shard of each episode.
-
-        A shard is an index into the manifest's shards.
-        """
-        shards = self._store.episode_starts[0]
-        return shards if self._view.ids is None else shards[self._view.ids]
-
-    def _ids(self, first: int, last: int) -> Int64Array:
-        """Returns the ids of the episodes at positions first to last - 1."""
-        check_range(first, last, self.num_episodes)
-        return np.arange(first, last) if self._view.ids is None else self._view.ids[first:last]
-
-    def _view_of(self, ids: Int64Array, choice: str, made_by: tuple[Filter, ...] | None = None) -> Dataset:
-        history = (*self._view.history, choice)
-        return Dataset(self._store, replace(self._view, ids=ids, made_by=made_by, history=history))
-
-    def _made_by(self, added: Filter) -> tuple[Filter, ...] | None:
-        earlier = self._view.made_by
-        return None if earlier is None else (*earlier, added)
-
-    def steps(self, name: str, first: int, last: int) -> npt.NDArray[Any]:
-        """Returns the steps of one column over several episodes, [steps, *shape].
-
-        The episodes are at positions first to last - 1, and their steps are concatenated. The array is a view of the
-        shard's memory if the episodes are adjacent in one shard, else a copy. The frames of a camera are all decoded
-        into memory; `ds[i][camera]` decodes only the frames that are indexed.
-
-        Raises:
-            UnknownNameError: the column does not exist. The error lists the columns.
-            CorruptShardError: a video is damaged.
-            EpisodeIndexError: the dataset or view has no such positions.
-        """
-        return self._store.steps(name, self._ids(first, last))
-
-    def values(self, name: str, first: int, last: int) -> pa.Array:
-        """Returns a column of variable length, for the same episodes as `steps`.
-
-        The result is a `LargeStringArray` or a `LargeBinaryArray`.
-
-        Raises:
-            UnknownNameError: the column does not exist. The error lists the columns.
-            UnsupportedColumnError: the column is a camera; `steps` decodes its frames.
-            EpisodeIndexError: the dataset or view has no such positions.
-            CorruptShardError: the values are damaged.
-        """
-        return self._store.values(name, self._ids(first, last))
-
-    def sizes(self, first: int, last: int) -> Int64Array:
-        """Returns int64 [last - first]: bytes of each episode in the shards.
-
-        The episodes are at positions first to last - 1. The videos of cameras are not counted.
-
-        Raises:
-            EpisodeIndexError: the dataset or view has no such positions.
-        """
-        return self._store.sizes(self._ids(first, last))
-
-    def _check_id(self, index: int) -> int:
-        return row_of_id(index, self._store.ids, self._view.ids, self.manifest.episodes)
-
-    def episode(self, index: int) -> Episode:
-        """Returns the episode with id `index`.
-
-        Raises:
-            EpisodeIndexError: the dataset or view has no such episode.
-        """
-        return Episode(self._store, self._check_id(index))
-
-    def final(self, index: int) -> dict[str, npt.NDArray[Any]] | None:
-        """Returns the observation after the last step of the episode with id `index`.
-
-        Returns:
-            Column name -> [*shape]; None if the episode has no final observation.
-
-        Raises:
-            EpisodeIndexError: the dataset or view has no such episode.
-        """
-        index = self._check_id(index)
-        ids, columns = self._store.finals
-        row = int(np.searchsorted(ids, index))
-        if row == len(ids) or ids[row] != index:
-            return None
-        return {name: values[row] for name, values in columns.items()}
-
-    def evaluate(self, expression: pl.Expr | str, purpose: str) -> npt.NDArray[np.float64]:
-        """Returns the values of an expression over the episode table, float64 [episodes].
-
-        Sampling weights are an example. Null becomes NaN, and true becomes 1. A single value applies to every episode.
-
-        Args:
-            expression: as for `filter`, but numeric or Boolean.
-            purpose: name of the values in error messages, such as "weight".
-
-        Raises:
-            UnknownNameError: a column does not exist. The error lists the columns.
-            InvalidArgumentError: the values are not numeric, or not one per episode.
-        """
-        return filters.row_values(*self._bind(expression), purpose)
-
-    def _bind(self, expression: pl.Expr | str) -> tuple[pl.DataFrame, pl.Expr]:
-        """Returns the episode table and the parsed expression.
-
-        The text columns that the expression names are strings.
-        """
-        parsed = filters.parse(expression, self.episodes.columns)
-        return filters.with_plain_text(self.episodes, parsed), parsed
+    def _chosen(self, positions: Int64Array, choice: str) -> Dataset:
+        """Returns a view of the episodes at some positions, which are ascending."""
+        rows, history = self._rows(0, len(self))[positions], (*self.view.history, choice)
+        return Dataset(self.store, replace(self.view, rows=rows, made_by=None, history=history))
 
     def filter(self, expression: pl.Expr | str) -> Dataset:
         """Returns a view of the episodes that satisfy an expression.
@@ -441,8 +171,8 @@ class Dataset:
         found = filters.true_rows(frame, parsed)
         if not found.any():
             raise filters.no_rows_error(frame, parsed, "episode")
-        rows = np.flatnonzero(found) if self._view.ids is None else self._view.ids[found]
-        return self._view_of(rows, f"filter {expression}", self._made_by(Filter(expression)))
+        rows, history = self._rows(0, len(self))[found], (*self.view.history, f"filter {expression}")
+        return Dataset(self.store, replace(self.view.filtered_by(Filter(expression)), rows=rows, history=history))
 
     def filter_steps(self, expression: pl.Expr | str, mode: str = "first") -> Dataset:
         """Returns a view from which loaders draw only windows that satisfy a filter.
@@ -463,9 +193,8 @@ class Dataset:
                 filter has another mode.
             EmptySourceError: no step satisfies the expression.
         """
-        mask = combined_mask(self._store, self._ids(0, len(self)), self._view, expression, mode)
-        made_by = self._made_by(Filter(expression, mode))
-        return Dataset(self._store, replace(self._view, mask=mask, mode=mode, made_by=made_by))
+        mask = combined_mask(self.store, self._rows(0, len(self)), self.view, expression, mode)
+        return Dataset(self.store, replace(self.view.filtered_by(Filter(expression, mode)), mask=mask, mode=mode))
 
     def split(
         self, fractions: Mapping[str, float], seed: int = 0, *, stratify: str | None = None
@@ -486,17 +215,10 @@ class Dataset:
             InvalidArgumentError: a fraction is not positive, the fractions do not add up to 1, or a view gets no
                 episode.
         """
-        ids = self._ids(0, len(self))
-        groups = [np.arange(len(self))] if stratify is None else list(self._groups(stratify).values())
-        parts = split_positions(fractions, groups, seed)
+        groups = None if stratify is None else positions_by_value(self.episode_table, stratify)
+        parts = split_positions(fractions, [np.arange(len(self))] if groups is None else list(groups.values()), seed)
         how = f"of {dict(fractions)}, seed {seed}" + (f", by {stratify}" if stratify is not None else "")
-        return {name: self._view_of(ids[positions], f"split {name} {how}") for name, positions in parts.items()}
-
-    def _groups(self, column: str) -> dict[Any, Int64Array]:
-        """Returns value of a column of the episode table -> int64 [positions with this value], ascending."""
-        if column not in self.episode_table.column_names:
-            raise unknown_name("column", column, self.episode_table.column_names)
-        return positions_by_value(self.episode_table.column(column), column)
+        return {name: self._chosen(positions, f"split {name} {how}") for name, positions in parts.items()}
 
     def split_by(self, column: str) -> dict[Any, Dataset]:
         """Divides the episodes by a column of the episode table into views.
@@ -514,10 +236,9 @@ class Dataset:
             UnknownNameError: the column does not exist. The error lists the columns.
             InvalidArgumentError: the column has another type.
         """
-        ids = self._ids(0, len(self))
         return {
-            value: self._view_of(ids[positions], f"split_by {column}: {value}")
-            for value, positions in self._groups(column).items()
+            value: self._chosen(positions, f"split_by {column}: {value}")
+            for value, positions in positions_by_value(self.episode_table, column).items()
         }
 
     def save(
@@ -555,7 +276,7 @@ class Dataset:
         # Reading a dataset needs nothing of conversion.
         from gear_data.dataset.curation.save import save_view
 
-        return save_view(self._store, self._view, path, overwrite=overwrite, resume=resume, progress=progress)
+        return save_view(self.store, self.view, path, overwrite=overwrite, resume=resume, progress=progress)
 
     def drop_outliers(self, limits: Mapping[str, float]) -> Dataset:
         """Returns a view without the episodes whose value is far from the median.
@@ -574,10 +295,10 @@ class Dataset:
             InvalidArgumentError: a column is not numeric, or a limit is not above 0.
             EmptySourceError: every episode is an outlier.
         """
-        positions = outliers.without_outliers(self.episode_table, limits)
+        positions = without_outliers(self.episode_table, limits)
         if len(positions) == len(self):
             return self
-        return self._view_of(self._ids(0, len(self))[positions], f"drop_outliers {dict(limits)}")
+        return self._chosen(positions, f"drop_outliers {dict(limits)}")
 
     def drop_duplicates(self, columns: Sequence[str] | None = None, tolerance: float = 0.0) -> Dataset:
         """Returns a view without the episodes that repeat an earlier episode.
@@ -594,20 +315,12 @@ class Dataset:
             InvalidArgumentError: there are no columns, the tolerance is not a finite number of at least 0, or there is
                 a tolerance without columns.
         """
-        if columns is None and tolerance:
-            raise InvalidArgumentError(
-                f"tolerance={tolerance!r} needs columns to compare", hint="such as ['observations', 'actions']"
-            )
-        ids = self._ids(0, len(self))
-        if columns is None:
-            originals = duplicates.exact_originals(self.episode_table.column("content"))
-            choice = "drop_duplicates"
-        else:
-            names = [columns] if isinstance(columns, str) else list(dict.fromkeys(columns))
-            originals = duplicates.near_originals(self._store, ids, names, tolerance)
-            choice = f"drop_duplicates of {', '.join(names)}, tolerance {tolerance}"
-        kept = originals == np.arange(len(ids))
-        return self if kept.all() else self._view_of(ids[kept], choice)
+        names = [columns] if isinstance(columns, str) else None if columns is None else list(dict.fromkeys(columns))
+        positions = without_duplicates(self, names, tolerance)
+        choice = "drop_duplicates" if names is None else f"drop_duplicates of {', '.join(names)}, tolerance {tolerance}"
+        if len(positions) == len(self):
+            return self
+        return self._chosen(positions, choice)
 
     def with_discount(self, discount: float) -> Dataset:
         """Returns the same episodes and steps with `returns_to_go` of another discount.
@@ -625,8 +338,8 @@ class Dataset:
             MissingColumnError: the dataset does not have one reward per step.
             StorageFullError: the disk is full.
         """
-        store = self._store.with_discount(discount)
-        return self if store is self._store else Dataset(store, self._view)
+        store = self.store.with_discount(discount)
+        return self if store is self.store else Dataset(store, self.view)
 
     def to_polars(self, columns: Sequence[str] | None = None, rows: str = "steps") -> pl.DataFrame:
         """Returns the episodes as a Polars frame over the shards' memory.
@@ -670,7 +383,7 @@ class Dataset:
 
     def report(
         self, *, frames: int = 0, sampler: str | Sampler | None = None, compare: Dataset | None = None
-    ) -> gear_data.DatasetReport:
+    ) -> DatasetReport:
         """Makes a page that shows the dataset. In Jupyter the result shows itself.
 
         `ds.report().save("report.html")` writes a file that needs no server and no network. See `gear_data.report`.
@@ -684,11 +397,13 @@ class Dataset:
             MissingExtraError: the package of the charts is not installed.
             InvalidArgumentError, UnknownNameError: an argument is invalid.
         """
-        return gear_data.report(self, frames=frames, sampler=sampler, compare=compare)
+        from gear_data.reports.report import report
+
+        return report(self, frames=frames, sampler=sampler, compare=compare)
 
     def to_torch_dataset(
         self, context: int | None = None, *, columns: Sequence[str] | None = None, **arguments: Any
-    ) -> gear_data.WindowDataset | gear_data.EpisodeDataset:
+    ) -> WindowDataset | EpisodeDataset:
         """Returns a map-style `torch.utils.data.Dataset`, for a trainer that brings its own DataLoader.
 
         With `context`, an item is a window, as in d3rlpy and LeRobot: a dictionary of tensors of one length, which the
@@ -710,13 +425,15 @@ class Dataset:
             GearError: see `SequenceLoader`.
         """
         import_extra("torch", "torch")
+        from gear_data.loaders.frameworks.map_datasets import EpisodeDataset, WindowDataset
+
         if context is not None:
-            return gear_data.WindowDataset(self, context, columns=columns, **arguments)
+            return WindowDataset(self, context, columns=columns, **arguments)
         if arguments:
             raise InvalidArgumentError(
                 f"{', '.join(arguments)}: only for windows, and items are episodes", hint="give context=, such as 20"
             )
-        return gear_data.EpisodeDataset(self, columns)
+        return EpisodeDataset(self, columns)
 
     def residency_plan(
         self,
@@ -758,15 +475,7 @@ class Dataset:
             DeviceMemoryError, HostMemoryError: the plan needs more memory than is available.
             InvalidArgumentError: the plan belongs to another dataset, or other nodes serve the dataset.
         """
-        if not isinstance(self._store.reader(), ShardReader):
-            raise InvalidArgumentError(
-                f"{self.path} is served by other nodes; its columns cannot be placed in GPU memory",
-                hint="open the dataset's folder or URL to place it",
-            )
-        find_extents((plan.shard, plan.first, plan.last), *self._store.episode_starts, self._store.lengths)
-        store = self._store.placed(plan)
-        store.device_columns()
-        return Dataset(store, self._view)
+        return Dataset(planning.placed(self, plan), self.view)
 
     def placement(
         self, nodes: Sequence[str], sampler: str | Sampler = "uniform", budget: int | None = None

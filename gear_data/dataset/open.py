@@ -14,7 +14,6 @@ from gear_data.cluster.transport_names import check_transport
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.dataset.bad_shards import find_bad_shards, sound_episodes
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import store_of, view_of
 from gear_data.dataset.store import DatasetStore, restored
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError, MissingShardsError, NodeUnreachableError, unknown_name
@@ -137,7 +136,7 @@ def open_local(
     store = DatasetStore(files, residency or "mmap", bad_files)
     # Copies columns to the GPU now if the residency asks for it, so that a missing package or memory raises here.
     store.device_columns()
-    return Dataset(store, View(ids=sound_episodes(store)) if bad_files else View())
+    return Dataset(store, View(rows=sound_episodes(store)) if bad_files else View())
 
 
 def open_remote(
@@ -222,7 +221,7 @@ def reopen(dataset: Dataset, residency: str | None = None, queue_pairs: int | No
         InvalidArgumentError: other nodes decide the residency, a plan is missing, or no other node is read by RDMA.
         GearError: see `open_dataset`.
     """
-    store = store_of(dataset)
+    store = dataset.store
     if queue_pairs is not None:
         from gear_data.dataset.remote_store import RemoteDatasetFiles
 
@@ -240,4 +239,4 @@ def reopen(dataset: Dataset, residency: str | None = None, queue_pairs: int | No
             )
         store = restored(DatasetStore(store.files, str(residency), store.bad_files), None, store.discount)
         store.device_columns()
-    return dataset if store is store_of(dataset) else Dataset(store, view_of(dataset))
+    return dataset if store is dataset.store else Dataset(store, dataset.view)

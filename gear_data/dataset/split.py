@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.kernels import cpu
 from gear_data.selection.windows import Int64Array
 
@@ -70,20 +70,23 @@ def check_sizes(sizes: Mapping[str, int], fractions: Mapping[str, float]) -> Non
             )
 
 
-def positions_by_value(column: pa.ChunkedArray, name: str) -> dict[Any, Int64Array]:
-    """Groups the rows of a column by their value.
+def positions_by_value(table: pa.Table, name: str) -> dict[Any, Int64Array]:
+    """Groups the rows of a table by the values of a column.
 
     Args:
-        column: text, integers, booleans or dates.
-        name: name of the column, for the error.
+        table: the table.
+        name: a column of text, integers, booleans or dates.
 
     Returns:
         Value -> int64 [rows with this value], ascending. Values are in the order of their first row; null is None.
 
     Raises:
+        UnknownNameError: the column does not exist. The error lists the columns.
         InvalidArgumentError: the values have another type.
     """
-    array = column.combine_chunks()
+    if name not in table.column_names:
+        raise unknown_name("column", name, table.column_names)
+    array = table.column(name).combine_chunks()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if not any(is_name(array.type) for is_name in _NAME_TYPES):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,18 +47,23 @@ class View:
     """Episodes and steps of a store that a dataset shows.
 
     Attributes:
-        ids: int64 [k], ascending: the rows of the episodes in the store; None: all.
+        rows: int64 [k], ascending: the rows of the episodes in the store; None: all. Windows name episodes by row. The
+            ids of episodes are other numbers after an eviction.
         mask: the steps that satisfy the step filters, numbered as in the store; None without a step filter.
         mode: steps of a window that the step filters test, `first` or `all`; None without a step filter.
         made_by: the filters that made the view, in order; None: positions made it, too.
         history: how the episodes were chosen, in words: one call each.
     """
 
-    ids: Int64Array | None = None
+    rows: Int64Array | None = None
     mask: StepMask | None = None
     mode: str | None = None
     made_by: tuple[Filter, ...] | None = ()
     history: tuple[str, ...] = ()
+
+    def filtered_by(self, added: Filter) -> View:
+        """Returns this view with one more filter in `made_by`."""
+        return replace(self, made_by=None if self.made_by is None else (*self.made_by, added))
 
 
 def view_fingerprint(store: DatasetStore, ids: Int64Array) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import rows_of, store_of
 from gear_data.schema import ColumnSpec
 
 
@@ -43,11 +42,11 @@ def finite_returns(dataset: Dataset) -> npt.NDArray[np.float64]:
 
 def _camera(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
     """Returns frame size, frames per second, codecs, and the files of the episodes."""
-    videos = store_of(dataset).videos
+    videos = dataset.store.videos
     files = videos.segments[spec.name].file
-    numbers = np.unique(files if rows_of(dataset) is None else files[rows_of(dataset)])
+    numbers = np.unique(files if dataset.view.rows is None else files[dataset.view.rows])
     found = videos.index.files.take(numbers)
-    sample = None if rows_of(dataset) is not None else dataset.statistics.get(spec.name)
+    sample = None if dataset.view.rows is not None else dataset.statistics.get(spec.name)
     return {
         "shape": list(spec.shape),
         "fps": None if spec.video is None else spec.video.fps,

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.dataset.internals import rows_of
 from gear_data.dataset.planning import episode_shares
 from gear_data.reports.episodes import EpisodeFacts
 from gear_data.reports.step_sample import Float64Array, number, rounded
@@ -23,7 +22,7 @@ def sampler_shares(facts: EpisodeFacts, sampler: str | Sampler) -> dict[str, Any
     steps, that would vary as little. `by_return` has the share of each tenth of the episodes, by return.
     """
     dataset = facts.dataset
-    rows = rows_of(dataset)
+    rows = dataset.view.rows
     shares = episode_shares(dataset, sampler)
     shares = shares if rows is None else shares[rows]
     shares = shares / shares.sum()

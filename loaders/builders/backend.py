@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gear_data.collection.buffers import plain_memory
-from gear_data.dataset.internals import store_of
 from gear_data.errors import DeviceError, InvalidArgumentError, MissingExtraError
 from gear_data.loaders.builders.batch import BatchBuilder, RankRows
 from gear_data.loaders.builders.cpu import CpuBatchBuilder
@@ -113,7 +112,7 @@ def resolve_backend(
 
     current_device()
     for component in components:
-        column_device = store_of(component.dataset).device_columns().device
+        column_device = component.dataset.store.device_columns().device
         if column_device not in (None, device_number(device)):
             raise InvalidArgumentError(
                 f"the columns are in the memory of CUDA device {column_device}, and batches go to {device}",
@@ -145,7 +144,7 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
             return "next observations of text, bytes and cameras are read there"
         if component.postprocess is not None:
             return f"preset '{component.batch_format.name}' makes tokens there"
-        if staging_reader(store_of(component.dataset).reader()) is None:
+        if staging_reader(component.dataset.store.reader()) is None:
             return "other machines send the steps, and not by RDMA"
     if postprocess.augment is not None:
         return "images are augmented there"

@@ -14,7 +14,6 @@ from gear_data.collection.joined import ArrayLayout
 from gear_data.collection.plan import BatchPlan, CollectSource
 from gear_data.collection.reader import ColumnReader
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import Batch, BuiltBatch, RankRows
 from gear_data.loaders.builders.device_goals import DeviceGoals
@@ -303,7 +302,7 @@ def _staging_source(source: CollectSource, dataset: Dataset) -> tuple[StagingRea
             "backend='cuda' cannot collect steps that other machines send",
             hint="give ExecutionOptions(backend='cpu') or 'auto'",
         )
-    return reader, store_of(dataset).device_columns()
+    return reader, dataset.store.device_columns()
 
 
 def _sampling_plan(components: Sequence[LoaderComponent], slots: int) -> SamplingPlan | None:
@@ -314,7 +313,7 @@ def _sampling_plan(components: Sequence[LoaderComponent], slots: int) -> Samplin
     """
     component = components[0]
     on_cpu = len(components) > 1 or component.variable or component.cameras or component.goals is not None
-    on_cpu = on_cpu or (component.window_ids and store_of(component.dataset).ids is not None)
+    on_cpu = on_cpu or (component.window_ids and component.dataset.store.ids is not None)
     return None if on_cpu else component.selector.sampling_plan(slots)
 
 

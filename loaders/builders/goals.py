@@ -12,7 +12,6 @@ import numpy.typing as npt
 from gear_data.collection.collector import CollectedBatch, Collector
 from gear_data.collection.output import NextState, Output
 from gear_data.collection.plan import CollectSource
-from gear_data.dataset.internals import store_of
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.presets.goals import GOALS
 from gear_data.loaders.presets.transitions import MASKS, REWARDS, TERMINATED
@@ -36,7 +35,7 @@ class GoalCollector:
         self, components: Sequence[LoaderComponent], max_rows: int, max_batches: int, *, reuse: bool,
         allocate: Callable[[int], npt.NDArray[np.uint8]],
     ) -> None:  # fmt: skip
-        self._lengths = [store_of(component.dataset).lengths for component in components]
+        self._lengths = [component.dataset.store.lengths for component in components]
         goals = samplers_of(components)[0].goals
         self._keys = goals.keys
         rows = max_rows * max_batches * len(goals.keys)

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.output import Padding, check_alike
-from gear_data.dataset.internals import store_of
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.frames import frames_of
@@ -76,7 +75,7 @@ class VariableColumns:
         self._components = components
         self._context = context
         self._decoders = decoders
-        self._readers = [store_of(component.dataset).reader() for component in components]
+        self._readers = [component.dataset.store.reader() for component in components]
         # HuggingFace's tokenizers fail if two threads call one at once ("Already borrowed").
         self._decoding = threading.Lock()
 
@@ -152,7 +151,7 @@ class VariableColumns:
 
     def _totals(self, windows: Windows) -> npt.NDArray[np.int64]:
         """Returns int64 [B], the steps of each window's episode."""
-        lengths = [store_of(component.dataset).lengths for component in self._components]
+        lengths = [component.dataset.store.lengths for component in self._components]
         if isinstance(windows.source, int):
             return lengths[windows.source][windows.episode_id]
         pairs = zip(windows.source.tolist(), windows.episode_id.tolist(), strict=True)

@@ -9,7 +9,6 @@ import numpy as np
 
 from gear_data.common.distributed import all_gather, compute_on_rank_zero, is_distributed
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import store_of
 from gear_data.errors import DatasetReplacedError, GenerationGoneError, InvalidArgumentError
 
 T = TypeVar("T")
@@ -32,7 +31,7 @@ def newest_generations(datasets: Sequence[Dataset], *, all_ranks: bool) -> list[
     if not all_ranks or not is_distributed():
         return _newest(datasets, {})
     # The ranks of a run that share the shards of a dataset agree by themselves: each of them refreshes it.
-    shared = {number: _refreshed(each) for number, each in enumerate(datasets) if store_of(each).membership is not None}
+    shared = {number: _refreshed(each) for number, each in enumerate(datasets) if each.store.membership is not None}
     found: list[Dataset] = []
 
     def refresh() -> list[tuple[int, str]]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from gear_data.common.progress import format_bytes
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import store_of
 from gear_data.dataset.remote_store import RemoteDatasetFiles
 from gear_data.errors import DeviceError, MissingExtraError
 from gear_data.kernels.cuda.nvml import gpu_count
@@ -130,7 +129,7 @@ def _residencies(
 
 def _queue_pairs(dataset: Dataset | Mixture, left_out: dict[str, str]) -> Sequence[int | None]:
     if isinstance(dataset, Dataset) and dataset.is_remote:
-        files = store_of(dataset).files
+        files = dataset.store.files
         if not isinstance(files, RemoteDatasetFiles):
             left_out["queue_pairs"] = "all ranks of the run must open the dataset with the same"
         elif not files.client.uses_rdma:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from gear_data.collection.buffers import Allocate, BufferPool, plain_memory
 from gear_data.collection.output import CHANNELS_FIRST
-from gear_data.dataset.internals import store_of
 from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.presets.transitions import INTERVALS
@@ -98,7 +97,7 @@ class CameraCollector:
         ahead: LookAhead | None, planar: bool, reuse: bool, allocate: Allocate = plain_memory,
     ) -> None:  # fmt: skip
         self._outputs = {number: component.cameras for number, component in components.items()}
-        self._stores = {number: store_of(component.dataset) for number, component in components.items()}
+        self._stores = {number: component.dataset.store for number, component in components.items()}
         self._readers, self._ahead = readers, ahead
         self._cameras = next(iter(self._outputs.values()))
         self._pools = [

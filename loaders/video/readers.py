@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gear_data.common.fork_lock import fork_safe_lock
-from gear_data.dataset.internals import store_of
 from gear_data.loaders.arguments.options import VideoOptions
 from gear_data.loaders.component import LoaderComponent
 from gear_data.video.decoding.frame_reader import FrameReader
@@ -40,6 +39,6 @@ class CameraReaders:
         options = self._options.decoding(None if stored == wanted else (wanted[0], wanted[1]))
         with self._lock:
             if (number, options) not in self._readers:
-                videos = store_of(component.dataset).videos
+                videos = component.dataset.store.videos
                 self._readers[number, options] = FrameReader(videos.index, videos.packets, options)
             return self._readers[number, options]

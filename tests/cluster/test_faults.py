@@ -311,7 +311,7 @@ def test_public_addresses_need_a_token_and_tls(folder, certificate, capsys):
 
 
 def test_an_interrupted_reader_does_not_wait_for_a_node_that_hangs(both):
-    client, request = gear_data.open(url(both[0]))._store._client, Request.from_bytes(one_request())
+    client, request = gear_data.open(url(both[0])).store._client, Request.from_bytes(one_request())
     client.fetch(request)
     both[0].stop()
     begun = time.monotonic()
@@ -406,7 +406,7 @@ def test_a_damaged_response(folder, pair, expected, monkeypatch):
 
 
 def test_a_fork_does_not_wait_for_a_node_that_hangs(both):
-    peer = gear_data.open(url(both[0]))._store._client._directory.peers[0]
+    peer = gear_data.open(url(both[0])).store._client._directory.peers[0]
     name = peer.describe().dataset
     streams = [peer.acquire_stream(name)[0] for _ in range(4)]
     for stream in streams:

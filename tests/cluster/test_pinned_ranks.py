@@ -119,7 +119,7 @@ def test_decentralized_selection_sends_no_requests(gpu: GpuUnderTest, path: Path
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    dataset._store._client.fetching = refuse  # type: ignore[attr-defined]
+    dataset.store._client.fetching = refuse  # type: ignore[attr-defined]
     options = {**OPTIONS, "selection": "decentralized"}
     same(from_device(gpu, on_gpu(dataset, **options)), copies(SequenceLoader(join(2, "host"), **grouped(**options))))
 
@@ -138,7 +138,7 @@ def test_kernels_read_the_nodes_own_shards(gpu: StandInGpu, path: Path, join: Jo
     dataset, local = join(2), gear_data.open(path)
     if discount is not None:
         dataset, local = dataset.with_discount(discount), local.with_discount(discount)
-    member, found = dataset._store.membership, dataset._store.device_columns()
+    member, found = dataset.store.membership, dataset.store.device_columns()
     assert member is not None
     steps = [shard.steps for shard in dataset.manifest.shards]
     assert (found.shard.tolist(), found.last.tolist()) == (list(range(len(steps))), steps)
@@ -151,7 +151,7 @@ def test_kernels_read_the_nodes_own_shards(gpu: StandInGpu, path: Path, join: Jo
                 shard in member.shards or (column.name == "returns_to_go" and discount is not None)
             )
             if address:
-                values = local._store.shards.column(shard, index)
+                values = local.store.shards.column(shard, index)
                 assert ctypes.string_at(address, values.nbytes) == values.tobytes()
     assert len(gpu.cupy.registered) == (1 if discount is None else 2)
     batches = copies(SequenceLoader(dataset, **grouped(**OPTIONS, preset="decision_transformer")))
@@ -176,13 +176,13 @@ def holders(inode: str) -> dict[int, list[str]]:
 def test_ranks_and_the_node_s_server_share_one_copy(gpu: StandInGpu, path: Path, join: Join) -> None:
     """The server is another process, which needs no GPU."""
     datasets = [join(2), join(2)]
-    membership = datasets[0]._store.membership
+    membership = datasets[0].store.membership
     assert membership is not None
     request = JoinRequest(str(path), None, None, "pinned", "flight", lambda: None, lambda nodes: None)  # type: ignore
     report, lease = _start_server(request, membership.placement, 0, create_run_credentials(tls=False))
     assert report.server is not None
     assert lease is not None
-    address = datasets[0]._store.shards.local.touch(0).address  # type: ignore[union-attr]
+    address = datasets[0].store.shards.local.touch(0).address  # type: ignore[union-attr]
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     (inode,) = [line[4] for line in lines if line[0].startswith(f"{address:x}-")]
     found = holders(inode)
@@ -193,8 +193,8 @@ def test_ranks_and_the_node_s_server_share_one_copy(gpu: StandInGpu, path: Path,
 def test_a_node_without_shards(gpu: StandInGpu, path: Path, join: Join) -> None:
     shards = len(gear_data.open(path).manifest.shards)
     dataset = join(shards + 1, node=shards)
-    assert dataset._store.membership is not None and dataset._store.membership.shards == ()
-    assert not dataset._store.device_columns().addresses.any() and not gpu.cupy.registered
+    assert dataset.store.membership is not None and dataset.store.membership.shards == ()
+    assert not dataset.store.device_columns().addresses.any() and not gpu.cupy.registered
     same(
         copies(SequenceLoader(dataset, **grouped(**OPTIONS))),
         copies(SequenceLoader(gear_data.open(path), **grouped(**OPTIONS))),

@@ -81,7 +81,7 @@ def test_a_client_that_reconnects_to_a_node_with_another_dataset(serve: Serve, t
     ds = gear_data.open(url(server))
     assert ds.episode(0)["rewards"][0] == OLD
     pickled = pickle.dumps(ds)
-    ds._store._client._directory.peers[0].close_idle()  # a server waits for streams when it is shut down
+    ds.store._client._directory.peers[0].close_idle()  # a server waits for streams when it is shut down
     server.shutdown()
     serve(new, port=server.port)
     with pytest.raises(NodeRefusedError, match="serves another dataset"):

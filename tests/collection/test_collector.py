@@ -72,7 +72,7 @@ def all_windows(lengths, context):
 
 def collect(dataset, outputs, windows):
     collector = Collector(
-        [CollectSource(dataset._store.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True
+        [CollectSource(dataset.store.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True
     )
     collected = collector(windows_of(windows))
     assert list(collected.arrays) == [output.key for output in outputs]
@@ -178,7 +178,7 @@ def test_outputs_that_cannot_be_computed_are_refused(wide):
     for name, out in (("x.float32.3", "int32"), ("x.int8.one", "uint8"), ("x.float64.one", "int16")):
         with pytest.raises(UnsupportedColumnError) as error:
             Collector(
-                [CollectSource(wide._store.reader(), wide.schema, (Output("x", name, out, COLUMNS[name][1], 0, 2),))],
+                [CollectSource(wide.store.reader(), wide.schema, (Output("x", name, out, COLUMNS[name][1], 0, 2),))],
                 4,
                 reuse=True,
             )
@@ -238,7 +238,7 @@ def test_masks_of_either_side():
 def test_fewer_rows_than_the_collector_was_made_for(wide, wide_episodes):
     name = "x.int16.3"
     output = Output("x", name, "int16", (3,), 0, 4)
-    collector = Collector([CollectSource(wide._store.reader(), wide.schema, (output,))], 10, reuse=True)
+    collector = Collector([CollectSource(wide.store.reader(), wide.schema, (output,))], 10, reuse=True)
     column = [episode[name] for episode in wide_episodes]
     for windows in ([(5, 0, 4)] * 10, [(3, 15, 2)], [], [(8, 30, 3)] * 7):
         got = collector(windows_of(windows))
@@ -312,11 +312,11 @@ class TestBufferPool:
 
 def test_the_reader_maps_only_the_shards_it_needs(wide):
     dataset = gear_data.open(wide.path)
-    reader = dataset._store.reader()
+    reader = dataset.store.reader()
     shard = int(dataset.episodes["shard"][5])
     output = Output("x", "x.int8.3", "int8", (3,), 0, 4)
     Collector([CollectSource(reader, dataset.schema, (output,))], 1, reuse=True)(windows_of([(5, 0, 4)]))
-    mapped = np.flatnonzero(dataset._store.shards.addresses[:, 0])
+    mapped = np.flatnonzero(dataset.store.shards.addresses[:, 0])
     assert mapped.tolist() == [shard]
 
 
@@ -324,4 +324,4 @@ def test_sizes_that_overflow_are_refused(wide):
     """2^60 steps of 8 bytes in 4 rows are 2^65 bytes: 0 in int64."""
     output = Output("timesteps", TIMESTEPS, "int64", (), 0, 1 << 60, column=False)
     with pytest.raises(InvalidArgumentError, match="34,359,738,368 GiB"):
-        Collector([CollectSource(wide._store.reader(), wide.schema, (output,))], 4, reuse=True)
+        Collector([CollectSource(wide.store.reader(), wide.schema, (output,))], 4, reuse=True)

@@ -32,7 +32,7 @@ def dataset(converted_rollouts: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 def collect(dataset, outputs, windows):
     collector = Collector(
-        [CollectSource(dataset._store.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True
+        [CollectSource(dataset.store.reader(), dataset.schema, tuple(outputs))], len(windows), reuse=True
     )
     columns = np.array(windows, np.int64).reshape(-1, 3).T.copy()
     return collector(Windows(*columns)).arrays

@@ -28,7 +28,7 @@ def first_bytes(ds: gear_data.Dataset) -> bytes:
     import cupy
 
     values = ctypes.create_string_buffer(8)
-    address = int(ds._store.device_columns().addresses[0, 0])
+    address = int(ds.store.device_columns().addresses[0, 0])
     cupy.cuda.runtime.memcpy(ctypes.addressof(values), address, 8, cupy.cuda.runtime.memcpyDeviceToHost)
     return values.raw
 
@@ -41,7 +41,7 @@ def test_another_process_maps_the_copy_and_keeps_it(tmp_path: Path, monkeypatch:
     path = convert(11, tmp_path / "one")
     ds = gear_data.open(path, residency="device")
     assert first_bytes(ds) == ds.steps(ds.schema.columns[0].name, 0, 1).tobytes()[:8]
-    cupy.cuda.runtime.memset(int(ds._store.device_columns().addresses[0, 0]), 77, 8)
+    cupy.cuda.runtime.memset(int(ds.store.device_columns().addresses[0, 0]), 77, 8)
     cupy.cuda.runtime.deviceSynchronize()
     command = [sys.executable, "-c", READ, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

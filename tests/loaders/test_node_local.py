@@ -33,7 +33,7 @@ def as_node(folder, node, nodes, ranks=1, rank=0, budget=None, view=lambda datas
     dataset = gear_data.open(folder)
     names = [f"node-{number}" for number in range(nodes)]
     placement, owners = dataset.placement(names, budget=budget), dataset.placement(names)
-    dataset._store.membership = Membership("run", node, rank, ranks, (None,) * nodes, placement, owners)
+    dataset.store.membership = Membership("run", node, rank, ranks, (None,) * nodes, placement, owners)
     return view(dataset)
 
 
@@ -75,7 +75,7 @@ def test_goals_are_on_the_node(folder):
     drawn_goals = []
     for node in range(2):
         dataset = as_node(folder, node, 2)
-        owned = dataset._store.membership.owner()[dataset.shards] == node
+        owned = dataset.store.membership.owner()[dataset.shards] == node
         loader = SequenceLoader(
             dataset, BATCH, context=5, seed=3, windows=WindowOptions(selection="decentralized"), goals=goals
         )

@@ -50,7 +50,7 @@ def prepared(guests_available, tmp_path_factory):
     lengths = np.random.default_rng(0).integers(1, 200, 300).tolist()
     dataset = with_text(feed_data.locomotion(lengths, seed=5, observations=11), folder)
     assert len(dataset.manifest.shards) > 3
-    store = dataset._store
+    store = dataset.store
     shard, start = store.episode_starts
     np.savez(
         folder / "expected.npz",

@@ -176,7 +176,7 @@ def test_queue_pairs_are_tuned(folder, serve, world, tmp_path):
     same([copied(batch) for batch in itertools.islice(loader, 2)], batches(local, 2, batch_size=700, context=20))
     assert len(world.read_by) == 4
     # A process that opens the dataset again, such as a spawned worker, has as many.
-    assert pickle.loads(pickle.dumps(loader.dataset))._store.files._queue_pairs == 4
+    assert pickle.loads(pickle.dumps(loader.dataset)).store.files._queue_pairs == 4
 
 
 def test_one_failed_queue_pair_closes_all(folder, serve, world, three_pairs, monkeypatch):
@@ -315,7 +315,7 @@ def test_an_interrupt_leaves_nothing_in_flight(folder, serve, world, monkeypatch
 def test_reading_after_a_fork(folder, serve, world):
     verbs, expected = gear_data.open(url(serve()), transport="verbs"), batches(gear_data.open(folder))
     same(batches(verbs), expected)
-    store = verbs._store
+    store = verbs.store
     assert store._client._transports.rdma._open
     child = os.fork()
     if child == 0:

@@ -19,7 +19,6 @@ from gear_data.cluster.client.retry_policy import RetryPolicy
 from gear_data.cluster.client.video_packets import NodePackets
 from gear_data.cluster.rdma.queue_pair import QueuePair
 from gear_data.cluster.server import video_memory
-from gear_data.dataset.internals import store_of
 from gear_data.errors import CorruptShardError, HostMemoryError, NodeRefusedError, NodeUnreachableError
 from gear_data.residency import shared_memory
 from gear_data.storage.dataset_files import FolderFiles
@@ -53,7 +52,7 @@ def url(*places):
 
 def packets_of(dataset):
     """Returns packets of a dataset that nodes serve, and its client."""
-    client = store_of(dataset)._client
+    client = dataset.store._client
     return NodePackets(client), client
 
 
@@ -94,8 +93,8 @@ def test_batches_of_two_nodes(folder, serve, world, no_flight, monkeypatch, pair
     for mine, theirs in zip(*loaders, strict=True):
         for camera in (FRONT, WRIST):
             np.testing.assert_array_equal(mine[camera], theirs[camera])
-    held = store_of(remote)._client.held_videos._files
-    shard, files = store_of(local).episode_starts[0], len(index_of(folder))
+    held = remote.store._client.held_videos._files
+    shard, files = local.store.episode_starts[0], len(index_of(folder))
     for node, half in enumerate(halves(folder)):
         # File 0 has all episodes of the front camera, and each other file one episode of the wrist's.
         assert held[node] == {0, *(1 + np.flatnonzero(np.isin(shard, half))).tolist()}

@@ -10,7 +10,6 @@ import polars as pl
 import pytest
 
 import gear_data
-from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.residency.plan import TIERS, ResidencyPlan, extend_plan
 from gear_data.selection.samplers import Weighted
@@ -117,7 +116,7 @@ def test_a_plan_for_another_generation(tmp_path: Path, budgets: tuple[int, int])
     plan = old.residency_plan(*budgets, columns=["observations", "rewards"])
     growing.grow(5, max_steps=140)
     new = growing.open()
-    store = store_of(new)
+    store = new.store
     names = {shard.entry.file: number for number, shard in enumerate(new.manifest.shards)}
     moved = np.array([names.get(shard.entry.file, -1) for shard in old.manifest.shards])
     grown = extend_plan(plan, moved, (*store.episode_starts, store.lengths))

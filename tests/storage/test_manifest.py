@@ -160,7 +160,7 @@ def test_opening_reads_no_shard(dataset: Path, rollouts_path: Path) -> None:
     ds = gear_data.open(dataset)
     assert ds.num_steps == gear_data.open(rollouts_path).num_steps
     assert ds.episodes.equals(gear_data.open(rollouts_path).episodes)
-    assert not ds._store.shards.addresses.any()
+    assert not ds.store.shards.addresses.any()
     report = gear_data.verify(dataset)
     assert not report.ok
     assert [check.ok for check in report.shards] == [True, True] + [False] * len(ds.manifest.shards)

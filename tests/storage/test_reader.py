@@ -23,7 +23,7 @@ def test_columns_are_read_only_views_of_the_mapping(rollouts_path: Path) -> None
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
         assert np.shares_memory(ds.episode(1)[name], array)
-        whole = ds._store.shards.column(shard[1], ds.schema.index(name))
+        whole = ds.store.shards.column(shard[1], ds.schema.index(name))
         assert np.shares_memory(whole, array)
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.setflags(write=True)

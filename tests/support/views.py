@@ -35,7 +35,7 @@ def check_view(view: gear_data.Dataset, rollouts: list[Any], ids: list[int]) -> 
     assert view.num_steps == sum(lengths)
     assert view.lengths.tolist() == lengths
     assert view.offsets.tolist() == [sum(lengths[:i]) for i in range(len(ids) + 1)]
-    assert view._store.offsets[ids].tolist() == [sum(len(r) for r in rollouts[:i]) for i in ids]
+    assert view.store.offsets[ids].tolist() == [sum(len(r) for r in rollouts[:i]) for i in ids]
     assert f"{len(ids)} episodes" in repr(view)
     for i, rollout in enumerate(rollouts):
         if i in ids:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.progress import progress_bar
+from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.episode_blocks import BLOCK_BYTES, block_ranges
 from gear_data.dataset.store import DatasetStore
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
@@ -38,6 +39,29 @@ _GROUPS = 16
 _HASHED = 2
 #: Rounding of sums, as a part of the largest feature.
 _ROUNDING = 1e-9
+
+
+def without_duplicates(dataset: DatasetCore, names: Sequence[str] | None, tolerance: float) -> Int64Array:
+    """Returns the positions of episodes that do not repeat an earlier one, ascending.
+
+    Args:
+        dataset: the dataset or view.
+        names: the columns to compare; None: the contents, exactly.
+        tolerance: see `Dataset.drop_duplicates`.
+
+    Raises:
+        InvalidArgumentError: there is a tolerance without columns. See `near_originals` for other errors.
+    """
+    if names is None and tolerance:
+        raise InvalidArgumentError(
+            f"tolerance={tolerance!r} needs columns to compare", hint="such as ['observations', 'actions']"
+        )
+    if names is None:
+        originals = exact_originals(dataset.episode_table.column("content"))
+    else:
+        rows = np.arange(len(dataset)) if dataset.view.rows is None else dataset.view.rows
+        originals = near_originals(dataset.store, rows, names, tolerance)
+    return np.flatnonzero(originals == np.arange(len(dataset)))
 
 
 def exact_originals(contents: pa.ChunkedArray) -> Int64Array:

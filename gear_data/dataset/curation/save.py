@@ -38,6 +38,6 @@ def save_view(
             f"the view has returns_to_go of discount {store.discount}, and a dataset stores discount 1",
             hint="save the episodes without it, and call with_discount on the saved dataset",
         )
-    rows = np.arange(store.manifest.episodes) if view.ids is None else view.ids
+    rows = np.arange(store.manifest.episodes) if view.rows is None else view.rows
     saved = SavedView(store.files, store.manifest, rows, view.history)
     return save_episodes(saved, plain_path(path), overwrite=overwrite, resume=resume, progress=progress)

@@ -62,16 +62,16 @@ def _view_of(old: DatasetStore, view: View, new: DatasetStore) -> View:
                 raise filters.no_rows_error(frame, parsed, "episode")
             rows = np.flatnonzero(found) if rows is None else rows[found]
     if view.mask is None or not steps:
-        return replace(view, ids=rows)
+        return replace(view, rows=rows)
     old_rows, new_rows = (
-        np.arange(store.manifest.episodes) if part is None else part for store, part in ((old, view.ids), (new, rows))
+        np.arange(store.manifest.episodes) if part is None else part for store, part in ((old, view.rows), (new, rows))
     )
     _, in_old, in_new = np.intersect1d(_ids(old, old_rows), _ids(new, new_rows), True, return_indices=True)
     added = np.delete(new_rows, in_new)
     mask = grown_mask(
         old, view.mask, new, (old_rows[in_old], new_rows[in_new], added), [each.expression for each in steps]
     )
-    return replace(view, ids=rows, mask=mask)
+    return replace(view, rows=rows, mask=mask)
 
 
 def _ids(store: DatasetStore, rows: Int64Array) -> Int64Array:

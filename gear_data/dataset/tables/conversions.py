@@ -13,7 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from gear_data.common.polars_threads import check_polars_threads
-from gear_data.dataset.internals import rows_of, store_of
+from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.store import DatasetStore
 from gear_data.dataset.tables.metadata import episode_metadata
 from gear_data.dataset.tables.step_arrays import over, slices, step_arrays
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     import datasets
     import polars as pl
 
-    from gear_data.dataset.dataset import Dataset
-
 #: What a row of a table is.
 ROWS = ("steps", "episodes")
 
 
-def to_polars(dataset: Dataset, columns: Sequence[str] | None, rows: str) -> pl.DataFrame:
+def to_polars(dataset: DatasetCore, columns: Sequence[str] | None, rows: str) -> pl.DataFrame:
     """Returns a dataset as a frame; see `Dataset.to_polars`."""
     check_polars_threads()
     import polars as pl
@@ -46,7 +44,7 @@ def to_polars(dataset: Dataset, columns: Sequence[str] | None, rows: str) -> pl.
         ) from error
 
 
-def to_hf(dataset: Dataset, columns: Sequence[str] | None, rows: str) -> datasets.Dataset:
+def to_hf(dataset: DatasetCore, columns: Sequence[str] | None, rows: str) -> datasets.Dataset:
     """Returns a dataset as a HuggingFace dataset; see `Dataset.to_hf`."""
     import datasets
 
@@ -57,7 +55,7 @@ def to_hf(dataset: Dataset, columns: Sequence[str] | None, rows: str) -> dataset
     return datasets.Dataset(datasets.table.InMemoryTable(table), fingerprint=fingerprint)
 
 
-def check_whole_episodes(dataset: Dataset) -> None:
+def check_whole_episodes(dataset: DatasetCore) -> None:
     """Raises InvalidArgumentError if a dataset has a step filter."""
     if dataset.step_mask is not None:
         raise InvalidArgumentError(
@@ -66,7 +64,7 @@ def check_whole_episodes(dataset: Dataset) -> None:
         )
 
 
-def to_arrow(dataset: Dataset, columns: Sequence[str] | None, rows: str) -> pa.Table:
+def to_arrow(dataset: DatasetCore, columns: Sequence[str] | None, rows: str) -> pa.Table:
     """Returns a dataset as a table, with a chunk for each run of adjacent episodes in a shard.
 
     Args:
@@ -77,10 +75,9 @@ def to_arrow(dataset: Dataset, columns: Sequence[str] | None, rows: str) -> pa.T
     if rows not in ROWS:
         raise unknown_name("kind of rows", rows, ROWS)
     check_whole_episodes(dataset)
-    schema, store = dataset.schema, store_of(dataset)
+    schema, store = dataset.schema, dataset.store
     specs = schema.columns if columns is None else [schema.columns[schema.index(name)] for name in columns]
-    own = rows_of(dataset)
-    ids = np.arange(dataset.num_episodes) if own is None else own
+    ids = np.arange(dataset.num_episodes) if dataset.view.rows is None else dataset.view.rows
     make = _step_columns if rows == "steps" else _episode_columns
     found: dict[str, pa.ChunkedArray] = {}
     for name, chunks in make(dataset, store, specs, ids):
@@ -95,7 +92,7 @@ def to_arrow(dataset: Dataset, columns: Sequence[str] | None, rows: str) -> pa.T
 _Columns = Iterator[tuple[str, list[pa.Array]]]
 
 
-def _step_columns(dataset: Dataset, store: DatasetStore, specs: Sequence[ColumnSpec], ids: Int64Array) -> _Columns:
+def _step_columns(dataset: DatasetCore, store: DatasetStore, specs: Sequence[ColumnSpec], ids: Int64Array) -> _Columns:
     lengths = dataset.lengths
     steps = np.array([last - first for _, first, last in store.runs(ids)], np.int64)
     numbers = ids if dataset.episode_ids is None else dataset.episode_ids
@@ -105,7 +102,9 @@ def _step_columns(dataset: Dataset, store: DatasetStore, specs: Sequence[ColumnS
         yield spec.name, step_arrays(store, spec, ids)
 
 
-def _episode_columns(dataset: Dataset, store: DatasetStore, specs: Sequence[ColumnSpec], ids: Int64Array) -> _Columns:
+def _episode_columns(
+    dataset: DatasetCore, store: DatasetStore, specs: Sequence[ColumnSpec], ids: Int64Array
+) -> _Columns:
     ends = np.cumsum([last - first for _, first, last in store.runs(ids)])
     bounds = np.searchsorted(dataset.offsets, np.concatenate([[0], ends]))
     lists = [offsets_of(dataset.lengths[first:last]) for first, last in pairwise(bounds.tolist())]

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.progress import format_bytes, pluralize
-from gear_data.dataset.internals import rows_of
+from gear_data.dataset.core import DatasetCore
 from gear_data.schema import ColumnSpec
-
-if TYPE_CHECKING:
-    from gear_data.dataset.dataset import Dataset
 
 #: Label -> probability, of the quantiles of returns.
 _QUANTILES = {"min": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "max": 1.0}
 
 
-def html_table(dataset: Dataset) -> str:
+def html_table(dataset: DatasetCore) -> str:
     """Returns counts, quantiles of the returns, and the columns, as HTML.
 
     It reads the manifest and the episode table, and no shards. Text of the dataset is escaped.
@@ -28,7 +24,7 @@ def html_table(dataset: Dataset) -> str:
     counts = f"{pluralize(dataset.num_episodes, 'episode')}, {pluralize(dataset.num_steps, 'step')}"
     if dataset.step_mask is not None:
         counts += f", {dataset.step_mask_mode} steps filtered"
-    title = "Dataset" if rows_of(dataset) is None else "View of a dataset"
+    title = "Dataset" if dataset.view.rows is None else "View of a dataset"
     lines = [f"<strong>{title}</strong> <code>{escape(str(dataset.path))}</code>", f"{counts}, {_lengths(dataset)}"]
     if returns := _returns(dataset):
         lines.append(f"returns: {returns}")
@@ -43,29 +39,29 @@ def _row(tag: str, cells: Iterable[str]) -> str:
     return "<tr>" + "".join(f"<{tag}{scope}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
-def _cells(dataset: Dataset, spec: ColumnSpec) -> list[str]:
+def _cells(dataset: DatasetCore, spec: ColumnSpec) -> list[str]:
     stored = "video" if spec.video is not None else "derived" if spec.derived else "column"
     shape = " x ".join(map(str, spec.shape)) if spec.shape else "scalar"
     return [spec.name, spec.dtype, shape, _size(dataset, spec), stored]
 
 
-def _size(dataset: Dataset, spec: ColumnSpec) -> str:
+def _size(dataset: DatasetCore, spec: ColumnSpec) -> str:
     """Returns the bytes of a column, as far as they are known without a look at the shards."""
     if spec.video is not None:
         return "in video files"
     if not spec.variable_length:
         return format_bytes(spec.row_bytes * dataset.num_steps)
-    if rows_of(dataset) is not None:
+    if dataset.view.rows is not None:
         return "varies"
     return format_bytes(sum(shard.variable[spec.name].bytes for shard in dataset.manifest.shards))
 
 
-def _lengths(dataset: Dataset) -> str:
+def _lengths(dataset: DatasetCore) -> str:
     lengths = dataset.lengths
     return f"{int(lengths.min()):,} to {int(lengths.max()):,} steps per episode"
 
 
-def _returns(dataset: Dataset) -> str:
+def _returns(dataset: DatasetCore) -> str:
     """Returns quantiles of the finite returns; empty if there are none."""
     returns: npt.NDArray[np.float64] = dataset.episode_table.column("return").to_numpy()
     finite = returns[np.isfinite(returns)]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 
+from gear_data.dataset.core import DatasetCore
 from gear_data.storage.episode_tables import episode_metadata_names
 
-if TYPE_CHECKING:
-    from gear_data.dataset.dataset import Dataset
 
-
-def metadata_names(dataset: Dataset) -> list[str]:
+def metadata_names(dataset: DatasetCore) -> list[str]:
     """Returns the names of the episode metadata from the source, including `task`.
 
     Names without a value in any episode are left out.
@@ -22,7 +18,7 @@ def metadata_names(dataset: Dataset) -> list[str]:
     return [name for name in names if table.column(name).null_count < dataset.num_episodes]
 
 
-def episode_metadata(dataset: Dataset, first: int, last: int) -> dict[str, pa.Array]:
+def episode_metadata(dataset: DatasetCore, first: int, last: int) -> dict[str, pa.Array]:
     """Returns the episode metadata between two positions, name -> values.
 
     Text is not dictionary-encoded.

@@ -334,13 +334,13 @@ def test_any_output_of_any_windows(local, remote, drawn, wanted):
                 shift=shift, discounts=discounts,
             )
         )  # fmt: skip
-    store, client = local._store, remote._store._client
+    store, client = local.store, remote.store._client
     episodes = (*store.episode_starts, store.lengths)
     here = np.arange(len(local.manifest.shards)) % 2 == 0
     mixed = ClusterReader(client, _HalfRemote(store.shards), here, *episodes, lambda: store.finals)
     all_local = ClusterReader(client, store.shards, here | True, *episodes, lambda: store.finals)
     found = []
-    for reader in (local._store.reader(), remote._store.reader(), mixed, all_local):
+    for reader in (local.store.reader(), remote.store.reader(), mixed, all_local):
         collector = Collector([CollectSource(reader, local.schema, tuple(requested))], len(rows), reuse=False)
         collected = collector(chosen)
         arrays = {key: (array.dtype, array.shape, array.tobytes()) for key, array in collected.arrays.items()}
@@ -349,7 +349,7 @@ def test_any_output_of_any_windows(local, remote, drawn, wanted):
 
 
 def test_local_shards_cause_no_requests(local, monkeypatch):
-    store = local._store
+    store = local.store
 
     class NoClient:
         """Fails on any use."""
@@ -361,7 +361,7 @@ def test_local_shards_cause_no_requests(local, monkeypatch):
         Collector([CollectSource(each, local.schema, (output,))], 3, reuse=False)(
             Windows(np.array([0, 3, 5]), np.array([2, 0, 9]), np.array([5, 5, 5]))
         )
-        for each in (local._store.reader(), reader)
+        for each in (local.store.reader(), reader)
     ]
     np.testing.assert_array_equal(collected[0].arrays["x"], collected[1].arrays["x"])
 
@@ -369,7 +369,7 @@ def test_local_shards_cause_no_requests(local, monkeypatch):
 def test_connections_end_with_the_dataset(nodes):
     dataset = gear_data.open(url(*nodes[:2]))
     batches(dataset, prefetch=2)
-    peers = [weakref.ref(peer) for peer in dataset._store._client._directory.peers]
+    peers = [weakref.ref(peer) for peer in dataset.store._client._directory.peers]
     assert any(peer()._idle for peer in peers)
     del dataset
 

@@ -85,7 +85,7 @@ def test_a_dead_peer_is_waited_for_once_and_used_again_after_a_restart(folder, p
 
 def test_a_peer_that_returns_in_time(folder, peer, monkeypatch):
     dataset, node = peer
-    monkeypatch.setattr(dataset._store._client._retries, "policy", RetryPolicy(60.0))
+    monkeypatch.setattr(dataset.store._client._retries, "policy", RetryPolicy(60.0))
     expected = rows(SequenceLoader(gear_data.open(folder), **OPTIONS), 100)
     batches = iter(SequenceLoader(dataset, **OPTIONS))
     batches_before = rows(batches, 10)

@@ -24,7 +24,6 @@ from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.protocol import handshake
 from gear_data.cluster.server import shard_server
 from gear_data.cluster.server.shard_server import ShardServer
-from gear_data.dataset.internals import store_of
 from gear_data.errors import CorruptShardError, NodeRefusedError, NodeUnreachableError
 from gear_data.storage.dataset_files import FolderFiles
 from gear_data.storage.videos.stored_packets import read_video_index, stored_packets
@@ -86,14 +85,14 @@ def test_a_replica_has_the_file(filmed: Filmed, serve: Serve, tmp_path: Path) ->
         np.testing.assert_array_equal(ds[3][camera], filmed.frames[camera][3])
     alone = gear_data.open(url(serve(tmp_path / "lacking")))
     with pytest.raises(CorruptShardError, match="is missing"):
-        NodePackets(store_of(alone)._client).read([(0, 0, 10)])  # decoded frames may be in the cache
+        NodePackets(alone.store._client).read([(0, 0, 10)])  # decoded frames may be in the cache
 
 
 def test_large_ranges_are_cut(filmed: Filmed, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message has few bytes here, so that ranges take several."""
     for module in (video_packets, shard_server):
         monkeypatch.setattr(module, "MESSAGE_BYTES", 700)
-    packets = NodePackets(store_of(gear_data.open(url(serve(filmed.path))))._client)
+    packets = NodePackets(gear_data.open(url(serve(filmed.path))).store._client)
     files = FolderFiles(filmed.path)
     index = read_video_index(files, files.manifest())
     size = index.file(0).size
@@ -109,7 +108,7 @@ def test_a_file_that_this_node_lacks_comes_from_another(filmed: Filmed, serve: S
     (tmp_path / "lacking" / "videos" / "front.mp4").unlink()
     files = FolderFiles(tmp_path / "lacking")
     index = read_video_index(files, files.manifest())
-    nodes = NodePackets(store_of(gear_data.open(url(serve(filmed.path))))._client)
+    nodes = NodePackets(gear_data.open(url(serve(filmed.path))).store._client)
     both = LocalOrNodePackets(stored_packets(files, index), nodes)
     assert bytes(both.read([(0, 3, 50)])[0]) == (filmed.path / "videos" / "front.mp4").read_bytes()[3:50]
 
@@ -124,7 +123,7 @@ def test_nodes_that_hold_different_files(filmed: Filmed, serve: Serve, tmp_path:
         for number in {*range(len(index))} - numbers:
             (folder / index.file(number).file).unlink()
     servers = [serve(folder) for folder in folders]
-    client = store_of(gear_data.open(url(*servers)))._client
+    client = gear_data.open(url(*servers)).store._client
     ranges = [(number, 3 * number, 60) for number in (5, 0, 2, 1, 0, 4)]
     expected = [(filmed.path / index.file(file).file).read_bytes()[first:last] for file, first, last in ranges]
     packets = NodePackets(client)
@@ -140,7 +139,7 @@ def test_nodes_that_hold_different_files(filmed: Filmed, serve: Serve, tmp_path:
 def test_a_node_that_returns_in_time(filmed: Filmed, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve(filmed.path)
     port = server.port
-    client = store_of(gear_data.open(url(server)))._client
+    client = gear_data.open(url(server)).store._client
     server.shutdown()
     with pytest.raises(NodeUnreachableError):
         client.video_bytes([(0, 0, 10)], 0)

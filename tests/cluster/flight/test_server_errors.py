@@ -188,5 +188,5 @@ def test_a_replica_takes_over_from_a_node_that_fails(serve, folder, monkeypatch)
         shards.error = error
         same(clones(itertools.islice(SequenceLoader(dataset, **options), 10)), expected)
     # A server that is shut down waits for its streams.
-    for peer in dataset._store._client._directory.peers:
+    for peer in dataset.store._client._directory.peers:
         peer.close_idle()

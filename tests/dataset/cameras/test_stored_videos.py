@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 import gear_data
-from gear_data.dataset.internals import store_of
 from gear_data.errors import CorruptShardError, ManifestError
 from gear_data.video.file_index import DISCARD
 from gear_data.video.segments import VideoSegments, segment_columns
@@ -40,7 +39,7 @@ def camera_path(rollouts: list[Any], rollouts_path: Path, segments: VideoSegment
 
 
 def test_tables_are_read(camera_path: Path, segments: VideoSegments) -> None:
-    videos = store_of(gear_data.open(camera_path)).videos
+    videos = gear_data.open(camera_path).store.videos
     assert len(videos.index) == 2
     assert videos.index.file(1).file == "videos/1.mp4"
     assert np.array_equal(videos.segments[CAMERA].file, segments.file)
@@ -48,7 +47,7 @@ def test_tables_are_read(camera_path: Path, segments: VideoSegments) -> None:
 
 
 def test_a_dataset_without_cameras_has_no_videos(rollouts_path: Path) -> None:
-    videos = store_of(gear_data.open(rollouts_path)).videos
+    videos = gear_data.open(rollouts_path).store.videos
     assert (len(videos.index), videos.segments) == (0, {})
 
 
@@ -59,7 +58,7 @@ def test_frames_that_an_edit_list_discards_are_not_counted(
     video = video_file("videos/a.mp4", steps + 2)
     video.packets.flags[:2] |= DISCARD
     attach_cameras(camera_path, [video], {"observations.wrist": VideoSegments(segments.file * 0, segments.file * 0)})
-    assert store_of(gear_data.open(camera_path)).videos.index.frame_counts.tolist() == [steps]
+    assert gear_data.open(camera_path).store.videos.index.frame_counts.tolist() == [steps]
 
 
 @pytest.mark.parametrize(
@@ -82,14 +81,14 @@ def test_an_episode_outside_its_file_is_an_error(
         table = table.set_column(table.schema.get_field_index(name), name, pa.array(values))
     replace_table(camera_path, "episodes.arrow", table)
     with pytest.raises(ManifestError, match=problem):
-        _ = store_of(gear_data.open(camera_path)).videos
+        _ = gear_data.open(camera_path).store.videos
 
 
 def test_a_missing_column_of_the_episode_table_is_an_error(camera_path: Path) -> None:
     table = read_ipc(camera_path / "episodes.arrow").drop_columns(segment_columns(CAMERA)[0])
     replace_table(camera_path, "episodes.arrow", table)
     with pytest.raises(ManifestError, match="lacks this column of int64") as error:
-        _ = store_of(gear_data.open(camera_path)).videos
+        _ = gear_data.open(camera_path).store.videos
     assert error.value.column == segment_columns(CAMERA)[0]
 
 
@@ -100,7 +99,7 @@ def test_a_file_with_frames_of_another_size_is_an_error(
     files = [video_file("videos/0.mp4", steps), video_file("videos/1.mp4", steps, height=32)]
     attach_cameras(camera_path, files, {"observations.wrist": dataclasses.replace(segments)})
     with pytest.raises(ManifestError, match="episode 20: its video file has frames of another size"):
-        _ = store_of(gear_data.open(camera_path)).videos
+        _ = gear_data.open(camera_path).store.videos
 
 
 def test_a_changed_table_is_an_error(camera_path: Path) -> None:
@@ -108,4 +107,4 @@ def test_a_changed_table_is_an_error(camera_path: Path) -> None:
     content[len(content) // 2] ^= 1
     (camera_path / "video_packets.arrow").write_bytes(content)
     with pytest.raises(CorruptShardError, match="its checksum is"):
-        _ = store_of(gear_data.open(camera_path)).videos
+        _ = gear_data.open(camera_path).store.videos

@@ -10,7 +10,6 @@ import pytest
 
 import gear_data
 from gear_data.dataset.cameras.video_frames import VideoFrames
-from gear_data.dataset.internals import store_of
 from gear_data.errors import UnknownNameError
 from gear_data.video.decoding.frame_reader import FrameReader
 from tests.support.cameras.filmed import FRONT, WRIST, Filmed
@@ -86,7 +85,7 @@ def test_only_the_frames_that_are_indexed_are_decoded(
     monkeypatch.setattr(FrameReader, "read", counted)
     ds = gear_data.open(filmed.path)
     frames = ds.episode(episode)[FRONT]
-    first = int(store_of(ds).videos.segments[FRONT].first_frame[episode])
+    first = int(ds.store.videos.segments[FRONT].first_frame[episode])
     assert frames.shape == filmed.frames[FRONT][episode].shape
     assert len(frames) == frames.shape[0]
     repr(frames)

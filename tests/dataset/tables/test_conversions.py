@@ -122,7 +122,7 @@ def test_numbers_are_not_copied(mixed: gear_data.Dataset, view: str, name: str, 
 
 @pytest.mark.parametrize("name", ["said", "raw"])
 def test_text_and_bytes_are_not_copied(mixed: gear_data.Dataset, name: str) -> None:
-    mapped = {chunk.buffers()[2].address for chunk in mixed._store.value_runs(name, np.arange(len(mixed)))}
+    mapped = {chunk.buffers()[2].address for chunk in mixed.store.value_runs(name, np.arange(len(mixed)))}
     table = mixed.to_hf().data.table
     assert {chunk.buffers()[2].address for chunk in table.column(name).chunks} == mapped
 

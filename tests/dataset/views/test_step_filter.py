@@ -28,7 +28,7 @@ STEP_FILTERS = [
 def satisfied(view: gear_data.Dataset) -> list[bool]:
     """Returns for each step of the whole dataset whether it satisfies the view's filters."""
     assert view.step_mask is not None
-    flags: list[bool] = view.step_mask.flags(0, int(view._store.offsets[-1])).tolist()
+    flags: list[bool] = view.step_mask.flags(0, int(view.store.offsets[-1])).tolist()
     return flags
 
 

@@ -22,7 +22,7 @@ from tests.support.views import ids_of
 def test_views_share_the_memory_of_the_dataset(ds: gear_data.Dataset) -> None:
     view = ds.filter("length > 5")
     assert ds.episode_ids is None and ds.step_mask is None
-    assert view._store.offsets is ds._store.offsets is ds.offsets
+    assert view.store.offsets is ds.store.offsets is ds.offsets
     assert np.shares_memory(view.episode(ids_of(view)[0])["actions"], ds.episode(ids_of(view)[0])["actions"])
     everything = ds.filter("length > 0")
     assert everything.fingerprint == ds.fingerprint

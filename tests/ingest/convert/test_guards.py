@@ -208,7 +208,7 @@ def test_a_false_episode_table(sources: Any, rollouts: list[Any], tmp_path: Path
         path.write_bytes(data)
         sign_file(tmp_path / "out", path.name)
         with pytest.raises(ManifestError):
-            gear_data.open(tmp_path / "out")._store.reader()
+            gear_data.open(tmp_path / "out").store.reader()
     # Lengths that fit their shards, with a sum that is too small.
     data = bytearray(sound)
     longest = int(np.argmax([len(r) for r in rollouts]))

@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from gear_data import Goals, Mixture, SequenceLoader, TopK, Uniform, Weighted
-from gear_data.dataset.internals import store_of
 from gear_data.errors import GenerationGoneError, InvalidArgumentError, StateMismatchError
 from gear_data.loaders.stages.timeline import STEPS_KEPT
 from tests.support.cluster.growing import refresh_rank
@@ -168,7 +167,7 @@ def test_a_generation_is_let_go_without_a_garbage_collection(growing):
     try:
         stores = []
         for _ in range(3):
-            stores.append(weakref.ref(store_of(loader.dataset)))
+            stores.append(weakref.ref(loader.dataset.store))
             growing.grow(2)
             loader.refresh()
             taken(iterator, 30 + STEPS_KEPT)

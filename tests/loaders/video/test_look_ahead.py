@@ -8,7 +8,6 @@ import pytest
 
 import gear_data
 from gear_data import SequenceLoader
-from gear_data.dataset.internals import store_of
 from gear_data.video.decoding import frame_reader
 from gear_data.video.decoding.frame_cache import FrameCache
 from gear_data.video.decoding.process_state import process_state
@@ -39,7 +38,7 @@ def decoded_groups(
 
 
 def test_groups_are_decoded_once(filmed: Filmed, monkeypatch: pytest.MonkeyPatch) -> None:
-    videos = store_of(gear_data.open(filmed.path)).videos
+    videos = gear_data.open(filmed.path).store.videos
     segments = videos.segments[WRIST]
     groups = sum(int(videos.index.groups(number).group.max()) + 1 for number in segments.file.tolist())
     for prefetch in (0, 30):

@@ -163,7 +163,7 @@ def test_decoded_frames_outlive_a_refresh(tmp_path: Path, monkeypatch: pytest.Mo
             for _ in range(2):
                 next(iter(loader))
             check(ds, range(ds.episodes["number"][0], number))
-            files = set(ds._store.videos.index.files.column("file").to_pylist())
+            files = set(ds.store.videos.index.files.column("file").to_pylist())
             assert set(decoded) == files - known
             known |= files
             decoded.clear()

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.dataset.internals import store_of
 from gear_data.residency import host
 from gear_data.residency.device.columns import DeviceCopy
 from gear_data.residency.device.registration import FALLBACK_VARIABLE
@@ -131,7 +130,7 @@ def test_a_placed_dataset_follows(gpu: StandInGpu, tmp_path: Path, loaded: list[
             assert placed == {new}
             before, after = addresses(known), addresses(ds)
             assert all(after[file] == before[file] for file in after.keys() & before.keys())
-            plan = store_of(ds)._plan
+            plan = ds.store._plan
             assert plan is not None and max(plan.bytes("device"), plan.bytes("pinned")) <= budget
             compare(gpu, batches, expected, 3)
         # All episodes of the first generation have left, and new ones have their places.
@@ -147,7 +146,7 @@ def test_a_placed_dataset_follows(gpu: StandInGpu, tmp_path: Path, loaded: list[
 
 def addresses(ds: gear_data.Dataset) -> dict[str, list[Any]]:
     """Returns the addresses of the columns of each shard's extents."""
-    columns, names = store_of(ds).device_columns(), files(ds)
+    columns, names = ds.store.device_columns(), files(ds)
     return {name: columns.addresses[columns.shard == shard].tolist() for shard, name in enumerate(names)}
 
 

@@ -360,7 +360,7 @@ def test_an_iterator_that_is_not_finished_leaves_nothing(gpu: StandInGpu, path: 
 
 def test_datasets_share_columns_of_equal_contents(gpu: StandInGpu, path: Path, folder: Path) -> None:
     first = gear_data.open(path, residency="device")
-    columns = first._store.device_columns()
+    columns = first.store.device_columns()
     ctypes.memset(int(columns.addresses[0, 0]), 77, 8)  # a mark that only this copy has
     opened = {
         "again": gear_data.open(path, residency="device"),
@@ -372,7 +372,7 @@ def test_datasets_share_columns_of_equal_contents(gpu: StandInGpu, path: Path, f
     assert marked == ["again", "pickled"]
     # Another discount changes one column, which is shared too.
     discounted = [ds.with_discount(0.5) for ds in (first, opened["again"])]
-    one, other = (ds._store.device_columns().addresses for ds in discounted)
+    one, other = (ds.store.device_columns().addresses for ds in discounted)
     index = discounted[0].schema.index("returns_to_go")
     assert (np.delete(one, index, 1) == np.delete(columns.addresses, index, 1)).all()
     ctypes.memset(int(one[0, index]), 77, 4)
@@ -381,5 +381,5 @@ def test_datasets_share_columns_of_equal_contents(gpu: StandInGpu, path: Path, f
 
 def _first_bytes(ds: gear_data.Dataset) -> bytes:
     """Returns the first bytes on the device of the first column there."""
-    addresses = ds._store.device_columns().addresses
+    addresses = ds.store.device_columns().addresses
     return ctypes.string_at(int(addresses[:, 0][addresses[:, 0] > 0][0]), 8) if addresses[:, 0].any() else b""

@@ -77,7 +77,7 @@ def test_readers_in_threads_keep_their_shards(remote: str, rollouts_path: Path, 
     for thread in threads:
         thread.join(60)
     assert not failed
-    assert len(mine._store.shards._buffers) <= 4
+    assert len(mine.store.shards._buffers) <= 4
 
 
 @pytest.mark.parametrize("residency", ["mmap", "host"])

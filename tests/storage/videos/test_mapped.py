@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.dataset.internals import store_of
 from gear_data.dataset.store import DatasetStore
 from gear_data.errors import CorruptShardError, ManifestError
 from gear_data.storage.mapped_files import CHECK_SECONDS
@@ -28,7 +27,7 @@ def store_with(folder: Path, files: list[VideoFile]) -> DatasetStore:
     """Opens the dataset with the files attached. Every episode is in the first file."""
     zeros = np.zeros(40, np.int64)
     attach_cameras(folder, files, {CAMERA: VideoSegments(zeros, zeros)})
-    return store_of(gear_data.open(folder))
+    return gear_data.open(folder).store
 
 
 def mapped_files(folder: Path) -> int:

@@ -93,7 +93,7 @@ def main(dataset: str, out: str) -> None:
     in_decentralized = len(requests)
     stacked(SequenceLoader(opened, **grouped(**OPTIONS)))
     facts = {
-        "here": list(opened._store.membership.shards),
+        "here": list(opened.store.membership.shards),
         "own": own.windows(3)["episode_id"].tolist(),
         "requests": [in_decentralized, len(requests)],
         "state": own.state_dict(),

@@ -12,7 +12,6 @@ import xxhash
 
 from gear_data.dataset.cameras.stored_videos import StoredVideos
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import rows_of, store_of
 from gear_data.errors import CorruptShardError
 from gear_data.video.file_index import KEY, VideoFile
 
@@ -55,9 +54,9 @@ def kept_videos(dataset: Dataset, camera: str, fps: float) -> KeptVideos:
         camera: the camera.
         fps: steps per second.
     """
-    store = store_of(dataset)
+    store = dataset.store
     segments = store.videos.segments[camera]
-    rows = rows_of(dataset)
+    rows = dataset.view.rows
     ids = np.arange(len(segments)) if rows is None else rows
     files, first, lengths = segments.file[ids], segments.first_frame[ids], store.lengths[ids]
     count = len(store.videos.index)

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import rows_of, store_of
 from gear_data.schema import ColumnSpec
 from gear_data.video.frame_statistics import choose_sample, count_values, frame_statistics
 from gear_data.video.segments import VideoSegments
@@ -42,10 +41,10 @@ def _camera_counts(dataset: Dataset, camera: str) -> tuple[int, npt.NDArray[np.i
 
     The counts are int64 [3, 256]: how often each value occurs in each channel.
     """
-    videos = store_of(dataset).videos
+    videos = dataset.store.videos
     segments = videos.segments[camera]
-    if rows_of(dataset) is not None:
-        segments = VideoSegments(segments.file[rows_of(dataset)], segments.first_frame[rows_of(dataset)])
+    if dataset.view.rows is not None:
+        segments = VideoSegments(segments.file[dataset.view.rows], segments.first_frame[dataset.view.rows])
     sample = choose_sample(videos.index, segments, dataset.lengths)
     return len(sample), count_values(videos.reader, sample)
 

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from gear_data.common.progress import ProgressBar, pluralize
 from gear_data.dataset.cameras.stored_videos import StoredVideos
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import rows_of, store_of
 from gear_data.errors import GearError
 from gear_data.exports.lerobot.features import VideoFeature
 from gear_data.exports.lerobot.videos.codecs import DEFAULT_CODEC, OPTIONS
@@ -165,7 +164,7 @@ class _Files:
 
         The episode is copied.
         """
-        videos, rows = store_of(self._dataset).videos, rows_of(self._dataset)
+        videos, rows = self._dataset.store.videos, self._dataset.view.rows
         episode = position if rows is None else int(rows[position])
         segments = videos.segments[self._feature.spec.name]
         number = int(segments.file[episode])
@@ -197,7 +196,7 @@ class _Files:
         """
         codec, pixel_format = self._codec, PIXEL_FORMAT
         if self._kept is not None:
-            video = store_of(self._dataset).videos.index.file(self._kept)
+            video = self._dataset.store.videos.index.file(self._kept)
             codec, pixel_format = video.codec, video.pixel_format
         height, width, channels = self._feature.spec.shape
         return {

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 import gear_data
-from gear_data.dataset.internals import store_of
 from gear_data.residency import host
 from gear_data.storage.dataset_files import DatasetFiles
 from tests.support.cluster.growing.refresh_rank import loader
@@ -69,7 +68,7 @@ def main(path: str, out: str) -> None:
         single.refresh(from_step=facts["from"][-1])
         for each in mixtures:
             each.refresh(from_step=facts["from"][-1])
-        store = store_of(training.dataset)
+        store = training.dataset.store
         assert store.membership is not None
         facts["loaded"].append(sorted(set(loaded)))
         facts["held"].append([store.manifest.shards[shard].entry.file for shard in store.membership.shards])
