@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gear_data.version import VERSION
+
 if TYPE_CHECKING:
     from gear_data import errors
     from gear_data.cluster.placement import Placement
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
     from gear_data.storage.verify import verify
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 #: Public name -> (module, name in that module).
 _PUBLIC = {

@@ -16,16 +16,19 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import gear_data
+from tests.support.imports import Import, Package
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = Path(gear_data.__file__).parent
 TESTS = Path(__file__).parent
 
-#: Packages and modules below gear_data, from the lowest layer to the highest. A layer imports only itself and the
-#: layers below it.
+#: Packages and modules below gear_data, and the root `gear_data` itself, from the lowest layer to the highest. A layer
+#: imports only itself and the layers below it.
 LAYERS = (
-    ("error_text",),
+    ("error_text", "version"),
     ("errors",),
     ("schema", "stacking", "common"),
     ("video",),
@@ -39,9 +42,16 @@ LAYERS = (
     ("loaders",),
     ("integrations",),
     ("exports", "hub", "recording", "reports"),
+    ("gear_data",),
     ("demo", "cli"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+#: Methods of the facade `Dataset` that call a layer above: method -> the module that it imports.
+UPWARD_CALLS = {
+    "Dataset.report": "gear_data.reports.report",
+    "Dataset.to_torch_dataset": "gear_data.loaders.frameworks.map_datasets",
+}
+FACADE = "gear_data.dataset.dataset"
 
 #: Packages that `gear_data.integrations` imports when one of its modules is used.
 FRAMEWORKS = (
@@ -72,33 +82,28 @@ def modules() -> Mapping[str, Path]:
 
 
 @cache
-def imports(module: str) -> frozenset[str]:
-    """Returns the modules of gear_data that a module imports.
-
-    Imports inside functions count. Imports for type checking do not.
-    """
-    tree = ast.parse(modules()[module].read_text())
-    ignored = {
-        id(child)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and getattr(node.test, "id", None) == "TYPE_CHECKING"
-        for child in ast.walk(node)
-    }
-    found = set()
-    for node in ast.walk(tree):
-        if id(node) in ignored:
-            continue
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gear_data":
-            names = (f"{node.module}.{alias.name}" for alias in node.names)
-            found |= {name if name in modules() else str(node.module) for name in names}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name in modules()}
-    return frozenset(found - {module})
+def package() -> Package:
+    public = {name: module for name, (module, _) in gear_data._PUBLIC.items()}
+    return Package("gear_data", modules().keys(), public)
 
 
-def layer_of(module: str) -> str | None:
-    """Returns the name below gear_data that `LAYERS` lists; None for gear_data itself."""
-    return module.split(".")[1] if "." in module else None
+@cache
+def imports(module: str) -> frozenset[Import]:
+    """Returns the modules of gear_data that a module imports."""
+    found = package().imports(modules()[module].read_text(), module)
+    if module == "gear_data":
+        return found | {Import(each, "__getattr__") for each in package().public.values()}
+    return found
+
+
+def layer_of(module: str) -> str:
+    """Returns the name that `LAYERS` lists: of a package or module below gear_data, or gear_data itself."""
+    return module.split(".")[1] if "." in module else module
+
+
+def above(module: str, found: Iterable[Import]) -> set[Import]:
+    """Returns those of a module's imports that are of layers above its own."""
+    return {each for each in found if LEVEL[layer_of(each.module)] > LEVEL[layer_of(module)]}
 
 
 def folders(root: Path) -> dict[Path, list[str]]:
@@ -115,28 +120,84 @@ def folders(root: Path) -> dict[Path, list[str]]:
 
 
 def test_imports_run_one_way() -> None:
-    layers = {layer for module in modules() if (layer := layer_of(module)) is not None}
-    assert layers == LEVEL.keys(), "LAYERS must list every package and module below gear_data"
+    assert {layer_of(module) for module in modules()} == LEVEL.keys(), "LAYERS must list every package and module"
     for module in modules():
-        if (layer := layer_of(module)) is None:
-            continue
-        above = {name for name in imports(module) if LEVEL.get(layer_of(name) or "", -1) > LEVEL[layer]}
-        assert not above, f"{module} imports from the layers above its own: {sorted(above)}"
+        if module != FACADE:
+            assert not (found := above(module, imports(module))), f"{module} imports from layers above its own: {found}"
+
+
+def test_the_upward_calls_of_the_facade_are_listed() -> None:
+    found = above(FACADE, imports(FACADE))
+    assert found == {Import(module, method) for method, module in UPWARD_CALLS.items()}
 
 
 def test_ingest_imports_only_storage_and_below() -> None:
-    below = {"ingest", "storage", "video", "schema", "stacking", "errors", "common", None}
+    below = {"ingest", "storage", "video", "schema", "stacking", "errors", "common"}
     for module in modules():
         if layer_of(module) == "ingest":
-            assert {layer_of(name) for name in imports(module)} <= below, module
+            assert {layer_of(each.module) for each in imports(module)} <= below, module
 
 
-def test_no_modules_import_each_other() -> None:
-    graph = {module: imports(module) for module in modules() if module != "gear_data"}
+def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Returns modules that import each other; empty if there are none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        raise AssertionError(f"modules import each other: {' -> '.join(error.args[1])}") from None
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_each_other() -> None:
+    listed = {Import(module, method) for method, module in UPWARD_CALLS.items()}
+    graph = {
+        module: {each.module for each in imports(module) if module != FACADE or each not in listed}
+        for module in modules()
+    }
+    assert not (found := circle(graph)), f"modules import each other: {' -> '.join(found)}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    import gear_data\n    return gear_data.SequenceLoader",
+        "def f():\n    import gear_data as root\n    return root.SequenceLoader(1)",
+        "def f():\n    from gear_data import SequenceLoader",
+        "class A:\n    def f(self):\n        import gear_data.schema\n        gear_data.SequenceLoader(1)",
+    ],
+)
+def test_public_names_count_as_imports_of_their_modules(source: str) -> None:
+    found = package().imports(source, "gear_data.dataset.synthetic")
+    function = "A.f" if source.startswith("class") else "f"
+    assert Import("gear_data.loaders.sequence_loader", function) in found
+    assert Import("gear_data.loaders.sequence_loader", function) in above("gear_data.dataset.synthetic", found)
+
+
+@pytest.mark.parametrize(
+    ("source", "modules_found"),
+    [
+        ("import gear_data", {"gear_data"}),
+        ("import gear_data\nprint(gear_data.__version__)", {"gear_data"}),
+        ("from gear_data import errors", {"gear_data.errors"}),
+        ("from gear_data.dataset import filters, dataset", {"gear_data.dataset.filters", "gear_data.dataset.dataset"}),
+        ("from gear_data.schema import Schema", {"gear_data.schema"}),
+        ("import gear_data.cli.hub as hub", {"gear_data.cli.hub"}),
+        ("import gear_data.schema\ngear_data.errors.Any", {"gear_data.schema", "gear_data.errors"}),
+        ("importlib.import_module('gear_data.hub.push')", {"gear_data.hub.push"}),
+        ("if TYPE_CHECKING:\n    import gear_data\nx: gear_data.Dataset", set()),
+        ("if typing.TYPE_CHECKING:\n    pass\nelse:\n    import gear_data.schema", {"gear_data.schema"}),
+        ("import gear_database, numpy as gear_data\ngear_data.errors", set()),
+    ],
+)
+def test_imports_are_found_however_they_are_written(source: str, modules_found: set[str]) -> None:
+    assert {each.module for each in package().imports(source, "gear_data.synthetic")} == modules_found
+
+
+def test_circles_through_the_root_are_found() -> None:
+    store = "gear_data.dataset.stores.store"
+    lazy = package().imports("def f():\n    import gear_data\n    gear_data.open('d')", store)
+    graph = {module: {each.module for each in imports(module)} for module in modules() if module != FACADE}
+    assert not circle(graph)
+    assert store in circle({**graph, store: {each.module for each in lazy}})
 
 
 def test_importing_the_package_is_light() -> None:

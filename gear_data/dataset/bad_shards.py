@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 
 from gear_data.common.distributed import all_gather
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.errors import CorruptShardError, DatasetReplacedError, EmptySourceError
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles

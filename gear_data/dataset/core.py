@@ -14,7 +14,7 @@ from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset import filters, views
 from gear_data.dataset.episode import Episode
 from gear_data.dataset.positions import check_range, row_of_id
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.views import View
 from gear_data.schema import Schema
 from gear_data.selection.step_mask import StepMask

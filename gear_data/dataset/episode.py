@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gear_data.dataset.cameras.video_frames import VideoFrames
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 
 
 class Episode(Mapping[str, Any]):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Never
 
 from gear_data.cluster.addresses import is_cluster
 from gear_data.cluster.placement import Placement
 from gear_data.cluster.transport_names import check_transport
+from gear_data.common.keywords import refuse_keywords
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.dataset.bad_shards import find_bad_shards, sound_episodes
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.store import DatasetStore, restored
+from gear_data.dataset.stores.store import DatasetStore, restored
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError, MissingShardsError, NodeUnreachableError, unknown_name
 from gear_data.selection.samplers import Sampler
@@ -33,16 +35,17 @@ _log = logging.getLogger(__name__)
 
 def open_dataset(
     path: str | os.PathLike[str],
-    residency: str | None = None,
+    residency: Literal["mmap", "host", "pinned", "device"] | None = None,
     *,
     on_bad_shard: Literal["error", "skip"] = "error",
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
-    cluster: str | None = None,
+    cluster: Literal["torchrun"] | None = None,
     sampler: str | Sampler = "uniform",
     budget: int | None = None,
     transport: Literal["auto", "verbs", "flight"] = "auto",
     follow: bool = False,
+    **unknown: Never,
 ) -> Dataset:
     """Opens a dataset.
 
@@ -90,7 +93,9 @@ def open_dataset(
         DeviceMemoryError: with `device`, the columns are larger than the device's memory.
         EmptySourceError: with `skip`, all shards are bad.
         InvalidArgumentError, UnknownNameError: an argument is invalid, or two arguments exclude each other.
+        UnknownArgumentError: there is no argument of this name. It is a `TypeError` too.
     """
+    refuse_keywords("open", unknown, list(inspect.signature(open_dataset).parameters)[:-1])
     if on_bad_shard not in ("error", "skip"):
         raise InvalidArgumentError(f"on_bad_shard must be 'error' or 'skip', not {on_bad_shard!r}")
     if cluster not in (None, *CLUSTERS):
@@ -155,7 +160,7 @@ def open_remote(
             f"residency={residency!r}, on_bad_shard={on_bad_shard!r}: the nodes that serve a dataset choose both",
             hint="leave them out; pass --residency to gear-data serve",
         )
-    from gear_data.dataset.remote_store import open_remote_store
+    from gear_data.dataset.stores.remote import open_remote_store
 
     deadline = time.monotonic() + (_FOLLOW_SECONDS if follow else 0)
     while True:
@@ -192,7 +197,7 @@ def open_cluster(
             f"with cluster=, residency must be 'host', 'pinned' or 'mmap', not {residency!r}",
             hint="'pinned' lets the GPUs of a node read its shards in place",
         )
-    from gear_data.dataset.partitioned_store import open_partitioned_store
+    from gear_data.dataset.stores.partitioned import open_partitioned_store
 
     files = open_files(path, cache_dir, cache_bytes)
 
@@ -223,7 +228,7 @@ def reopen(dataset: Dataset, residency: str | None = None, queue_pairs: int | No
     """
     store = dataset.store
     if queue_pairs is not None:
-        from gear_data.dataset.remote_store import RemoteDatasetFiles
+        from gear_data.dataset.stores.remote import RemoteDatasetFiles
 
         if not isinstance(store.files, RemoteDatasetFiles):
             raise InvalidArgumentError(

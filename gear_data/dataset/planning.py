@@ -8,7 +8,7 @@ import numpy as np
 
 from gear_data.cluster.placement import Placement, place_shards, shard_shares
 from gear_data.dataset.core import DatasetCore
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.window_anchors import anchors_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.residency import ShardReader

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gear_data.common.progress import progress_bar
 from gear_data.dataset import filters
 from gear_data.dataset.episode_blocks import BLOCK_BYTES, block_ranges
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.selection.step_mask import MODES, StepMask

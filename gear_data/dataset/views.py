@@ -13,7 +13,7 @@ import xxhash
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.episode_blocks import BLOCK_BYTES, block_ranges
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array

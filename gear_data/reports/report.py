@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-import gear_data
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
@@ -37,6 +36,7 @@ from gear_data.reports.viewer import viewed_positions, viewer_data
 from gear_data.reports.visitation import visitation
 from gear_data.selection.samplers import Sampler, as_sampler
 from gear_data.storage.atomic import write_text
+from gear_data.version import VERSION
 
 #: Height of the page in a notebook, in pixels.
 _NOTEBOOK_HEIGHT = 800
@@ -134,7 +134,7 @@ def report(
         "title": f"{name}: gear-data report",
         "name": name,
         "path": str(dataset.path),
-        "version": gear_data.__version__,
+        "version": VERSION,
         "summary": summary,
         "provenance": provenance(dataset),
         "findings": [{**finding, "advice": advice_for(finding)} for finding in summary["findings"]],

@@ -38,7 +38,7 @@ from gear_data.common.progress import progress_bar
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import parse_json
-from gear_data.errors import CorruptShardError, GearError, ManifestError, UnwritableError
+from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, ManifestError, UnwritableError
 from gear_data.kernels import cpu
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.arrow_files import buffer_offsets, column_array, write_ipc
@@ -60,6 +60,18 @@ _REPAIR = "restore it, or write it again with 'gear-data repair'"
 _log = logging.getLogger(__name__)
 
 Int64Array = npt.NDArray[np.int64]
+
+
+def check_discount(discount: Any) -> float:
+    """Returns a discount as a float.
+
+    Raises:
+        InvalidArgumentError: the discount is not a number from 0 to 1.
+    """
+    number = isinstance(discount, int | float | np.integer | np.floating) and not isinstance(discount, bool)
+    if not number or not 0 <= discount <= 1:
+        raise InvalidArgumentError(f"discount must be a number from 0 to 1, not {discount!r}")
+    return float(discount)
 
 
 class SidecarFiles(FolderFiles):

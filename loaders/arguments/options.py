@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gear_data.dataset.store import check_discount
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments.checks import Dtype, check_bool, check_dtype, check_range, check_word
 from gear_data.loaders.decoding.augmentation import Augment, check_augment
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.selection.windows import Anchor, WindowRule
 from gear_data.stacking import check_stack
+from gear_data.storage.sidecar import check_discount
 from gear_data.video.decoding.options import CACHE_BYTES, Backend, DecodeOptions
 
 if TYPE_CHECKING:

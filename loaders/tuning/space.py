@@ -10,7 +10,7 @@ from typing import Any
 
 from gear_data.common.progress import format_bytes
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.remote_store import RemoteDatasetFiles
+from gear_data.dataset.stores.remote import RemoteDatasetFiles
 from gear_data.errors import DeviceError, MissingExtraError
 from gear_data.kernels.cuda.nvml import gpu_count
 from gear_data.loaders.frameworks.framework import Framework

@@ -19,7 +19,7 @@ from gear_data.cluster.protocol import ColumnGroup, Request
 from gear_data.cluster.rendezvous import Membership
 from gear_data.cluster.run_credentials import create_run_credentials
 from gear_data.cluster.server.node_server import ServerInfo
-from gear_data.dataset.partitioned_store import PartitionedDatasetStore
+from gear_data.dataset.stores.partitioned import PartitionedDatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import NodeUnreachableError
 from gear_data.storage.dataset_files import open_files

@@ -26,7 +26,7 @@ from gear_data.cluster.rendezvous import JoinRequest, Membership, _start_server
 from gear_data.cluster.run_credentials import create_run_credentials
 from gear_data.cluster.server.node_server import ServerInfo
 from gear_data.cluster.server.shard_server import ShardServer
-from gear_data.dataset.partitioned_store import PartitionedDatasetStore
+from gear_data.dataset.stores.partitioned import PartitionedDatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError
 from gear_data.storage.dataset_files import open_files

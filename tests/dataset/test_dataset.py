@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 import gear_data
-from gear_data.errors import InvalidArgumentError, UnknownNameError
+from gear_data.errors import InvalidArgumentError, UnknownArgumentError, UnknownNameError
 
 
 def test_episodes_by_number(rollouts: list[Any], rollouts_path: Path, sources: Any) -> None:
@@ -66,6 +66,11 @@ def test_unpickling_opens_the_dataset_again(rollouts_path: Path) -> None:
     assert copy.fingerprint == ds.fingerprint
     np.testing.assert_array_equal(copy.episode(5)["observations"], ds.episode(5)["observations"])
     assert len(pickle.dumps(ds)) < 1000
+
+
+def test_an_unknown_argument_of_open_names_the_closest_one(rollouts_path: Path) -> None:
+    with pytest.raises(UnknownArgumentError, match="open has no argument 'residnecy'.*\n.*did you mean 'residency'"):
+        gear_data.open(rollouts_path, residnecy="host")  # type: ignore[arg-type]
 
 
 def test_unknown_residency(rollouts_path: Path) -> None:

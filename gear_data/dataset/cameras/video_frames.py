@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from gear_data.dataset.store import DatasetStore
+    from gear_data.dataset.stores.store import DatasetStore
 
 #: Frames that an iteration decodes at once.
 _FRAMES_AT_ONCE = 32

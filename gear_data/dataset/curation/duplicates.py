@@ -26,7 +26,7 @@ import pyarrow as pa
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.episode_blocks import BLOCK_BYTES, block_ranges
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.episode_block import offsets_of

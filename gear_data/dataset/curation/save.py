@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from gear_data.common.paths import plain_path
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.saving.save import SavedView, SaveReport, save_episodes

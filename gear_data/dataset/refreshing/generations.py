@@ -9,7 +9,7 @@ import numpy as np
 from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset import filters
 from gear_data.dataset.step_filter import grown_mask
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.windows import Int64Array

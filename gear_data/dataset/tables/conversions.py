@@ -14,7 +14,7 @@ import xxhash
 
 from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset.core import DatasetCore
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.tables.metadata import episode_metadata
 from gear_data.dataset.tables.step_arrays import over, slices, step_arrays
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name

@@ -25,7 +25,7 @@ from gear_data.cluster.flight.client import Stream
 from gear_data.collection.collector import Collector
 from gear_data.collection.output import Output
 from gear_data.collection.plan import CollectSource
-from gear_data.dataset.remote_store import open_remote_store
+from gear_data.dataset.stores.remote import open_remote_store
 from gear_data.errors import ClusterError, InvalidArgumentError
 from gear_data.loaders.presets.outputs import PRESETS
 from gear_data.selection.windows import Windows

@@ -10,7 +10,7 @@ import pytest
 
 import gear_data
 from gear_data.dataset.bad_shards import sound_episodes
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.errors import CorruptShardError, DatasetReplacedError, EmptySourceError
 from gear_data.storage.dataset_files import open_files
 from gear_data.video.decoding.frame_cache import FrameCache

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 import gear_data
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.errors import (
     CorruptShardError,
     DatasetReplacedError,

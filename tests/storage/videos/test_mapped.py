@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.errors import CorruptShardError, ManifestError
 from gear_data.storage.mapped_files import CHECK_SECONDS
 from gear_data.video import packet_bytes

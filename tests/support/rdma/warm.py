@@ -16,7 +16,7 @@ from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.server.shard_server import ShardServer
-from gear_data.dataset.remote_store import open_remote_store
+from gear_data.dataset.stores.remote import open_remote_store
 from gear_data.storage.dataset_files import open_files
 from tests.support.rdma import remote_batches
 

@@ -12,7 +12,7 @@ import minari
 import pytest
 from minari.data_collector import EpisodeBuffer
 
-from tests.support.minari_files import MAIN, Write, plain
+from tests.support.makers.minari_files import MAIN, Write, plain
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.hdf5 import inventory
 from gear_data.ingest.sources.minari import hdf5 as minari_format
 from gear_data.storage.episode_block import BEGIN, END
-from tests.support.minari_files import MAIN, METADATA, Write, blocks, nested_dataset, plain
+from tests.support.makers.minari_files import MAIN, METADATA, Write, blocks, nested_dataset, plain
 
 # Wrong metadata.
 

@@ -22,7 +22,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.hdf5 import grouped_source
 from gear_data.ingest.sources.minari import hdf5 as minari_format
-from tests.support.minari_files import MAIN, METADATA, Write, blocks, episode, nested_dataset, plain
+from tests.support.makers.minari_files import MAIN, METADATA, Write, blocks, episode, nested_dataset, plain
 
 
 def cartpole(count: int) -> list[EpisodeBuffer]:

@@ -24,8 +24,8 @@ from gear_data.cluster.server.supervisor import ServerLease
 from gear_data.cluster.transport_names import AUTO
 from gear_data.collection.reader import ColumnReader
 from gear_data.common.paths import plain_path
-from gear_data.dataset.cluster_store import ClusterDatasetStore
-from gear_data.dataset.store import DatasetStore, restored
+from gear_data.dataset.stores.cluster import ClusterDatasetStore
+from gear_data.dataset.stores.store import DatasetStore, restored
 from gear_data.errors import InvalidArgumentError, NodeUnreachableError
 from gear_data.residency import ColumnsCopy, Contents, DeviceCopy, PartialCopy, Shards, host_residency, open_shards
 from gear_data.residency.device.columns import current_device
@@ -143,10 +143,10 @@ class PartitionedDatasetStore(ClusterDatasetStore):
 
     def _device_copy(self, schema: Schema, shards: Shards, contents: Contents) -> ColumnsCopy:
         if isinstance(shards, RemoteShards):
-            return DeviceCopy("mmap", schema, shards, self._shard_steps, contents)
+            return DeviceCopy("mmap", schema, shards, self.shard_steps, contents)
         if isinstance(shards, ClusterShards):
-            here = DeviceCopy(self.residency, schema, shards.local, self._shard_steps[shards.here], contents)
-            return PartialCopy(here, shards.here, self._shard_steps)
+            here = DeviceCopy(self.residency, schema, shards.local, self.shard_steps[shards.here], contents)
+            return PartialCopy(here, shards.here, self.shard_steps)
         return super()._device_copy(schema, shards, contents)
 
     def _video_packets(self, index: VideoIndex) -> PacketBytes:

@@ -12,7 +12,7 @@ from gear_data.cluster.client.reader import ClusterReader
 from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.client.shards import read_variable
 from gear_data.collection.reader import ColumnReader
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.sidecar import REWARDS
 

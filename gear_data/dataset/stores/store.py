@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.collection.reader import ColumnReader
-from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset.cameras.stored_videos import StoredVideos, read_videos
 from gear_data.dataset.refreshing.shard_statistics import ShardStatistics
-from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, MissingColumnError
+from gear_data.dataset.stores.tables import EpisodeTables
+from gear_data.errors import CorruptShardError, MissingColumnError
 from gear_data.residency import (
     ColumnsCopy,
     Contents,
@@ -33,43 +33,25 @@ from gear_data.residency import (
 from gear_data.residency.plan import ResidencyPlan, extend_plan
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.arrow_files import array_values
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_block import offsets_of
-from gear_data.storage.episode_tables import read_episodes, read_finals
 from gear_data.storage.identity import check_same_dataset
 from gear_data.storage.mapped_shards import MappedShards
-from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, discounted_returns, read_rewards
+from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, check_discount, discounted_returns, read_rewards
 from gear_data.storage.variable_columns import validated, value_offsets
 from gear_data.storage.videos.stored_packets import stored_packets
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import PacketBytes
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from gear_data.cluster.rendezvous import Membership
 
 
 #: The residencies that read all columns at opening.
 _IN_MEMORY = ("host", "pinned", "device")
-#: Remedy for an episode table that does not fit the manifest.
-_RESTORE_TABLE = "run 'gear-data verify', then convert the source again"
 
 
-def check_discount(discount: Any) -> float:
-    """Returns a discount as a float.
-
-    Raises:
-        InvalidArgumentError: the discount is not a number from 0 to 1.
-    """
-    number = isinstance(discount, int | float | np.integer | np.floating) and not isinstance(discount, bool)
-    if not number or not 0 <= discount <= 1:
-        raise InvalidArgumentError(f"discount must be a number from 0 to 1, not {discount!r}")
-    return float(discount)
-
-
-class DatasetStore:
+class DatasetStore(EpisodeTables):
     """All episodes of a dataset, by row of the episode table: 0 to n - 1 in source order.
 
     Without evictions, the row of an episode is its id.
@@ -92,10 +74,9 @@ class DatasetStore:
     membership: Membership | None = None
 
     def __init__(self, files: DatasetFiles, residency: str = "mmap", bad_files: frozenset[str] = frozenset()) -> None:
-        self.files = files
+        super().__init__(files, files.manifest())
         self.path = files.location
         self.residency = self._requested_residency = residency
-        self.manifest = files.manifest()
         self.bad_files = bad_files
         self._check_files()
         self.schema = self.manifest.schema
@@ -170,11 +151,6 @@ class DatasetStore:
         grows = self.manifest.growth is not None
         return open_shards(residency, self.files, self.schema, self.manifest.shards, self.bad_files, grows=grows)
 
-    @cached_property
-    def _shard_steps(self) -> Int64Array:
-        """int64 [shards]: number of steps of each shard."""
-        return np.array([entry.steps for entry in self.manifest.shards], np.int64)
-
     def _copy_of_stored(self) -> ColumnsCopy:
         """Returns the stored columns for a GPU: see `_device_copy`."""
         stored = self.manifest.schema
@@ -188,8 +164,8 @@ class DatasetStore:
         """
         grows = self.manifest.growth is not None and self.residency in ("pinned", "device", "tiered")
         if grows and isinstance(shards, MappedShards | JoinedShards):
-            return ShardCopies(self.residency, schema, shards, self._shard_steps, contents, self._plan)
-        return DeviceCopy(self.residency, schema, shards, self._shard_steps, contents, self._plan)
+            return ShardCopies(self.residency, schema, shards, self.shard_steps, contents, self._plan)
+        return DeviceCopy(self.residency, schema, shards, self.shard_steps, contents, self._plan)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
         """Returns the shards of a sidecar, which have one column."""
@@ -262,84 +238,6 @@ class DatasetStore:
         The first call copies or registers the columns. Raises as `DeviceCopy.columns` does.
         """
         return self._copy.columns()
-
-    @cached_property
-    def episode_table(self) -> Any:
-        """Episode table as a `pyarrow.Table`, mapped from its file."""
-        with self.files.local(self.manifest.tables["episodes"]) as path:
-            table = read_episodes(path, self.manifest)
-            self.files.mapped.add(self.manifest.tables["episodes"], path)
-        return table
-
-    @property
-    def _table_name(self) -> str:
-        return self.files.name(self.manifest.tables["episodes"])
-
-    @cached_property
-    def episodes(self) -> pl.DataFrame:
-        """Episode table as a Polars frame.
-
-        Raises ForkedProcessError if Polars cannot make it here.
-        """
-        check_polars_threads()
-        import polars as pl
-
-        try:
-            frame = pl.from_arrow(self.episode_table)
-        except pl.exceptions.PolarsError as error:  # such as an unknown time zone
-            raise ManifestError(
-                f"Polars cannot read the episode table: {error}", file=self._table_name, hint=_RESTORE_TABLE
-            ) from error
-        if not isinstance(frame, pl.DataFrame):
-            raise ManifestError(f"the episode table is a {type(frame).__name__}", file=self._table_name)
-        return frame
-
-    def _int64(self, name: str) -> Int64Array:
-        return self.episode_table.column(name).to_numpy().astype(np.int64, copy=False)  # type: ignore[no-any-return]
-
-    @cached_property
-    def ids(self) -> Int64Array | None:
-        """int64 [n], ascending: the ids of the episodes; None: 0 to n - 1."""
-        return None if self.manifest.next_id == self.manifest.episodes else self._int64("episode_id")
-
-    @cached_property
-    def lengths(self) -> Int64Array:
-        """int64 [n]: number of steps of each episode."""
-        return self._int64("length")
-
-    @cached_property
-    def offsets(self) -> Int64Array:
-        """int64 [n + 1]: episode e has steps offsets[e] to offsets[e + 1] of the dataset."""
-        offsets = offsets_of(self.lengths)
-        if offsets[-1] != self.manifest.steps or (self.lengths <= 0).any():
-            raise ManifestError(
-                f"the episodes' lengths add up to {offsets[-1]} steps, the manifest says {self.manifest.steps}",
-                file=self._table_name,
-                column="length",
-                hint=_RESTORE_TABLE,
-            )
-        return offsets
-
-    @cached_property
-    def episode_starts(self) -> tuple[Int64Array, Int64Array]:
-        """int64 [n] each: the shard of each episode, and the row of its first step there.
-
-        Both are checked against the shards' sizes, because kernels compute addresses from them.
-        """
-        shard, start = self._int64("shard"), self._int64("start")
-        steps = self._shard_steps
-        inside = (shard >= 0) & (shard < len(steps)) & (start >= 0) & (self.lengths > 0)
-        if inside.all():
-            # A sum start + length could overflow.
-            inside = self.lengths <= steps[shard] - start
-        if not inside.all():
-            raise ManifestError(
-                "an episode lies outside its shard",
-                file=self._table_name,
-                row=int(np.argmin(inside)),
-                hint="run 'gear-data verify', then convert the source again",
-            )
-        return shard, start
 
     @cached_property
     def videos(self) -> StoredVideos:
@@ -415,35 +313,6 @@ class DatasetStore:
         ends = np.concatenate([begins[1:], [len(ids)]]) - 1
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             yield int(shard[begin]), int(first[begin]), int(last[end])
-
-    @cached_property
-    def finals(self) -> tuple[Int64Array, dict[str, npt.NDArray[Any]]]:
-        """Final observations: int64 [k] rows and column name -> [k, *shape].
-
-        The rows are of the episodes that have a final observation.
-        """
-        entry = self.manifest.tables.get("finals")
-        if entry is None:
-            return np.empty(0, np.int64), {}
-        with self.files.local(entry) as path:
-            table = read_finals(path, self.manifest)
-            self.files.mapped.add(entry, path)
-        columns = {}
-        for column in self.schema.final_columns:
-            values = array_values(table.column(column.name).combine_chunks()).view(column.numpy_dtype)
-            columns[column.name] = values.reshape(len(table), *column.shape)
-        final_ids = table.column("episode_id").to_numpy()
-        if self.ids is None:
-            return final_ids, columns
-        rows = np.searchsorted(self.ids, final_ids)
-        if not np.array_equal(self.ids[np.minimum(rows, len(self.ids) - 1)], final_ids):
-            raise ManifestError(
-                "it has final observations of episodes that are not in the episode table",
-                file=self.files.name(entry),
-                column="episode_id",
-                hint=_RESTORE_TABLE,
-            )
-        return rows, columns
 
 
 def _open_again(

@@ -18,8 +18,8 @@ from gear_data.cluster.client.shard_client import ShardClient
 from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.client.video_packets import NodePackets
 from gear_data.cluster.transport_names import AUTO
-from gear_data.dataset.cluster_store import ClusterDatasetStore
-from gear_data.dataset.store import DatasetStore
+from gear_data.dataset.stores.cluster import ClusterDatasetStore
+from gear_data.dataset.stores.store import DatasetStore
 from gear_data.errors import ClusterError
 from gear_data.residency import Shards, open_shards
 from gear_data.schema import Schema

@@ -1,0 +1,149 @@
+"""EpisodeTables: where the episodes of a dataset lie, and their final observations."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.common.polars_threads import check_polars_threads
+from gear_data.errors import ManifestError
+from gear_data.selection.windows import Int64Array
+from gear_data.storage.arrow_files import array_values
+from gear_data.storage.dataset_files import DatasetFiles
+from gear_data.storage.episode_block import offsets_of
+from gear_data.storage.episode_tables import read_episodes, read_finals
+from gear_data.storage.manifest import Manifest
+
+if TYPE_CHECKING:
+    import polars as pl
+
+#: Remedy for an episode table that does not fit the manifest.
+_RESTORE_TABLE = "run 'gear-data verify', then convert the source again"
+
+
+class EpisodeTables:
+    """The tables of a dataset, with one row per episode. Each table is read at first use.
+
+    Args:
+        files: files of the dataset.
+        manifest: manifest of the dataset.
+    """
+
+    def __init__(self, files: DatasetFiles, manifest: Manifest) -> None:
+        self.files = files
+        self.manifest = manifest
+
+    @cached_property
+    def episode_table(self) -> Any:
+        """Episode table as a `pyarrow.Table`, mapped from its file."""
+        with self.files.local(self.manifest.tables["episodes"]) as path:
+            table = read_episodes(path, self.manifest)
+            self.files.mapped.add(self.manifest.tables["episodes"], path)
+        return table
+
+    @property
+    def _table_name(self) -> str:
+        return self.files.name(self.manifest.tables["episodes"])
+
+    @cached_property
+    def episodes(self) -> pl.DataFrame:
+        """Episode table as a Polars frame.
+
+        Raises ForkedProcessError if Polars cannot make it here.
+        """
+        check_polars_threads()
+        import polars as pl
+
+        try:
+            frame = pl.from_arrow(self.episode_table)
+        except pl.exceptions.PolarsError as error:  # such as an unknown time zone
+            raise ManifestError(
+                f"Polars cannot read the episode table: {error}", file=self._table_name, hint=_RESTORE_TABLE
+            ) from error
+        if not isinstance(frame, pl.DataFrame):
+            raise ManifestError(f"the episode table is a {type(frame).__name__}", file=self._table_name)
+        return frame
+
+    def _int64(self, name: str) -> Int64Array:
+        return self.episode_table.column(name).to_numpy().astype(np.int64, copy=False)  # type: ignore[no-any-return]
+
+    @cached_property
+    def ids(self) -> Int64Array | None:
+        """int64 [n], ascending: the ids of the episodes; None: 0 to n - 1."""
+        return None if self.manifest.next_id == self.manifest.episodes else self._int64("episode_id")
+
+    @cached_property
+    def lengths(self) -> Int64Array:
+        """int64 [n]: number of steps of each episode."""
+        return self._int64("length")
+
+    @cached_property
+    def offsets(self) -> Int64Array:
+        """int64 [n + 1]: episode e has steps offsets[e] to offsets[e + 1] of the dataset."""
+        offsets = offsets_of(self.lengths)
+        if offsets[-1] != self.manifest.steps or (self.lengths <= 0).any():
+            raise ManifestError(
+                f"the episodes' lengths add up to {offsets[-1]} steps, the manifest says {self.manifest.steps}",
+                file=self._table_name,
+                column="length",
+                hint=_RESTORE_TABLE,
+            )
+        return offsets
+
+    @cached_property
+    def shard_steps(self) -> Int64Array:
+        """int64 [shards]: number of steps of each shard."""
+        return np.array([entry.steps for entry in self.manifest.shards], np.int64)
+
+    @cached_property
+    def episode_starts(self) -> tuple[Int64Array, Int64Array]:
+        """int64 [n] each: the shard of each episode, and the row of its first step there.
+
+        Both are checked against the shards' sizes, because kernels compute addresses from them.
+        """
+        shard, start = self._int64("shard"), self._int64("start")
+        steps = self.shard_steps
+        inside = (shard >= 0) & (shard < len(steps)) & (start >= 0) & (self.lengths > 0)
+        if inside.all():
+            # A sum start + length could overflow.
+            inside = self.lengths <= steps[shard] - start
+        if not inside.all():
+            raise ManifestError(
+                "an episode lies outside its shard",
+                file=self._table_name,
+                row=int(np.argmin(inside)),
+                hint=_RESTORE_TABLE,
+            )
+        return shard, start
+
+    @cached_property
+    def finals(self) -> tuple[Int64Array, dict[str, npt.NDArray[Any]]]:
+        """Final observations: int64 [k] rows and column name -> [k, *shape].
+
+        The rows are of the episodes that have a final observation.
+        """
+        entry = self.manifest.tables.get("finals")
+        if entry is None:
+            return np.empty(0, np.int64), {}
+        with self.files.local(entry) as path:
+            table = read_finals(path, self.manifest)
+            self.files.mapped.add(entry, path)
+        columns = {}
+        for column in self.manifest.schema.final_columns:
+            values = array_values(table.column(column.name).combine_chunks()).view(column.numpy_dtype)
+            columns[column.name] = values.reshape(len(table), *column.shape)
+        final_ids = table.column("episode_id").to_numpy()
+        if self.ids is None:
+            return final_ids, columns
+        rows = np.searchsorted(self.ids, final_ids)
+        if not np.array_equal(self.ids[np.minimum(rows, len(self.ids) - 1)], final_ids):
+            raise ManifestError(
+                "it has final observations of episodes that are not in the episode table",
+                file=self.files.name(entry),
+                column="episode_id",
+                hint=_RESTORE_TABLE,
+            )
+        return rows, columns
