@@ -14,7 +14,7 @@ import pyarrow as pa
 from gear_data.collection.reader import ColumnReader
 from gear_data.dataset.cameras.stored_videos import StoredVideos, read_videos
 from gear_data.dataset.refreshing.shard_statistics import ShardStatistics
-from gear_data.dataset.stores.tables import EpisodeTables
+from gear_data.dataset.stores.episodes import StoredEpisodes
 from gear_data.errors import CorruptShardError, MissingColumnError
 from gear_data.residency import (
     ColumnsCopy,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _IN_MEMORY = ("host", "pinned", "device")
 
 
-class DatasetStore(EpisodeTables):
+class DatasetStore(StoredEpisodes):
     """All episodes of a dataset, by row of the episode table: 0 to n - 1 in source order.
 
     Without evictions, the row of an episode is its id.

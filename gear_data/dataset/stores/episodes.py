@@ -1,4 +1,4 @@
-"""EpisodeTables: where the episodes of a dataset lie, and their final observations."""
+"""StoredEpisodes: where the episodes of a dataset lie, and their final observations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _RESTORE_TABLE = "run 'gear-data verify', then convert the source again"
 
 
-class EpisodeTables:
+class StoredEpisodes:
     """The tables of a dataset, with one row per episode. Each table is read at first use.
 
     Args:
