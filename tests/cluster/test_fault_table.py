@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from docs.hooks.fault_table import FAULTS, Fault, markdown_table
 from gear_data import cluster
-from gear_data.cluster.faults import FAULTS, Fault, markdown_table
 
 
 def resolve(name: str) -> Any:
