@@ -30,7 +30,7 @@ from gear_data.dataset.stores.partitioned import PartitionedDatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError
 from gear_data.storage.dataset_files import open_files
-from tests.support.cuda.cupy_stand_in import StandInGpu, stand_in
+from tests.support.cuda.gpu_stand_in import StandInGpu, stand_in
 from tests.support.cuda.loader_checks import CASES, OPTIONS, GpuUnderTest, convert, copies, from_device, on_gpu, same
 from tests.support.cuda.streams import ORDERS
 from tests.support.feed.arguments import grouped

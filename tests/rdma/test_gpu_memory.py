@@ -20,7 +20,7 @@ from gear_data.cluster.rdma import gpu_memory
 from gear_data.errors import DeviceError, NodeUnreachableError
 from gear_data.residency.device.memory import DeviceBuffer
 from gear_data.residency.device.staging import StagingBuffer
-from tests.support.cuda.cupy_stand_in import stand_in as cupy_stand_in
+from tests.support.cuda.gpu_stand_in import stand_in as gpu_stand_in
 from tests.support.cuda.loader_checks import OPTIONS, convert, copies, from_device, on_gpu, same
 from tests.support.cuda.streams import ORDERS
 from tests.support.rdma import stand_in
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(params=["all late"])
 def gpu(request, monkeypatch, tmp_path_factory, libraries):
-    with cupy_stand_in(monkeypatch, libraries, order=request.param) as found:
+    with gpu_stand_in(monkeypatch, libraries, order=request.param) as found:
         yield found
 
 

@@ -12,7 +12,7 @@ from gpu_sections import peers
 from gpu_sections.peers import Steps
 
 from tests.support.benchmarks.gpu import left, small_feeds
-from tests.support.cuda.cupy_stand_in import stand_in
+from tests.support.cuda.gpu_stand_in import stand_in
 
 EPISODE, CONTEXT, BATCH = 10, 4, 50
 

@@ -21,7 +21,7 @@ from gear_data.residency.device.registration import FALLBACK_VARIABLE
 from tests.support.benchmarks.commands import COMMANDS
 from tests.support.benchmarks.gpu import SMALL, small_feeds, small_sections, small_training
 from tests.support.benchmarks.results import read_record, rows_of
-from tests.support.cuda.cupy_stand_in import stand_in
+from tests.support.cuda.gpu_stand_in import stand_in
 
 
 def test_all_sections_are_run_printed_and_recorded(

@@ -27,7 +27,8 @@ from gpu_sections.report import Section
 import gear_data
 from gear_data.errors import DeviceError, DeviceMemoryError
 from tests.support.benchmarks.gpu import SMALL, left, small_sections, small_training
-from tests.support.cuda.cupy_stand_in import CupyStandIn, stand_in
+from tests.support.cuda.cupy_stand_in import CupyStandIn
+from tests.support.cuda.gpu_stand_in import stand_in
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from gear_data.errors import DeviceError, DeviceMemoryError, GearError, InvalidA
 from gear_data.kernels.cuda import launch_arguments
 from gear_data.kernels.cuda import launcher as cuda
 from gear_data.kernels.cuda.tuning import DEFAULT, Build, Tuning
-from tests.support.cuda.cupy_stand_in import CudaError, CupyStandIn, launch_buffer, make_cupy
+from tests.support.cuda.cupy_stand_in import CupyStandIn, launch_buffer, make_cupy
 from tests.support.cuda.runner import KERNELS, parameter_counts
-from tests.support.cuda.streams import Streams
+from tests.support.cuda.streams import CudaError, Streams
 
 
 @pytest.fixture

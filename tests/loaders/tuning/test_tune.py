@@ -23,7 +23,7 @@ from gear_data.loaders.tuning.setting import Setting
 from gear_data.loaders.tuning.space import make_space
 from gear_data.loaders.tuning.training_step import make_step
 from gear_data.loaders.tuning.trial import MIN_STEPS, Trials
-from tests.support.cuda.cupy_stand_in import StandInGpu, stand_in
+from tests.support.cuda.gpu_stand_in import StandInGpu, stand_in
 from tests.support.cuda.loader_checks import same
 
 BATCHES = 4

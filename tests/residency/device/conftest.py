@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cuda.cupy_stand_in import StandInGpu, stand_in
+from tests.support.cuda.gpu_stand_in import StandInGpu, stand_in
 from tests.support.cuda.loader_checks import convert
 
 

@@ -21,7 +21,7 @@ from gear_data.loaders.frameworks import pinned_batches
 from gear_data.video.decoding.decoder import NoPlanesError
 from gear_data.video.decoding.pyav import PyavDecoder
 from tests.support.cameras.filmed import FRONT, WRIST, film
-from tests.support.cuda.cupy_stand_in import StandInGpu
+from tests.support.cuda.gpu_stand_in import StandInGpu
 from tests.support.cuda.loader_checks import copies, from_device, same
 from tests.support.feed.arguments import grouped
 

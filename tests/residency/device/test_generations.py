@@ -16,9 +16,10 @@ import gear_data
 from gear_data.residency import host
 from gear_data.residency.device.columns import DeviceCopy
 from gear_data.residency.device.registration import FALLBACK_VARIABLE
-from tests.support.cuda.cupy_stand_in import CudaError, StandInGpu
+from tests.support.cuda.gpu_stand_in import StandInGpu
 from tests.support.cuda.host_registration import NOT_SUPPORTED
 from tests.support.cuda.loader_checks import OPTIONS, copies, from_device, on_gpu, same
+from tests.support.cuda.streams import CudaError
 from tests.support.running.eventually import eventually
 
 #: Steps of an episode; a shard has one episode.

@@ -16,7 +16,8 @@ from gear_data.kernels.cuda.launcher import CudaLauncher
 from gear_data.residency.device import link
 from gear_data.residency.device.link import LinkRates
 from gear_data.residency.device.memory import DeviceBuffer, PinnedBuffer
-from tests.support.cuda.cupy_stand_in import CupyStandIn, stand_in
+from tests.support.cuda.cupy_stand_in import CupyStandIn
+from tests.support.cuda.gpu_stand_in import stand_in
 
 LINK_RATES = link.link_rates
 

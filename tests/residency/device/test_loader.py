@@ -30,7 +30,7 @@ from gear_data.errors import (
 from gear_data.residency.device.memory import DeviceBuffer, Uploader
 from gear_data.residency.device.reader import DeviceReader
 from gear_data.selection.samplers import Weighted
-from tests.support.cuda.cupy_stand_in import StandInGpu, stand_in
+from tests.support.cuda.gpu_stand_in import StandInGpu, stand_in
 from tests.support.cuda.loader_checks import (
     EVERY_SAMPLER,
     OPTIONS,

@@ -25,7 +25,7 @@ from gear_data.errors import DeviceError, HostMemoryError, InvalidArgumentError
 from gear_data.residency import shared_memory
 from gear_data.residency.device import registration
 from gear_data.residency.device.registration import FALLBACK_VARIABLE, RegisteredMemory
-from tests.support.cuda.cupy_stand_in import StandInGpu, library_folder
+from tests.support.cuda.gpu_stand_in import StandInGpu, library_folder
 from tests.support.cuda.host_registration import MAPPED, PORTABLE, READ_ONLY, READ_ONLY_SUPPORTED
 from tests.support.cuda.loader_checks import OPTIONS, RESIDENCIES, copies, from_device, on_gpu, same, tiered
 from tests.support.cuda.segments import mapped_segments
@@ -202,7 +202,7 @@ import sys, json
 from pathlib import Path
 import pytest
 from tests.residency.device.test_registration import answer
-from tests.support.cuda.cupy_stand_in import stand_in
+from tests.support.cuda.gpu_stand_in import stand_in
 
 folder, path = map(Path, sys.argv[1:])
 with pytest.MonkeyPatch.context() as patch, stand_in(patch, folder, order="all late") as gpu:

@@ -21,7 +21,7 @@ from gear_data.kernels.cuda.launcher import CudaLauncher
 from gear_data.kernels.cuda.tuning import DEFAULT
 from gear_data.residency.device import collector
 from tests.support.cuda.copy_driver import OldCopyDriver
-from tests.support.cuda.cupy_stand_in import StandInGpu
+from tests.support.cuda.gpu_stand_in import StandInGpu
 from tests.support.cuda.loader_checks import OPTIONS, check, convert, copies, from_device, on_gpu, same
 from tests.support.feed.arguments import grouped
 
