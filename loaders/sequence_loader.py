@@ -29,9 +29,8 @@ from gear_data.loaders.arguments.options import (
 )
 from gear_data.loaders.batch_iterator import BatchIterator
 from gear_data.loaders.builders.batch import Batch, RankRows, Transform
-from gear_data.loaders.component import episode_ids, make_components
+from gear_data.loaders.component import episode_ids
 from gear_data.loaders.decoding.images import Decoder
-from gear_data.loaders.decoding.variable import check_decoders, check_joined
 from gear_data.loaders.frameworks.iterable import LoaderBase
 from gear_data.loaders.frameworks.resolve import Device, FrameworkName
 from gear_data.loaders.frameworks.workers import get_worker_info
@@ -40,7 +39,6 @@ from gear_data.loaders.loader_spec import loader_identity, loader_spec
 from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.misuse import check_consumer, check_dataloader_options, check_sampler
 from gear_data.loaders.mixture import Mixture
-from gear_data.loaders.passes.layout import pass_layout
 from gear_data.loaders.passes.progress import Progress
 from gear_data.loaders.passes.shared_passes import SharedPasses
 from gear_data.loaders.passes.state import check_state, make_state
@@ -148,22 +146,16 @@ class SequenceLoader(LoaderBase):
             video=video, execution=execution,
         )  # fmt: skip
         self.batch_size, self.context, self.seed = config.batch_size, config.rule.context, config.seed
-        components = make_components(
-            config, ask_rank_zero=rank is None and get_worker_info() is None and is_distributed()
-        )
-        self.preset = components[0].batch_format.name
-        check_decoders(components, config.decoders)
-        if config.joined:
-            check_joined(components)
-        self._layout = pass_layout(config, components[0].selector, components[0].num_windows)
-        config.resolved_framework.check_last_batch(self._layout.last_rows)
-        self._stages = Stages(first_stage(config, components, self._layout))
+        together = rank is None and get_worker_info() is None and is_distributed()
+        stage, self._layout = first_stage(config, ask_rank_zero=together)
+        self.preset = stage.components[0].batch_format.name
+        self._stages = Stages(stage)
         self._shared = SharedPasses()
         self._progress = Progress(self._layout, self._shared)
         self._num_workers = 0  # of `dataloader`, unless its caller says
         # In a copy, the rank of the process that copied the loader: a spawned worker has no process group.
         self._inherited_rank = (0, 1)
-        self._meter = Meter(len(components))
+        self._meter = Meter(len(stage.components))
         # Held while an iterator starts a batch, and while weights or the generation change.
         self._starting = fork_safe_lock()
         # Held by `update_weights` and `refresh`.

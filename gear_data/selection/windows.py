@@ -51,6 +51,11 @@ class Windows:
     def __len__(self) -> int:
         return len(self.episode_id)
 
+    @property
+    def dataset(self) -> int:
+        """The number of the windows' dataset; 0 if they are of several datasets, which then share one collector."""
+        return self.source if isinstance(self.source, int) else 0
+
     def __getitem__(self, rows: slice | Int64Array) -> Windows:
         probability = None if self.probability is None else self.probability[rows]
         importance = None if self.importance is None else self.importance[rows]

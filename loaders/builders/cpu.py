@@ -74,7 +74,7 @@ class CpuBatchBuilder:
             if not self._whole:
                 windows = self._own_rows(step, windows)
             # Each dataset has a collector, or one collector serves all datasets of joined batches.
-            number = windows.source if isinstance(windows.source, int) else 0
+            number = windows.dataset
             collected = self.collectors[number](windows)
             goals = self._goals[number]
             if goals is not None:
@@ -99,8 +99,7 @@ class CpuBatchBuilder:
             windows = [self._own_rows(step, each) for step, each in zip(steps, windows, strict=True)]
         if not are_alike(windows):
             return [built for step in steps for built in self.build([step])]
-        source = windows[0].source
-        number = source if isinstance(source, int) else 0
+        number = windows[0].dataset
         collected = self.collectors[number].collect_together(concatenated(windows), len(steps))
         goals = self._goals[number]
         if goals is not None:
@@ -110,7 +109,7 @@ class CpuBatchBuilder:
     def _finished(self, step: int, windows: Windows, collected: CollectedBatch) -> BuiltBatch:
         """Turns collected arrays, and the numbers of the windows, into a batch."""
         arrays = collected.arrays
-        cameras = self._cameras[windows.source if isinstance(windows.source, int) else 0]
+        cameras = self._cameras[windows.dataset]
         if cameras is not None:
             padded, valid = cameras.add(step, windows, arrays)
             collected.padded_bytes += padded

@@ -189,8 +189,7 @@ class DeviceBatchBuilder:
         facts = [self._facts(step, each.source, len(each)) for step, each in zip(steps, windows, strict=True)]
         numbers = [{**sampled_facts(each, self._components), **own} for each, own in zip(windows, facts, strict=True)]
         together: WindowFacts = {name: np.concatenate([each[name] for each in numbers]) for name in numbers[0]}
-        source = windows[0].source
-        number = source if isinstance(source, int) else 0
+        source, number = windows[0].source, windows[0].dataset
         collected = self.collectors[number].collect(
             windows[0] if len(steps) == 1 else concatenated(windows),
             None if isinstance(source, int) else source,

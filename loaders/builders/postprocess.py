@@ -79,7 +79,7 @@ class Postprocessor:
         """
         if self._changes_arrays:
             batch = self._changed(windows, batch)
-            augmenter = self._augmenters[windows.source if isinstance(windows.source, int) else 0]
+            augmenter = self._augmenters[windows.dataset]
             if augmenter is not None:
                 augmenter(step, windows.row, batch)
         if self._convert is not None:
@@ -96,7 +96,7 @@ class Postprocessor:
 
     def _changed(self, windows: Windows, batch: Batch) -> Batch:
         """Decodes columns, and applies the preset's postprocessing."""
-        component = self._components[windows.source if isinstance(windows.source, int) else 0]
+        component = self._components[windows.dataset]
         if component.variable:
             self._variable.add(batch, windows)
         if component.postprocess is None:

@@ -119,7 +119,7 @@ class VariableColumns:
         """
         if not len(windows):
             zero = np.zeros(1, np.int64)
-            source = windows.source if isinstance(windows.source, int) else 0
+            source = windows.dataset
             one_row = self._transitions(column, key, Windows(zero, zero, zero + 1, source=source), None)
             return {name: value[:0] for name, value in one_row.items()}
         component = self._component(windows)
@@ -158,13 +158,13 @@ class VariableColumns:
         return np.array([lengths[source][episode] for source, episode in pairs], np.int64)
 
     def _component(self, windows: Windows) -> LoaderComponent:
-        return self._components[windows.source if isinstance(windows.source, int) else 0]
+        return self._components[windows.dataset]
 
     def _column(self, column: str, key: str, windows: Windows) -> dict[str, Any]:
         if not len(windows):
             # A rank may have no row of a short batch. Any step gives the keys and dtypes of the other ranks.
             zero = np.zeros(1, np.int64)
-            source = windows.source if isinstance(windows.source, int) else 0
+            source = windows.dataset
             one_row = self._column(column, key, Windows(zero, zero, zero + 1, source=source))
             return {name: value[:0] for name, value in one_row.items()}
         component = self._component(windows)

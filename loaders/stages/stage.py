@@ -13,7 +13,8 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.batch_source import BatchSource
 from gear_data.loaders.component import LoaderComponent, Origin, make_components
-from gear_data.loaders.passes.layout import NO_END, PassLayout
+from gear_data.loaders.decoding.variable import check_decoders, check_joined
+from gear_data.loaders.passes.layout import NO_END, PassLayout, pass_layout
 from gear_data.loaders.window_source import WindowSource, make_window_source
 from gear_data.selection.samplers import WeightedSelector
 
@@ -108,20 +109,25 @@ def last_id(dataset: Dataset) -> int:
     return len(dataset) - 1 if ids is None else int(ids[-1])
 
 
-def first_stage(config: LoaderConfig, components: tuple[LoaderComponent, ...], layout: PassLayout) -> Stage:
-    """Returns the stage with which a loader begins.
+def first_stage(config: LoaderConfig, *, ask_rank_zero: bool) -> tuple[Stage, PassLayout]:
+    """Returns the stage with which a loader begins, and the steps of its passes.
 
     Args:
         config: the loader's arguments.
-        components: its datasets.
-        layout: the steps of its passes.
+        ask_rank_zero: see `make_components`.
 
     Raises:
-        InvalidArgumentError: a proportion of a mixture is not a positive number.
+        GearError: see `SequenceLoader`.
     """
+    components = make_components(config, ask_rank_zero=ask_rank_zero)
+    check_decoders(components, config.decoders)
+    if config.joined:
+        check_joined(components)
+    layout = pass_layout(config, components[0].selector, components[0].num_windows)
+    config.resolved_framework.check_last_batch(layout.last_rows)
     selections = tuple(component.selection for component in components)
     source = make_window_source(selections, layout, config.proportions, join=config.joined)
-    return Stage(config, components, source, BatchSource(config, components, source))
+    return Stage(config, components, source, BatchSource(config, components, source)), layout
 
 
 def later_stage(

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.buffers import Allocate, BufferPool, plain_memory
-from gear_data.collection.output import CHANNELS_FIRST
+from gear_data.collection.output import CHANNELS_FIRST, Output, Padding
 from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.presets.transitions import INTERVALS
-from gear_data.loaders.video.frame_steps import frame_steps
 from gear_data.loaders.video.planar_frames import PlanarFrames, PlanarPool
 from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.video.value_frames import ValueFrames
@@ -213,7 +212,7 @@ class CameraCollector:
             if not len(rows):
                 continue
             output, store, own = outputs[number], self._stores[dataset], windows[rows]
-            steps = frame_steps(output, own, store.lengths[own.episode_id], hops[rows])
+            steps = _frame_steps(output, own, store.lengths[own.episode_id], hops[rows])
             segments = store.videos.segments[output.source]
             row, column = np.nonzero(steps >= 0)
             episode = own.episode_id[row]
@@ -256,3 +255,41 @@ def _hint(wanted: FrameRequests, ahead: Sequence[FrameRequests]) -> tuple[Int64A
 def _ranges(index: VideoIndex, requests: Sequence[FrameRequests]) -> list[ByteRange]:
     """Returns the ranges of bytes that some frames need."""
     return [found for each in requests for found in frame_ranges(index, each.file, each.frame)]
+
+
+def _frame_steps(output: Output, windows: Windows, totals: Int64Array, hops: Int64Array) -> Int64Array:
+    """Returns the step of each frame in its episode, int64 [B, width].
+
+    These are the steps that the kernels collect of other columns (`gear_data.kernels.cpu.collect`). -1 stands for
+    padding that holds `fill`.
+
+    Args:
+        output: the output of a camera.
+        windows: B windows.
+        totals: int64 [B], steps of each window's episode.
+        hops: int64 [B], steps to each window's next state, if the output has one; 0 without a next state.
+    """
+    span = output.span
+    places = np.array(output.places, np.int64)
+    start, shift = windows.start, output.shift
+    if output.next_state is not None:
+        start, shift = start + hops, 0
+    # The valid steps are lowest to highest. An episode has no step after its last one: no frame is stored of it.
+    if output.within_window:
+        places = places - (span.width - windows.length[:, None] if output.pad_left else 0)
+        lowest = start + shift
+        highest = np.minimum(start + windows.length + shift, totals) - 1
+        steps = lowest[:, None] + places
+    else:
+        first = start + span.first + shift
+        lowest = np.maximum(first, shift)
+        highest = np.minimum(first + span.width, totals) - 1
+        steps = first[:, None] + places
+    if output.next_state is not None:
+        highest = np.where((hops > 0) & (start < totals), highest, -1)
+    low, high = lowest[:, None], highest[:, None]
+    inside = (steps >= low) & (steps <= high)
+    if output.padding is Padding.FILL:
+        return np.where(inside, steps, -1)
+    outside = np.clip(steps, low, high) if output.padding is Padding.EDGE else low
+    return np.where(inside, steps, np.where(low <= high, outside, -1))
