@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 import gear_data
-from gear_data.dataset import partitioned_store
+from gear_data.dataset.stores import partitioned
 
 OPTIONS = {"batch_size": 32, "context": 6, "seed": 5}
 
@@ -64,7 +64,7 @@ def main(path: str, options: str) -> None:
         return "limit"
 
     def die() -> str:
-        partitioned_store.await_generation = lambda *_: os._exit(3)
+        partitioned.await_generation = lambda *_: os._exit(3)
         return refresh()
 
     answers: dict[str, Callable[..., str]] = {"refresh": refresh, "limit": limit, "die": die, "reads": reads}
