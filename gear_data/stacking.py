@@ -46,7 +46,9 @@ def check_stack(stack: Any) -> dict[str, tuple[str, ...]]:
     return {name: tuple(parts) for name, parts in stack.items()}
 
 
-def resolve_stack(columns: Sequence[ColumnSpec], stack: Stack) -> dict[str, tuple[ColumnSpec, ...]]:
+def resolve_stack(
+    columns: Sequence[ColumnSpec], stack: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[ColumnSpec, ...]]:
     """Returns new column -> its parts.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,15 @@ from gear_data.schema import ColumnSpec, Schema
 from gear_data.selection.goals import Goals
 
 if TYPE_CHECKING:
+    import torch
+
     pass
 
 Normalize = bool | str | Sequence[str] | Mapping[str, tuple[Any, Any] | str] | None
 
 Passes = Literal["continue", "repeat"]
 #: A dtype of float columns, by name or as a framework has it.
-Dtype = Literal["float32", "float64", "float16", "bfloat16"] | npt.DTypeLike | "torch.dtype" | None
+Dtype: TypeAlias = "Literal['float32', 'float64', 'float16', 'bfloat16'] | npt.DTypeLike | torch.dtype | None"
 #: Name of a dtype -> the dtype that the collector computes in. Half precisions are rounded from float32.
 _DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 

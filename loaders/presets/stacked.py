@@ -15,13 +15,13 @@ from gear_data.collection.joined import Joined
 from gear_data.collection.output import Output
 from gear_data.errors import InvalidArgumentError
 from gear_data.schema import ColumnSpec, Schema
-from gear_data.stacking import Stack, resolve_stack, stacked_columns
+from gear_data.stacking import resolve_stack, stacked_columns
 
 #: New column -> its parts.
 Parts = Mapping[str, Sequence[ColumnSpec]]
 
 
-def stacked_schema(schema: Schema, stack: Stack) -> tuple[Schema, Parts]:
+def stacked_schema(schema: Schema, stack: Mapping[str, Sequence[str]]) -> tuple[Schema, Parts]:
     """Returns the schema with the stacked columns, and their parts.
 
     Raises:

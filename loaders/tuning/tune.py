@@ -75,7 +75,7 @@ def tune(
             "torch.distributed is initialised, and the ranks' loaders would wait for each other",
             hint="tune in one process, with rank= and world_size= for its rows; from_config needs neither",
         )
-    fixed = {name: arguments.pop(name) for name in ("prefetch", "num_workers") if name in arguments}
+    fixed: dict[str, Any] = {name: arguments.pop(name) for name in ("prefetch", "num_workers") if name in arguments}
     # Checks the arguments, and compiles the kernels that all settings share.
     loader = SequenceLoader(dataset, **arguments, **({"prefetch": fixed["prefetch"]} if "prefetch" in fixed else {}))
     execution, default = arguments.get("execution", ExecutionOptions()), ExecutionOptions()
