@@ -6,9 +6,13 @@ import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
 
+import numpy as np
+
+from gear_data.common.keywords import refuse_keywords
 from gear_data.dataset.dataset import Dataset
+from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.schedule import CheckedSchedule, checked_schedule
 
@@ -36,10 +40,11 @@ class Mixture:
     `preset_options={"return_scale": ...}` gives a dataset its own scale of return-to-go.
 
     Args:
-        datasets: (dataset, proportion) or (dataset, proportion, options). Proportions are positive; only their ratios
-            count. A proportion may depend on the step: breakpoints [(step, proportion), ...] with straight lines
-            between them, or a function of the step, of at least 0. Options are `sampler`, `columns`, `normalize` and
-            `preset_options`, as in `SequenceLoader`; the loader's value applies where an option is missing.
+        datasets: the datasets, in equal proportions; or for each dataset (dataset, proportion) or (dataset, proportion,
+            options). Proportions are positive; only their ratios count. A proportion may depend on the step:
+            breakpoints [(step, proportion), ...] with straight lines between them, or a function of the step, of at
+            least 0. Options are `sampler`, `columns`, `normalize` and `preset_options`, as in `SequenceLoader`; the
+            loader's value applies where an option is missing.
         join: False gives batches of one dataset each, with all its columns. True gives batches with windows of all
             datasets, and with the columns that all datasets have.
 
@@ -47,13 +52,27 @@ class Mixture:
         components: the datasets in order; `batch["source"]` and `loader.windows(step)["dataset"]` number them from 0.
 
     Raises:
-        InvalidArgumentError: no datasets, an entry of another form, or a proportion that is not a positive number.
+        InvalidArgumentError: no datasets, an entry of another form, proportions of some datasets only, or a proportion
+            that is not a positive number.
         UnknownNameError: an unknown option.
+        UnknownArgumentError: an unknown keyword.
     """
 
-    def __init__(self, datasets: Sequence[tuple[Any, ...]], *, join: bool = False) -> None:
-        if not isinstance(datasets, Sequence) or not datasets:
-            raise InvalidArgumentError(f"a mixture takes a list of one dataset or more, not {datasets!r}")
+    def __init__(
+        self, datasets: Sequence[Dataset] | Sequence[tuple[Any, ...]], *, join: bool = False, **unknown: Never
+    ) -> None:
+        refuse_keywords("Mixture", unknown, ("datasets", "join"))
+        if not isinstance(datasets, list | tuple) or not datasets:
+            raise InvalidArgumentError(
+                f"a mixture takes a list of one dataset or more, not {shown(datasets)}",
+                hint="Mixture([a, b]), or Mixture([(a, 0.7), (b, 0.3)])",
+            )
+        bare = [isinstance(entry, Dataset) for entry in datasets]
+        if any(bare) and not all(bare):
+            raise InvalidArgumentError(
+                f"dataset {bare.index(True)} of the mixture has no proportion, and others have one",
+                hint="give all datasets a proportion, or none for equal shares",
+            )
         self.components = tuple(_component(entry) for entry in datasets)
         self.join = join
 
@@ -77,14 +96,25 @@ class Mixture:
         return mixture
 
     def __repr__(self) -> str:
-        entries = ", ".join(f"({c.dataset!r}, {c.proportion!r})" for c in self.components)
-        return f"Mixture([{entries}], join={self.join})"
+        shares = self._percentages() or [f"proportion {shown(each)}" for each in self.proportions]
+        entries = [f"{share} {each.dataset!r}" for share, each in zip(shares, self.components, strict=True)]
+        return f"Mixture([{', '.join(entries)}], join={self.join})"
+
+    def _percentages(self) -> list[str] | None:
+        """Returns the shares of the datasets for people; None if they depend on the step."""
+        fixed = [float(each) for each in self.proportions if isinstance(each, int | float | np.number) and each > 0]
+        if len(fixed) < len(self.components):
+            return None
+        return [f"{100 * each / sum(fixed):.3g}%" for each in fixed]
 
 
-def _component(entry: tuple[Any, ...]) -> MixtureComponent:
+def _component(entry: Dataset | tuple[Any, ...]) -> MixtureComponent:
+    if isinstance(entry, Dataset):
+        return MixtureComponent(entry, 1, {})
     if not isinstance(entry, tuple | list) or len(entry) not in (2, 3) or not isinstance(entry[0], Dataset):
         raise InvalidArgumentError(
-            f"a mixture takes (dataset, proportion) or (dataset, proportion, options), not {entry!r}"
+            f"a mixture takes (dataset, proportion) or (dataset, proportion, options), not {shown(entry)}",
+            hint="Mixture([a, b]), or Mixture([(a, 0.7), (b, 0.3)])",
         )
     options = entry[2] if len(entry) == 3 and entry[2] is not None else {}
     if not isinstance(options, Mapping):

@@ -197,6 +197,16 @@ class SequenceLoader(LoaderBase):
         # Without this, `bool(loader)` would call `__len__`, which raises TypeError for a loader without end.
         return True
 
+    def __repr__(self) -> str:
+        config, stage = self._config, self._stages.newest
+        samplers = dict.fromkeys(each.sampler for each in stage.components)
+        batches = "no end" if self._layout.batches is None else f"{self._layout.batches:,} batches a pass"
+        return (
+            f"SequenceLoader({config.dataset!r}, batch_size={self.batch_size}, context={self.context}, "
+            f"preset={self.preset!r}, sampler={'/'.join(samplers)!r}, seed={self.seed}, {batches}, "
+            f"next step {self._progress.next_step:,})"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:
             check_consumer(self, self._progress.resumes)  # a spawned worker does not have the frames of this process

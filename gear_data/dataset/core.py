@@ -13,9 +13,10 @@ import pyarrow as pa
 from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset import filters, views
 from gear_data.dataset.episode import Episode
-from gear_data.dataset.positions import check_range, row_of_id
+from gear_data.dataset.positions import check_position, check_range, row_of_id
 from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.views import View
+from gear_data.errors import InvalidArgumentError
 from gear_data.schema import Schema
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array
@@ -258,21 +259,20 @@ class DatasetCore:
         """
         return Episode(self.store, self._check_id(index))
 
-    def final(self, index: int) -> dict[str, npt.NDArray[Any]] | None:
-        """Returns the observation after the last step of the episode with id `index`.
+    def final(self, position: int | np.integer[Any]) -> dict[str, npt.NDArray[Any]] | None:
+        """Returns the observation after the last step of the episode at a position, as `ds[position].final`.
 
         Returns:
             Column name -> [*shape]; None if the episode has no final observation.
 
         Raises:
-            EpisodeIndexError: the dataset or view has no such episode.
+            EpisodeIndexError: the position is outside the dataset. It is an `IndexError` too.
+            InvalidArgumentError: the position is not an integer.
         """
-        index = self._check_id(index)
-        ids, columns = self.store.finals
-        row = int(np.searchsorted(ids, index))
-        if row == len(ids) or ids[row] != index:
-            return None
-        return {name: values[row] for name, values in columns.items()}
+        if not isinstance(position, int | np.integer):
+            raise InvalidArgumentError(f"an episode's position is an integer, not {position!r}")
+        checked = check_position(position, len(self))
+        return Episode(self.store, int(self._rows(checked, checked + 1)[0])).final
 
     def evaluate(self, expression: pl.Expr | str, purpose: str) -> npt.NDArray[np.float64]:
         """Returns the values of an expression over the episode table, float64 [episodes].

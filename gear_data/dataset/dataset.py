@@ -49,7 +49,7 @@ class Dataset(DatasetCore):
         ds[10:20]           a view of episodes 10 to 19
         ds[[1, 4, 7]]       a view of three episodes
         for episode in ds:  every episode, in order
-        ds.final(i)         the final observation of the episode with id i
+        ds.final(0)         the final observation of one episode, by position
 
     The id of an episode is its position in the whole dataset. Views keep the ids: `ds[10:20].episode(12)` is episode 12
     of `ds`. In a dataset that grows, episodes keep their ids when others leave. A dataset can be pickled; unpickling

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from gear_data.dataset.cameras.video_frames import VideoFrames
 from gear_data.dataset.stores.store import DatasetStore
+from gear_data.storage.episode_tables import episode_metadata_names
 
 
 class Episode(Mapping[str, Any]):
@@ -42,6 +47,15 @@ class Episode(Mapping[str, Any]):
         """Returns the number of columns; `num_steps` is the number of steps."""
         return len(self._store.schema.names)
 
+    def __repr__(self) -> str:
+        ends = [name for name in ("terminated", "truncated") if self._of_table(name)]
+        values = [f"id {self.id}", f"{self.length:,} steps", *ends]
+        if (total := self._of_table("return")) is not None:
+            values.append(f"return {total:.6g}")
+        if self.task is not None:
+            values.append(f"task {self.task!r}")
+        return f"Episode({', '.join(values)}; {textwrap.shorten(', '.join(self), 120, placeholder=' ...')})"
+
     @property
     def id(self) -> int:
         """The id: the position in the whole dataset, unless episodes left it."""
@@ -50,5 +64,40 @@ class Episode(Mapping[str, Any]):
 
     @property
     def num_steps(self) -> int:
-        """Returns the number of steps, T."""
+        """The number of steps, T."""
+        return self.length
+
+    @property
+    def length(self) -> int:
+        """The number of steps, T, as in the column `length` of the episode table."""
         return int(self._store.lengths[self._index])
+
+    @property
+    def final(self) -> dict[str, npt.NDArray[Any]] | None:
+        """The observation after the last step: column name -> [*shape].
+
+        None if the episode has no final observation.
+        """
+        rows, columns = self._store.finals
+        place = int(np.searchsorted(rows, self._index))
+        if place == len(rows) or rows[place] != self._index:
+            return None
+        return {name: values[place] for name, values in columns.items()}
+
+    @property
+    def task(self) -> str | None:
+        """The task, such as an instruction to a robot; None if the source has none."""
+        task: str | None = self._of_table("task")
+        return task
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts of the source: name -> value, null as None.
+
+        They are the columns of the episode table that the source brought, without `task`.
+        """
+        names = episode_metadata_names(self._store.episode_table.column_names, self._store.schema)
+        return {name: self._of_table(name) for name in names if name != "task"}
+
+    def _of_table(self, name: str) -> Any:
+        return self._store.episode_table.column(name)[self._index].as_py()

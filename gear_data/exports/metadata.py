@@ -17,7 +17,7 @@ def final_observations(dataset: Dataset, first: int, last: int) -> list[dict[str
     """
     if not dataset.schema.final_columns:
         return [None] * (last - first)
-    return [dataset.final(episode_id(dataset, position)) for position in range(first, last)]
+    return [dataset.final(position) for position in range(first, last)]
 
 
 def episode_id(dataset: Dataset, position: int) -> int:

@@ -85,6 +85,11 @@ def check_rank_rows(batch_size: int, world_size: int) -> None:
 
 def check_dataset(dataset: Any) -> Dataset:
     """Returns the dataset; raises InvalidArgumentError if it is not a Dataset."""
+    if isinstance(dataset, list | tuple):
+        raise InvalidArgumentError(
+            f"a loader takes one Dataset or a Mixture, not a {type(dataset).__name__} of {len(dataset)}",
+            hint="give gear_data.Mixture([a, b]) for equal shares, or gear_data.Mixture([(a, 0.7), (b, 0.3)])",
+        )
     if not isinstance(dataset, Dataset):
         raise InvalidArgumentError(
             f"a loader takes a Dataset or a Mixture, not {shown(dataset)}", hint="open it with gear_data.open(path)"

@@ -102,7 +102,7 @@ class EpisodeDataset(TorchDataset[dict[str, Any]]):
         for spec in self._columns:
             values = episode[spec.name]
             item[spec.name] = values.tolist() if spec.variable_length else _tensor(values)
-        finals = self._dataset.final(episode.id) or {}
+        finals = episode.final or {}
         for spec in self._columns:
             if spec.has_final:
                 item[f"final_{spec.name}"] = _tensor(finals[spec.name]) if finals else None

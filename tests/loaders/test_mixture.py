@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import gear_data
 from gear_data import BatchOptions, Fifo, Mixture, SequenceLoader, Shuffle, TopK, Uniform, Weighted
-from gear_data.errors import InvalidArgumentError, StateMismatchError, UnknownNameError
+from gear_data.errors import InvalidArgumentError, StateMismatchError, UnknownArgumentError, UnknownNameError
 from tests.support.feed import data as feed_data
 from tests.support.feed import reference as ref
 from tests.support.feed.batches import same, take
@@ -336,11 +336,43 @@ def test_the_spec_has_the_options_of_each_dataset(datasets):
 def test_wrong_entries_are_refused(datasets):
     with pytest.raises(InvalidArgumentError, match="one dataset or more"):
         Mixture([])
-    for entry in (datasets[0], (datasets[0],), (1, datasets[0]), ("path", 1), (datasets[0], 1, {}, 2)):
+    for entry in ((datasets[0],), (1, datasets[0]), ("path", 1), (datasets[0], 1, {}, 2)):
         with pytest.raises(InvalidArgumentError, match="mixture takes"):
             Mixture([entry])
     with pytest.raises(UnknownNameError, match="sampler"):
         Mixture([(datasets[0], 1, {"samplr": "fifo"})])
+    with pytest.raises(UnknownArgumentError, match="did you mean 'join'"):
+        Mixture(datasets, joins=True)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="dataset 1 of the mixture has no proportion"):
+        Mixture([(datasets[0], 1), datasets[1]])
+    for several in (datasets, tuple(datasets)):
+        with pytest.raises(InvalidArgumentError, match=r"of 3\n.*gear_data.Mixture\(\[a, b\]\)"):
+            SequenceLoader(several)
+
+
+@pytest.mark.parametrize("join", [False, True])
+def test_bare_datasets_have_equal_shares(datasets, join):
+    options = {"batch_size": BATCH, "context": CONTEXT, "steps": 12}
+    bare = SequenceLoader(Mixture(datasets, join=join), **options)
+    even = SequenceLoader(Mixture([(each, 2.5) for each in datasets], join=join), **options)
+    counts = np.bincount(np.concatenate([bare.windows(step)["dataset"] for step in range(12)]))
+    assert counts.tolist() == [4 * BATCH] * 3
+    for step in range(12):
+        for name, values in bare.windows(step).items():
+            assert values.tolist() == even.windows(step)[name].tolist()
+
+
+def test_the_repr_shows_the_shares(datasets):
+    a, b, c = map(repr, datasets)
+    assert repr(Mixture(datasets[:2])) == f"Mixture([50% {a}, 50% {b}], join=False)"
+    thirds = Mixture([(datasets[0], 2), (datasets[1], 3.0), (datasets[2], np.int64(1))], join=True)
+    assert repr(thirds) == f"Mixture([33.3% {a}, 50% {b}, 16.7% {c}], join=True)"
+    warm = Mixture([(datasets[0], 1), (datasets[1], [(0, 0.0), (9, 1.0)])])
+    assert repr(warm) == f"Mixture([proportion 1 {a}, proportion ((0, 0.0), (9, 1.0)) {b}], join=False)"
+    loader = SequenceLoader(warm, batch_size=4, context=3, sampler="fifo", seed=9)
+    assert repr(loader) == (
+        f"SequenceLoader({warm!r}, batch_size=4, context=3, preset='raw', sampler='fifo', seed=9, no end, next step 0)"
+    )
 
 
 @pytest.mark.parametrize("proportion", [0, -1, float("nan"), float("inf"), "1", None, True])

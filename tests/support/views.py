@@ -40,11 +40,14 @@ def check_view(view: gear_data.Dataset, rollouts: list[Any], ids: list[int]) -> 
     for i, rollout in enumerate(rollouts):
         if i in ids:
             np.testing.assert_array_equal(view.episode(i)["actions"], rollout.columns["actions"])
-            assert (view.final(i) is None) == (i % 2 == 0)
+            final = view.final(ids.index(i))
+            assert (final is None) == (i % 2 == 0)
+            assert final is None or final["observations"].tolist() == rollout.final.tolist()
         else:
-            for get in (view.episode, view.final):
-                with pytest.raises(InvalidArgumentError, match=f"episode {i} is not among the {len(ids)}"):
-                    get(i)
+            with pytest.raises(InvalidArgumentError, match=f"episode {i} is not among the {len(ids)}"):
+                view.episode(i)
+    with pytest.raises(IndexError, match=f"positions are 0 to {len(ids) - 1}"):
+        view.final(len(ids))
     with pytest.raises(InvalidArgumentError, match="no episode has id 10000"):
         view.episode(10000)
     expected = np.concatenate([rollouts[i].columns["observations"] for i in ids])

@@ -170,8 +170,8 @@ def test_final_observations_stay_with_their_episodes(tmp_path: Path) -> None:
             writer.seal()
     ds = gear_data.open(tmp_path / "ds")
     assert ds.episode_ids is not None and len(ds) <= 20
-    for number in ds.episode_ids.tolist():
-        final = ds.final(number)
+    for position, number in enumerate(ds.episode_ids.tolist()):
+        final = ds.final(position)
         assert (final is None) == (number % 3 == 0)
         assert final is None or final["observations"].tolist() == [1000 + number] * 2
     with pytest.raises(InvalidArgumentError, match="has grown"):
@@ -430,7 +430,7 @@ def test_single_episodes_of_small_weight_leave(tmp_path: Path, limit: dict[str, 
             assert len(ds.manifest.shards) <= 24
             previous = found
     for row, number in enumerate(previous):
-        episode, final = ds[row], ds.final(number)
+        episode, final = ds[row], ds.final(row)
         assert episode["actions"].tolist() == steps_of(number)
         assert episode["infos.text"].tolist() == [f"n{number} {value}" for value in steps_of(number)]
         assert (final is None) == (number % 2 == 0)

@@ -47,7 +47,7 @@ def step_rows(ds: gear_data.Dataset) -> list[dict[str, Any]]:
 def episode_rows(ds: gear_data.Dataset, tasks: dict[int, Any]) -> list[dict[str, Any]]:
     rows = []
     for episode in ds:
-        final = ds.final(episode.id)
+        final = episode.final
         rows.append(
             {
                 "episode_id": episode.id,

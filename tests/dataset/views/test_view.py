@@ -47,7 +47,7 @@ def test_a_view_equals_a_conversion_of_its_episodes(
     for name, expected in again.statistics.items():
         assert view.statistics[name].to_json() == expected.to_json()
     for new, old in enumerate(ids_of(view)):
-        found, expected = again.final(new), view.final(old)
+        found, expected = again.final(new), ds.final(old)
         assert (found is None) == (expected is None)
         assert found is None or expected is None or found["observations"].tolist() == expected["observations"].tolist()
     assert again.episodes["task"].to_list() == view.episodes["task"].to_list()
