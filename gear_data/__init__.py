@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from gear_data.residency.plan import ResidencyPlan
     from gear_data.schema import ColumnSpec, Schema
     from gear_data.selection.goals import Goals
-    from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
+    from gear_data.selection.samplers import Fifo, Sampler, Shuffle, TopK, Uniform, Weighted
     from gear_data.storage.verify import verify
 
 __version__ = VERSION
@@ -94,6 +94,7 @@ _PUBLIC = {
     "ResidencyPlan": ("gear_data.residency.plan", "ResidencyPlan"),
     "ReturnOptions": ("gear_data.loaders.arguments.options", "ReturnOptions"),
     "Rollout": ("gear_data.evaluation.rollout", "Rollout"),
+    "Sampler": ("gear_data.selection.samplers", "Sampler"),
     "SaveReport": ("gear_data.ingest.saving.save", "SaveReport"),
     "Schema": ("gear_data.schema", "Schema"),
     "SequenceLoader": ("gear_data.loaders.sequence_loader", "SequenceLoader"),
@@ -153,6 +154,7 @@ __all__ = [
     "ResidencyPlan",
     "ReturnOptions",
     "Rollout",
+    "Sampler",
     "SaveReport",
     "Schema",
     "SequenceLoader",

@@ -36,7 +36,7 @@ from gear_data.loaders.video.resize import check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
 from gear_data.schema import Schema
 from gear_data.selection.goals import Goals, GoalSampler
-from gear_data.selection.samplers import Candidates, Sampler, Selector, Weighted, WeightedSelector, as_sampler
+from gear_data.selection.samplers import BuiltInSampler, Candidates, Selector, Weighted, WeightedSelector, as_sampler
 from gear_data.selection.windows import Float64Array, Int64Array, WindowRule
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Origin:
     normalize: Mapping[str, Sequence[Any]] | None = None
     weights: Mapping[str, Any] | None = None
 
-    def selector(self, sampler: Sampler, candidates: Candidates, seed: int) -> Selector:
+    def selector(self, sampler: BuiltInSampler, candidates: Candidates, seed: int) -> Selector:
         """Returns the sampler bound to the dataset; weights that it had stay."""
         if self.weights is not None and isinstance(sampler, Weighted):
             return sampler.restored(candidates, seed, self.weights)

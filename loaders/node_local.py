@@ -21,7 +21,7 @@ from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.kernels import cpu
 from gear_data.loaders.mixture import Mixture
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.samplers import Candidates, Sampler, Selector, TopK, Weighted, WeightedSelector
+from gear_data.selection.samplers import BuiltInSampler, Candidates, Selector, TopK, Weighted, WeightedSelector
 from gear_data.selection.turns import Cycle
 from gear_data.selection.window_sampler import SamplingPlan
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
@@ -134,7 +134,7 @@ def node_local_selector(
     dataset: Dataset,
     membership: Membership,
     anchors: Anchors,
-    sampler: Sampler,
+    sampler: BuiltInSampler,
     whole: Selector,
     evaluate: Callable[[str | pl.Expr, str], Float64Array],
     seed: int,

@@ -26,7 +26,7 @@ from gear_data.dataset.tables.html import html_table
 from gear_data.dataset.views import Filter
 from gear_data.errors import InvalidArgumentError
 from gear_data.residency.plan import ResidencyPlan
-from gear_data.selection.samplers import Sampler
+from gear_data.selection.samplers import AnySampler
 from gear_data.selection.windows import Int64Array
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ class Dataset(DatasetCore):
         return conversions.to_hf(self, columns, rows)
 
     def report(
-        self, *, frames: int = 0, sampler: str | Sampler | None = None, compare: Dataset | None = None
+        self, *, frames: int = 0, sampler: str | AnySampler | None = None, compare: Dataset | None = None
     ) -> DatasetReport:
         """Makes a page that shows the dataset. In Jupyter the result shows itself.
 
@@ -439,7 +439,7 @@ class Dataset(DatasetCore):
         self,
         device_bytes: int,
         host_bytes: int,
-        sampler: str | Sampler = "uniform",
+        sampler: str | AnySampler = "uniform",
         columns: Sequence[str] | None = None,
     ) -> ResidencyPlan:
         """Plans which parts of the data go to which memory.
@@ -478,7 +478,7 @@ class Dataset(DatasetCore):
         return Dataset(planning.placed(self, plan), self.view)
 
     def placement(
-        self, nodes: Sequence[str], sampler: str | Sampler = "uniform", budget: int | None = None
+        self, nodes: Sequence[str], sampler: str | AnySampler = "uniform", budget: int | None = None
     ) -> Placement:
         """Plans which node holds which shards, and which are replicated.
 

@@ -19,7 +19,7 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.stores.store import DatasetStore, restored
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError, MissingShardsError, NodeUnreachableError, unknown_name
-from gear_data.selection.samplers import Sampler
+from gear_data.selection.samplers import AnySampler
 from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.remote.object_store import open_file_store
@@ -41,7 +41,7 @@ def open_dataset(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
     cluster: Literal["torchrun"] | None = None,
-    sampler: str | Sampler = "uniform",
+    sampler: str | AnySampler = "uniform",
     budget: int | None = None,
     transport: Literal["auto", "verbs", "flight"] = "auto",
     follow: bool = False,
@@ -177,7 +177,7 @@ def open_cluster(
     path: str | os.PathLike[str],
     residency: str | None,
     on_bad_shard: str,
-    sampler: str | Sampler,
+    sampler: str | AnySampler,
     budget: int | None,
     cache_dir: str | os.PathLike[str] | None,
     cache_bytes: int | None,

@@ -34,7 +34,7 @@ from gear_data.reports.step_sample import SAMPLE_STEPS, StepSample, draw_sample
 from gear_data.reports.targets import target_range
 from gear_data.reports.viewer import viewed_positions, viewer_data
 from gear_data.reports.visitation import visitation
-from gear_data.selection.samplers import Sampler, as_sampler
+from gear_data.selection.samplers import AnySampler, as_sampler
 from gear_data.storage.atomic import write_text
 from gear_data.version import VERSION
 
@@ -88,7 +88,7 @@ class DatasetReport:
 
 
 def report(
-    dataset: Dataset, *, frames: int = 0, sampler: str | Sampler | None = None, compare: Dataset | None = None
+    dataset: Dataset, *, frames: int = 0, sampler: str | AnySampler | None = None, compare: Dataset | None = None
 ) -> DatasetReport:
     """Makes a page that shows a dataset: an HTML file that needs no server and no network.
 

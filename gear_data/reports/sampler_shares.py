@@ -9,13 +9,13 @@ import numpy as np
 from gear_data.dataset.planning import episode_shares
 from gear_data.reports.episodes import EpisodeFacts
 from gear_data.reports.step_sample import Float64Array, number, rounded
-from gear_data.selection.samplers import Sampler
+from gear_data.selection.samplers import AnySampler
 
 #: Parts of the episodes, from the lowest to the highest return.
 _PARTS = 10
 
 
-def sampler_shares(facts: EpisodeFacts, sampler: str | Sampler) -> dict[str, Any]:
+def sampler_shares(facts: EpisodeFacts, sampler: str | AnySampler) -> dict[str, Any]:
     """Returns the shares of a sampler's draws and its effective sample size, JSON-able.
 
     The effective sample size is (sum of p)^2 / (sum of p^2) (Kish, 1965): the number of equally likely episodes, or

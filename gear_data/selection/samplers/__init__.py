@@ -1,8 +1,8 @@
 """Samplers, one module each.
 
-To add a sampler, write a module with a frozen dataclass that implements `Sampler`, and list it in `SAMPLERS`. Its
-`bind` returns a `Selector`: `WindowSelector` if every slot is an independent draw, `OrderSelector` if the sampler goes
-through the anchors in an order.
+To add a sampler, write a module with a frozen dataclass that implements `BuiltInSampler`, and list it in `SAMPLERS`.
+Its `bind` returns a `Selector`: `WindowSelector` if every slot is an independent draw, `OrderSelector` if the sampler
+goes through the anchors in an order. A sampler that stays outside of gear-data implements `Sampler`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Literal
 
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.selection.samplers.custom import CustomSampler
 from gear_data.selection.samplers.fifo_shuffle import Fifo, Shuffle
-from gear_data.selection.samplers.sampler import Candidates, Sampler, Selector
+from gear_data.selection.samplers.sampler import AnySampler, BuiltInSampler, Candidates, Sampler, Selector
 from gear_data.selection.samplers.topk import TopK
 from gear_data.selection.samplers.uniform import Uniform
 from gear_data.selection.samplers.weighted import Weighted
@@ -19,6 +20,8 @@ from gear_data.selection.samplers.weighted_selector import WeightedSelector
 
 __all__ = [
     "SAMPLERS",
+    "AnySampler",
+    "BuiltInSampler",
     "Candidates",
     "Fifo",
     "Sampler",
@@ -35,7 +38,7 @@ __all__ = [
 #: The samplers that need no arguments.
 SamplerName = Literal["uniform", "shuffle", "fifo"]
 #: Name -> sampler, for `sampler="uniform"`. `weighted` and `topk` need an expression, so they have no default.
-SAMPLERS: dict[str, Sampler | None] = {
+SAMPLERS: dict[str, BuiltInSampler | None] = {
     "uniform": Uniform(),
     "shuffle": Shuffle(),
     "fifo": Fifo(),
@@ -44,19 +47,21 @@ SAMPLERS: dict[str, Sampler | None] = {
 }
 
 
-def as_sampler(sampler: str | Sampler) -> Sampler:
-    """Returns the sampler with a name, or the given sampler.
+def as_sampler(sampler: str | AnySampler) -> BuiltInSampler:
+    """Returns the sampler with a name, or the given sampler; of a user's sampler, the `CustomSampler`.
 
     Raises:
         UnknownNameError: unknown name; the message lists the samplers.
         InvalidArgumentError: the named sampler needs arguments, or the argument is not a sampler.
     """
     if not isinstance(sampler, str):
-        if isinstance(sampler, type) or not callable(getattr(sampler, "bind", None)):
+        own = CustomSampler(sampler) if _has_method(sampler, "draw") else sampler
+        if not _has_method(own, "bind"):
             raise InvalidArgumentError(
-                f"sampler must be a name or a sampler, not {sampler!r}", hint=f"names: {', '.join(SAMPLERS)}"
+                f"sampler must be a name or a sampler, not {sampler!r}",
+                hint=f"names: {', '.join(SAMPLERS)}; see gear_data.Sampler to write one",
             )
-        return sampler
+        return own
     if sampler not in SAMPLERS:
         raise unknown_name("sampler", sampler, SAMPLERS)
     default = SAMPLERS[sampler]
@@ -64,3 +69,7 @@ def as_sampler(sampler: str | Sampler) -> Sampler:
         example = "Weighted(pl.col('return') + 1)" if sampler == "weighted" else "TopK(pl.col('return'), k=100)"
         raise InvalidArgumentError(f"sampler '{sampler}' needs arguments", hint=f"give an instance: {example}")
     return default
+
+
+def _has_method(sampler: object, name: str) -> bool:
+    return not isinstance(sampler, type) and callable(getattr(sampler, name, None))

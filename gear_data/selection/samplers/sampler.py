@@ -1,8 +1,8 @@
-"""Sampler and Selector: the two interfaces of a sampler.
+"""Sampler, which a user writes; BuiltInSampler and Selector, the two interfaces of a sampler of gear-data.
 
 A sampler is a small frozen value that can be pickled. Bound to a dataset's anchors and a seed, it becomes a selector.
-Slot i of step t has the same window for every rank, world size, worker count and prefetch depth, so a run resumes from
-the step number only.
+`CustomSampler` binds a user's sampler. Slot i of step t has the same window for every rank, world size, worker count
+and prefetch depth, so a run resumes from the step number only.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from gear_data.errors import unknown_name
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.window_sampler import SamplingPlan
-from gear_data.selection.windows import Float64Array, Windows
+from gear_data.selection.windows import Float64Array, Int64Array, Windows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -81,14 +84,52 @@ class Selector(Protocol):
         """
 
 
-class Sampler(Protocol):
-    """A rule that selects windows."""
+class BuiltInSampler(Protocol):
+    """A rule that selects windows, of gear-data."""
 
     @property
     def name(self) -> str: ...
 
     def bind(self, candidates: Candidates, seed: int) -> Selector:
         """Returns the selector for these candidates. seed: 0 to 2^64 - 1."""
+
+
+class Sampler(Protocol):
+    """A rule that selects windows, which you write: a frozen dataclass with a name and `draw`.
+
+    Its fields are its parameters: numbers, texts, arrays of numbers, or lists and mappings of them. A loader's state
+    holds the name and the parameters, of arrays a hash. A loader with others refuses the state.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name in states and errors."""
+
+    def draw(
+        self, counts: Int64Array, seed: int, step: int, first: int, last: int
+    ) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]:
+        """Returns the windows of the slots of one batch: their episodes, and their numbers in these episodes.
+
+        The windows are a pure function of the arguments and the fields. So every rank draws the same global batch, and
+        takes its own rows. Random numbers come from `numpy.random.default_rng([seed, step])`.
+
+        Args:
+            counts: int64 [episodes], read-only: the windows of each episode; 0 if a filter leaves none. They are the
+                episodes' lengths, unless `stride`, `short`, or a step filter leaves out steps.
+            seed: of the loader, 0 to 2^64 - 1; each dataset of a mixture has its own.
+            step: the batch's step, counted over all passes.
+            first: the first slot of the batch, counted over the slots of all batches from 0.
+            last: the slot after the last one. In a joined mixture, a dataset has fewer slots than the batch.
+
+        Returns:
+            Integers [last - first] each: positions of episodes in the dataset, and window numbers, from 0 to
+            counts[episode] - 1. A number is the first step of the window, if counts are lengths and the anchor is
+            `start`.
+        """
+
+
+#: A sampler of gear-data, or a user's.
+AnySampler = BuiltInSampler | Sampler
 
 
 def check_by(by: str) -> None:
