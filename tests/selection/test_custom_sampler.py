@@ -203,7 +203,7 @@ def test_what_is_no_sampler_is_refused(ds: gear_data.Dataset) -> None:
     loose = type("Loose", (), {"name": "loose", "draw": Cyclic.draw})()
     with pytest.raises(InvalidArgumentError, match="Loose is not a frozen dataclass"):
         SequenceLoader(ds, **OPTIONS, sampler=loose)
-    with pytest.raises(InvalidArgumentError, match="Nameless has no name"):
+    with pytest.raises(InvalidArgumentError, match="must be a name or a sampler"):
         SequenceLoader(ds, **OPTIONS, sampler=Nameless())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="field value of sampler 'wrong' is <object"):
         SequenceLoader(ds, **OPTIONS, sampler=Wrong(object()))

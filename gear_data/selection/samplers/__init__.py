@@ -55,13 +55,13 @@ def as_sampler(sampler: str | AnySampler) -> BuiltInSampler:
         InvalidArgumentError: the named sampler needs arguments, or the argument is not a sampler.
     """
     if not isinstance(sampler, str):
-        own = CustomSampler(sampler) if _has_method(sampler, "draw") else sampler
-        if not _has_method(own, "bind"):
+        # A class has the attributes of its instances.
+        if isinstance(sampler, type) or not isinstance(sampler, BuiltInSampler | Sampler):
             raise InvalidArgumentError(
                 f"sampler must be a name or a sampler, not {sampler!r}",
-                hint=f"names: {', '.join(SAMPLERS)}; see gear_data.Sampler to write one",
+                hint=f"names: {', '.join(SAMPLERS)}; your own sampler has name and draw, as gear_data.Sampler says",
             )
-        return own
+        return sampler if isinstance(sampler, BuiltInSampler) else CustomSampler(sampler)
     if sampler not in SAMPLERS:
         raise unknown_name("sampler", sampler, SAMPLERS)
     default = SAMPLERS[sampler]
@@ -69,7 +69,3 @@ def as_sampler(sampler: str | AnySampler) -> BuiltInSampler:
         example = "Weighted(pl.col('return') + 1)" if sampler == "weighted" else "TopK(pl.col('return'), k=100)"
         raise InvalidArgumentError(f"sampler '{sampler}' needs arguments", hint=f"give an instance: {example}")
     return default
-
-
-def _has_method(sampler: object, name: str) -> bool:
-    return not isinstance(sampler, type) and callable(getattr(sampler, name, None))

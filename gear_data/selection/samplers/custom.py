@@ -26,21 +26,17 @@ class CustomSampler:
     """The `BuiltInSampler` of a user's sampler.
 
     Raises:
-        InvalidArgumentError: the sampler is not a frozen dataclass with a name, or a field cannot be saved.
+        InvalidArgumentError: the sampler is not a frozen dataclass, or a field cannot be saved.
     """
 
     sampler: Sampler
 
     def __post_init__(self) -> None:
         kind = type(self.sampler)
-        if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        if not dataclasses.is_dataclass(kind) or not kind.__dataclass_params__.frozen:
             raise InvalidArgumentError(
                 f"the sampler {kind.__qualname__} is not a frozen dataclass, so its parameters could change unseen",
                 hint="write @dataclass(frozen=True) above the class, with the parameters as its fields",
-            )
-        if not isinstance(getattr(self.sampler, "name", None), str):
-            raise InvalidArgumentError(
-                f"the sampler {kind.__qualname__} has no name", hint='give the class an attribute such as name = "mine"'
             )
         self.parameters()
 
@@ -165,7 +161,7 @@ def _plain(value: Any, name: str, field: str) -> Any:
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         contents = np.ascontiguousarray(value)
-        return {"dtype": value.dtype.str, "shape": list(value.shape), "xxh3": xxhash.xxh3_128(contents).hexdigest()}
+        return {"dtype": value.dtype.str, "shape": list(value.shape), "xxh3": xxhash.xxh3_128(contents.data).hexdigest()}
     if isinstance(value, list | tuple):
         return [_plain(each, name, field) for each in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

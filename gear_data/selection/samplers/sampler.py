@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,7 @@ class Selector(Protocol):
         """
 
 
+@runtime_checkable
 class BuiltInSampler(Protocol):
     """A rule that selects windows, of gear-data."""
 
@@ -94,6 +95,7 @@ class BuiltInSampler(Protocol):
         """Returns the selector for these candidates. seed: 0 to 2^64 - 1."""
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """A rule that selects windows, which you write: a frozen dataclass with a name and `draw`.
 
