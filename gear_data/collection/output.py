@@ -23,7 +23,7 @@ MASK = "mask"
 #: NumPy itself has no bfloat16. JAX has the same dtype.
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
-#: `Output.camera`: uint8 [H, W, 3]; and [3, H, W] from 0 to 1.
+#: `Output.camera`: uint8 [H, W, 3]; and [3, H, W], from 0 to 1 or normalised.
 CHANNELS_LAST, CHANNELS_FIRST = "channels_last", "channels_first"
 
 #: Far more than any memory holds, and far below the sizes that overflow int64.
@@ -73,7 +73,8 @@ class Output:
             range of `first` and `width`. A padded step holds what it holds in `span`, where it is at its own position.
         pad_left: True puts valid steps at the end. False leaves every step at its own position.
         fill: one padding step, [*shape] or a scalar. The batch holds this value; it is not normalised.
-        mean, scale: output = (value - mean) * scale, float64 [elements] or [1]. None copies (or casts).
+        mean, scale: output = (value - mean) * scale, float64, which broadcast to a step of the column; of a camera [C].
+            None copies (or casts).
         column: whether `source` is a column.
         within_window: True pads steps outside the window. False pads only steps outside the episode.
         padding: the values of padding steps. A window without any valid step holds `fill`.
@@ -91,6 +92,7 @@ class Output:
             `discounts` ends at the next state. `width` is 1, except with `shift`.
         table: numbers [2, n + 1]; output = table[last step of the hop is terminal, hop]. See `NextState`.
         camera: `CHANNELS_LAST` or `CHANNELS_FIRST`: the column is a camera. A decoder writes its frames, not a kernel.
+            A normalised camera has `CHANNELS_FIRST`.
         half: `float16` or `bfloat16`: the dtype to which float32 values are rounded.
     """
 
@@ -160,13 +162,16 @@ class Output:
 
 
 def pixel_values(output: Output) -> npt.NDArray[Any]:
-    """Returns [256]: the value of each number of a frame with `CHANNELS_FIRST`.
+    """Returns [C, 256]: the value of each number of a frame with `CHANNELS_FIRST`, for each channel.
 
-        They have the array's dtype.
-
-    The numbers are divided in the dtype before rounding, as LeRobot divides them in float32.
+    They have the array's dtype. Numbers that are not normalised are divided by 255 in the dtype before rounding, as
+    LeRobot divides them in float32.
     """
-    values = np.arange(256).astype(output.dtype) / np.dtype(output.dtype).type(255)
+    numbers, channels = np.arange(256), output.shape[0]
+    if output.mean is None or output.scale is None:
+        values = np.tile(numbers.astype(output.dtype) / np.dtype(output.dtype).type(255), (channels, 1))
+    else:
+        values = ((numbers - output.mean[:, None]) * output.scale[:, None]).astype(output.dtype)
     with_half: npt.NDArray[Any] = values.astype(output.array_dtype)
     return with_half
 

@@ -29,7 +29,7 @@ from gear_data.kernels.output_plan import (
     TIMESTEP_TYPES,
     OutputPlanArray,
 )
-from gear_data.schema import Schema
+from gear_data.schema import ColumnSpec, Schema
 from gear_data.selection.windows import Int64Array
 
 #: Means and scales are repeated up to this many elements: 16 KiB, which stay in the cache.
@@ -179,8 +179,8 @@ class BatchPlan:
         # compiler then uses vector instructions.
         repeats = max(1, min(output.width, _AFFINE_ELEMENTS // spec.size))
         affine = np.empty((2, repeats, spec.size))
-        affine[0] = 0.0 if output.mean is None else np.ravel(output.mean)
-        affine[1] = 1.0 if output.scale is None else np.ravel(output.scale)
+        affine[0] = 0.0 if output.mean is None else _of_elements(output.mean, spec)
+        affine[1] = 1.0 if output.scale is None else _of_elements(output.scale, spec)
         record["affine"], record["affine_rows"] = self._keep(affine), repeats
 
     def _template(self, output: Output, step: Any, *, constant: bool = False) -> int:
@@ -199,6 +199,11 @@ class BatchPlan:
         """Keeps an array alive, and returns its address."""
         self._templates.append(array)
         return int(array.ctypes.data)
+
+
+def _of_elements(values: npt.NDArray[np.float64], spec: ColumnSpec) -> npt.NDArray[np.float64]:
+    """Returns [elements] or [1]: the numbers of a step's elements; an image may have one number for each channel."""
+    return np.ravel(values if values.size in (1, spec.size) else np.broadcast_to(values, spec.shape))
 
 
 def _rounded(output: Output, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:

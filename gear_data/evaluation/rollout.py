@@ -219,7 +219,7 @@ def _mapped(output: Output, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
             raise InvalidArgumentError(
                 f"the frame is an array of {value.dtype}", column=output.source, hint="give uint8 [height, width, 3]"
             )
-        frame: npt.NDArray[Any] = pixel_values(output)[value.reshape(height, width, channels)]
+        frame: npt.NDArray[Any] = pixel_values(output)[np.arange(channels), value.reshape(height, width, channels)]
         return frame.transpose(2, 0, 1)
     array = value.reshape(output.shape)
     if output.mean is None or output.scale is None:

@@ -94,7 +94,7 @@ def channels_first(frames, sources, rows, table, target):  # type: ignore[no-unt
     Args:
         frames: uint8 [n, H * W, C].
         sources, rows: int64 [r]: row rows[i] of `target` holds the frame sources[i].
-        table: [256], the value of each number.
+        table: [C, 256], the value of each number of a channel.
         target: [m, C, H * W], of the table's dtype.
     """
     pixels, channels = frames.shape[1:]
@@ -103,4 +103,4 @@ def channels_first(frames, sources, rows, table, target):  # type: ignore[no-unt
         for channel in range(channels):
             values = target[rows[i], channel]
             for pixel in range(pixels):
-                values[pixel] = table[frame[pixel, channel]]
+                values[pixel] = table[channel, frame[pixel, channel]]

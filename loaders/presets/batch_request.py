@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class BatchRequest:
         columns: columns to add to the preset's own. For a preset of all columns: the columns of the batch. None: none
             added, or all. `next_X`, if the dataset has no such column, is column X of the next step.
         offsets: column -> steps relative to the window's first step: a range, or a tuple of listed steps.
-        normalize: column -> (mean, std), float64 [elements] or [1].
+        normalize: column -> (mean, std), float64 [elements] or [1]; of images also [channels].
         float_dtype: dtype of float columns; None: the preset's.
         n_step: if not None, the batch has `n_step_returns`, discounted sums of this many rewards.
         discount: discount of `n_step`.
@@ -66,11 +67,19 @@ class BatchColumn:
 def affine(
     request: BatchRequest, name: str, *, epsilon: float
 ) -> tuple[npt.NDArray[np.float64] | None, npt.NDArray[np.float64] | None]:
-    """Returns (mean, 1 / (std + epsilon)); a std of 0 without epsilon counts as 1."""
+    """Returns (mean, 1 / (std + epsilon)); a std of 0 without epsilon counts as 1.
+
+    They have the shape of a step; of images with numbers for each channel, a shape that broadcasts to it.
+    """
     if name not in request.normalize:
         return None, None
     mean, std = request.normalize[name]
-    size, shape = request.schema[name].size, request.schema[name].shape or (1,)
+    spec = request.schema[name]
+    shape, channels = spec.shape or (1,), _channels(spec)
+    by_channel = {np.size(mean), np.size(std)} <= {1, math.prod(channels)}
+    if channels and (by_channel or spec.video is not None):
+        shape = channels
+    size = math.prod(shape)
     if np.size(mean) not in (1, size) or np.size(std) not in (1, size):
         raise InvalidArgumentError(
             f"normalize has {np.size(mean)} means and {np.size(std)} deviations for {size} elements", column=name
@@ -79,3 +88,12 @@ def affine(
     std = std + epsilon
     inverse = 1.0 / np.where(std == 0, 1.0, std)
     return mean.reshape(shape), inverse.reshape(shape)
+
+
+def _channels(spec: ColumnSpec) -> tuple[int, ...]:
+    """Returns the shape of one number for each channel of an image, which broadcasts to a step; () of others."""
+    if len(spec.shape) != 3:
+        return ()
+    if spec.shape[-1] <= 4:
+        return (spec.shape[-1],)
+    return (spec.shape[0], 1, 1) if spec.shape[0] <= 4 else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gear_data.collection.output import CHANNELS_FIRST, CHANNELS_LAST, Output
 from gear_data.errors import InvalidArgumentError
@@ -25,9 +26,9 @@ def column_output(batch_format: BatchFormat, request: BatchRequest, item: BatchC
             column=spec.name,
             hint="give another preset, with columns= to choose the columns",
         )
-    if spec.video is not None:
-        return _camera(batch_format, request, item)
     mean, scale = affine(request, spec.name, epsilon=batch_format.std_epsilon if item.own else 0.0)
+    if spec.video is not None:
+        return _camera(batch_format, request, item, mean, scale)
     factor = batch_format.return_scale if item.own and spec.role is Role.RETURN_TO_GO else 1.0
     if factor != 1.0:
         mean = np.zeros(1) if mean is None else mean
@@ -49,21 +50,32 @@ def column_output(batch_format: BatchFormat, request: BatchRequest, item: BatchC
     )
 
 
-def _camera(batch_format: BatchFormat, request: BatchRequest, item: BatchColumn) -> Output:
-    """Returns the output of a camera."""
+def _camera(
+    batch_format: BatchFormat,
+    request: BatchRequest,
+    item: BatchColumn,
+    mean: npt.NDArray[np.float64] | None,
+    scale: npt.NDArray[np.float64] | None,
+) -> Output:
+    """Returns the output of a camera. A normalised camera has floats."""
     spec, shift = item.spec, _shift(batch_format, item)
     if shift < 0:
         raise InvalidArgumentError(
             "a camera cannot be one step late", column=spec.name, hint="leave it out of previous_step_columns"
         )
     height, width, channels = spec.shape
-    floats = item.own and batch_format.camera_frames == "float32"
+    floats = mean is not None or (item.own and batch_format.camera_frames == "float32")
+    fill: Any = batch_format.fill.get(spec.name, 0) if item.own else 0
+    if item.own and batch_format.normalize_padding and mean is not None and scale is not None:
+        fill = ((fill - mean) * scale).reshape(channels, 1, 1)
     return Output(
         item.key,
         spec.name,
         (request.float_dtype or batch_format.dtype or "float32") if floats else "uint8",
         (channels, height, width) if floats else spec.shape,
-        fill=batch_format.fill.get(spec.name, 0) if item.own else 0,
+        fill=fill,
+        mean=mean,
+        scale=scale,
         padding=batch_format.column_padding,
         shift=shift,
         camera=CHANNELS_FIRST if floats else CHANNELS_LAST,

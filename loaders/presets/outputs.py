@@ -14,7 +14,7 @@ from gear_data.loaders.presets.batch_format import BatchFormat, Tokens
 from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest
 from gear_data.loaders.presets.column_outputs import column_output, column_positions, column_shape
 from gear_data.loaders.presets.registry import PRESETS, resolve_preset
-from gear_data.schema import Role, Schema
+from gear_data.schema import ColumnSpec, Role, Schema
 
 __all__ = [
     "PRESETS",
@@ -139,17 +139,23 @@ def preset_postprocess(preset: str | BatchFormat, request: BatchRequest) -> Post
 
 
 def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str]) -> tuple[str, ...]:
-    """Returns the columns to normalise. `True` means every float observation column.
+    """Returns the columns to normalise.
+
+    Args:
+        schema: the columns of the dataset.
+        normalize: True: every float observation column. `all`: these, float actions, uint8 images and cameras of the
+            observations. Else one column, or several.
 
     Raises:
         UnknownNameError: no such column.
         InvalidArgumentError: a column of booleans or of variable length, or `normalize` is of another type.
     """
-    if isinstance(normalize, bool):
+    if isinstance(normalize, bool) or normalize == "all":
+        every = normalize == "all"
         return tuple(
             c.name
-            for c in schema
-            if normalize and c.role is Role.OBSERVATION and not c.variable_length and c.numpy_dtype.kind == "f"
+            for c in (*schema.columns, *(schema.videos if every else ()))
+            if normalize and not c.variable_length and _is_normalised(c, every)
         )
     if not isinstance(normalize, str | Sequence):
         raise InvalidArgumentError(
@@ -157,15 +163,15 @@ def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str])
         )
     names = (normalize,) if isinstance(normalize, str) else tuple(normalize)
     for name in names:
-        if schema[name].video is not None:
-            raise InvalidArgumentError(
-                "cameras cannot be normalised by the loader",
-                column=name,
-                hint="normalise in transform= or in the model",
-            )
         if schema[name].dtype == "bool" or schema[name].variable_length:
             raise InvalidArgumentError("booleans, text and bytes cannot be normalised", column=name)
     return names
+
+
+def _is_normalised(spec: ColumnSpec, every: bool) -> bool:
+    if spec.role is Role.OBSERVATION:
+        return spec.numpy_dtype.kind == "f" or (every and spec.dtype == "uint8" and len(spec.shape) > 1)
+    return every and spec.role is Role.ACTION and spec.numpy_dtype.kind == "f"
 
 
 def _batch_columns(batch_format: BatchFormat, request: BatchRequest) -> list[BatchColumn]:

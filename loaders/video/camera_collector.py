@@ -159,6 +159,9 @@ class CameraCollector:
         """Returns whether the files of a camera are such that it can be added as YUV."""
         if np.ndim(self._cameras[number].fill):
             return False
+        # The GPU has one table of values for all channels.
+        if any(outputs[number].mean is not None for outputs in self._outputs.values()):
+            return False
         for dataset, outputs in self._outputs.items():
             camera = outputs[number].source
             files = self._stores[dataset].videos.segments[camera].file

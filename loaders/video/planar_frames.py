@@ -25,7 +25,7 @@ class PlanarFrames:
     Attributes:
         output: the camera.
         rows: windows of the batch.
-        memory: uint8 [bytes], leased. It begins with `pixel_values` if the array has values.
+        memory: uint8 [bytes], leased. It begins with the `pixel_values` of a channel if the array has values.
         slots: number of distinct frames.
     """
 
@@ -88,7 +88,7 @@ class PlanarPool:
 
     def _write_table(self, memory: npt.NDArray[np.uint8]) -> None:
         if self._output.camera == CHANNELS_FIRST:
-            table = pixel_values(self._output).view(np.uint8)
+            table = pixel_values(self._output)[0].view(np.uint8)
             memory[: len(table)] = table
 
     def lease(self, rows: int, slots: int) -> PlanarFrames:

@@ -32,7 +32,7 @@ def pairs(dataset, **options):
         yield column, normalized[column][raw["mask"]], raw[column][raw["mask"]].double()
 
 
-@pytest.mark.parametrize("mode", ["quantiles", "min-max"])
+@pytest.mark.parametrize("mode", ["quantiles", "minmax"])
 @pytest.mark.parametrize("view", [False, True])
 def test_modes_equal_lerobots_formulas(dataset, mode, view):
     dataset = dataset.filter("length > 19") if view else dataset
@@ -41,14 +41,14 @@ def test_modes_equal_lerobots_formulas(dataset, mode, view):
         bounds = np.quantile(values, (0.01, 0.99), axis=0) if mode == "quantiles" else (values.min(0), values.max(0))
         low, high = (torch.from_numpy(np.asarray(each)) for each in bounds)
         torch.testing.assert_close(normalized, lerobot(raw, low, high).to(normalized.dtype), rtol=1e-5, atol=1e-6)
-        if mode == "min-max":
+        if mode == "minmax":
             assert normalized.abs().max() <= 1 + 1e-6
 
 
 def test_a_mode_alone_is_for_observations(dataset):
     for column, normalized, raw in pairs(dataset, normalize="quantiles"):
         assert (normalized.double() == raw).all() == (column == "actions")
-    spec = SequenceLoader(dataset, **OPTIONS, normalize="min-max").spec()["normalize"]
+    spec = SequenceLoader(dataset, **OPTIONS, normalize="minmax").spec()["normalize"]
     values = steps_of(dataset, "observations")
     center, half = (np.array(each) for each in spec["observations"])
     np.testing.assert_allclose(center, (values.min(0) + values.max(0)) / 2)
@@ -64,7 +64,7 @@ def test_constant_elements_become_minus_one(make_dataset, episodes):
         episode["observations"][:, 1] = 0
     episodes[3]["observations"][0, 1] = 1
     dataset = make_dataset(episodes)
-    for mode in ("quantiles", "min-max"):
+    for mode in ("quantiles", "minmax"):
         loader = SequenceLoader(dataset, 64, context=1, batch=BatchOptions(preset_options={}), normalize=mode)
         values = torch.cat([loader.batch(step)["observations"][:, 0] for step in range(20)])
         assert (values[:, 0] == -1).all()
@@ -93,10 +93,80 @@ def test_quantiles_are_stored_once_and_are_of_the_view(dataset, tmp_path):
 def test_wrong_modes_are_refused(dataset):
     with pytest.raises(UnknownNameError, match="normalisation 'quantile'"):
         SequenceLoader(dataset, normalize={"observations": "quantile"})
-    with pytest.raises(UnknownNameError, match="minmax"):
-        SequenceLoader(dataset, normalize="minmax")
-    with pytest.raises(InvalidArgumentError, match="modes: mean-std, quantiles, min-max"):
+    for mode in ("min-max", "min_max", {"observations": "min-max"}):
+        with pytest.raises(UnknownNameError, match="did you mean 'minmax'"):
+            SequenceLoader(dataset, normalize=mode)
+    with pytest.raises(InvalidArgumentError, match="modes: mean-std, quantiles, minmax, imagenet"):
         SequenceLoader(dataset, normalize={"observations": 3})
+
+
+@pytest.fixture
+def pictures(make_dataset, episodes):
+    """Images of both layouts, grey images, discrete actions and float states; numbers that are no images."""
+    episodes, rng = copy.deepcopy(episodes), np.random.default_rng(4)
+    for episode in episodes:
+        length = len(episode["rewards"])
+        for name, shape in (("rgb", (5, 6, 3)), ("planes", (3, 5, 6)), ("grey", (5, 6)), ("memory", (7,))):
+            episode[f"observations.{name}"] = rng.integers(0, 200, (length, *shape)).astype(np.uint8)
+        episode["actions.button"] = rng.integers(0, 4, length)
+    return make_dataset(episodes)
+
+
+def test_all_is_states_actions_and_images(pictures):
+    """Compares each number with a plain loop over the raw batch."""
+    options = {"batch_size": 16, "context": 3, "seed": 2}
+    raw = next(iter(SequenceLoader(pictures, **options)))
+    batch = next(iter(SequenceLoader(pictures, **options, normalize="all")))
+    images = {"observations.rgb", "observations.planes", "observations.grey"}
+    valid = raw["mask"]
+    for column in pictures.schema.names:
+        values = raw[column][valid].numpy()
+        if column in images | {"observations", "actions"}:
+            every = steps_of(pictures, column)
+            axis = None if column in images else 0  # one mean and std for all numbers of an image
+            values = ((values - every.mean(axis)) / every.std(axis)).astype(np.float32)
+        found = batch[column][valid].numpy()
+        assert found.dtype == values.dtype
+        np.testing.assert_allclose(found, values, rtol=1e-5, atol=1e-6)
+    assert not batch["observations.rgb"][~valid].any()
+
+
+@pytest.mark.parametrize("normalize_padding", [False, True])
+def test_imagenets_mean_and_std_of_each_channel(pictures, normalize_padding):
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    columns = ["observations.rgb", "observations.planes"]
+    options = {"batch_size": 32, "context": 9, "seed": 2, "columns": columns}
+    raw = next(iter(SequenceLoader(pictures, **options)))
+    loader = SequenceLoader(
+        pictures, **options, normalize=dict.fromkeys(columns, "imagenet"),
+        preset_options={"normalize_padding": normalize_padding},
+    )  # fmt: skip
+    batch, normalizer = next(iter(loader)), loader.normalizer
+    assert not raw["mask"].all()
+    for column in columns:
+        expected = np.empty(raw[column].shape)
+        for row, step in np.ndindex(expected.shape[:2]):
+            image = raw[column][row, step].numpy() / 255
+            if column == columns[0]:
+                expected[row, step] = (image - mean) / std
+            else:
+                for channel in range(3):
+                    expected[row, step, channel] = (image[channel] - mean[channel]) / std[channel]
+            np.testing.assert_allclose(
+                normalizer.normalize(column, raw[column][row, step].numpy()), expected[row, step], rtol=1e-9, atol=1e-9
+            )
+            if not raw["mask"][row, step] and not normalize_padding:
+                expected[row, step] = 0
+        assert batch[column].dtype == torch.float32
+        np.testing.assert_allclose(batch[column].numpy(), expected, rtol=1e-5, atol=1e-6)
+    # Numbers of the user are of bytes, and may be for each channel, too.
+    own = {columns[0]: (255 * mean, 255 * std), columns[1]: (255 * mean, 255 * std)}
+    assert SequenceLoader(pictures, **options, normalize=own).spec()["normalize"] == loader.spec()["normalize"]
+    for wrong in ("observations.grey", "observations.memory", "observations"):
+        with pytest.raises(InvalidArgumentError, match="uint8 images of three channels"):
+            SequenceLoader(pictures, normalize={wrong: "imagenet"})
+    with pytest.raises(InvalidArgumentError, match="2 means and 2 deviations for 90 elements"):
+        SequenceLoader(pictures, normalize={columns[0]: (np.zeros(2), np.ones(2))})
 
 
 def test_each_dataset_of_a_mixture_has_its_own_quantiles(dataset):

@@ -161,7 +161,11 @@ def _plain(value: Any, name: str, field: str) -> Any:
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         contents = np.ascontiguousarray(value)
-        return {"dtype": value.dtype.str, "shape": list(value.shape), "xxh3": xxhash.xxh3_128(contents.data).hexdigest()}
+        return {
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "xxh3": xxhash.xxh3_128(contents.data).hexdigest(),
+        }
     if isinstance(value, list | tuple):
         return [_plain(each, name, field) for each in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

@@ -12,6 +12,7 @@ import torch
 import gear_data
 from gear_data import Mixture, RandomCrop, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
+from gear_data.storage.statistics import ColumnStatistics
 from tests.support.cameras.filmed import FRONT, WRIST, Filmed
 from tests.support.command_line import run_json
 from tests.support.feed.arguments import grouped
@@ -124,6 +125,56 @@ def test_lerobots_frames_as_they_are(filmed: Filmed, dataset: gear_data.Dataset)
     assert np.array_equal(batch[FRONT], golden(filmed, FRONT, rows, [0], window=False, padding="edge")[:, 0])
 
 
+def channel_statistics(episodes: Any) -> ColumnStatistics:
+    """Returns the statistics of each channel over all frames."""
+    values = np.concatenate(list(episodes)).reshape(-1, 3).astype(np.float64)
+    return ColumnStatistics(
+        np.full(3, len(values)), values.mean(0), values.std(0), values.min(0), values.max(0), sampled_frames=1,
+        quantiles=np.quantile(values, (0.01, 0.1, 0.5, 0.9, 0.99), axis=0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", ["raw", "lerobot"])
+@pytest.mark.parametrize("view", [False, True])
+def test_normalised_cameras(
+    filmed: Filmed, dataset: gear_data.Dataset, monkeypatch: pytest.MonkeyPatch, preset: str, view: bool
+) -> None:
+    """Each frame is (value - mean) / std of its channel, as float32 [3, H, W]; padding stays 0."""
+    source = dataset[2:] if view else dataset
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    # A converted dataset has statistics of a sample; a recorded one has none.
+    sample = {camera: channel_statistics(filmed.frames[camera]) for camera in (FRONT, WRIST)}
+    monkeypatch.setattr(dataset._store, "statistics", {**dataset._store.statistics, **sample})
+    low, high = sample[WRIST].quantiles[[0, -1]]  # type: ignore[index]
+    for normalize, affine in (
+        ("all", {camera: (sample[camera].mean, sample[camera].std) for camera in (FRONT, WRIST)}),
+        ({FRONT: "imagenet", WRIST: "quantiles"}, {
+            FRONT: (255 * mean, 255 * std), WRIST: ((low + high) / 2, (high - low) / 2),
+        }),
+        ({FRONT: (7.0, 3.0)}, {FRONT: (np.full(3, 7.0), np.full(3, 3.0)), WRIST: None}),
+    ):  # fmt: skip
+        loader = SequenceLoader(source, preset=preset, normalize=normalize, **OPTIONS)
+        lerobot = preset == "lerobot"
+        how = {"window": False, "padding": "edge"} if lerobot else {"window": True, "padding": "fill"}
+        for batch, rows in first_batches(loader, 2):
+            for camera in (FRONT, WRIST):
+                frames = golden(filmed, camera, rows, [0] if lerobot else list(range(4)), **how)
+                if affine[camera] is None:
+                    assert np.array_equal(batch[camera].dtype, np.float32 if lerobot else np.uint8)
+                    continue
+                expected = np.empty((*frames.shape[:2], 3, *frames.shape[2:4]))
+                center, spread = affine[camera]
+                for channel in range(3):
+                    expected[:, :, channel] = (frames[..., channel] - center[channel]) / spread[channel]
+                if not lerobot:
+                    expected[~batch["mask"]] = 0
+                assert batch[camera].dtype == np.float32
+                np.testing.assert_allclose(batch[camera], expected.reshape(batch[camera].shape), rtol=1e-5, atol=1e-6)
+                back = loader.normalizer.denormalize(camera, np.moveaxis(batch[camera], -3, -1).astype(np.float64))
+                if lerobot:
+                    np.testing.assert_allclose(back, frames[:, 0], atol=1e-3)
+
+
 @pytest.mark.parametrize("n_step", [None, 3])
 @pytest.mark.parametrize("options", [{}, {"offsets": {FRONT: [-2, 0]}}])
 def test_next_frames_of_transitions(
@@ -230,8 +281,9 @@ def test_mixtures(filmed: Filmed, dataset: gear_data.Dataset, rollouts_path: Any
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"normalize": FRONT}, InvalidArgumentError, "cannot be normalised"),
-        ({"normalize": {FRONT: (0.0, 1.0)}}, InvalidArgumentError, "cannot be normalised"),
+        ({"normalize": FRONT}, InvalidArgumentError, "no statistics of this camera"),
+        ({"normalize": "all"}, InvalidArgumentError, "no statistics of this camera"),
+        ({"normalize": {FRONT: ([1.0, 2.0], 1.0)}}, InvalidArgumentError, "2 means and 1 deviations for 3 elements"),
         ({"preset": "transitions", "context": None, "goals": gear_data.Goals(goal_column=FRONT)}, InvalidArgumentError,
          "goals cannot be frames"),
         ({"stack": {"seen": [FRONT, "observations"]}}, gear_data.GearError, FRONT),
