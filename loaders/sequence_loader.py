@@ -86,9 +86,10 @@ class SequenceLoader(LoaderBase):
             `next_X` is column X of the next step, and for the last step the final observation.
         offsets: column -> its own steps relative to the window's first step: a tuple (first, last), `last` excluded, or
             a list of steps. Each has its own position, and a mask `COLUMN_mask`. Other columns have `context` steps.
-        normalize: True (float observations), one column or several, by the dataset's mean and standard deviation; or
-            `quantiles` (float observations, the 1st and 99th percentile to -1 and 1) or `minmax` (to -1 to 1); or
-            column -> (mean, std), `mean-std`, `quantiles` or `minmax`. None: nothing is normalised.
+        normalize: by the dataset's mean and standard deviation: `all` (float observations and actions, images and
+            cameras), True (float observations), one column or several. `quantiles` (float observations, the 1st and
+            99th percentile to -1 and 1) or `minmax` (to -1 to 1). Or column -> (mean, std), `mean-std`, `quantiles`,
+            `minmax` or, of images, `imagenet`. None: nothing is normalised.
         goals: adds goals to each window; see `Goals`.
         decoders: column of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
         resize: (H, W) of all cameras, or a mapping of cameras to (H, W). None: as in the files.

@@ -39,7 +39,7 @@ class AffineMap:
     """y = (x - mean) * scale, for each element of a column.
 
     Attributes:
-        mean, scale: float64 [*shape], or [1] for one number for all elements.
+        mean, scale: float64, which broadcast to a step: [*shape], [1], or numbers for each channel of an image.
     """
 
     mean: npt.NDArray[np.float64]
