@@ -55,7 +55,7 @@ from gear_data.loaders.video.resize import Resize
 from gear_data.loaders.weight_updates import apply_update, check_updatable
 from gear_data.loaders.window_source import window_table
 from gear_data.selection.goals import Goals
-from gear_data.selection.samplers import Sampler, SamplerName
+from gear_data.selection.samplers import AnySampler, SamplerName
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -80,7 +80,7 @@ class SequenceLoader(LoaderBase):
         context: the most steps of a window; the length of padded sequences. None: 20, and 1 with `transitions`.
         preset: names, padding and dtypes of the batch: a name of `PRESETS`, or a `BatchFormat`.
         sampler: `uniform` (a window starts at a step drawn from all steps), `shuffle` (every step once an epoch),
-            `fifo`, or an instance: `Uniform`, `Weighted`, `TopK`, `Fifo`, `Shuffle`.
+            `fifo`, or an instance: `Uniform`, `Weighted`, `TopK`, `Fifo`, `Shuffle`, or your own `Sampler`.
         seed: 0 to 2^64 - 1.
         columns: with `raw`, the columns of the batch; with other presets, columns to add. None: all, or none added.
             `next_X` is column X of the next step, and for the last step the final observation.
@@ -124,7 +124,7 @@ class SequenceLoader(LoaderBase):
     def __init__(
         self, dataset: Dataset | Mixture, batch_size: int = 256, *,
         context: int | None = None, preset: PresetName | BatchFormat = "raw",
-        sampler: SamplerName | Sampler = "uniform", seed: int = 0,
+        sampler: SamplerName | AnySampler = "uniform", seed: int = 0,
         columns: Sequence[str] | None = None, offsets: Offsets | None = None, normalize: Normalize = None,
         goals: Goals | None = None, decoders: Mapping[str, Decoder] | None = None, resize: Resize | None = None,
         transform: Transform | None = None,

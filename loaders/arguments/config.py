@@ -39,7 +39,7 @@ from gear_data.loaders.presets.offsets import ColumnSteps, Offsets, check_offset
 from gear_data.loaders.presets.registry import PresetName, resolve_preset
 from gear_data.loaders.video.resize import Resize, check_resize
 from gear_data.selection.goals import Goals
-from gear_data.selection.samplers import Sampler, SamplerName
+from gear_data.selection.samplers import AnySampler, SamplerName
 from gear_data.selection.schedule import CheckedSchedule
 from gear_data.selection.windows import WindowRule
 
@@ -67,7 +67,7 @@ class LoaderConfig:
     batch_size: int
     context: int | None
     preset: PresetName | BatchFormat
-    sampler: SamplerName | Sampler
+    sampler: SamplerName | AnySampler
     seed: int
     columns: Sequence[str] | None
     offsets: Offsets | None

@@ -139,7 +139,7 @@ def test_imagenets_mean_and_std_of_each_channel(pictures, normalize_padding):
     raw = next(iter(SequenceLoader(pictures, **options)))
     loader = SequenceLoader(
         pictures, **options, normalize=dict.fromkeys(columns, "imagenet"),
-        preset_options={"normalize_padding": normalize_padding},
+        batch=BatchOptions(preset_options={"normalize_padding": normalize_padding}),
     )  # fmt: skip
     batch, normalizer = next(iter(loader)), loader.normalizer
     assert not raw["mask"].all()
