@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.internals import store_of
 from gear_data.errors import InvalidArgumentError, StateMismatchError
 from gear_data.schema import ColumnSpec
 from gear_data.storage.statistics import ColumnStatistics
@@ -67,7 +66,7 @@ def _imagenet(spec: ColumnSpec) -> tuple[Float64Array, Float64Array]:
 
 def _camera_statistics(dataset: Dataset, name: str) -> ColumnStatistics:
     # Views have none of their own.
-    statistics = store_of(dataset).statistics.get(name)
+    statistics = dataset.store.statistics.get(name)
     if statistics is None:
         raise InvalidArgumentError(
             "the dataset has no statistics of this camera",

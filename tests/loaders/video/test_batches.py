@@ -144,7 +144,7 @@ def test_normalised_cameras(
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     # A converted dataset has statistics of a sample; a recorded one has none.
     sample = {camera: channel_statistics(filmed.frames[camera]) for camera in (FRONT, WRIST)}
-    monkeypatch.setattr(dataset._store, "statistics", {**dataset._store.statistics, **sample})
+    monkeypatch.setattr(dataset.store, "statistics", {**dataset.store.statistics, **sample})
     low, high = sample[WRIST].quantiles[[0, -1]]  # type: ignore[index]
     for normalize, affine in (
         ("all", {camera: (sample[camera].mean, sample[camera].std) for camera in (FRONT, WRIST)}),
