@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from gear_data.hub.pull import PullReport, pull
     from gear_data.hub.push import PushReport, push
     from gear_data.ingest.convert import ConvertReport, convert
+    from gear_data.ingest.episode_boundaries import EpisodeBoundaries
     from gear_data.ingest.lint import LintReport, lint
     from gear_data.ingest.merge import merge
     from gear_data.ingest.merging.linked_dataset import MergeReport
     from gear_data.ingest.repair import RepairReport, repair
     from gear_data.ingest.saving.save import SaveReport
+    from gear_data.ingest.videos.storage_options import VideoStorage
     from gear_data.loaders.arguments.options import (
         BatchOptions,
         ExecutionOptions,
@@ -74,6 +76,7 @@ _PUBLIC = {
     "Dataset": ("gear_data.dataset.dataset", "Dataset"),
     "DatasetReport": ("gear_data.reports.report", "DatasetReport"),
     "Episode": ("gear_data.dataset.episode", "Episode"),
+    "EpisodeBoundaries": ("gear_data.ingest.episode_boundaries", "EpisodeBoundaries"),
     "EpisodeDataset": ("gear_data.loaders.frameworks.map_datasets", "EpisodeDataset"),
     "Evaluation": ("gear_data.evaluation.episodes", "Evaluation"),
     "ExecutionOptions": ("gear_data.loaders.arguments.options", "ExecutionOptions"),
@@ -104,6 +107,7 @@ _PUBLIC = {
     "Uniform": ("gear_data.selection.samplers", "Uniform"),
     "VideoFrames": ("gear_data.dataset.cameras.video_frames", "VideoFrames"),
     "VideoOptions": ("gear_data.loaders.arguments.options", "VideoOptions"),
+    "VideoStorage": ("gear_data.ingest.videos.storage_options", "VideoStorage"),
     "Weighted": ("gear_data.selection.samplers", "Weighted"),
     "WindowDataset": ("gear_data.loaders.frameworks.map_datasets", "WindowDataset"),
     "WindowOptions": ("gear_data.loaders.arguments.options", "WindowOptions"),
@@ -134,6 +138,7 @@ __all__ = [
     "Dataset",
     "DatasetReport",
     "Episode",
+    "EpisodeBoundaries",
     "EpisodeDataset",
     "Evaluation",
     "ExecutionOptions",
@@ -164,6 +169,7 @@ __all__ = [
     "Uniform",
     "VideoFrames",
     "VideoOptions",
+    "VideoStorage",
     "Weighted",
     "WindowDataset",
     "WindowOptions",

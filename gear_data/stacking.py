@@ -18,7 +18,7 @@ from gear_data.schema import ColumnSpec
 #: Columns with one meaning and one value a step, which are no parts of another column.
 _ALONE = frozenset({"rewards", "dones", "terminated", "truncated", "returns_to_go"})
 #: Name of the stacked column -> names of its parts, in order.
-Stack = Mapping[str, tuple[str, ...]]
+Stack = Mapping[str, Sequence[str]]
 
 
 def check_stack(stack: Any) -> dict[str, tuple[str, ...]]:

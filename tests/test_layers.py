@@ -28,7 +28,7 @@ TESTS = Path(__file__).parent
 #: Packages and modules below gear_data, and the root `gear_data` itself, from the lowest layer to the highest. A layer
 #: imports only itself and the layers below it.
 LAYERS = (
-    ("error_text", "version"),
+    ("error_text", "version", "words"),
     ("errors",),
     ("schema", "stacking", "common"),
     ("video",),
@@ -132,7 +132,7 @@ def test_the_upward_calls_of_the_facade_are_listed() -> None:
 
 
 def test_ingest_imports_only_storage_and_below() -> None:
-    below = {"ingest", "storage", "video", "schema", "stacking", "errors", "common"}
+    below = {"ingest", "storage", "video", "schema", "stacking", "errors", "words", "common"}
     for module in modules():
         if layer_of(module) == "ingest":
             assert {layer_of(each.module) for each in imports(module)} <= below, module

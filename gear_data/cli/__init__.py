@@ -6,10 +6,12 @@ Exit status: 0 (done), 1 (the work failed), 2 (bad usage).
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import gear_data
 from gear_data.cli import (
@@ -25,7 +27,7 @@ from gear_data.cli import (
     tuning,
 )
 from gear_data.cli.arguments import Command, print_json
-from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
+from gear_data.errors import GearError, InvalidArgumentError, UnknownArgumentError, UnknownNameError, closest_name
 
 #: Groups of commands, in the order of `gear-data --help`.
 _GROUPS = (
@@ -40,6 +42,49 @@ _GROUPS = (
     serving,
     getting_started,
 )
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of `gear-data`, or of one of its commands.
+
+    An option must be written in full: a new option would make a short form of another one ambiguous. Bad usage ends the
+    process with status 2. With `--json`, the error is printed as JSON, too.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+        self._given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses arguments as `argparse` does, and refuses unknown ones at once: this parser knows the closest."""
+        self._given = sys.argv[1:] if args is None else list(args)
+        options, unknown = super().parse_known_args(self._given, namespace)
+        if unknown:
+            self._fail(self._unknown(unknown[0]))
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the usage and an error, and exits with status 2."""
+        self._fail(InvalidArgumentError(message))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"unknown value '{value}'\n  {closest_name(value, action.choices)}")
+
+    def _unknown(self, argument: str) -> UnknownArgumentError:
+        name = argument.partition("=")[0]
+        if not name.startswith("-"):
+            return UnknownArgumentError(f"unexpected argument '{argument}'")
+        close = difflib.get_close_matches(name, self._option_string_actions, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"see {self.prog} --help"
+        return UnknownArgumentError(f"unknown option '{name}'", hint=hint)
+
+    def _fail(self, error: GearError) -> NoReturn:
+        self.print_usage(sys.stderr)
+        if "--json" in self._given:
+            keys = self.get_default("json_on_error") or {}
+            print_json({**keys, "error": type(error).__name__, "message": str(error)})
+        self.exit(2, f"{self.prog}: error: {error}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +123,7 @@ def _print_error(options: argparse.Namespace, error: Exception) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of `gear-data` with all its commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gear-data", description="Convert trajectory datasets to Arrow shards; inspect, feed and export them."
     )
     parser.add_argument("--version", action="version", version=f"gear-data {gear_data.__version__}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, get_args
 
 import gear_data
 from gear_data.cli.arguments import add_command, frame_size, names, print_json, renaming, size, stacking
 from gear_data.common.progress import format_bytes, pluralize
+from gear_data.words import EngineName, OnBadEpisode, SourceFormat, VideoMode
 
 
 def add_commands(commands: Any) -> None:
@@ -31,12 +32,12 @@ def _add_convert(commands: Any) -> None:
     )
     _add_videos(parser)
     help = "stop at a malformed episode (error, default), or leave it out with a warning (skip)"
-    parser.add_argument("--on-bad-episode", choices=("error", "skip"), default="error", help=help)
+    parser.add_argument("--on-bad-episode", choices=get_args(OnBadEpisode), default="error", help=help)
     parser.add_argument("--strict", action="store_true", help="fail on NaN, Inf and every other finding of lint")
     parser.add_argument("--overwrite", action="store_true", help="replace the GEAR dataset at DST")
     parser.add_argument("--resume", action="store_true", help="continue an unfinished conversion")
     help = "run in processes of this machine (local, default) or on a Ray cluster (ray)"
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help=help)
+    parser.add_argument("--engine", choices=get_args(EngineName), default="local", help=help)
     help = "parallel processes or Ray tasks; default all cores, fewer for a small source"
     parser.add_argument("--jobs", type=int, metavar="N", help=help)
 
@@ -44,11 +45,8 @@ def _add_convert(commands: Any) -> None:
 def _add_source(parser: argparse.ArgumentParser) -> None:
     help = "file, folder, URL (hf://datasets/..., s3://...) or hub id of the source, or several to read as one dataset"
     parser.add_argument("sources", metavar="SRC", nargs="+", help=help)
-    # A literal list, because reading it from the registry imports every reader and the packages it needs.
-    help = "auto (default), act, calvin, d3rlpy, d4rl, dqn-replay, episode-rows, journal, lerobot, minari, "
-    help += "minari-arrow, npz, numpy, ogbench, rlds, robomimic, stable-baselines3, step-rows, torchrl, tree, vd4rl "
-    help += "or zarr; "
-    help += "docs/reference/formats.md describes each"
+    formats = [name for name in get_args(SourceFormat) if name not in ("auto", "in-memory")]
+    help = f"auto (default), {', '.join(formats[:-1])} or {formats[-1]}; docs/reference/formats.md describes each"
     parser.add_argument("--format", default="auto", help=help)
     help = "split of the source, if it has several, for RLDS also train[:10%%]; may be repeated, or all: then the "
     help += "episode table has a column split"
@@ -82,28 +80,20 @@ def _add_videos(parser: argparse.ArgumentParser) -> None:
     )
     help += "links where the file system can; link refers to them where they are; frames decodes them to columns of "
     help += "pixels, and jpeg to columns of JPEG files"
-    parser.add_argument("--videos", choices=("keep", "link", "frames", "jpeg"), default="keep", help=help)
+    parser.add_argument("--videos", choices=get_args(VideoMode), default="keep", help=help)
     help = "height and width of the frames of --videos frames and jpeg; default: as in the video"
     parser.add_argument("--video-size", type=frame_size, metavar="HxW", help=help)
 
 
-def _source_options(options: argparse.Namespace) -> dict[str, Any]:
-    names = (
-        "format",
-        "split",
-        "columns",
-        "episode_column",
-        "step_column",
-        "end_column",
-        "max_episode_steps",
-        "mapping",
-    )
-    selected = {name: getattr(options, name) for name in (*names, "keep_encoded")}
+def _source_options(options: argparse.Namespace, **videos: Any) -> dict[str, Any]:
+    names = ("format", "split", "columns", "mapping", "keep_encoded")
+    boundaries = ("episode_column", "step_column", "end_column", "max_episode_steps")
     return {
-        **selected,
+        **{name: getattr(options, name) for name in names},
         "rename": dict(options.rename),
         "stack": dict(options.stack),
-        "video_columns": dict(options.video_column),
+        "episodes": gear_data.EpisodeBoundaries(**{name: getattr(options, name) for name in boundaries}),
+        "videos": gear_data.VideoStorage(cameras=dict(options.video_column), **videos),
     }
 
 
@@ -111,9 +101,7 @@ def _convert(options: argparse.Namespace) -> int:
     report = gear_data.convert(
         options.sources,
         options.destination,
-        **_source_options(options),
-        videos=options.videos,
-        video_size=options.video_size,
+        **_source_options(options, mode=options.videos, size=options.video_size),
         shard_bytes=options.shard_bytes,
         on_bad_episode=options.on_bad_episode,
         strict=options.strict,

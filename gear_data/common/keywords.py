@@ -1,10 +1,12 @@
-"""Refusal of keywords that a function does not have."""
+"""Checks of arguments: unknown keywords, counts, groups of arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from gear_data.errors import UnknownArgumentError, closest_name
+from gear_data.errors import InvalidArgumentError, UnknownArgumentError, closest_name
 
 
 def refuse_keywords(
@@ -24,3 +26,32 @@ def refuse_keywords(
         if moved is not None and name in moved:
             raise UnknownArgumentError(f"{function} has no argument '{name}'", hint=f"give {moved[name]}")
         raise UnknownArgumentError(f"{function} has no argument '{name}'", hint=closest_name(name, known))
+
+
+def refuse_keywords_of(
+    function: Callable[..., object], unknown: Iterable[str], moved: Mapping[str, str] | None = None
+) -> None:
+    """Raises UnknownArgumentError for the first unknown keyword of a function or class, if there is one.
+
+    The known names are the parameters in its signature. See `refuse_keywords`.
+    """
+    if unknown:
+        parameters = inspect.signature(function).parameters.values()
+        known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+        refuse_keywords(function.__name__, unknown, known, moved)
+
+
+def check_count(name: str, value: Any, minimum: int) -> None:
+    """Raises InvalidArgumentError unless a value is an int of at least `minimum`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} must be an int, not {value!r}")
+    if value < minimum:
+        raise InvalidArgumentError(f"{name} must be at least {minimum}, not {value}")
+
+
+def check_group(name: str, value: Any, kind: type) -> None:
+    """Raises InvalidArgumentError unless a value is a group of arguments of this type."""
+    if not isinstance(value, kind):
+        raise InvalidArgumentError(
+            f"{name} must be {kind.__name__}, not {value!r}", hint=f"such as {name}=gear_data.{kind.__name__}(...)"
+        )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Never, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.extras import import_extra
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.errors import InvalidArgumentError
 from gear_data.evaluation.reference_scores import normalized_scores, reference_returns
@@ -104,6 +105,7 @@ def evaluate(
     seed: int = 0,
     reference: str | None = None,
     progress: bool | None = None,
+    **unknown: Never,
 ) -> Evaluation:
     """Runs a policy for some episodes.
 
@@ -118,8 +120,10 @@ def evaluate(
     Raises:
         InvalidArgumentError: `episodes` is below 1, or the policy has no method of a policy.
         UnknownNameError: D4RL has no reference returns for `reference`.
+        UnknownArgumentError: there is no argument of a name.
         MissingExtraError: `env` is an id, and Gymnasium is not installed.
     """
+    refuse_keywords_of(evaluate, unknown)
     if episodes < 1:
         raise InvalidArgumentError(f"episodes must be at least 1, not {episodes}")
     chosen = _as_policy(policy)

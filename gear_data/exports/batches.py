@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gear_data.collection.output import BFLOAT16
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.exports.destination import atomic_folder, export_target
 from gear_data.exports.nested import nested_episodes, nested_rows
 from gear_data.loaders.frameworks.values import in_numpy, map_arrays
 from gear_data.storage.atomic import checksum
+from gear_data.words import BatchFileFormat
 
 if TYPE_CHECKING:
     from gear_data.loaders.builders.batch import Batch
@@ -66,8 +68,9 @@ def export_batches(
     destination: str | os.PathLike[str],
     *,
     batches: int,
-    format: str = "safetensors",
+    format: BatchFileFormat = "safetensors",
     progress: bool | None = None,
+    **unknown: Never,
 ) -> BatchExportReport:
     """Writes a loader's batches, one file each, and the manifest `batches.json`.
 
@@ -84,6 +87,7 @@ def export_batches(
         progress: show a bar; None shows one only on a terminal.
 
     Raises:
+        UnknownArgumentError: there is no argument of a name.
         UnknownNameError: the format does not exist.
         InvalidArgumentError: `batches` is below 1; the destination has the name of a file; npz or parquet cannot store
             bfloat16 tensors; safetensors or npz cannot store text.
@@ -92,6 +96,7 @@ def export_batches(
         StorageFullError: the disk is full.
         UnwritableError: the system refuses the write.
     """
+    refuse_keywords_of(export_batches, unknown)
     if format not in BATCH_WRITERS:
         raise unknown_name("batch format", format, BATCH_WRITERS)
     if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
@@ -216,7 +221,7 @@ def _array(array: npt.NDArray[Any], key: str) -> npt.NDArray[Any]:
 
 
 #: Name -> writer, as `format=` takes them.
-BATCH_WRITERS: dict[str, Callable[[Batch, Path], None]] = {
+BATCH_WRITERS: dict[BatchFileFormat, Callable[[Batch, Path], None]] = {
     "safetensors": _write_safetensors,
     "npz": _write_npz,
     "parquet": _write_parquet,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Never
 
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
@@ -21,6 +22,7 @@ from gear_data.exports.lerobot.videos.codecs import check_codec
 from gear_data.exports.minari import export_minari
 from gear_data.exports.npz import export_npz
 from gear_data.exports.parquet import export_parquet
+from gear_data.words import ExportCodec, ExportFormat
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class ExportReport:
 
 
 #: Name -> exporter, as `format=` takes them.
-EXPORTERS: dict[str, Exporter] = {
+EXPORTERS: dict[ExportFormat, Exporter] = {
     "parquet": export_parquet,
     "d4rl": export_d4rl,
     "minari": export_minari,
@@ -61,12 +63,13 @@ EXPORTERS: dict[str, Exporter] = {
 def export(
     dataset: Dataset,
     destination: str | os.PathLike[str],
-    format: str = "parquet",
+    format: ExportFormat = "parquet",
     *,
     fps: float | None = None,
     videos: bool = False,
-    video_codec: str | None = None,
+    video_codec: ExportCodec | None = None,
     progress: bool | None = None,
+    **unknown: Never,
 ) -> ExportReport:
     """Writes the episodes of a dataset or view in another format.
 
@@ -89,6 +92,7 @@ def export(
         progress: show a bar; None shows one only on a terminal.
 
     Raises:
+        UnknownArgumentError: there is no argument of a name.
         UnknownNameError: the format or the codec does not exist.
         InvalidArgumentError: `dataset` or `destination` has the wrong type; the view filters steps; `fps`, `videos` or
             `video_codec` is given for another format; `fps` is missing for `lerobot`; the format does not allow this
@@ -101,6 +105,7 @@ def export(
         StorageFullError: the disk is full.
         UnwritableError: the system refuses the write.
     """
+    refuse_keywords_of(export, unknown)
     if not isinstance(dataset, Dataset):
         raise InvalidArgumentError(
             f"export takes a Dataset, not {shown(dataset)}", hint="open it with gear_data.open(path)"

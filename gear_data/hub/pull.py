@@ -8,8 +8,9 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError, DatasetNotFoundError, InvalidArgumentError
@@ -67,6 +68,7 @@ def pull(
     revision: str | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
+    **unknown: Never,
 ) -> PullReport:
     """Pulls a dataset from the HuggingFace hub into a folder.
 
@@ -89,8 +91,10 @@ def pull(
         DestinationExistsError: the destination holds files that must not be replaced, or another process pulls there.
         CorruptShardError: a file is damaged on the hub, or was damaged on its way.
         RemoteError: the hub refused the request, or cannot be reached.
+        UnknownArgumentError: there is no argument of a name.
         GearError: another subclass. After an error, `open` finds no new dataset at the destination.
     """
+    refuse_keywords_of(pull, unknown)
     start = time.perf_counter()
     check_name(name)
     destination = plain_path(path)

@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.progress import progress_bar
 from gear_data.errors import InvalidArgumentError
@@ -66,6 +67,7 @@ def push(
     revision: str | None = None,
     message: str | None = None,
     progress: bool | None = None,
+    **unknown: Never,
 ) -> PushReport:
     """Pushes a dataset to the HuggingFace hub, in one commit.
 
@@ -89,8 +91,10 @@ def push(
             the folder.
         CorruptShardError: a file is damaged.
         RemoteError: the hub refused the request, or cannot be reached.
+        UnknownArgumentError: there is no argument of a name.
         GearError: the dataset cannot be opened.
     """
+    refuse_keywords_of(push, unknown)
     start = time.perf_counter()
     check_name(name)
     folder = plain_path(path)

@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Never, get_args
 
+from gear_data.common.keywords import check_count, refuse_keywords_of
 from gear_data.common.paths import plain_path, printable
 from gear_data.common.progress import progress_bar
 from gear_data.common.typed_json import to_json_value
@@ -24,33 +25,31 @@ from gear_data.ingest.destination import (
 )
 from gear_data.ingest.engine.protocol import Engine
 from gear_data.ingest.engine.row_progress import row_counter
-from gear_data.ingest.engine.spec import ConversionSpec
+from gear_data.ingest.engine.spec import SHARD_BYTES, ConversionSpec
 from gear_data.ingest.engine.tasks import Task, plan_tasks
 from gear_data.ingest.engine.worker_pool import PoolEngine, SerialEngine, WorkerPool
+from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.dataset_checks import check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location
+from gear_data.ingest.mapping import load_mapping
 from gear_data.ingest.pipeline.prepare import stored_schema
 from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.several.sequence import SourceSequence
-from gear_data.ingest.source import EpisodeSource, check_count, source_options
-from gear_data.ingest.videos.arguments import check_videos
+from gear_data.ingest.source import MOVED, EpisodeSource, SourceOptions
 from gear_data.ingest.videos.indexed_source import IndexedSource
 from gear_data.ingest.videos.placing import kept_video_bytes
 from gear_data.ingest.videos.sampled_statistics import camera_statistics
 from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.ingest.videos.staged_index import stage_videos
+from gear_data.ingest.videos.storage_options import VideoStorage, video_storage
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import put_text
 from gear_data.storage.writing.staging import MergedTasks, StagedDataset, TaskResult
-
-MIN_SHARD_BYTES = 1 << 10
-#: The default size of a shard.
-SHARD_BYTES = 512 << 20
-ENGINES = ("local", "ray")
+from gear_data.words import EngineName, OnBadEpisode, SourceFormat, VideoMode
 
 #: Source bytes that are worth the start of one more worker process.
 _BYTES_PER_WORKER = 128 << 20
@@ -91,28 +90,24 @@ def convert(
     source: Any,
     destination: str | os.PathLike[str],
     *,
-    format: str = "auto",
+    format: SourceFormat = "auto",
     split: str | Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     rename: Mapping[str, str] | None = None,
-    episode_column: str | None = None,
-    step_column: str | None = None,
-    end_column: str | None = None,
-    max_episode_steps: int | None = None,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     stack: Mapping[str, Sequence[str]] | None = None,
-    video_columns: Mapping[str, str] | None = None,
+    episodes: EpisodeBoundaries = EpisodeBoundaries(),
+    videos: VideoMode | VideoStorage = "keep",
     keep_encoded: bool = False,
-    videos: Literal["keep", "link", "frames", "jpeg"] = "keep",
-    video_size: tuple[int, int] | None = None,
     shard_bytes: int = SHARD_BYTES,
-    on_bad_episode: Literal["error", "skip"] = "error",
+    on_bad_episode: OnBadEpisode = "error",
     strict: bool = False,
     overwrite: bool = False,
     resume: bool = False,
-    engine: Literal["local", "ray"] = "local",
+    engine: EngineName = "local",
     jobs: int | None = None,
     progress: bool | None = None,
+    **unknown: Never,
 ) -> ConvertReport:
     """Converts a trajectory dataset to GEAR shards.
 
@@ -127,29 +122,22 @@ def convert(
             names the source of each episode: the last part of its path.
         destination: the folder of the dataset, as a path or an fsspec URL. It must not exist, or must be empty, unless
             `overwrite` or `resume` is set.
-        format: `auto`, or one of `gear_data.ingest.sources.registry.known_formats()`.
+        format: `auto`, or the name of the source's format.
         split: the split to read, if the source has several. RLDS has the notation of TFDS: `train[:10%]`, `train+val`.
             With a list of splits, or "all", the column `split` of the episode table names the split of each episode.
         columns: source or canonical names of the columns to keep. None keeps all. End flags are always kept.
         rename: source name -> canonical name. It takes precedence over the built-in names.
-        episode_column: for tables with one row per step: the column that numbers or names the episodes.
-        step_column: for tables with one row per step: the column that numbers the steps of an episode.
-        end_column: for tables with one row per step: the column that is true at the last step of an episode.
-        max_episode_steps: the length of an episode, if the source does not mark the ends of episodes.
         mapping: for HDF5, NumPy and Zarr files that no format recognises: a YAML file, or a dict of the same keys, that
             says where the episodes and columns are. `gear-data lint SRC --suggest-map` writes a first one.
         stack: new column -> the columns that it is made of, in order: `{"observations": ["position", "velocity"]}`.
             They hold numbers; the new column is a vector of all their elements, in the dtype to which NumPy promotes
             theirs. It takes the place of its parts. Final observations are stacked, too.
-        video_columns: new camera -> pattern of its video files: `{"observations.images.top": "videos/top/*.mp4"}`. Each
-            file is one episode. A number in the files' names is the number of the episode; without numbers, the files
-            are the episodes in natural order.
+        episodes: where episodes begin and end, for sources with a row per step that do not say it.
+        videos: what becomes of cameras' video files: `keep`, `link`, `frames` or `jpeg`, as `VideoStorage` describes
+            them. Or `VideoStorage`, with the size of frames, and with cameras of video files that the source does not
+            name.
         keep_encoded: keep PNG, JPEG and other images as the source encodes them. By default, images of one size
             become uint8 columns [H, W, C].
-        videos: what becomes of cameras' video files. `keep` puts them into the dataset's folder `videos/`, as clones
-            or hard links where the file system can, else as copies. `link` refers to them where they are. `frames`
-            decodes them to uint8 columns [H, W, 3], and `jpeg` to a JPEG file of quality 95 for each step.
-        video_size: (height, width) of the frames of `frames` and `jpeg`. None keeps the size of the video.
         shard_bytes: the size at which a shard is closed, in bytes of column data.
         on_bad_episode: `error` raises BadEpisodeError at a malformed episode. `skip` leaves it out, with a finding.
         strict: raise an error for every finding: NaN, Inf and all others that `gear-data lint` lists.
@@ -169,33 +157,58 @@ def convert(
     Raises:
         DestinationExistsError: the destination holds files that must not be replaced, or another process is writing
             there; the message names that process.
+        UnknownArgumentError: there is no argument of a name, or a group has it now; the message names the group.
         GearError: another subclass, with file, column and row. After an error, `open` finds no new dataset at the
             destination. Finished shards stay there for `resume`; `overwrite` keeps the old dataset instead.
     """
     start = time.perf_counter()
-    _check_arguments(shard_bytes, on_bad_episode, overwrite, resume, engine, jobs)
-    video_size = check_videos(videos, video_size)
-    options = source_options(
-        columns,
-        rename,
-        skip_bad=on_bad_episode == "skip",
-        episode_column=episode_column,
-        step_column=step_column,
-        end_column=end_column,
-        max_episode_steps=max_episode_steps,
-        mapping=mapping,
+    refuse_keywords_of(convert, unknown, MOVED)
+    run = RunOptions(resume=resume, engine=engine, jobs=jobs, progress=progress)
+    options = SourceOptions(
+        columns=columns,
+        rename=rename,
+        episodes=episodes,
+        on_bad_episode=on_bad_episode,
+        mapping=None if mapping is None else load_mapping(mapping),
         stack=stack,
-        video_columns=video_columns,
+        videos=video_storage(videos),
     )
     target = choose_target(plain_path(destination), overwrite, resume)
-    spec = ConversionSpec(plain_source(source), check_splits(split), format, options, keep_encoded, strict, shard_bytes)
-    spec = with_parts(replace(spec, videos=videos, video_size=video_size))
+    options = options.with_stacked_parts()
+    sources, splits = plain_source(source), check_splits(split)
+    spec = with_parts(ConversionSpec(sources, splits, format, options, keep_encoded, strict, shard_bytes))
     location = spec.locate()
     check_disjoint(location, target.folder)
     with locked_target(target, overwrite, resume) as locked:
-        conversion = Conversion(spec, location, locked, resume=resume, engine=engine, jobs=jobs, progress=progress)
-        manifest = conversion.run()
+        manifest = Conversion(spec, location, locked, run).run()
     return _report(manifest, time.perf_counter() - start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a conversion runs. The dataset does not depend on it.
+
+    Attributes:
+        resume: continue an unfinished conversion at the destination.
+        engine: `local` or `ray`.
+        jobs: the number of processes or Ray tasks that run at once; None chooses.
+        progress: show a progress bar; None shows one on a terminal.
+
+    Raises:
+        UnknownNameError: there is no such engine.
+        InvalidArgumentError: `jobs` is no int, or below 1.
+    """
+
+    resume: bool = False
+    engine: EngineName = "local"
+    jobs: int | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine not in get_args(EngineName):
+            raise unknown_name("engine", self.engine, get_args(EngineName))
+        if self.jobs is not None:
+            check_count("jobs", self.jobs, 1)
 
 
 class Conversion:
@@ -205,32 +218,16 @@ class Conversion:
         spec: the source and the options.
         location: the located source.
         locked: the destination, locked.
-        resume: continue an unfinished conversion at the destination.
-        engine: `local` or `ray`.
-        jobs: the number of processes or Ray tasks that run at once; None chooses.
-        progress: show a progress bar; None shows one on a terminal.
+        run: how the conversion runs.
     """
 
-    def __init__(
-        self,
-        spec: ConversionSpec,
-        location: Location,
-        locked: LockedTarget,
-        *,
-        resume: bool,
-        engine: str,
-        jobs: int | None,
-        progress: bool | None,
-    ) -> None:
+    def __init__(self, spec: ConversionSpec, location: Location, locked: LockedTarget, run: RunOptions) -> None:
         self._spec = spec
         self._location = location
         self._locked = locked
         self._target = locked.target
         self._store = open_file_store(locked.target.staging)
-        self._resume = resume
-        self._engine_name = engine
-        self._jobs = jobs
-        self._progress = progress
+        self._run = run
 
     def run(self) -> Manifest:
         """Converts the source and returns the manifest of the dataset."""
@@ -241,12 +238,12 @@ class Conversion:
             source = opened
             self._spec = replace(self._spec, format=format_name)
             identity = self._identity()
-            if self._resume and (not self._locked.locks or self._store.size(MANIFEST_NAME) is not None):
+            if self._run.resume and (not self._locked.locks or self._store.size(MANIFEST_NAME) is not None):
                 return finished_manifest(self._store, self._locked, identity)
             tasks = plan_tasks(source.units(), self._spec.shard_bytes)
             embodiments = [part.embodiment for part in self._spec.parts]
             staging_options = {**identity, "embodiments": embodiments, "tasks": [list(task.start) for task in tasks]}
-            staged = StagedDataset(self._store, staging_options, resume=self._resume)
+            staged = StagedDataset(self._store, staging_options, resume=self._run.resume)
             with abandoned_on_error(staged, self._target):
                 pool.resize(len(tasks) - 1)
                 source = self._with_indexed_videos(source)
@@ -263,7 +260,7 @@ class Conversion:
                     "metadata": to_json_value(source.metadata),
                 }
                 if videos is not None:
-                    provenance["videos"] = {"mode": self._spec.videos, "bytes": videos.bytes}
+                    provenance["videos"] = {"mode": self._spec.options.videos.mode, "bytes": videos.bytes}
                 if isinstance(opened, SourceSequence):
                     provenance["parts"] = to_json_value(opened.part_records())
                 cameras = camera_statistics(source, merged.episodes, findings, shareable=self._is_shareable())
@@ -280,8 +277,9 @@ class Conversion:
         videos = source_videos(source)
         if not videos.columns:
             return source
-        cores = len(os.sched_getaffinity(0)) if self._jobs is None else self._jobs
-        stage_videos(videos, self._store, self._spec.videos, source.findings, jobs=cores, progress=self._progress)
+        cores = len(os.sched_getaffinity(0)) if self._run.jobs is None else self._run.jobs
+        mode, progress = self._spec.options.videos.mode, self._run.progress
+        stage_videos(videos, self._store, mode, source.findings, jobs=cores, progress=progress)
         return self._spec.with_stored_cameras(source, self._store, threads=cores)
 
     def _worker_counts(self) -> tuple[int, int]:
@@ -289,11 +287,11 @@ class Conversion:
 
         Early workers start before the source is opened. Their number depends only on the size of the source's files.
         """
-        if self._engine_name != "local" or not self._is_shareable():
+        if self._run.engine != "local" or not self._is_shareable():
             return 0, 0
         useful = sum(file.size for file in self._location.files) // _BYTES_PER_WORKER
-        most = (len(os.sched_getaffinity(0)) if self._jobs is None else self._jobs) - 1
-        return (min(useful, most), min(useful, most) if self._jobs is None else most)
+        most = (len(os.sched_getaffinity(0)) if self._run.jobs is None else self._run.jobs) - 1
+        return (min(useful, most), min(useful, most) if self._run.jobs is None else most)
 
     def _is_shareable(self) -> bool:
         """Returns whether other processes can use the source and the destination.
@@ -316,7 +314,7 @@ class Conversion:
         }
 
     def _engine(self, source: EpisodeSource, pool: WorkerPool) -> Engine:
-        if self._engine_name == "ray":
+        if self._run.engine == "ray":
             if not self._is_shareable():
                 raise InvalidArgumentError(
                     "Ray cannot read a source or write a destination in the memory of this process",
@@ -324,14 +322,14 @@ class Conversion:
                 )
             from gear_data.ingest.engine.ray_cluster import RayEngine
 
-            return RayEngine(self._spec, self._store.name, self._jobs)
+            return RayEngine(self._spec, self._store.name, self._run.jobs)
         if not pool.workers:
             return SerialEngine(self._spec, source, self._store)
         return PoolEngine(pool, self._spec, source, self._store)
 
     def _run_tasks(self, engine: Engine, source: EpisodeSource, tasks: Sequence[Task]) -> list[TaskResult]:
         unit = "step" if source.rows_are_steps else "episode"
-        with progress_bar(source.num_rows, "convert", unit, self._progress) as bar:
+        with progress_bar(source.num_rows, "convert", unit, self._run.progress) as bar:
             results = engine.run(tasks, row_counter(bar, self._location.files, source.num_rows))
         if not any(result.shards for result in results):
             raise EmptySourceError("the source holds no episode", file=self._location.name)
@@ -353,25 +351,6 @@ class Conversion:
         steps = sum(shard.steps for shard in merged.shards)
         check_dataset(findings, metadata, contents, steps, lambda i: (str(files[i].as_py()), int(merged.rows[i])))
         return findings
-
-
-def _check_arguments(
-    shard_bytes: int,
-    on_bad_episode: str,
-    overwrite: bool,
-    resume: bool,
-    engine: str,
-    jobs: int | None,
-) -> None:
-    check_count("shard_bytes", shard_bytes, MIN_SHARD_BYTES)
-    if on_bad_episode not in ("error", "skip"):
-        raise InvalidArgumentError(f"on_bad_episode must be 'error' or 'skip', not {on_bad_episode!r}")
-    if overwrite and resume:
-        raise InvalidArgumentError("overwrite and resume exclude each other", hint="give only one of them")
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, ENGINES)
-    if jobs is not None:
-        check_count("jobs", jobs, 1)
 
 
 def _source_fingerprint(location: Location) -> Any:

@@ -186,9 +186,12 @@ def choose_target(destination: str, overwrite: bool, resume: bool) -> Target:
     """Checks the destination and chooses the folder to write to.
 
     Raises:
+        InvalidArgumentError: `overwrite` and `resume` are both set.
         DestinationExistsError: the destination holds files that must not be replaced or resumed.
         UnwritableError: the destination cannot be listed, or its name is not valid.
     """
+    if overwrite and resume:
+        raise InvalidArgumentError("overwrite and resume exclude each other", hint="give only one of them")
     if is_remote(destination):
         _check_remote(open_file_store(destination), overwrite, resume)
         return Target(destination, destination)

@@ -5,27 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
 
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError
 from gear_data.ingest.engine.spec import ConversionSpec
+from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.dataset_checks import check_dataset
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import locate
+from gear_data.ingest.mapping import load_mapping
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
-from gear_data.ingest.source import source_options
+from gear_data.ingest.source import MOVED, SourceOptions
 from gear_data.ingest.sources.tree import reader
-from gear_data.ingest.videos.arguments import LINK
-from gear_data.ingest.videos.indexed_source import indexed_source
 from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.ingest.videos.staged_index import stage_videos
+from gear_data.ingest.videos.storage_options import LINK, VideoStorage, video_storage
 from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.episode_block import BEGIN, END
 from gear_data.storage.writing.file_store import LocalFileStore
+from gear_data.words import SourceFormat, VideoMode
 
 
 @dataclass(frozen=True)
@@ -78,19 +81,17 @@ def suggest_mapping(source: Any) -> str:
 def lint(
     source: Any,
     *,
-    format: str = "auto",
+    format: SourceFormat = "auto",
     split: str | Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     rename: Mapping[str, str] | None = None,
-    episode_column: str | None = None,
-    step_column: str | None = None,
-    end_column: str | None = None,
-    max_episode_steps: int | None = None,
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     stack: Mapping[str, Sequence[str]] | None = None,
-    video_columns: Mapping[str, str] | None = None,
+    episodes: EpisodeBoundaries = EpisodeBoundaries(),
+    videos: VideoMode | VideoStorage = "keep",
     keep_encoded: bool = False,
     progress: bool | None = None,
+    **unknown: Never,
 ) -> LintReport:
     """Reads a source as `convert` does, and reports findings. It writes nothing.
 
@@ -100,24 +101,22 @@ def lint(
         The findings. A malformed episode is a finding (`bad-episode`), and is not counted as an episode.
 
     Raises:
+        UnknownArgumentError: there is no argument of a name, or a group has it now; the message names the group.
         GearError: the source cannot be read.
     """
-    options = source_options(
-        columns,
-        rename,
-        skip_bad=True,
-        episode_column=episode_column,
-        step_column=step_column,
-        end_column=end_column,
-        max_episode_steps=max_episode_steps,
-        mapping=mapping,
+    refuse_keywords_of(lint, unknown, MOVED)
+    options = SourceOptions(
+        columns=columns,
+        rename=rename,
+        episodes=episodes,
+        on_bad_episode="skip",
+        mapping=None if mapping is None else load_mapping(mapping),
         stack=stack,
-        video_columns=video_columns,
+        videos=video_storage(videos),
     )
-    spec = ConversionSpec(
-        plain_source(source), check_splits(split), format, options, keep_encoded, strict=False, shard_bytes=0
+    spec = with_parts(
+        ConversionSpec(plain_source(source), check_splits(split), format, options.with_stacked_parts(), keep_encoded)
     )
-    spec = with_parts(spec)
     location = spec.locate()
     opened, format_name, reason = spec.open(location, threads=len(os.sched_getaffinity(0)))
     opened.units()  # refuses files that do not fit together, before reading
@@ -125,11 +124,11 @@ def lint(
     sources: list[tuple[str, int]] = []
     steps = 0
     with scratch_folder() as scratch:
-        if (videos := source_videos(opened)).columns:
+        if (found := source_videos(opened)).columns:
             # The index is of no use later. `LINK` copies no video.
             store, jobs = LocalFileStore(scratch), len(os.sched_getaffinity(0))
-            stage_videos(videos, store, LINK, opened.findings, jobs=jobs, progress=progress)
-            opened = indexed_source(opened, store, skip_bad=True)
+            stage_videos(found, store, LINK, opened.findings, jobs=jobs, progress=progress)
+            opened = spec.with_stored_cameras(opened, store, threads=jobs)
     schema = stored_schema(opened)
     with progress_bar(opened.num_rows, "lint", "step" if opened.rows_are_steps else "episode", progress) as bar:
         for block, _ in prepared_blocks(opened, BEGIN, END, strict=False):

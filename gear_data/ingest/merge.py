@@ -7,19 +7,19 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, Never
 
 import pyarrow as pa
 
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import plain_path
-from gear_data.errors import InvalidArgumentError
-from gear_data.ingest.convert import SHARD_BYTES, Conversion
+from gear_data.ingest.convert import Conversion, RunOptions
 from gear_data.ingest.destination import (
     LockedTarget,
     choose_target,
     locked_target,
 )
-from gear_data.ingest.engine.spec import ConversionSpec
+from gear_data.ingest.engine.spec import SHARD_BYTES, ConversionSpec
 from gear_data.ingest.findings.dataset_checks import DUPLICATE, check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location
@@ -34,7 +34,7 @@ from gear_data.ingest.several.parts import SourcePart
 from gear_data.ingest.several.sequence import common_metadata
 from gear_data.ingest.several.united import united_columns, with_masks
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.videos.arguments import KEEP, LINK
+from gear_data.ingest.videos.storage_options import KEEP, LINK, VideoStorage
 from gear_data.schema import Schema
 from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.identity import dataset_identity
@@ -52,6 +52,7 @@ def merge(
     overwrite: bool = False,
     resume: bool = False,
     progress: bool | None = None,
+    **unknown: Never,
 ) -> MergeReport:
     """Merges several datasets into one.
 
@@ -78,11 +79,11 @@ def merge(
         DestinationExistsError: the destination holds files that must not be replaced, or another process is writing
             there.
         CorruptShardError: a dataset is damaged. Shards that are linked are not read; `verify` checks them.
+        UnknownArgumentError: there is no argument of a name.
         GearError: another subclass. After an error, `open` finds no new dataset at the destination.
     """
+    refuse_keywords_of(merge, unknown)
     start = time.perf_counter()
-    if overwrite and resume:
-        raise InvalidArgumentError("overwrite and resume exclude each other", hint="give only one of them")
     inputs = open_inputs(datasets)
     named = [(item.name, item.manifest.schema.columns) for item in inputs]
     cameras = [(item.name, item.manifest.schema.columns, item.manifest.schema.videos) for item in inputs]
@@ -136,13 +137,11 @@ def _rewritten(inputs: Sequence[MergeInput], locked: LockedTarget, resume: bool,
     """Merges datasets of different columns: a conversion of all of them."""
     parts = tuple(SourcePart(item.name, None, _new_embodiment(item)) for item in inputs)
     names = tuple(item.name for item in inputs)
-    spec = ConversionSpec(
-        names, None, GEAR, SourceOptions(), keep_encoded=True, strict=False, shard_bytes=SHARD_BYTES, parts=parts
-    )
     modes = {item.manifest.provenance.get("videos", {}).get("mode") for item in inputs}
-    spec = replace(spec, videos=LINK if modes == {LINK} else KEEP)
+    options = SourceOptions(videos=VideoStorage(mode=LINK if modes == {LINK} else KEEP))
+    spec = ConversionSpec(names, None, GEAR, options, keep_encoded=True, shard_bytes=SHARD_BYTES, parts=parts)
     location = _without_other_files(spec.locate(), inputs)
-    return Conversion(spec, location, locked, resume=resume, engine="local", jobs=None, progress=progress).run()
+    return Conversion(spec, location, locked, RunOptions(resume=resume, progress=progress)).run()
 
 
 def _new_embodiment(item: MergeInput) -> str | None:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import msgspec
 
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
@@ -30,10 +31,10 @@ from gear_data.ingest.saving.save import FORMAT as VIEW
 from gear_data.ingest.several.parts import plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.source import EpisodeSource
-from gear_data.ingest.videos.arguments import LINK
 from gear_data.ingest.videos.restoring import restore_videos
 from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.ingest.videos.staged_index import stage_videos
+from gear_data.ingest.videos.storage_options import LINK
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.content_hash import content_hashes
@@ -82,7 +83,9 @@ class _Damaged:
     skip: int
 
 
-def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None = None) -> RepairReport:
+def repair(
+    path: str | os.PathLike[str], source: Any, *, progress: bool | None = None, **unknown: Never
+) -> RepairReport:
     """Rebuilds the shards, and restores the video files, that fail verification.
 
     A shard is replaced only if the rebuilt episodes have the content hashes of the episode table, and a video file only
@@ -100,8 +103,10 @@ def repair(path: str | os.PathLike[str], source: Any, *, progress: bool | None =
         DestinationExistsError: another process is writing to the dataset, or replaced it meanwhile.
         ManifestError: the manifest cannot be read, or does not record the origin of its shards.
         SourceChangedError: the source no longer has the episodes of the dataset.
+        UnknownArgumentError: there is no argument of a name.
         GearError: the source cannot be read.
     """
+    refuse_keywords_of(repair, unknown)
     place = plain_path(path)
     if is_remote(place):
         raise InvalidArgumentError(

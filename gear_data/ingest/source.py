@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, get_args
 
+from gear_data.common.keywords import check_group
 from gear_data.errors import GearError, HostMemoryError, InvalidArgumentError
+from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location
-from gear_data.ingest.mapping import SourceMapping, load_mapping
-from gear_data.ingest.videos.arguments import check_video_columns
+from gear_data.ingest.mapping import SourceMapping
+from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.schema import ColumnSpec
 from gear_data.stacking import Stack, check_stack
 from gear_data.storage.episode_block import EpisodeBlock, Position
+from gear_data.words import OnBadEpisode
 
 
 @dataclass(frozen=True)
@@ -24,83 +26,66 @@ class SourceOptions:
 
     Attributes:
         columns: canonical or source names of the columns to keep. None keeps all.
-        rename: source name -> canonical name.
-        skip_bad: leave out bad episodes and report them, instead of raising an error.
-        episode_column: for tables with one row per step: the column that numbers or names the episodes.
-        step_column: the column that numbers the steps of an episode.
-        end_column: the column that is true at the last step of an episode.
-        max_episode_steps: the length of an episode, if the source does not mark the ends of episodes.
+        rename: source name -> canonical name. None renames nothing.
+        episodes: where episodes begin and end, if the source does not say it.
+        on_bad_episode: raise an error for a malformed episode, or leave it out and report it.
         mapping: where the episodes and columns are, for the format `tree`.
-        stack: name of a new column -> names of the columns that it is made of.
-        video_columns: name of a camera -> pattern of its files. See `gear_data.ingest.videos.video_columns`.
-    """
-
-    columns: tuple[str, ...] | None = None
-    rename: Mapping[str, str] | None = None
-    skip_bad: bool = False
-    episode_column: str | None = None
-    step_column: str | None = None
-    end_column: str | None = None
-    max_episode_steps: int | None = None
-    mapping: SourceMapping | None = None
-    stack: Stack = field(default_factory=dict)
-    video_columns: Mapping[str, str] = field(default_factory=dict)
-
-
-def check_count(name: str, value: Any, minimum: int) -> None:
-    """Raises InvalidArgumentError unless a value is an int of at least `minimum`."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidArgumentError(f"{name} must be an int, not {value!r}")
-    if value < minimum:
-        raise InvalidArgumentError(f"{name} must be at least {minimum}, not {value}")
-
-
-def source_options(
-    columns: Sequence[str] | None,
-    rename: Mapping[str, str] | None,
-    *,
-    skip_bad: bool,
-    episode_column: str | None,
-    step_column: str | None,
-    end_column: str | None,
-    max_episode_steps: int | None,
-    mapping: str | os.PathLike[str] | Mapping[str, Any] | None,
-    stack: Mapping[str, Sequence[str]] | None,
-    video_columns: Mapping[str, str] | None,
-) -> SourceOptions:
-    """Checks the user's options and returns them. It does not read the source.
+        stack: name of a new column -> names of the columns that it is made of. None stacks nothing.
+        videos: the video files of cameras, and what becomes of them.
 
     Raises:
         InvalidArgumentError: an option has the wrong type or range.
-        MappingError: the mapping cannot be read, or has a wrong key or value.
     """
-    if isinstance(columns, str):
-        raise InvalidArgumentError(f"columns must be a list of names, not the string {columns!r}")
-    if columns is not None and not (isinstance(columns, Iterable) and all(isinstance(name, str) for name in columns)):
-        raise InvalidArgumentError(f"columns must be a list of names, not {columns!r}")
-    if rename is not None and not (
-        isinstance(rename, Mapping) and all(isinstance(name, str) for pair in rename.items() for name in pair)
-    ):
-        raise InvalidArgumentError(f"rename must be a mapping of names to names, not {rename!r}")
-    if max_episode_steps is not None:
-        check_count("max_episode_steps", max_episode_steps, 1)
-    stacked = check_stack(stack)
-    parts = {part for names in stacked.values() for part in names}
-    if columns is not None:  # whoever keeps a stack keeps its parts
-        columns = [*(name for name in columns if name not in stacked or name in parts), *sorted(parts - {*columns})]
-    return SourceOptions(
-        columns=None if columns is None else tuple(columns),
-        rename=dict(rename) if rename else None,  # an empty mapping is no other option than None
-        skip_bad=skip_bad,
-        episode_column=episode_column,
-        step_column=step_column,
-        end_column=end_column,
-        max_episode_steps=max_episode_steps,
-        mapping=None if mapping is None else load_mapping(mapping),
-        stack=stacked,
-        video_columns=check_video_columns(video_columns),
-    )
 
+    columns: Sequence[str] | None = None
+    rename: Mapping[str, str] | None = None
+    episodes: EpisodeBoundaries = field(default_factory=EpisodeBoundaries)
+    on_bad_episode: OnBadEpisode = "error"
+    mapping: SourceMapping | None = None
+    stack: Stack | None = None
+    videos: VideoStorage = field(default_factory=VideoStorage)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.columns, str):
+            raise InvalidArgumentError(f"columns must be a list of names, not the string {self.columns!r}")
+        if self.columns is not None:
+            if not isinstance(self.columns, Iterable):
+                raise InvalidArgumentError(f"columns must be a list of names, not {self.columns!r}")
+            object.__setattr__(self, "columns", tuple(self.columns))
+            if not all(isinstance(name, str) for name in self.columns):
+                raise InvalidArgumentError(f"columns must be a list of names, not {self.columns!r}")
+        if self.rename is not None:
+            if not isinstance(self.rename, Mapping) or not all(
+                isinstance(name, str) for pair in self.rename.items() for name in pair
+            ):
+                raise InvalidArgumentError(f"rename must be a mapping of names to names, not {self.rename!r}")
+            object.__setattr__(self, "rename", dict(self.rename) or None)  # an empty mapping is no other option
+        if self.on_bad_episode not in get_args(OnBadEpisode):
+            raise InvalidArgumentError(f"on_bad_episode must be 'error' or 'skip', not {self.on_bad_episode!r}")
+        check_group("episodes", self.episodes, EpisodeBoundaries)
+        object.__setattr__(self, "stack", check_stack(self.stack) or None)
+
+    @property
+    def skip_bad(self) -> bool:
+        """Whether bad episodes are left out and reported, instead of raising an error."""
+        return self.on_bad_episode == "skip"
+
+    def with_stacked_parts(self) -> SourceOptions:
+        """Returns the options with the parts of each stack among the columns to keep, in place of the stack."""
+        if self.columns is None or self.stack is None:
+            return self
+        stack = self.stack
+        parts = {part for names in stack.values() for part in names}
+        kept = [name for name in self.columns if name not in stack or name in parts]
+        return replace(self, columns=(*kept, *sorted(parts - {*self.columns})))
+
+
+#: Earlier argument of `convert` and `lint` -> what to give now.
+MOVED = {
+    **{each.name: f"episodes=gear_data.EpisodeBoundaries({each.name}=...)" for each in fields(EpisodeBoundaries)},
+    "video_columns": "videos=gear_data.VideoStorage(cameras=...)",
+    "video_size": "videos=gear_data.VideoStorage(mode=..., size=...)",
+}
 
 #: Suffixes of files that usually hold episodes. A finding reports files of other suffixes than the format's.
 DATA_SUFFIXES = (
@@ -200,7 +185,8 @@ class Format:
         probe: returns the reason why a location has this format, or None if it does not.
         open: opens a location of this format.
         priority: formats are probed in descending priority.
-        uses: the names of the optional `SourceOptions` that this format uses; "split" if it chooses a split itself.
+        uses: of `mapping` and the values of `EpisodeBoundaries`, the names that this format uses; "split" if it
+            chooses a split itself.
         suffixes: the suffixes of the data files that it reads.
     """
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Never
 
 from gear_data.cluster.addresses import is_cluster
 from gear_data.common.extras import import_extra
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.errors import DatasetNotFoundError, EmptySourceError, InvalidArgumentError
 from gear_data.ingest.growing.publish import Publication
@@ -15,6 +16,7 @@ from gear_data.recording.callbacks import EnvCallbacks, EpisodeMetadataCallback,
 from gear_data.recording.cameras.camera import Camera
 from gear_data.recording.writer import Writer
 from gear_data.storage.dataset_files import open_files
+from gear_data.words import Durability
 
 #: The camera of rendered frames.
 _RENDERED = "observations.images.render"
@@ -24,11 +26,12 @@ def record(
     env: Any,
     path: str | os.PathLike[str] | Writer,
     *,
-    durability: Literal["episode", "flush", "os"] = "episode",
+    durability: Durability = "episode",
     cameras: Mapping[str, Camera] | None = None,
     step_data_callback: StepDataCallback | type[Any] | None = None,
     episode_metadata_callback: EpisodeMetadataCallback | type[Any] | None = None,
     record_infos: bool = False,
+    **unknown: Never,
 ) -> Any:
     """Records the steps of a Gymnasium environment as a dataset.
 
@@ -58,9 +61,11 @@ def record(
     Raises:
         InvalidArgumentError: `env` is no environment of Gymnasium, or a vector environment has callbacks or infos, or
             a Writer and its options are given.
+        UnknownArgumentError: there is no argument of a name.
         MissingExtraError: Gymnasium is not installed.
         GearError: the errors of `Writer`.
     """
+    refuse_keywords_of(record, unknown)
     gymnasium = import_extra("gymnasium")
     from gear_data.recording.environments import RecordedEnv, RecordedVectorEnv
 
@@ -82,7 +87,7 @@ def record(
 
 def _writer(
     path: str | os.PathLike[str] | Writer,
-    durability: Literal["episode", "flush", "os"],
+    durability: Durability,
     cameras: Mapping[str, Camera] | None,
 ) -> Writer:
     if not isinstance(path, Writer):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from gear_data.errors import DestinationExistsError, ResumeError
 from gear_data.ingest.card import CARD_NAME
-from gear_data.ingest.convert import MIN_SHARD_BYTES, convert
+from gear_data.ingest.convert import convert
+from gear_data.ingest.engine.spec import MIN_SHARD_BYTES
 from gear_data.ingest.growing.added_journals import SealedJournal
 from gear_data.ingest.growing.publish import Publication, newest_manifest, publish
 from gear_data.ingest.videos.placing import VIDEOS

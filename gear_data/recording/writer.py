@@ -8,14 +8,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Never, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.keywords import check_count, refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
-from gear_data.ingest.convert import MIN_SHARD_BYTES, SHARD_BYTES
+from gear_data.ingest.engine.spec import MIN_SHARD_BYTES, SHARD_BYTES
 from gear_data.ingest.growing.eviction import OLDEST, Limits
 from gear_data.ingest.growing.publish import Publication
 from gear_data.recording.cameras.camera import Camera
@@ -38,8 +39,8 @@ from gear_data.recording.step_columns import (
 )
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.journal.record import RecordedEpisode
+from gear_data.words import Durability
 
-DURABILITY = ("episode", "flush", "os")
 #: Types of a fact about an episode.
 _FACTS = (str, bool, int, float)
 
@@ -80,6 +81,7 @@ class Writer:
     Raises:
         InvalidArgumentError: the path is another URL, or its server ignores the conditions of puts, or an argument has
             a wrong value.
+        UnknownArgumentError: there is no argument of a name.
         DestinationExistsError: the folder holds other files.
         UnwritableError: the folder cannot be written to.
         RemoteError: the server of the bucket cannot be reached. `flush`, `seal` and `close` raise it, too: the episodes
@@ -92,7 +94,7 @@ class Writer:
         self,
         path: str | os.PathLike[str],
         *,
-        durability: Literal["episode", "flush", "os"] = "episode",
+        durability: Durability = "episode",
         shard_bytes: int = SHARD_BYTES,
         publish_every: float | None = None,
         max_steps: int | None = None,
@@ -101,13 +103,15 @@ class Writer:
         schema: Schema | Mapping[str, Any] | None = None,
         cameras: Mapping[str, Camera] | None = None,
         rate_limit: RateLimit | None = None,
+        **unknown: Never,
     ) -> None:
-        if durability not in DURABILITY:
-            raise InvalidArgumentError(f"durability must be one of {', '.join(DURABILITY)}, not {durability!r}")
+        refuse_keywords_of(Writer, unknown)
+        if durability not in get_args(Durability):
+            words = ", ".join(get_args(Durability))
+            raise InvalidArgumentError(f"durability must be one of {words}, not {durability!r}")
         if publish_every is not None and not (isinstance(publish_every, int | float) and publish_every > 0):
             raise InvalidArgumentError(f"publish_every must be above 0, not {publish_every!r}")
-        if not isinstance(shard_bytes, int) or shard_bytes < MIN_SHARD_BYTES:
-            raise InvalidArgumentError(f"shard_bytes must be at least {MIN_SHARD_BYTES}, not {shard_bytes!r}")
+        check_count("shard_bytes", shard_bytes, MIN_SHARD_BYTES)
         self._durability = durability
         self._columns: dict[str, ColumnSpec] = {}
         self._cameras = CameraRecorder(cameras or {})

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
@@ -88,7 +89,12 @@ class DatasetReport:
 
 
 def report(
-    dataset: Dataset, *, frames: int = 0, sampler: str | AnySampler | None = None, compare: Dataset | None = None
+    dataset: Dataset,
+    *,
+    frames: int = 0,
+    sampler: str | AnySampler | None = None,
+    compare: Dataset | None = None,
+    **unknown: Never,
 ) -> DatasetReport:
     """Makes a page that shows a dataset: an HTML file that needs no server and no network.
 
@@ -107,8 +113,10 @@ def report(
         MissingExtraError: the package of the charts is not installed.
         InvalidArgumentError: `frames` is not an integer of at least 0, or an argument of the sampler is invalid.
         UnknownNameError: the sampler does not exist.
+        UnknownArgumentError: there is no argument of a name.
         CorruptShardError: the data are damaged.
     """
+    refuse_keywords_of(report, unknown)
     if isinstance(frames, bool) or not isinstance(frames, int | np.integer) or frames < 0:
         raise InvalidArgumentError(f"frames must be an integer of at least 0, not {frames!r}")
     check_charts()

@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import pyarrow as pa
 
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
@@ -74,7 +75,12 @@ class VerifyReport:
 
 
 def verify(
-    path: str | os.PathLike[str], *, deep: bool = False, decode: bool = False, progress: bool | None = None
+    path: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    decode: bool = False,
+    progress: bool | None = None,
+    **unknown: Never,
 ) -> VerifyReport:
     """Reads a whole dataset and checks every file.
 
@@ -94,9 +100,11 @@ def verify(
 
     Raises:
         DatasetReplacedError: another dataset took the place of this one meanwhile.
+        UnknownArgumentError: there is no argument of a name.
         GearError: the manifest cannot be used, or a server cannot be reached. Damaged files are not raised but
             reported.
     """
+    refuse_keywords_of(verify, unknown)
     if not is_remote(plain_path(path)):
         return _verify(open_files(path), deep, decode, progress)
     # The files of a remote dataset are fetched again, one by one. Cached files were checked when they were fetched.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,39 @@ def test_bad_usage_is_status_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     assert exit_.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["convrt", "a", "b"], "argument COMMAND: unknown value 'convrt'\n  did you mean 'convert'? known: card, "),
+        (["convert", "a", "b", "--overwrit"], "unknown option '--overwrit'\n  did you mean '--overwrite'?\n"),
+        (["convert", "a", "b", "--shard-byte=3"], "unknown option '--shard-byte'\n  did you mean '--shard-bytes'?\n"),
+        (
+            ["convert", "a", "b", "--engine", "rya"],
+            "argument --engine: unknown value 'rya'\n  did you mean 'ray'? known: ",
+        ),
+        (["feed", "a", "--qqq", "3"], "unknown option '--qqq'\n  see gear-data feed --help\n"),
+        (["verify", "a", "b"], "unexpected argument 'b'\n"),
+    ],
+)
+def test_bad_usage_names_the_closest(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    printed = capsys.readouterr()
+    assert exit_.value.code == 2
+    assert f"error: {words}" in printed.err
+    assert printed.err.startswith("usage: gear-data") and printed.out == ""
+
+
+def test_bad_usage_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["verify", "a", "--deap", "--json"])
+    printed = capsys.readouterr()
+    message = "unknown option '--deap'\n  did you mean '--deep'?"
+    kept = {"ok": False, "shards": [], "differences": []}  # keys of the command's JSON
+    assert json.loads(printed.out) == {**kept, "error": "UnknownArgumentError", "message": message}
+    assert message in printed.err
 
 
 def test_unknown_names_and_bad_values_are_status_2(rollouts_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Never
+from collections.abc import Callable
+from typing import Any, Never
 
 import pytest
 
-from gear_data.common.keywords import refuse_keywords
+import gear_data
+from gear_data.common.keywords import refuse_keywords, refuse_keywords_of
 from gear_data.errors import UnknownArgumentError
 
 
@@ -30,3 +32,58 @@ def test_a_moved_keyword_names_its_new_place() -> None:
     with pytest.raises(UnknownArgumentError) as caught:
         feed(window=3)  # type: ignore[arg-type]
     assert str(caught.value) == "feed has no argument 'window'\n  give windows=WindowOptions(length=...)"
+
+
+class Recorder:
+    def __init__(self, path: str, *, schema: int = 0, **unknown: Never) -> None:
+        refuse_keywords_of(Recorder, unknown)
+
+
+def test_the_known_names_are_those_of_the_signature() -> None:
+    with pytest.raises(UnknownArgumentError) as caught:
+        Recorder("x", shema=1)  # type: ignore[arg-type]
+    assert str(caught.value) == "Recorder has no argument 'shema'\n  did you mean 'schema'? known: path, schema"
+
+
+@pytest.mark.parametrize(
+    ("function", "positional", "wrong", "meant"),
+    [
+        (gear_data.convert, 2, "overwrit", "overwrite"),
+        (gear_data.lint, 1, "colums", "columns"),
+        (gear_data.merge, 2, "resum", "resume"),
+        (gear_data.repair, 2, "progres", "progress"),
+        (gear_data.verify, 1, "deeper", "deep"),
+        (gear_data.export, 2, "video_codecs", "video_codec"),
+        (gear_data.export_batches, 2, "batch", "batches"),
+        (gear_data.push, 2, "privat", "private"),
+        (gear_data.pull, 2, "revison", "revision"),
+        (gear_data.record, 2, "camera", "cameras"),
+        (gear_data.Writer, 1, "durabilty", "durability"),
+        (gear_data.report, 1, "frame", "frames"),
+        (gear_data.evaluate, 2, "episode", "episodes"),
+    ],
+)
+def test_public_functions_suggest_an_argument(
+    function: Callable[..., Any], positional: int, wrong: str, meant: str
+) -> None:
+    more = {"batches": 1} if function is gear_data.export_batches else {}
+    with pytest.raises(UnknownArgumentError, match=f"has no argument '{wrong}'\n  did you mean '{meant}'\\?"):
+        function(*[None] * positional, **more, **{wrong: 1})
+
+
+@pytest.mark.parametrize("function", [gear_data.convert, gear_data.lint])
+@pytest.mark.parametrize(
+    ("moved", "hint"),
+    [
+        ("episode_column", "give episodes=gear_data.EpisodeBoundaries(episode_column=...)"),
+        ("step_column", "give episodes=gear_data.EpisodeBoundaries(step_column=...)"),
+        ("end_column", "give episodes=gear_data.EpisodeBoundaries(end_column=...)"),
+        ("max_episode_steps", "give episodes=gear_data.EpisodeBoundaries(max_episode_steps=...)"),
+        ("video_columns", "give videos=gear_data.VideoStorage(cameras=...)"),
+        ("video_size", "give videos=gear_data.VideoStorage(mode=..., size=...)"),
+    ],
+)
+def test_moved_arguments_name_their_group(function: Callable[..., Any], moved: str, hint: str) -> None:
+    with pytest.raises(UnknownArgumentError) as caught:
+        function(*["source", "destination"][: 2 if function is gear_data.convert else 1], **{moved: "x"})
+    assert caught.value.hint == hint

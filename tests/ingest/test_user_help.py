@@ -216,10 +216,13 @@ def test_episode_column_for_tables_of_episodes(tmp_path: Path) -> None:
     table = {"observations": steps, "rewards": [[1.0, 2.0], [1.0, 3.0]], "seed": [1, 2], "won": [True, False]}
     source = write(tmp_path / "s.parquet", table)
     for option, kind in (
-        ({"episode_column": "seed"}, InvalidArgumentError),
-        ({"step_column": "seed"}, UnsupportedColumnError),
-        ({"end_column": "won"}, UnsupportedColumnError),
-        ({"episode_column": "seed", "format": "episode-rows"}, InvalidArgumentError),
+        ({"episodes": gear_data.EpisodeBoundaries(episode_column="seed")}, InvalidArgumentError),
+        ({"episodes": gear_data.EpisodeBoundaries(step_column="seed")}, UnsupportedColumnError),
+        ({"episodes": gear_data.EpisodeBoundaries(end_column="won")}, UnsupportedColumnError),
+        (
+            {"episodes": gear_data.EpisodeBoundaries(episode_column="seed"), "format": "episode-rows"},
+            InvalidArgumentError,
+        ),
     ):
         with pytest.raises(kind) as error:
             gear_data.convert(source, tmp_path / "d", **option)
@@ -228,11 +231,20 @@ def test_episode_column_for_tables_of_episodes(tmp_path: Path) -> None:
         assert "leave --" in str(error.value)
     # A reward that is a list of one belongs to a step.
     one = {"observations": [[1.0], [2.0], [3.0]], "rewards": [[1.0], [2.0], [3.0]], "run": [0, 0, 1]}
-    gear_data.convert(write(tmp_path / "one.parquet", one), tmp_path / "d", episode_column="run")
+    gear_data.convert(
+        write(tmp_path / "one.parquet", one), tmp_path / "d", episodes=gear_data.EpisodeBoundaries(episode_column="run")
+    )
     assert gear_data.open(tmp_path / "d").lengths.tolist() == [2, 1]
 
 
-@pytest.mark.parametrize("option", [{"columns": ["nope"]}, {"episode_column": "nope"}, {"end_column": "nope"}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"columns": ["nope"]},
+        {"episodes": gear_data.EpisodeBoundaries(episode_column="nope")},
+        {"episodes": gear_data.EpisodeBoundaries(end_column="nope")},
+    ],
+)
 def test_an_unknown_column_is_named_once_with_its_file(option: dict[str, Any], sources: Any, tmp_path: Path) -> None:
     source = sources.write_steps(tmp_path / "s.parquet", sources.make_rollouts(3))
     with pytest.raises(UnknownNameError) as error:
@@ -297,7 +309,9 @@ def test_an_unknown_source_lists_its_columns(tmp_path: Path) -> None:
     assert "for example --episode-column 'my run' --rename act=actions;" in hint
     assert "in-memory" not in hint
     assert all(name in hint for name in known_formats() if name != "in-memory")
-    gear_data.convert(source, tmp_path / "d", episode_column="my run", rename={"act": "actions"})
+    gear_data.convert(
+        source, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(episode_column="my run"), rename={"act": "actions"}
+    )
     nothing = write(tmp_path / "n.parquet", {"x": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 3.0]})
     with pytest.raises(UnknownFormatError) as error:
         gear_data.convert(nothing, tmp_path / "e")
@@ -387,7 +401,9 @@ def test_the_stated_limit_truncates(tmp_path: Path) -> None:
             file[name] = values
     prints = set()
     for name in ("s.npz", "s.hdf5"):
-        gear_data.convert(tmp_path / name, tmp_path / f"{name} out", max_episode_steps=6)
+        gear_data.convert(
+            tmp_path / name, tmp_path / f"{name} out", episodes=gear_data.EpisodeBoundaries(max_episode_steps=6)
+        )
         dataset = gear_data.open(tmp_path / f"{name} out")
         assert dataset.episodes.select("length", "terminated", "truncated").rows() == [
             (4, True, False),

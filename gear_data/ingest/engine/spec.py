@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import msgspec
 
+from gear_data.common.keywords import check_count
 from gear_data.errors import InvalidArgumentError
+from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.mapping import parse_mapping
 from gear_data.ingest.merging.dataset_source import GEAR, DatasetSource
@@ -18,32 +20,19 @@ from gear_data.ingest.several.parts import SourcePart, locate_parts
 from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import EpisodeSource, SourceOptions, typed_memory_errors
 from gear_data.ingest.sources.registry import known_formats, open_source
-from gear_data.ingest.videos.arguments import KEEP
+from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.ingest.videos.stored_cameras import stored_cameras
 from gear_data.ingest.videos.video_columns import add_video_columns
 from gear_data.storage.writing.file_store import FileStore
 
+MIN_SHARD_BYTES = 1 << 10
+#: The default size of a shard.
+SHARD_BYTES = 512 << 20
 
-class _SpecRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON form of a specification, as the manifest stores it."""
-
-    split: str | tuple[str, ...] | None
-    format: str
-    keep_encoded: bool
-    strict: bool
-    shard_bytes: int
-    columns: tuple[str, ...] | None
-    rename: dict[str, str] | None
-    episode_column: str | None
-    step_column: str | None
-    end_column: str | None
-    max_episode_steps: int | None
-    on_bad_episode: Literal["error", "skip"]
-    mapping: dict[str, Any] | None = None
-    stack: dict[str, tuple[str, ...]] | None = None
-    video_columns: dict[str, str] | None = None
-    videos: str | None = None
-    video_size: tuple[int, int] | None = None
+#: The fields of a specification that a manifest records as they are.
+_PLAIN = ("split", "format", "keep_encoded", "strict", "shard_bytes")
+#: Argument -> the group of options that it takes.
+_GROUPS: dict[str, type[Any]] = {"episodes": EpisodeBoundaries, "videos": VideoStorage}
 
 
 @dataclass(frozen=True)
@@ -61,8 +50,9 @@ class ConversionSpec:
         shard_bytes: the size at which a shard is closed, in bytes of column data.
         parts: the sources and splits to read one after another; empty for one source with one split. See
             `gear_data.ingest.several.plan`.
-        videos: what becomes of cameras' video files, as in `convert`.
-        video_size: (height, width) of decoded frames, as in `convert`.
+
+    Raises:
+        InvalidArgumentError: `shard_bytes` is no int, or too small.
     """
 
     source: Any
@@ -70,11 +60,12 @@ class ConversionSpec:
     format: str
     options: SourceOptions
     keep_encoded: bool
-    strict: bool
-    shard_bytes: int
+    strict: bool = False
+    shard_bytes: int = SHARD_BYTES
     parts: tuple[SourcePart, ...] = ()
-    videos: str = KEEP
-    video_size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check_count("shard_bytes", self.shard_bytes, MIN_SHARD_BYTES)
 
     @property
     def is_shareable(self) -> bool:
@@ -91,28 +82,16 @@ class ConversionSpec:
         return locate(self.source, self.split)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all fields except the source, under the names of `convert`'s arguments."""
-        options = self.options
-        record = _SpecRecord(
-            split=self.split,
-            format=self.format,
-            keep_encoded=self.keep_encoded,
-            strict=self.strict,
-            shard_bytes=self.shard_bytes,
-            columns=options.columns,
-            rename=None if options.rename is None else dict(options.rename),
-            episode_column=options.episode_column,
-            step_column=options.step_column,
-            end_column=options.end_column,
-            max_episode_steps=options.max_episode_steps,
-            on_bad_episode="skip" if options.skip_bad else "error",
-            mapping=None if options.mapping is None else options.mapping.to_json(),
-            stack=dict(options.stack) or None,
-            video_columns=dict(options.video_columns) or None,
-            # As in manifests without this option: such conversions can be resumed.
-            videos=None if self.videos == KEEP else self.videos,
-            video_size=self.video_size,
-        )
+        """Returns all fields except the source and the parts, as the manifest records them.
+
+        The values of groups are not nested. One that has its default is null, as in manifests that are older than the
+        value. So their conversions can be resumed.
+        """
+        record = {name: getattr(self, name) for name in _PLAIN}
+        for option in fields(self.options):
+            value = getattr(self.options, option.name)
+            record |= _group_record(value) if option.name in _GROUPS else {option.name: value}
+        record["mapping"] = None if self.options.mapping is None else self.options.mapping.to_json()
         return msgspec.to_builtins(record)  # type: ignore[no-any-return]
 
     @staticmethod
@@ -123,23 +102,18 @@ class ConversionSpec:
             msgspec.ValidationError: the data is not the output of `to_json`.
             MappingError: the same, for the mapping.
         """
-        record = msgspec.convert(data, _SpecRecord)
-        options = SourceOptions(
-            columns=record.columns,
-            rename=record.rename,
-            skip_bad=record.on_bad_episode == "skip",
-            episode_column=record.episode_column,
-            step_column=record.step_column,
-            end_column=record.end_column,
-            max_episode_steps=record.max_episode_steps,
-            mapping=None if record.mapping is None else parse_mapping(record.mapping, "manifest"),
-            stack=record.stack or {},
-            video_columns=record.video_columns or {},
-        )
-        return ConversionSpec(
-            source, record.split, record.format, options, record.keep_encoded, record.strict, record.shard_bytes,
-            videos=record.videos or KEEP, video_size=record.video_size,
-        )  # fmt: skip
+        record = msgspec.convert(data, dict[str, Any])
+        options: dict[str, Any] = {name: _group_values(record, group) for name, group in _GROUPS.items()}
+        for option in fields(SourceOptions):
+            if option.name not in _GROUPS:
+                options[option.name] = record.pop(option.name, option.default)
+        mapping = options.pop("mapping")
+        if unknown := record.keys() - {*_PLAIN}:
+            raise msgspec.ValidationError(f"unknown options: {', '.join(sorted(unknown))}")
+        spec = msgspec.convert({**record, "source": None, "options": options}, ConversionSpec)
+        if mapping is not None:
+            spec = replace(spec, options=replace(spec.options, mapping=parse_mapping(mapping, "manifest")))
+        return replace(spec, source=source)
 
     def open(self, location: Location | None = None, *, threads: int = 1) -> tuple[EpisodeSource, str, str]:
         """Opens the source. Raises the errors of `locate` and `open_source`.
@@ -160,7 +134,7 @@ class ConversionSpec:
             source.findings.make_strict()
         if not self.keep_encoded:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
-        source = stack_columns(source, self.options.stack)
+        source = stack_columns(source, self.options.stack or {})
         report_names(source, all_columns=self.options.columns is None)
         return source, name, reason
 
@@ -172,8 +146,7 @@ class ConversionSpec:
         return stored_cameras(
             source,
             store,
-            mode=self.videos,
-            size=self.video_size,
+            self.options.videos,
             skip_bad=self.options.skip_bad,
             threads=threads,
         )
@@ -183,7 +156,7 @@ class ConversionSpec:
             return DatasetSource(location.name), GEAR, "dataset to merge"
         source, name, reason = open_source(location, self.format, self.options)
         suffixes = known_formats()[name].suffixes
-        return add_video_columns(source, location, self.options.video_columns, suffixes), name, reason
+        return add_video_columns(source, location, self.options.videos.cameras, suffixes), name, reason
 
     def _open_parts(self, location: Location, threads: int) -> tuple[EpisodeSource, str, str]:
         """Opens all parts. The format is "auto" if they have different ones."""
@@ -197,3 +170,20 @@ class ConversionSpec:
         names = {name for _, name, _ in opened}
         reasons = "; ".join(f"{part.name}: {reason}" for part, (_, _, reason) in zip(self.parts, opened, strict=True))
         return source, names.pop() if len(names) == 1 else "auto", reasons
+
+
+def _group_record(group: Any) -> dict[str, Any]:
+    """Returns the values of a group under their names in a manifest; null for a default."""
+    default = type(group)()
+    return {
+        each.metadata.get("recorded", each.name): None
+        if (value := getattr(group, each.name)) == getattr(default, each.name)
+        else value
+        for each in fields(group)
+    }
+
+
+def _group_values(record: dict[str, Any], group: type[Any]) -> dict[str, Any]:
+    """Takes the values of a group out of a record. Values that are missing or null are left out."""
+    taken = {each.name: record.pop(each.metadata.get("recorded", each.name), None) for each in fields(group)}
+    return {name: value for name, value in taken.items() if value is not None}

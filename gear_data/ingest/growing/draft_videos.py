@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gear_data.ingest.videos.arguments import KEEP, LINK
 from gear_data.ingest.videos.placing import VIDEOS
+from gear_data.ingest.videos.storage_options import KEEP, LINK
 from gear_data.schema import ColumnSpec
 from gear_data.storage.arrow_files import read_table
 from gear_data.storage.episode_tables import with_values

@@ -11,8 +11,8 @@ import pyarrow as pa
 from gear_data.ingest.merging.dataset_cameras import read_index
 from gear_data.ingest.merging.inputs import MergeInput
 from gear_data.ingest.merging.link import place_file
-from gear_data.ingest.videos.arguments import KEEP, LINK
 from gear_data.ingest.videos.placing import VIDEOS
+from gear_data.ingest.videos.storage_options import KEEP, LINK
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import FileEntry
 from gear_data.storage.videos.mapped import is_kept, video_entry

@@ -66,9 +66,9 @@ def resolve_structure_columns(names: Iterable[str], options: SourceOptions) -> S
         UnknownNameError: `episode_column`, `step_column` or `end_column` names a column that does not exist.
     """
     names = list(names)
-    for name in (options.episode_column, options.step_column, options.end_column):
+    for name in options.episodes.columns:
         if name is not None and name not in names:
             raise unknown_name("column", name, names)
-    if options.end_column is None:
+    if options.episodes.end_column is None:
         return options
-    return replace(options, rename={**(options.rename or {}), options.end_column: DONES})
+    return replace(options, rename={**(options.rename or {}), options.episodes.end_column: DONES})

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.destination import (
     choose_target,
     locked_target,
@@ -26,8 +25,8 @@ from gear_data.ingest.merging.link import EPISODES, FINALS
 from gear_data.ingest.merging.link_videos import LinkedVideos, place_videos
 from gear_data.ingest.merging.linked_dataset import MergeReport, report_fields, write_linked
 from gear_data.ingest.saving.shards import SavedShards, SourceTables, save_shards
-from gear_data.ingest.videos.arguments import KEEP, LINK
 from gear_data.ingest.videos.sampled_statistics import sampled_statistics
+from gear_data.ingest.videos.storage_options import KEEP, LINK
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_tables import (
     join_episode_tables,
@@ -100,8 +99,6 @@ def save_episodes(
 ) -> SaveReport:
     """Saves episodes of a dataset. See `Dataset.save`."""
     start = time.perf_counter()
-    if overwrite and resume:
-        raise InvalidArgumentError("overwrite and resume exclude each other", hint="give only one of them")
     target = choose_target(destination, overwrite, resume)
     check_apart((view.name,), target.folder)
     identity = {

@@ -60,7 +60,8 @@ def check_frame_sizes(parts: Sequence[NamedCameras]) -> None:
                     f"{first.shape[1]} in {owner}",
                     file=part,
                     column=spec.name,
-                    hint="convert both with --videos frames --video-size, or leave the camera out with --columns",
+                    hint="convert both with --videos frames --video-size "
+                    "(videos=VideoStorage(mode='frames', size=...)), or leave the camera out with --columns",
                 )
 
 

@@ -53,8 +53,6 @@ _TABLES = ("episode-rows", "step-rows")
 _IN_MEMORY = "in-memory"
 #: Rows that are read to see whether a list column holds one value per row (a step) or several (an episode).
 _HEAD_ROWS = 64
-#: Options that only some formats support.
-_OPTIONAL = ("episode_column", "step_column", "end_column", "max_episode_steps", "mapping")
 _TREE = "tree"
 
 
@@ -106,8 +104,8 @@ def _open_as(
 
 def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSource:
     """Opens a source, and adds a finding for data files of other formats."""
-    for name in _OPTIONAL:
-        if getattr(options, name) is not None and name not in item.uses:
+    for name in (*options.episodes.given, *(() if options.mapping is None else ("mapping",))):
+        if name not in item.uses:
             flag = "--map" if name == "mapping" else "--" + name.replace("_", "-")
             raise InvalidArgumentError(
                 f"the format {item.name} does not support {name} ({flag})", file=location.name, hint="leave it out"
@@ -135,11 +133,7 @@ def _format_of_named_columns(location: Location, options: SourceOptions) -> tupl
 
     A list implies that a row is an episode. None if the user names no column, or the source is not a table.
     """
-    flags = {
-        "--episode-column": options.episode_column,
-        "--step-column": options.step_column,
-        "--end-column": options.end_column,
-    }
+    flags = dict(zip(("--episode-column", "--step-column", "--end-column"), options.episodes.columns, strict=True))
     tables = open_tables(location) if any(flags.values()) else None
     if tables is None:
         return None
@@ -147,7 +141,7 @@ def _format_of_named_columns(location: Location, options: SourceOptions) -> tupl
     for flag, name in flags.items():
         if name is not None:
             type_ = tables.schema.field(name).type
-            if resolved.episode_column is None and is_list(type_):
+            if resolved.episodes.episode_column is None and is_list(type_):
                 return "episode-rows", f"a row is an episode: '{name}', given as {flag}, is {type_}"
             if (steps := _list_of_steps(tables, resolved)) is not None:
                 return "episode-rows", f"a row is an episode: '{steps}' is a list"

@@ -213,10 +213,10 @@ def _choose_columns(tree: _TensorTree, options: SourceOptions) -> _TensorColumns
     Raises UnknownNameError if the episode column does not exist.
     """
     keys = tree.tensors
-    if options.episode_column is not None and options.episode_column not in keys:
-        raise unknown_name("column", options.episode_column, keys)
-    trajectory = options.episode_column or next((name for name in _TRAJECTORIES if name in keys), None)
-    rename = {options.end_column: DONES} if options.end_column is not None else {}
+    if options.episodes.episode_column is not None and options.episodes.episode_column not in keys:
+        raise unknown_name("column", options.episodes.episode_column, keys)
+    trajectory = options.episodes.episode_column or next((name for name in _TRAJECTORIES if name in keys), None)
+    rename = {options.episodes.end_column: DONES} if options.episodes.end_column is not None else {}
     # Root keys that have a value under `next` too.
     with_next = {key.removeprefix(_NEXT) for key in keys if key.startswith(_NEXT)}
     has_flags = any(canonical_name(key) in END_FLAGS for key in with_next)
@@ -334,7 +334,7 @@ def _step_arrays(
         raise UnknownFormatError(
             "nothing says where episodes end: there is no ('next', 'done'), no trajectory number, no next observation",
             file=name,
-            hint="name a key with --episode-column or --end-column",
+            hint="name a key with --episode-column or --end-column (episodes=EpisodeBoundaries(...))",
         )
 
     def locate() -> EpisodeRanges:

@@ -89,7 +89,8 @@ def unrecognised(location: Location, formats: Mapping[str, Format]) -> UnknownFo
         contents = "its columns are " + ", ".join(f"{field.name}: {field.type}" for field in tables.schema)
         hint = (
             "if a row is a step, name the column of episode ids with --episode-column, the column of step numbers with "
-            "--step-column, or the column that is true at the last steps with --end-column; give columns their usual "
+            "--step-column, or the column that is true at the last steps with --end-column "
+            "(episodes=EpisodeBoundaries(...)); give columns their usual "
             f"names (observations, actions, rewards, terminated, truncated) with --rename SOURCE=NAME"
             f"{_example(tables.schema)}; or {hint}"
         )

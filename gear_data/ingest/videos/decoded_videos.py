@@ -15,8 +15,8 @@ from PIL import Image
 from gear_data.errors import BadEpisodeError, CorruptShardError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import EpisodeSource, Unit
-from gear_data.ingest.videos.arguments import JPEG
 from gear_data.ingest.videos.source_videos import NO_VIDEOS, source_videos
+from gear_data.ingest.videos.storage_options import JPEG, VideoStorage
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position
 from gear_data.video.decoding.frame_reader import FrameReader
@@ -60,8 +60,7 @@ class DecodedVideos:
         source: a source whose blocks have `EpisodeBlock.videos`, and whose cameras have the frames of the index.
         index: its files.
         packets: the bytes of the files.
-        mode: `FRAMES`: uint8 [H, W, 3]. `JPEG`: bytes.
-        size: (height, width) to which the decoder scales frames; None keeps their size.
+        videos: the mode, `FRAMES`: uint8 [H, W, 3], or `JPEG`: bytes; and the size to which the decoder scales frames.
         skip_bad: whether episodes that cannot be decoded are left out.
         threads: threads that decode.
     """
@@ -71,9 +70,8 @@ class DecodedVideos:
         source: EpisodeSource,
         index: VideoIndex,
         packets: SourcePackets,
+        videos: VideoStorage,
         *,
-        mode: str,
-        size: tuple[int, int] | None,
         skip_bad: bool,
         threads: int,
     ) -> None:
@@ -83,11 +81,12 @@ class DecodedVideos:
         self.videos = NO_VIDEOS
         self._source = source
         self._cameras = source_videos(source).columns
-        self._size = size
-        self._mode = mode
+        self._size = videos.size
+        self._mode = videos.mode
         self._skip_bad = skip_bad
         # A frame is needed once. Only a group that is cut between two pieces is decoded twice without a cache.
-        self._reader = FrameReader(index, packets, DecodeOptions(threads=threads, size=size, cache_bytes=_PIECE_BYTES))
+        options = DecodeOptions(threads=threads, size=videos.size, cache_bytes=_PIECE_BYTES)
+        self._reader = FrameReader(index, packets, options)
         self.columns = (*source.columns, *(self._column(spec) for spec in self._cameras))
         self._step_bytes = sum(int(np.prod(self._shape(spec))) for spec in self._cameras)
 

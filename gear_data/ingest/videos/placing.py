@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from gear_data.errors import SourceChangedError
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.videos.arguments import KEEP
+from gear_data.ingest.videos.storage_options import KEEP
 from gear_data.storage.atomic import checksum, link_file
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore

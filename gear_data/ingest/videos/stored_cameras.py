@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import EpisodeSource
-from gear_data.ingest.videos.arguments import FRAMES, JPEG
 from gear_data.ingest.videos.decoded_videos import DecodedVideos, SourcePackets
 from gear_data.ingest.videos.indexed_source import IndexedSource, indexed_source
 from gear_data.ingest.videos.source_videos import source_videos
+from gear_data.ingest.videos.storage_options import FRAMES, JPEG, VideoStorage
 from gear_data.storage.writing.file_store import FileStore
 
 
 def stored_cameras(
-    source: EpisodeSource, store: FileStore, *, mode: str, size: tuple[int, int] | None, skip_bad: bool, threads: int
+    source: EpisodeSource, store: FileStore, videos: VideoStorage, *, skip_bad: bool, threads: int
 ) -> EpisodeSource:
     """Returns a source whose blocks are ready to be stored.
 
@@ -23,21 +23,18 @@ def stored_cameras(
     Args:
         source: the source.
         store: the dataset's folder.
-        mode: as in `convert(videos=...)`.
-        size: (height, width) of decoded frames; None keeps their size.
+        videos: what becomes of the video files.
         skip_bad: whether malformed episodes are left out.
         threads: threads that decode.
 
     Raises:
         ResumeError: the index is missing, or was changed.
     """
-    indexed = indexed_source(source, store, skip_bad=skip_bad, one_size=size is None)
-    if mode not in (FRAMES, JPEG) or not isinstance(indexed, IndexedSource):
+    indexed = indexed_source(source, store, skip_bad=skip_bad, one_size=videos.size is None)
+    if videos.mode not in (FRAMES, JPEG) or not isinstance(indexed, IndexedSource):
         return indexed
     packets = SourcePackets(indexed_files(indexed))
-    return DecodedVideos(
-        indexed, indexed.staged.index, packets, mode=mode, size=size, skip_bad=skip_bad, threads=threads
-    )
+    return DecodedVideos(indexed, indexed.staged.index, packets, videos, skip_bad=skip_bad, threads=threads)
 
 
 def indexed_files(source: IndexedSource) -> Sequence[SourceFile]:

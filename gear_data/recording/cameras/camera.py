@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.video.encoding.encoder import ENCODERS
+from gear_data.words import CameraCodec
 
 #: Options of FFmpeg's encoders. A key frame at every second frame makes random access cheap, as LeRobot's videos have
 #: it. One thread an encoder: environments and cameras are encoded side by side.
@@ -36,7 +36,7 @@ class Camera:
     """
 
     fps: float = 30
-    codec: Literal["h264", "av1", "mpeg4"] = "h264"
+    codec: CameraCodec = "h264"
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -317,9 +317,9 @@ def test_options_are_not_ignored(sources: Any, rollouts: list[Any], tmp_path: Pa
     hdf5 = sources.write_d4rl(tmp_path / "a.hdf5", rollouts)
     parquet = sources.write_episodes(tmp_path / "a.parquet", rollouts)
     with pytest.raises(InvalidArgumentError, match="d4rl does not support episode_column"):
-        gear_data.convert(hdf5, tmp_path / "out", episode_column="x")
+        gear_data.convert(hdf5, tmp_path / "out", episodes=gear_data.EpisodeBoundaries(episode_column="x"))
     with pytest.raises(InvalidArgumentError, match="episode-rows does not support max_episode_steps"):
-        gear_data.lint(parquet, max_episode_steps=5)
+        gear_data.lint(parquet, episodes=gear_data.EpisodeBoundaries(max_episode_steps=5))
     with pytest.raises(InvalidArgumentError, match="at least 1"):
-        gear_data.convert(hdf5, tmp_path / "out", max_episode_steps=0)
+        gear_data.convert(hdf5, tmp_path / "out", episodes=gear_data.EpisodeBoundaries(max_episode_steps=0))
     assert not (tmp_path / "out").exists()

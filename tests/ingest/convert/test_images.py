@@ -412,7 +412,7 @@ def test_finals_stay_with_their_episodes_in_blocks_and_pieces(
     path = _minari(tmp_path / "main_data.hdf5", frames)
 
     def opened() -> EpisodeSource:
-        source, _, _ = open_source(locate(str(path), None), "minari", SourceOptions(skip_bad=True))
+        source, _, _ = open_source(locate(str(path), None), "minari", SourceOptions(on_bad_episode="skip"))
         return decode_images(source, skip_bad=True, threads=2)
 
     def read(start: Any, stop: Any) -> list[tuple[int, bytes]]:

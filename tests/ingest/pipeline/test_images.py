@@ -32,7 +32,9 @@ from tests.support.interrupted import convert_until
 
 
 def _opened(path: Path, *, skip_bad: bool = False, threads: int = 3) -> EpisodeSource:
-    source, _, _ = open_source(locate(str(path), None), "episode-rows", SourceOptions(skip_bad=skip_bad))
+    source, _, _ = open_source(
+        locate(str(path), None), "episode-rows", SourceOptions(on_bad_episode="skip" if skip_bad else "error")
+    )
     return decode_images(source, skip_bad=skip_bad, threads=threads)
 
 

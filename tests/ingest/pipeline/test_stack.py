@@ -43,7 +43,7 @@ def steps(**dtypes: str) -> pl.DataFrame:
 )
 def test_a_stack_is_a_vector_of_its_parts(dtypes: dict[str, str], dtype: str, tmp_path: Path) -> None:
     table = steps(**dtypes)
-    gear_data.convert(table, tmp_path / "d", episode_column="run", stack=STACK)
+    gear_data.convert(table, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(episode_column="run"), stack=STACK)
     dataset = gear_data.open(tmp_path / "d")
     assert dataset.schema.names[:4] == ("t_pos", "observations", "rewards", "actions")
     expected = np.stack([table["s_pos"].to_numpy(), table["s_vel"].to_numpy()], axis=1)
@@ -78,7 +78,11 @@ def test_the_command_line_resuming_and_lint(tmp_path: Path, capsys: pytest.Captu
     stack = ["--stack", "observations=s_pos,s_vel"]
     assert main(["convert", str(tmp_path / "s.parquet"), str(tmp_path / "d"), *options, *stack]) == 0
     assert gear_data.open(tmp_path / "d").schema.names[:2] == ("observations", "actions")
-    arguments: dict[str, Any] = {"episode_column": "run", "columns": ["observations", "actions"], "resume": True}
+    arguments: dict[str, Any] = {
+        "episodes": gear_data.EpisodeBoundaries(episode_column="run"),
+        "columns": ["observations", "actions"],
+        "resume": True,
+    }
     gear_data.convert(tmp_path / "s.parquet", tmp_path / "d", stack=STACK, **arguments)
     with pytest.raises(ResumeError, match="s_vel"):
         other = {"observations": ["s_vel", "s_pos"]}
@@ -103,4 +107,6 @@ def test_the_command_line_resuming_and_lint(tmp_path: Path, capsys: pytest.Captu
 def test_bad_stacks(stack: Any, error: Any, words: str, tmp_path: Path) -> None:
     table = steps().with_columns(name=pl.lit("x"), huge=pl.lit((1 << 60) + 1))
     with pytest.raises(error, match=words):
-        gear_data.convert(table, tmp_path / "d", episode_column="run", stack=stack)
+        gear_data.convert(
+            table, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(episode_column="run"), stack=stack
+        )

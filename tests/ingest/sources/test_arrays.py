@@ -13,6 +13,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
+from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
@@ -268,10 +269,12 @@ def test_episode_column_end_column_and_limit(sources: Any, tmp_path: Path) -> No
     counts = np.concatenate([np.arange(n) for n in lengths])
     np.savez(tmp_path / "b.npz", **steps, over=ends, number=numbers, count=counts)
     for kind, column in (("end", "over"), ("episode", "number"), ("step", "count")):
-        options = SourceOptions(**{f"{kind}_column": column})
+        options = SourceOptions(episodes=EpisodeBoundaries(**{f"{kind}_column": column}))
         source, _, _ = open_source(locate(tmp_path / "b.npz", None), "auto", options)
         assert np.concatenate([b.lengths for b in source.blocks(BEGIN, END)]).tolist() == lengths, kind
-    source, _, _ = open_source(locate(tmp_path / "a.npz", None), "auto", SourceOptions(max_episode_steps=5))
+    source, _, _ = open_source(
+        locate(tmp_path / "a.npz", None), "auto", SourceOptions(episodes=EpisodeBoundaries(max_episode_steps=5))
+    )
     found = np.concatenate([block.lengths for block in source.blocks(BEGIN, END)]).tolist()
     total = sum(lengths)
     assert found == [5] * (total // 5) + ([total % 5] if total % 5 else [])

@@ -56,7 +56,9 @@ def plain(folder: Path, first: int, last: int) -> dict[str, npt.NDArray[Any]]:
 @pytest.mark.parametrize("limit", [None, 4])
 def test_episodes_are_the_recordings(limit: int | None, tmp_path: Path) -> None:
     source = write_split(tmp_path / "training")
-    report = gear_data.convert(source, tmp_path / "d", max_episode_steps=limit, progress=False)
+    report = gear_data.convert(
+        source, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(max_episode_steps=limit), progress=False
+    )
     assert report.format == "calvin"
     dataset = gear_data.open(tmp_path / "d")
     pieces = [

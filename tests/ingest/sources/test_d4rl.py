@@ -16,6 +16,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
+from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.d4rl import reader as d4rl
@@ -24,9 +25,11 @@ from gear_data.storage.episode_block import BEGIN, END
 Rollouts = list[Any]
 
 
-def read(source: Path, **options: Any) -> tuple[list[int], dict[str, int], Any]:
+def read(source: Path, max_episode_steps: int | None = None) -> tuple[list[int], dict[str, int], Any]:
     """Returns the lengths of episodes, the findings' counts by code, and the source."""
-    opened = d4rl.open_(locate(str(source), None), SourceOptions(**options))
+    opened = d4rl.open_(
+        locate(str(source), None), SourceOptions(episodes=EpisodeBoundaries(max_episode_steps=max_episode_steps))
+    )
     lengths = [int(length) for block in opened.blocks(BEGIN, END) for length in block.lengths]
     return lengths, {finding.code: finding.count for finding in opened.findings}, opened
 
@@ -67,7 +70,7 @@ def test_ends_by_stated_length(
     lengths, findings, _ = read(source, max_episode_steps=longest)
     assert lengths == expected_lengths(terminals, longest)
     assert findings["ends-by-length"] == 1
-    options, location = SourceOptions(max_episode_steps=longest), locate(str(source), None)
+    options, location = SourceOptions(episodes=EpisodeBoundaries(max_episode_steps=longest)), locate(str(source), None)
     units = sources.check_units(lambda: d4rl.open_(location, options))
     assert units == (len(lengths) if at_once < 1000 else 1)
 

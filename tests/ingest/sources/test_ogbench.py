@@ -207,7 +207,9 @@ def test_terminals_that_may_be_either_are_refused(count: int, tmp_path: Path) ->
         gear_data.convert(tmp_path / "in", tmp_path / "d")
     report = gear_data.convert(tmp_path / "in", tmp_path / "ogbench", format="ogbench")
     assert (report.episodes, report.steps) == (4 * count, 19 * count)
-    report = gear_data.convert(tmp_path / "in", tmp_path / "npz", end_column="terminals")
+    report = gear_data.convert(
+        tmp_path / "in", tmp_path / "npz", episodes=gear_data.EpisodeBoundaries(end_column="terminals")
+    )
     assert (report.episodes, report.steps) == (4 * count, 23 * count)
 
 

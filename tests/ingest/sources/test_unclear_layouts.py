@@ -87,7 +87,9 @@ def test_each_reading_can_be_chosen(tmp_path: Path) -> None:
     )
     assert (as_episodes.episodes, as_episodes.steps) == (8, 160)
     vectors = write(tmp_path / "c.npz", padded(without=("dones",)))
-    as_steps = gear_data.convert(vectors, tmp_path / "steps", format="npz", max_episode_steps=4)
+    as_steps = gear_data.convert(
+        vectors, tmp_path / "steps", format="npz", episodes=gear_data.EpisodeBoundaries(max_episode_steps=4)
+    )
     assert (as_steps.episodes, as_steps.steps) == (2, 8)
     assert gear_data.open(tmp_path / "steps").schema["rewards"].shape == (20,)
 
@@ -155,7 +157,7 @@ def test_one_observation_more_in_several_episodes(name: str, tmp_path: Path) -> 
     source = write(tmp_path / "in" / name, arrays)
     with pytest.raises(UnknownFormatError, match=r"'dones', row 9: could mean two things: 31 .* 30 steps are one"):
         gear_data.convert(source, tmp_path / "d")
-    several = gear_data.convert(source, tmp_path / "several", end_column="dones")
+    several = gear_data.convert(source, tmp_path / "several", episodes=gear_data.EpisodeBoundaries(end_column="dones"))
     assert several.episodes == 3
     assert "final-left-out" in warning_codes(several)
     np.testing.assert_array_equal(

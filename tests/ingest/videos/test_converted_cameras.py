@@ -43,6 +43,14 @@ def robot(sources: Any, rollouts: Any, tmp_path: Path) -> tuple[Path, list[Path]
     return folder, files
 
 
+def damage_second_packet(file: Path) -> None:
+    packets = index_file(file, file.name).packets
+    data = bytearray(file.read_bytes())
+    first, size = int(packets.position[1]), int(packets.size[1])
+    data[first : first + size] = bytes(size)
+    file.write_bytes(data)
+
+
 def fingerprint(*args: Any, **options: Any) -> str:
     return gear_data.convert(*args, **options).fingerprint
 
@@ -73,13 +81,13 @@ def test_frames_and_jpeg(robot: tuple[Path, list[Path]], tmp_path: Path, monkeyp
 
 
 def test_a_size(robot: tuple[Path, list[Path]], tmp_path: Path) -> None:
-    gear_data.convert(robot[0], tmp_path / "d", videos="frames", video_size=(12, 10))
+    gear_data.convert(robot[0], tmp_path / "d", videos=gear_data.VideoStorage(mode="frames", size=(12, 10)))
     assert gear_data.open(tmp_path / "d").episode(0)[TOP].shape[1:] == (12, 10, 3)
     for wrong in ((12,), (0, 5), "12x10", (1.5, 2), (1 << 20, 1)):
-        with pytest.raises(InvalidArgumentError, match="video_size"):
-            gear_data.convert(robot[0], tmp_path / "e", videos="frames", video_size=wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="stores the files as they are"):
-        gear_data.convert(robot[0], tmp_path / "e", video_size=(12, 10))
+        with pytest.raises(InvalidArgumentError, match="size of frames must be"):
+            gear_data.VideoStorage(mode="frames", size=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="stores video files as they are"):
+        gear_data.VideoStorage(size=(12, 10))
     with pytest.raises(UnknownNameError):
         gear_data.convert(robot[0], tmp_path / "e", videos="gif")  # type: ignore[arg-type]
 
@@ -100,7 +108,19 @@ def test_a_missing_video(mode: Any, robot: tuple[Path, list[Path]], tmp_path: Pa
     np.testing.assert_array_equal(np.asarray(ds.episode(2)[TOP]), decoded(files[3]))
     report = gear_data.convert(folder, tmp_path / "d", columns=["observations", "actions"], overwrite=True)
     assert (report.episodes, gear_data.open(tmp_path / "d").schema.videos) == (4, ())
-    assert "bad-episode" in {finding.code for finding in gear_data.lint(folder).findings}
+    assert "bad-episode" in {finding.code for finding in gear_data.lint(folder, videos=mode).findings}
+
+
+def test_lint_reads_cameras_as_the_conversion_does(robot: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    """A packet that cannot be decoded is found only if its frames are stored."""
+    folder, files = robot
+    damage_second_packet(files[1])
+    for videos in (gear_data.VideoStorage(mode="frames"), gear_data.VideoStorage(mode="jpeg", size=(12, 16))):
+        report = gear_data.lint(folder, videos=videos)
+        assert report.episodes == 3
+        gear_data.convert(folder, tmp_path / "d", videos=videos, on_bad_episode="skip", overwrite=True, jobs=1)
+        assert [each.to_json() for each in report.findings] == list(gear_data.open(tmp_path / "d").manifest.findings)
+    assert gear_data.lint(folder).episodes == 4
 
 
 def test_videos_of_a_table(sources: Any, rollouts: Any, tmp_path: Path) -> None:
@@ -110,7 +130,7 @@ def test_videos_of_a_table(sources: Any, rollouts: Any, tmp_path: Path) -> None:
     files = [tmp_path / f"s/top/{i}.mp4" for i in range(3)]
     for file, rollout in zip(files, some, strict=True):
         write_video(file, moving_bar(len(rollout), 24, 32), g="4")
-    gear_data.convert(source, tmp_path / "d", video_columns={TOP: "top/*.mp4"}, jobs=1)
+    gear_data.convert(source, tmp_path / "d", videos=gear_data.VideoStorage(cameras={TOP: "top/*.mp4"}), jobs=1)
     ds = gear_data.open(tmp_path / "d")
     for i, file in enumerate(files):
         np.testing.assert_array_equal(np.asarray(ds.episode(i)[TOP]), decoded(file))
@@ -140,11 +160,7 @@ def test_statistics_of_a_sample(robot: tuple[Path, list[Path]], tmp_path: Path) 
 
 def test_frames_that_do_not_decode_leave_statistics_out(robot: tuple[Path, list[Path]], tmp_path: Path) -> None:
     folder, files = robot
-    video = index_file(files[3], "3.mp4")
-    data = bytearray(files[3].read_bytes())
-    first, size = int(video.packets.position[1]), int(video.packets.size[1])
-    data[first : first + size] = bytes(size)
-    files[3].write_bytes(data)
+    damage_second_packet(files[3])
     gear_data.convert(folder, tmp_path / "d")
     ds = gear_data.open(tmp_path / "d")
     (found,) = [finding for finding in ds.manifest.findings if finding["code"] == "video-statistics-left-out"]

@@ -19,9 +19,9 @@ from gear_data.ingest.location import SourceFile, locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.ingest.videos import decoded_videos
-from gear_data.ingest.videos.arguments import FRAMES, JPEG
 from gear_data.ingest.videos.decoded_videos import DecodedVideos, SourcePackets
 from gear_data.ingest.videos.source_videos import source_videos
+from gear_data.ingest.videos.storage_options import FRAMES, JPEG, VideoMode, VideoStorage
 from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position
 from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.indexing.demux import index_file
@@ -52,10 +52,11 @@ class Segmented:
             yield replace(block, videos=segments, video_times={})
 
 
-def decoded(source: Segmented, mode: str, **options: Any) -> DecodedVideos:
+def decoded(source: Segmented, mode: VideoMode, **options: Any) -> DecodedVideos:
     packets = SourcePackets(options.pop("files", source.videos.files))
-    chosen: dict[str, Any] = {"size": None, "skip_bad": False, "threads": 2, **options}
-    return DecodedVideos(source, source.index, packets, mode=mode, **chosen)
+    videos = VideoStorage(mode=mode, size=options.pop("size", None))
+    chosen: dict[str, Any] = {"skip_bad": False, "threads": 2, **options}
+    return DecodedVideos(source, source.index, packets, videos, **chosen)
 
 
 def all_frames(path: str) -> np.ndarray[Any, Any]:

@@ -94,7 +94,7 @@ def test_frames_of_several_sizes_are_scaled(tmp_path: Path) -> None:
         write_robot(source, make_rollouts(1), [FRONT], height=height)
     with pytest.raises(BadEpisodeError, match=r"40 x 32, and the camera's first file has 24 x 32 .*--video-size"):
         gear_data.convert(sources, tmp_path / "out", videos="frames", **OPTIONS)
-    gear_data.convert(sources, tmp_path / "out", videos="frames", video_size=(16, 20), **OPTIONS)
+    gear_data.convert(sources, tmp_path / "out", videos=gear_data.VideoStorage(mode="frames", size=(16, 20)), **OPTIONS)
     frames = [np.asarray(episode[FRONT]) for episode in gear_data.open(tmp_path / "out")]
     assert [each.shape[1:] for each in frames] == [(16, 20, 3)] * 2
     means = [np.abs(each.mean((1, 2)) - frames[0].mean((1, 2))).max() for each in frames]

@@ -19,8 +19,8 @@ from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.pipeline.prepare import prepared_blocks
 from gear_data.ingest.source import EpisodeSource, SourceOptions
 from gear_data.ingest.sources.tables import read_units
-from gear_data.ingest.videos.arguments import check_video_columns
 from gear_data.ingest.videos.source_videos import source_videos
+from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.storage.episode_block import BEGIN, END, Position
 
 TOP = "observations.images.top"
@@ -42,9 +42,9 @@ def add_videos(folder: Path, *names: str) -> Path:
     return folder
 
 
-def open_(source: Any, pattern: str, **options: Any) -> EpisodeSource:
-    chosen = SourceOptions(video_columns={TOP: pattern}, **options)
-    return ConversionSpec(source, None, "auto", chosen, False, False, 1 << 20).open()[0]
+def open_(source: Any, pattern: str) -> EpisodeSource:
+    chosen = SourceOptions(videos=VideoStorage(cameras={TOP: pattern}))
+    return ConversionSpec(source, None, "auto", chosen, keep_encoded=False).open()[0]
 
 
 def videos_of(source: EpisodeSource, start: Position = BEGIN, stop: Position = END) -> list[str | None]:
@@ -107,7 +107,7 @@ def test_counted_episodes_are_one_unit_and_resume(
     some = rollouts[:9]
     sources.write_parquet(tmp_path / "s/a.parquet", sources.step_table([r.columns for r in some]), row_group=5)
     folder = add_videos(tmp_path / "s", *(f"{name}.mp4" for name in "abcdefghi"))
-    source = open_(str(folder), "*.mp4", end_column=None)
+    source = open_(str(folder), "*.mp4")
     assert [unit.position for unit in source.units()] == [BEGIN]
     blocks = list(prepared_blocks(source, BEGIN, END, strict=False))
     whole = [name for block, _ in blocks for name in block.video_times[TOP].names]
@@ -141,7 +141,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         open_([{"observations": np.zeros((2, 1)), "actions": np.zeros((2, 1))}], "*.mp4")
     for wrong in ("*.mp4", {"observation.images.top": "*.mp4"}, {TOP: ""}, {"": "a"}):
         with pytest.raises(InvalidArgumentError):
-            check_video_columns(wrong)
+            VideoStorage(cameras=wrong)
 
 
 def test_a_remote_folder(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from gear_data.errors import unknown_name
+from gear_data.words import ExportCodec
 
 #: The codecs that LeRobot writes, as `video_codec` takes them.
-CODECS = ("av1", "h264")
+CODECS: tuple[ExportCodec, ...] = get_args(ExportCodec)
 #: LeRobot's own choice.
 DEFAULT_CODEC = "av1"
 #: LeRobot's options: a key frame at every second frame makes random access cheap.

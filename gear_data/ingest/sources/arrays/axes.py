@@ -112,7 +112,7 @@ def is_padded(classified: ClassifiedArrays, arrays: Mapping[str, StoredArray], l
             file=name,
             column=column,
             hint="cut padded arrays to one step, array[:, :1]; for steps, leave this array out and give "
-            "--max-episode-steps 1",
+            "--max-episode-steps 1 (episodes=EpisodeBoundaries(max_episode_steps=1))",
         )
     return False
 

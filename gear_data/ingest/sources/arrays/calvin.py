@@ -82,9 +82,9 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     split, findings = _split(location), FindingLog()
     starts, stops = _recordings(split, options, findings)
     lengths = stops - starts
-    if options.max_episode_steps is not None:
-        lengths = limit_lengths(lengths, options.max_episode_steps)
-        message = f"recordings are cut into episodes of {options.max_episode_steps} steps"
+    if options.episodes.max_episode_steps is not None:
+        lengths = limit_lengths(lengths, options.episodes.max_episode_steps)
+        message = f"recordings are cut into episodes of {options.episodes.max_episode_steps} steps"
         findings.add(Finding("ends-by-length", message, file=split.ranges.name))
     numbers = np.concatenate([np.arange(*recording) for recording in zip(starts, stops, strict=True)])
     _report_left_out(split, numbers, findings)
@@ -268,7 +268,8 @@ def _check_memory(split: _Split, lengths: npt.NDArray[np.int64], arrays: StepArr
             f"the longest recording has {longest} steps, which take {size >> 20} MiB in memory, more than a quarter of "
             f"{memory >> 20} MiB",
             file=split.ranges.name,
-            hint="cut recordings with --max-episode-steps (max_episode_steps=), or keep fewer arrays with --columns",
+            hint="cut recordings with --max-episode-steps (episodes=EpisodeBoundaries(max_episode_steps=...)), "
+            "or keep fewer arrays with --columns",
         )
 
 

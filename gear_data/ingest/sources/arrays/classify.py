@@ -118,7 +118,7 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
         UnknownNameError: an option names an array that does not exist.
         UnknownFormatError: no array holds steps.
     """
-    for column in (options.episode_column, options.step_column, options.end_column):
+    for column in options.episodes.columns:
         if column is not None and column not in arrays:
             raise unknown_name("column", column, arrays)
     objects = [source for source, array in arrays.items() if array.dtype.hasobject]
@@ -161,8 +161,8 @@ def _rename(names: list[str], boundaries: Mapping[str, StoredArray], options: So
     These are the user's names, the end column, and Dreamer's names.
     """
     rename = dict(options.rename or {})
-    if options.end_column is not None:
-        rename[options.end_column] = DONES
+    if options.episodes.end_column is not None:
+        rename[options.episodes.end_column] = DONES
     if FIRST in boundaries or is_old_dreamer(names):
         rename = {source: _dreamer_name(source) for source in names} | rename
     return rename
@@ -183,9 +183,9 @@ def _boundary_arrays(
     Returns:
         Source name -> array, and the name of the array of episode ids, if there is one.
     """
-    named = [name for name in (options.episode_column, options.step_column) if name is not None]
+    named = [name for name in (options.episodes.episode_column, options.episodes.step_column) if name is not None]
     if named:
-        return {name: arrays[name] for name in named if name in arrays}, options.episode_column
+        return {name: arrays[name] for name in named if name in arrays}, options.episodes.episode_column
     for name in (FIRST, INDICES, ENDS, *LENGTHS):
         array = arrays.get(name)
         if array is not None and array.dtype.kind in "biu" and len(array.shape) == 1:

@@ -42,7 +42,9 @@ from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.storage.episode_block import offsets_of
 
-_OTHER_BOUNDARIES = "repair this array, or name a column of episode ids with --episode-column"
+_OTHER_BOUNDARIES = (
+    "repair this array, or name a column of episode ids with --episode-column (episodes=EpisodeBoundaries(...))"
+)
 
 
 def build_step_arrays(
@@ -106,8 +108,7 @@ def _refuse_unclear_terminals(name: str, arrays: Mapping[str, StoredArray], opti
     """
     names = {canonical_name(source) for source in arrays}
     ends = {"truncated", DONES, FIRST, INDICES, ENDS, *LENGTHS, *EPISODE_COLUMNS}
-    named = (options.episode_column, options.step_column, options.end_column, options.max_episode_steps)
-    if "terminals" not in arrays or names & ends or any(named) or "terminals" in (options.rename or {}):
+    if "terminals" not in arrays or names & ends or options.episodes.given or "terminals" in (options.rename or {}):
         return
     has_final_row = "observations" in arrays and arrays["observations"].shape[:1] != arrays["terminals"].shape[:1]
     if "masks" in names or not (has_final_row or names & {"rewards", NEXT}):
@@ -115,7 +116,8 @@ def _refuse_unclear_terminals(name: str, arrays: Mapping[str, StoredArray], opti
             "could mean two things: a terminal step, or the end of a trajectory at a time limit (OGBench)",
             file=name,
             column="terminals",
-            hint="give --format ogbench for OGBench's files, or --end-column terminals if these rows are steps",
+            hint="give --format ogbench for OGBench's files, or --end-column terminals "
+            "(episodes=EpisodeBoundaries(end_column='terminals')) if these rows are steps",
         )
 
 
@@ -311,13 +313,14 @@ def _flagged_arrays(
         final_row_columns = frozenset()
     next_arrays = {} if final_row_columns else classified.next_arrays(columns)
     has_ends = bool(final_row_columns or classified.boundaries or next_arrays or {DONES, "truncated"} & columns.keys())
-    limit = None if has_ends else options.max_episode_steps
+    limit = None if has_ends else options.episodes.max_episode_steps
     if whole_source and not has_ends and limit is None:
         raise UnknownFormatError(
             "nothing says where episodes end: there is no truncation flag ('timeouts', 'truncated'), no 'dones', no "
             "'next_observations', and no 'indices', 'episode_ends' or 'episode_lengths'",
             file=classified.name,
-            hint="name a column with --end-column or --episode-column, or give --max-episode-steps",
+            hint="name a column with --end-column or --episode-column, or give --max-episode-steps "
+            "(episodes=EpisodeBoundaries(...))",
         )
     episodes = _FlatEpisodes(classified, columns, final_row_columns, next_arrays, limit)
     return StepArrays(
@@ -346,7 +349,7 @@ def _without_final_row(classified: ClassifiedArrays, row: int, options: SourceOp
 
     Raises UnknownFormatError if the user named no end column: the rows may also be one episode.
     """
-    if options.end_column is None:
+    if options.episodes.end_column is None:
         source = next(classified.sources[name] for name in sorted(END_FLAGS & classified.steps.keys()))
         raise UnknownFormatError(
             f"could mean two things: {classified.rows + 1} observations for {classified.rows} steps are one episode "
@@ -354,7 +357,8 @@ def _without_final_row(classified: ClassifiedArrays, row: int, options: SourceOp
             file=classified.name,
             column=source,
             row=row,
-            hint=f"for several episodes give --end-column {source}: the last observation is left out; for one episode "
+            hint=f"for several episodes give --end-column {source} "
+            f"(episodes=EpisodeBoundaries(end_column={source!r})): the last observation is left out; for one episode "
             f"give the flag another name: --rename {source}=infos.{source}",
         )
     message = "one observation more than steps, in a file of several episodes; left out"

@@ -57,7 +57,8 @@ class EndRule:
             raise UnknownFormatError(
                 "neither 'timeouts' nor 'next_observations' says where episodes end",
                 file=file,
-                hint="give the environment's limit of steps with --max-episode-steps N; or add a 'timeouts' dataset "
+                hint="give the environment's limit of steps with --max-episode-steps N "
+                "(episodes=EpisodeBoundaries(max_episode_steps=N)); or add a 'timeouts' dataset "
                 "that is true at the last step of each truncated episode",
             )
 

@@ -83,7 +83,7 @@ def read_layout(file: h5py.File, name: str, options: SourceOptions) -> D4rlLayou
     observations = by_name["observations"]
     max_steps = None
     if timeouts is None and dones is None and next_observations is None:
-        max_steps = _max_steps(options.max_episode_steps, metadata, name)
+        max_steps = _max_steps(options.episodes.max_episode_steps, metadata, name)
     chosen = choose_columns(candidates, options)
     needed = {*chosen, observations, *([next_observations] if next_observations else [])}
     refuse_links(non_columns, needed, name)
@@ -207,6 +207,7 @@ def _max_steps(option: int | None, metadata: Mapping[str, Any], file: str) -> in
         raise CorruptSourceError(
             f"'{_MAX_STEPS}' is {max_steps!r}, not a number of steps",
             file=file,
-            hint="give the number of steps with --max-episode-steps N",
+            hint="give the number of steps with --max-episode-steps N "
+            "(episodes=EpisodeBoundaries(max_episode_steps=N))",
         )
     return max_steps

@@ -17,9 +17,6 @@ from gear_data.ingest.source import EpisodeSource, Format, SourceOptions, Unit
 from gear_data.ingest.sources.memory.arrays import open_arrays
 from gear_data.storage.episode_block import BEGIN
 
-#: Options for arrays, which say where their episodes end.
-_USES = frozenset({"episode_column", "step_column", "end_column", "max_episode_steps"})
-
 
 def probe(location: Location) -> str | None:
     """Returns the reason if the location holds data in memory; otherwise None."""
@@ -35,13 +32,12 @@ def open_(location: Location, options: SourceOptions) -> EpisodeSource:
     episodes = location.episodes
     if episodes is None:
         raise UnknownFormatError("is not an iterable of episodes", file=location.name, hint="leave --format out")
-    for name in _USES:
-        if getattr(options, name) is not None:
-            raise InvalidArgumentError(
-                f"the format {FORMAT.name} does not support {name}, because each item is an episode",
-                file=location.name,
-                hint="leave it out, or give arrays with a row per step",
-            )
+    for name in options.episodes.given:
+        raise InvalidArgumentError(
+            f"the format {FORMAT.name} does not support {name}, because each item is an episode",
+            file=location.name,
+            hint="leave it out, or give arrays with a row per step",
+        )
     count = len(episodes) if hasattr(episodes, "__len__") else None
     is_iterator = not callable(episodes) and iter(episodes) is episodes
     reader = _OneShotEpisodes(episodes, location.name) if is_iterator else _RepeatableEpisodes(episodes, location.name)
@@ -98,5 +94,5 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=60,
-    uses=_USES,
+    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps"}),
 )

@@ -73,12 +73,12 @@ class DatasetTables:
                 ) from error
             if table is None:
                 return
-            self._check_types(table, row)
+            self._check_groups(table, row)
             run = FileRows(Position(0, row), self._name, len(table))
             yield TablePart((run,), flatten_table(table, self._columns))
             row += len(table)
 
-    def _check_types(self, table: pa.Table, row: int) -> None:
+    def _check_groups(self, table: pa.Table, row: int) -> None:
         """Checks the types of a batch that begins at `row`.
 
         Without features, `datasets` infers the types per batch.

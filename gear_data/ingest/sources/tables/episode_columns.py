@@ -64,14 +64,14 @@ def check_structure_options(types: Mapping[str, pa.DataType], options: SourceOpt
         InvalidArgumentError: an episode column is given.
         UnsupportedColumnError: the end column or the step column is not a list as needed.
     """
-    if options.episode_column is not None:
+    if options.episodes.episode_column is not None:
         raise InvalidArgumentError(
             "a row is an episode, so no column can tell the episodes apart",
             file=file,
-            column=options.episode_column,
+            column=options.episodes.episode_column,
             hint="leave --episode-column out, or read rows as steps with --format step-rows",
         )
-    end, step = options.end_column, options.step_column
+    end, step = options.episodes.end_column, options.episodes.step_column
     if end is not None and not is_list(types[end]):
         raise UnsupportedColumnError(
             f"holds {types[end]}, where a list with one flag per step is expected",

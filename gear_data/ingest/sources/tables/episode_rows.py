@@ -109,10 +109,10 @@ class EpisodeRowSource:
         options = resolve_structure_columns(types, options)
         check_structure_options(types, options, location.name)
         names = leave_out_columns(tables.schema, location.name, options, self.findings)
-        structure = {options.step_column} if options.step_column else set()
+        structure = {options.episodes.step_column} if options.episodes.step_column else set()
         chosen = choose_columns([name for name in names if name not in structure], options, structure=structure)
         marked = marked_facts(tables.schema)
-        self._roles = assign_roles(chosen, types, marked, options.step_column, location.name)
+        self._roles = assign_roles(chosen, types, marked, options.episodes.step_column, location.name)
         tables.select(self._roles.sources)
         self.columns = infer_columns(tables, types, self._roles, options, location.name)
 

@@ -24,7 +24,7 @@ def leave_out_columns(schema: pa.Schema, file: str, options: SourceOptions, find
     finding.
     """
     chosen = options.columns or ()
-    named = {*chosen, *(options.rename or ()), options.episode_column, options.step_column, options.end_column}
+    named = {*chosen, *(options.rename or ()), *options.episodes.columns}
     left_out: dict[str, Finding] = {}
     for field in schema:
         if pa.types.is_null(leaf_type(field.type)) and field.name not in chosen:

@@ -108,7 +108,7 @@ class StepRowSource:
         self._options = options = resolve_structure_columns(tables.schema.names, options)
         self._name = location.name
         self._units: tuple[tuple[Unit, Any], ...] | None = None
-        self._episode = options.episode_column or _episode_column(tables.schema)
+        self._episode = options.episodes.episode_column or _episode_column(tables.schema)
         if self._episode is not None:
             _require_ids(tables.schema, self._episode, location.name)
         self._orders = self._order_columns(tables.schema)
@@ -131,12 +131,12 @@ class StepRowSource:
         """
         if self._episode is not None or END_FLAGS & set(self._sources.values()):
             return False
-        if self._options.step_column is not None:
+        if self._options.episodes.step_column is not None:
             return True
         raise UnknownFormatError(
             f"has neither an episode column ({', '.join(EPISODE_COLUMNS)}) nor an end flag",
             file=self._name,
-            hint="name it with --episode-column, --end-column or --step-column",
+            hint="name it with --episode-column, --end-column or --step-column (episodes=EpisodeBoundaries(...))",
         )
 
     def _order_columns(self, schema: pa.Schema) -> dict[str, bool]:
@@ -147,7 +147,7 @@ class StepRowSource:
         Without an episode column, columns with the names in `ORDER_COLUMNS` may mean anything. They are then ordinary
         columns, and only the step column counts.
         """
-        step_column = self._options.step_column
+        step_column = self._options.episodes.step_column
         known = {name: zero for name, zero in ORDER_COLUMNS.items() if name in schema.names and self._episode}
         orders = {name: zero for name, zero in known.items() if pa.types.is_integer(schema.field(name).type)}
         if step_column is not None:
@@ -381,7 +381,7 @@ def _require_ids(schema: pa.Schema, column: str, file: str) -> None:
             f"holds {type_}, where episode ids are integers or text",
             file=file,
             column=column,
-            hint="choose another column with --episode-column",
+            hint="choose another column with --episode-column (episodes=EpisodeBoundaries(episode_column=...))",
         )
 
 

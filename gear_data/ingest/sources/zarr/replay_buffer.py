@@ -77,7 +77,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
                 hint=f"convert one of the two: {copy}",
             )
     findings = FindingLog()
-    named = {file.path for pattern in options.video_columns.values() for file in find_files(location, pattern)}
+    named = {file.path for pattern in options.videos.cameras.values() for file in find_files(location, pattern)}
     if videos := [file for file in location.with_suffix(*_VIDEOS) if file.path not in named]:
         message = "videos next to the store are not read without --video-column; left out"
         findings.add(Finding("files-left-out", message, len(videos), videos[0].name))

@@ -166,7 +166,7 @@ def test_columns_and_rename_choose_cameras(tmp_path: Path) -> None:
 def test_a_camera_without_any_file_is_one_error(tmp_path: Path) -> None:
     source = write(tmp_path / "s", "v2.1", v2_files(0, 1, 2, cameras=[WRIST]), video_path=V2_PATH)
     with pytest.raises(CorruptSourceError, match=f"every video of the camera is missing \\({FRONT}\\)") as error:
-        cameras_of(source, skip_bad=True)
+        cameras_of(source, on_bad_episode="skip")
     assert str(error.value.hint).endswith("--columns actions,observations.images.wrist")
     for file in source.rglob("*.mp4"):
         file.unlink()

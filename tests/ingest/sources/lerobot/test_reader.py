@@ -17,6 +17,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFormatError
+from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
@@ -466,7 +467,9 @@ def test_damaged_list_of_episodes(
 def test_frames_without_a_number_and_another_number(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     source = write_v3(sources, tmp_path / "s", rollouts)
     with pytest.raises(InvalidArgumentError, match="numbered by 'episode_index'"):
-        open_source(locate(str(source), None), "lerobot", SourceOptions(episode_column="index"))
+        open_source(
+            locate(str(source), None), "lerobot", SourceOptions(episodes=EpisodeBoundaries(episode_column="index"))
+        )
     table = frames(sources, rollouts).drop_columns(["episode_index"])
     bare = write_v3(sources, tmp_path / "bare", rollouts, table=table)
     with pytest.raises(CorruptSourceError) as error:

@@ -79,7 +79,7 @@ def test_kinds_of_mappings(sources: Any, rollouts: list[Any], kind: str, tmp_pat
 
 def test_an_array_of_episode_ids(tmp_path: Path) -> None:
     arrays = {"observations": np.arange(10.0), "actions": np.zeros((10, 1)), "run": np.repeat([4, 7], 5)}
-    gear_data.convert(arrays, tmp_path / "d", episode_column="run")
+    gear_data.convert(arrays, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(episode_column="run"))
     assert gear_data.open(tmp_path / "d").episodes["run"].to_list() == [4, 7]
 
 

@@ -40,13 +40,13 @@ def test_tables_are_read_as_files(
         "arrow": lambda: arrow,
         "reader": lambda: pa.RecordBatchReader.from_batches(arrow.schema, arrow.to_batches(max_chunksize=7)),
     }[kind]()
-    report = gear_data.convert(table, tmp_path / "d", episode_column="run")
+    report = gear_data.convert(table, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(episode_column="run"))
     assert (report.format, warning_codes(report)) == ("step-rows", [])
     sources.check_dataset(tmp_path / "d", rollouts)
     pq.write_table(arrow, tmp_path / "a.parquet")
-    assert gear_data.convert(tmp_path / "a.parquet", tmp_path / "file", episode_column="run").fingerprint == (
-        report.fingerprint
-    )
+    assert gear_data.convert(
+        tmp_path / "a.parquet", tmp_path / "file", episodes=gear_data.EpisodeBoundaries(episode_column="run")
+    ).fingerprint == (report.fingerprint)
 
 
 def test_a_row_may_be_an_episode(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_rows_that_do_not_fit(column: str, rows: int, message: str, edit: Any, t
     assert (error.value.file, error.value.column, error.value.row) == (MAIN, column, 2)
     assert message in error.value.message
     assert "--on-bad-episode skip" in str(error.value)
-    block, findings = blocks(source, skip_bad=True)
+    block, findings = blocks(source, on_bad_episode="skip")
     assert block.rows.tolist() == [0, 1]
     assert findings[f"bad-episode {column}"].row == 2
 
@@ -93,7 +93,7 @@ def test_columns_that_come_and_go(edit: Any) -> None:
     file.close()
     with pytest.raises(BadEpisodeError, match=r"actions.*is missing; data/main_data.hdf5 episode_0 has it"):
         blocks(source)
-    block, findings = blocks(source, skip_bad=True)
+    block, findings = blocks(source, on_bad_episode="skip")
     assert block.rows.tolist() == [0, 2]
     assert "'infos/late' is not in" in findings["column-left-out"].message
     assert findings["column-left-out infos/one"].count == 1
@@ -329,7 +329,9 @@ def test_mutated_files_give_typed_errors(write: Write) -> None:
         try:
             location = locate(str(source), None)
             minari_format.probe(location)
-            for _ in minari_format.open_(location, SourceOptions(skip_bad=bool(i % 2))).blocks(BEGIN, END):
+            for _ in minari_format.open_(location, SourceOptions(on_bad_episode="skip" if i % 2 else "error")).blocks(
+                BEGIN, END
+            ):
                 pass
         except GearError:
             refused += 1

@@ -268,7 +268,7 @@ def test_units_are_the_whole(write: Write, sources: Any, monkeypatch: pytest.Mon
     with h5py.File(source / MAIN, "r+") as file:
         file.move("episode_2", "episode_12")
         del file["episode_1/actions/_index_0"]
-    location, options = locate(str(source), None), SourceOptions(skip_bad=True)
+    location, options = locate(str(source), None), SourceOptions(on_bad_episode="skip")
     assert sources.check_units(lambda: minari_format.open_(location, options)) == 3
 
 

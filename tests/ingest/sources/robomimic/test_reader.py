@@ -174,7 +174,7 @@ def test_units_are_the_whole(sources: Any, tmp_path: Path, monkeypatch: pytest.M
     for i in range(2):
         path = write(tmp_path / "s" / f"{i}.hdf5", make_demos((3, 1, 4, 2, 5), seed=i), [3, 4, 7, 8, 9])
         change(path, lambda file: file.__delitem__("data/demo_7/rewards"))
-    location, options = locate(str(tmp_path / "s"), None), SourceOptions(skip_bad=True)
+    location, options = locate(str(tmp_path / "s"), None), SourceOptions(on_bad_episode="skip")
     assert sources.check_units(lambda: robomimic.open_(location, options)) > 4
 
 
@@ -242,7 +242,7 @@ def test_mutated_files_give_typed_errors(tmp_path: Path) -> None:
         path.write_bytes(bad[: rng.integers(1, len(bad))] if i % 10 == 0 else bad)
         try:
             robomimic.probe(locate(str(path), None))
-            for _ in open_(path, skip_bad=bool(i % 2)).blocks(BEGIN, END):
+            for _ in open_(path, on_bad_episode="skip" if i % 2 else "error").blocks(BEGIN, END):
                 pass
         except GearError:
             refused += 1

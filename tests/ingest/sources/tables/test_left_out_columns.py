@@ -50,11 +50,14 @@ def test_an_index_that_an_option_names_is_kept(tmp_path: Path) -> None:
     assert "index-left-out" not in warning_codes(report)
 
 
-@pytest.mark.parametrize("option", [{}, {"episode_column": "run"}])
-def test_columns_may_name_the_episode_column(option: dict[str, Any], tmp_path: Path) -> None:
-    name = option.get("episode_column", "episode_index")
+@pytest.mark.parametrize("given", [None, "run"])
+def test_columns_may_name_the_episode_column(given: str | None, tmp_path: Path) -> None:
+    name = given or "episode_index"
     steps().rename(columns={"episode_index": name}).to_parquet(tmp_path / "s.parquet")
-    options: dict[str, Any] = {"columns": ["observations", "actions", name], **option}
+    options: dict[str, Any] = {
+        "columns": ["observations", "actions", name],
+        "episodes": gear_data.EpisodeBoundaries(episode_column=given),
+    }
     gear_data.convert(tmp_path / "s.parquet", tmp_path / "d", **options)
     dataset = gear_data.open(tmp_path / "d")
     assert dataset.schema.names == ("observations", "actions", "terminated", "truncated")

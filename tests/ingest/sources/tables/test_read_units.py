@@ -15,6 +15,7 @@ import gear_data
 from gear_data.errors import (
     BadEpisodeError,
 )
+from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
@@ -98,7 +99,11 @@ def test_tables_that_cannot_be_cut(sources: Any, tmp_path: Path) -> None:
     falling = flat_table(sources, rollouts, episode=90 - sources.episode_numbers(rollouts))
     _check_units(sources.write_parquet(tmp_path / "falling.parquet", falling, row_group=40), 1)
     steps = flat_table(sources, rollouts, t=step_numbers(rollouts))
-    _check_units(sources.write_parquet(tmp_path / "t.parquet", steps, row_group=40), 1, SourceOptions(step_column="t"))
+    _check_units(
+        sources.write_parquet(tmp_path / "t.parquet", steps, row_group=40),
+        1,
+        SourceOptions(episodes=EpisodeBoundaries(step_column="t")),
+    )
     rising = flat_table(sources, rollouts, episode=sources.episode_numbers(rollouts))
     pq.write_table(rising, tmp_path / "blind.parquet", row_group_size=40, write_statistics=False)
     _check_units(tmp_path / "blind.parquet", None)

@@ -49,7 +49,7 @@ def test_episode_column(names: bool, sources: Any, rollouts: Rollouts, tmp_path:
         "--format",
     ):
         assert text in str(error.value)
-    report = gear_data.convert(source, tmp_path / "d", episode_column="run")
+    report = gear_data.convert(source, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(episode_column="run"))
     assert (report.format, "--episode-column" in report.reason) == ("step-rows", True)
     sources.check_dataset(tmp_path / "d", as_truncated(rollouts))
     starts = np.cumsum([0, *episode_lengths(rollouts)[:-1]])
@@ -101,7 +101,7 @@ def test_end_column(as_integers: bool, sources: Any, rollouts: Rollouts, tmp_pat
     last = np.concatenate([np.arange(len(r)) == len(r) - 1 for r in rollouts])
     table = flat_table(sources, rollouts, stop=last.astype(np.int8) if as_integers else last)
     source = sources.write_parquet(tmp_path / "s.parquet", table, row_group=11)
-    gear_data.convert(source, tmp_path / "d", end_column="stop")
+    gear_data.convert(source, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(end_column="stop"))
     sources.check_dataset(tmp_path / "d", as_terminated(rollouts))
     assert "no-truncation-flag" in finding_counts(tmp_path / "d")
 
@@ -114,11 +114,15 @@ def test_end_column_of_nested_rows(sources: Any, rollouts: Rollouts, tmp_path: P
         t=[[*range(len(r))] for r in rollouts],
     )
     source = sources.write_parquet(tmp_path / "s.parquet", table, row_group=3)
-    report = gear_data.convert(source, tmp_path / "d", end_column="stop", step_column="t")
+    report = gear_data.convert(
+        source, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(end_column="stop", step_column="t")
+    )
     assert report.format == "episode-rows"
     sources.check_dataset(tmp_path / "d", as_terminated(rollouts))
     with pytest.raises(InvalidArgumentError, match="a row is an episode"):
-        gear_data.convert(source, tmp_path / "e", format="episode-rows", episode_column="t")
+        gear_data.convert(
+            source, tmp_path / "e", format="episode-rows", episodes=gear_data.EpisodeBoundaries(episode_column="t")
+        )
 
 
 @pytest.mark.parametrize("first", [0, 1, 17])
@@ -128,7 +132,9 @@ def test_step_column_begins_episodes(
     monkeypatch.setattr(file_stream, "_BATCH_BYTES", 200)
     table = flat_table(sources, rollouts, t=step_numbers(rollouts, first))
     gear_data.convert(
-        sources.write_parquet(tmp_path / "s.parquet", table, row_group=7), tmp_path / "d", step_column="t"
+        sources.write_parquet(tmp_path / "s.parquet", table, row_group=7),
+        tmp_path / "d",
+        episodes=gear_data.EpisodeBoundaries(step_column="t"),
     )
     sources.check_dataset(tmp_path / "d", as_truncated(rollouts))
     assert finding_counts(tmp_path / "d").keys() == {"no-end-flag"}
@@ -139,7 +145,9 @@ def test_a_column_that_is_not_there(sources: Any, rollouts: Rollouts, tmp_path: 
     for option in ("episode_column", "step_column", "end_column"):
         for format in ("auto", "step-rows", "episode-rows"):
             with pytest.raises(UnknownNameError, match="'rum'") as error:
-                gear_data.convert(source, tmp_path / "d", format=format, **{option: "rum"})
+                gear_data.convert(
+                    source, tmp_path / "d", format=format, episodes=gear_data.EpisodeBoundaries(**{option: "rum"})
+                )
             assert "run" in str(error.value)
 
 
@@ -151,7 +159,7 @@ def test_a_column_of_the_wrong_kind(option: str, column: str, sources: Any, roll
     table = flat_table(sources, rollouts, episode=sources.episode_numbers(rollouts))
     source = sources.write_parquet(tmp_path / "s.parquet", table)
     with pytest.raises(UnsupportedColumnError) as error:
-        gear_data.convert(source, tmp_path / "d", **{option: column})
+        gear_data.convert(source, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(**{option: column}))
     assert error.value.column == column
 
 
@@ -186,7 +194,7 @@ def test_step_numbers_are_compared_with_the_rows(
     gear_data.convert(
         sources.write_parquet(tmp_path / "t.parquet", table.rename_columns([*table.column_names[:-1], "t"])),
         tmp_path / "t",
-        step_column="t",
+        episodes=gear_data.EpisodeBoundaries(step_column="t"),
     )
     assert (finding_counts(tmp_path / "t")["steps-gapped"], finding_counts(tmp_path / "t")["steps-not-monotonic"]) == (
         2,

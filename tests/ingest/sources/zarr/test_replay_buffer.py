@@ -26,6 +26,7 @@ from gear_data.errors import (
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
+from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.storage.episode_block import BEGIN, END
 from tests.support.checks import warning_codes
 
@@ -176,7 +177,7 @@ def test_several_stores_are_one_dataset(tmp_path: Path) -> None:
     report = gear_data.convert(tmp_path / "in", tmp_path / "d")
     assert report.episodes == len(_LENGTHS) + 2
     assert "files-left-out" in warning_codes(report)
-    options = SourceOptions(video_columns={"observations.images.top": "videos/*/0.mp4"})
+    options = SourceOptions(videos=VideoStorage(cameras={"observations.images.top": "videos/*/0.mp4"}))
     named, _, _ = open_source(locate(str(tmp_path / "in"), None), "auto", options)
     assert "files-left-out" not in {finding.code for finding in named.findings}
     dataset = gear_data.open(tmp_path / "d")

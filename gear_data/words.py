@@ -1,0 +1,52 @@
+"""The fixed words that arguments of public functions take, each defined once.
+
+Type checkers and editors read the types; `typing.get_args` gives the words to checks and to the command line. The
+module imports nothing else, so the command line loads no reader for its help.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+#: Formats of sources: `convert(format=...)`.
+SourceFormat = Literal[
+    "auto",
+    "act",
+    "calvin",
+    "d3rlpy",
+    "d4rl",
+    "dqn-replay",
+    "episode-rows",
+    "in-memory",
+    "journal",
+    "lerobot",
+    "minari",
+    "minari-arrow",
+    "npz",
+    "numpy",
+    "ogbench",
+    "rlds",
+    "robomimic",
+    "stable-baselines3",
+    "step-rows",
+    "torchrl",
+    "tree",
+    "vd4rl",
+    "zarr",
+]
+#: What becomes of video files: `VideoStorage(mode=...)`.
+VideoMode = Literal["keep", "link", "frames", "jpeg"]
+#: What becomes of a malformed episode: `convert(on_bad_episode=...)`.
+OnBadEpisode = Literal["error", "skip"]
+#: Where tasks run: `convert(engine=...)`.
+EngineName = Literal["local", "ray"]
+#: Formats of exported datasets: `export(format=...)`.
+ExportFormat = Literal["parquet", "d4rl", "minari", "lerobot", "npz"]
+#: The codecs that LeRobot writes: `export(video_codec=...)`.
+ExportCodec = Literal["av1", "h264"]
+#: Formats of files of batches: `export_batches(format=...)`.
+BatchFileFormat = Literal["safetensors", "npz", "parquet"]
+#: When a finished episode outlives a loss of power: `Writer(durability=...)`.
+Durability = Literal["episode", "flush", "os"]
+#: Codecs of recorded frames: `Camera(codec=...)`.
+CameraCodec = Literal["h264", "av1", "mpeg4"]
