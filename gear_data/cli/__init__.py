@@ -73,11 +73,11 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, argument: str) -> UnknownArgumentError:
         name = argument.partition("=")[0]
+        help = f"see {self.prog} --help"
         if not name.startswith("-"):
-            return UnknownArgumentError(f"unexpected argument '{argument}'")
+            return UnknownArgumentError(f"unexpected argument '{argument}'", hint=help)
         close = difflib.get_close_matches(name, self._option_string_actions, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"see {self.prog} --help"
-        return UnknownArgumentError(f"unknown option '{name}'", hint=hint)
+        return UnknownArgumentError(f"unknown option '{name}'", hint=f"did you mean '{close[0]}'?" if close else help)
 
     def _fail(self, error: GearError) -> NoReturn:
         self.print_usage(sys.stderr)

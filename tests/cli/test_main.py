@@ -57,7 +57,7 @@ def test_bad_usage_is_status_2(arguments: list[str]) -> None:
             "argument --engine: unknown value 'rya'\n  did you mean 'ray'? known: ",
         ),
         (["feed", "a", "--qqq", "3"], "unknown option '--qqq'\n  see gear-data feed --help\n"),
-        (["verify", "a", "b"], "unexpected argument 'b'\n"),
+        (["verify", "a", "b"], "unexpected argument 'b'\n  see gear-data verify --help\n"),
     ],
 )
 def test_bad_usage_names_the_closest(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
