@@ -53,9 +53,9 @@ def test_windows(dataset: gear_data.Dataset, view: str) -> None:
 
 @pytest.mark.parametrize("preset", ["decision_transformer", "corl", "d3rlpy", "jat"])
 def test_collated_windows_are_batches_of_a_loader(dataset: gear_data.Dataset, preset: str) -> None:
-    arguments: dict[str, Any] = {"preset": preset, "normalize": True, "window_ids": True, "stride": 3}
+    arguments = grouped(preset=preset, normalize=True, window_ids=True, stride=3)
     windows = dataset.to_torch_dataset(5, **arguments)
-    loader = gear_data.SequenceLoader(dataset, 16, **grouped(context=5, sampler="fifo", epochs=1, **arguments))
+    loader = gear_data.SequenceLoader(dataset, 16, context=5, sampler="fifo", epochs=1, **arguments)
     for step, expected in enumerate(loader):
         rows = range(16 * step, min(16 * step + 16, len(windows)))
         found = default_collate([windows[i] for i in rows])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import ExecutionOptions, SequenceLoader
+from gear_data import BatchOptions, ExecutionOptions, RandomShift, SequenceLoader, WindowOptions
 from gear_data.errors import DestinationExistsError, InvalidArgumentError, LoaderConfigError
+from gear_data.loaders.arguments.config import ARGUMENTS as KNOWN
 from gear_data.loaders.tuning.config_file import BATCH_ARGUMENTS, columns_of, write_config
-from gear_data.loaders.tuning.setting import LOADER_FIELDS, Setting
+from gear_data.loaders.tuning.setting import EXECUTION_FIELDS, Setting
 
 SETTING = Setting(residency="host", num_workers=1, prefetch=3, batches_at_once=2)
 ARGUMENTS = {"batch_size": 8, "context": 5, "preset": "corl", "offsets": None, "seed": 4}
@@ -45,7 +46,7 @@ def test_a_loader_of_a_file(rollouts_path: Path, written: Path) -> None:
     loader = SequenceLoader.from_config(ds, written)
     plain = SequenceLoader(ds, **ARGUMENTS, prefetch=0)
     assert (loader.dataset.residency, loader.batch_size, loader.context, loader.preset) == ("host", 8, 5, "corl")
-    assert (loader._config.prefetch, loader._config.batches_at_once) == (3, 2)
+    assert (loader._config.prefetch, loader._config.execution.batches_at_once) == (3, 2)
     assert loader.dataloader().num_workers == 1 and loader.dataloader(num_workers=0).num_workers == 0
     assert plain.dataloader().num_workers == 0
     expected = batches(plain)
@@ -76,10 +77,30 @@ def test_given_arguments_replace_those_of_the_file(rollouts_path: Path, written:
 
 
 def test_a_file_tunes_nothing_that_changes_batches() -> None:
-    known = set(inspect.signature(SequenceLoader).parameters) - {"dataset"}
     of_a_run = {"rank", "world_size", "steps", "epochs", "passes"}
-    assert BATCH_ARGUMENTS | set(LOADER_FIELDS) | of_a_run == known
-    assert not BATCH_ARGUMENTS & set(LOADER_FIELDS)
+    assert BATCH_ARGUMENTS | {"prefetch"} | of_a_run == {*KNOWN} - {"dataset"}
+    assert {*EXECUTION_FIELDS} < {each.name for each in fields(ExecutionOptions)}
+
+
+def test_groups_keep_their_fields(rollouts_path: Path, tmp_path: Path) -> None:
+    ds, path = gear_data.open(rollouts_path), tmp_path / "loader.json"
+    groups = {
+        "windows": WindowOptions(stride=2, anchor="end"),
+        "batch": BatchOptions(dtype="float64", window_ids=True),
+        "execution": ExecutionOptions(pin_memory=False, batches_at_once=7),
+    }
+    write_config(path, SETTING, {**ARGUMENTS, **groups}, columns_of(ds), {})
+    stored = json.loads(path.read_text())["arguments"]
+    assert stored["windows"] == {"stride": 2, "anchor": "end"}
+    loader = SequenceLoader.from_config(ds, path)
+    assert (loader._config.windows, loader._config.batch) == (groups["windows"], groups["batch"])
+    # The tuned fields are in the setting.
+    assert loader._config.execution == ExecutionOptions(pin_memory=False, batches_at_once=2)
+    same(batches(loader), batches(SequenceLoader(ds, **ARGUMENTS, **groups, prefetch=0)))
+    augmented = BatchOptions(augment={"observations.image": RandomShift()})
+    write_config(path, SETTING, {**ARGUMENTS, "batch": augmented}, columns_of(ds), {})
+    with pytest.raises(LoaderConfigError, match=r"tuned with batch=.*\n.*the argument batch= too"):
+        SequenceLoader.from_config(ds, path)
 
 
 def test_arguments_that_json_cannot_hold(rollouts_path: Path, tmp_path: Path) -> None:
@@ -106,13 +127,15 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> Callable[[str], str]:
         (lambda text: text[:-9], "not a JSON document"),
         (lambda text: "[]", r"malformed: Expected `object`"),
         (edited(lambda data: data.update(format="other")), "the format is 'other'"),
-        (edited(lambda data: data.update(version=2)), "has version 2; this gear-data reads version 1"),
+        (edited(lambda data: data.update(version=1)), "has version 1; this gear-data reads version 2"),
         (edited(lambda data: data.pop("columns")), "required field `columns`"),
         (edited(lambda data: data.update(extra=1)), "unknown field `extra`"),
         (edited(lambda data: data["tuned"].update(prefech=2)), r"unknown field `prefech` - at `\$.tuned`"),
         (edited(lambda data: data["tuned"].update(prefetch=-1)), r">= 0 - at `\$.tuned.prefetch`"),
         (edited(lambda data: data["tuned"].update(num_workers="two")), r"\$.tuned.num_workers"),
         (edited(lambda data: data["arguments"].update(steps=9)), "unknown argument 'steps'"),
+        (edited(lambda data: data["arguments"].update(windows={"strid": 2})), "has wrong windows: .*'strid'"),
+        (edited(lambda data: data["arguments"].update(windows={"stride": 0})), "has wrong windows: stride must be"),
         (edited(lambda data: data["columns"].append({})), "tuned for 2 datasets, and the loader has 1"),
         (
             edited(lambda data: data["columns"][0].update(actions="float32[7]")),

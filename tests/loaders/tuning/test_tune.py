@@ -40,7 +40,7 @@ def copies(batches: Any, read: Callable[[Any], Any] = lambda batch: {k: v.clone(
 def space_of(
     dataset: Any, *, simulated: bool = True, fixed: Any = None, seconds: float = 60.0, **arguments: Any
 ) -> Any:
-    framework = SequenceLoader(dataset, **arguments)._config.framework
+    framework = SequenceLoader(dataset, **arguments)._config.resolved_framework
     return make_space(dataset, framework, fixed or {}, simulated=simulated, seconds=seconds)
 
 
