@@ -60,4 +60,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
 
 clean:
-	rm -rf $(VENV) .venv-gpu .gpu-bundle gpu-results demo-output site build *.egg-info
+	rm -rf $(VENV) .venv-gpu gear-data-gpu.tar.xz gpu-results demo-output site build *.egg-info

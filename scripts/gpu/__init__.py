@@ -2,7 +2,7 @@
 
 `scripts/gpu_check.sh` runs them.
 
-`wheels` finds the packages of a bundle, `parts` writes and reads its archives, and `installation` installs them.
-`steps` runs the checks. `probe` measures how the driver treats host memory. On the machine with the GPU they need
-the standard library only; the probe needs CuPy.
+`bundle` packs the checkout with the packages that `wheels` finds and `machine.json` lacks. `interpreter` finds the
+Python that has the packages, and `steps` runs the checks. `probe` measures how the driver treats host memory. On the
+machine with the GPU they need the standard library only; the probe needs CuPy.
 """

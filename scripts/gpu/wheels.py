@@ -1,8 +1,9 @@
-"""The wheels of a bundle: all packages of the checks except PyTorch and CuPy."""
+"""The packages of a bundle: those of the checks that the machine with the GPU lacks."""
 
 from __future__ import annotations
 
 import email
+import json
 import re
 import subprocess
 import sys
@@ -13,10 +14,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from scripts.gpu.errors import ROOT, GpuCheckError
+from scripts.gpu.errors import PYTHON_VERSION, ROOT, GpuCheckError
 
-#: The Python and the platforms of the wheels. pip takes each platform literally.
-PYTHON_VERSION = "3.12"
+#: The platforms of the wheels. pip takes each literally.
 PLATFORMS = tuple(
     f"{name}_x86_64"
     for name in (
@@ -28,18 +28,20 @@ PLATFORMS = tuple(
 )
 #: Packages that the machine must have: they fit its driver, and are far larger than a bundle.
 PROVIDED = ("torch", "cupy-cuda13x", "cupy-cuda12x")
-#: It installs the bundle, since the machine's own pip may be missing or old.
-_INSTALLER = "pip>=25"
+#: Packages that no step needs. `datasets` reads CSV, JSON, WebDataset and the hub.
+UNUSED = ("datasets",)
+#: The record of a probe of a common machine: CUDA 13 and PyTorch, as found in November 2026.
+MACHINE = Path(__file__).with_name("machine.json")
 
 #: Downloads wheels of these requirements, without their dependencies. Returns the files.
 Fetch = Callable[[list[str]], list[Path]]
 
 
 def requirements(project: Path = ROOT / "pyproject.toml") -> list[str]:
-    """Returns the requirements of the package and of the extra `gpu-test`."""
+    """Returns the requirements of the package and of the extra `gpu-test` that a bundle may hold."""
     table = tomllib.loads(project.read_text())["project"]
     wanted = [*table["dependencies"], *table["optional-dependencies"]["gpu-test"]]
-    return [text for text in wanted if normalised(text) not in (*PROVIDED, "gear-data")]
+    return [text for text in wanted if normalised(text) not in (*PROVIDED, *UNUSED, "gear-data")]
 
 
 def normalised(requirement: str) -> str:
@@ -73,16 +75,36 @@ def _environment() -> dict[str, str]:
     }
 
 
-def collect(roots: Iterable[str], pinned: Mapping[str, str], installed: Mapping[str, str], fetch: Fetch) -> list[Path]:
+def installed_in(probe: Path) -> dict[str, str | None]:
+    """Returns the packages in the record of a probe: normalised name -> version, or None if it is not known.
+
+    Raises:
+        GpuCheckError: the file is not such a record, or the machine has another Python.
+    """
+    try:
+        machine = json.loads(probe.read_text())["machine"]
+        python: str = machine["python"]
+        packages: dict[str, str | None] = machine["packages"]
+        if not python.startswith(f"{PYTHON_VERSION}."):
+            raise GpuCheckError(f"{probe}: the machine has Python {python}; a bundle is for {PYTHON_VERSION}")
+        return {normalised(name): version for name, version in packages.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GpuCheckError(f"{probe} is not the record of a probe: {error!r}") from error
+
+
+def collect(
+    roots: Iterable[str], pinned: Mapping[str, str], installed: Mapping[str, str | None], fetch: Fetch
+) -> list[Path]:
     """Fetches the wheels of these requirements, of their requirements, and so on.
 
     Args:
         roots: requirements.
         pinned: normalised name -> version to fetch; other packages are fetched in their newest version.
-        installed: normalised name -> version that the machine has. Packages that satisfy a requirement are left out.
+        installed: normalised name -> version that the machine has; None fits every requirement. Packages that fit are
+            left out.
         fetch: downloads wheels.
     """
-    todo = [Requirement(text) for text in (*roots, _INSTALLER)]
+    todo = [Requirement(text) for text in roots]
     wheels: dict[str, Path] = {}
     walked: set[tuple[str, str]] = set()
     while todo:
@@ -90,8 +112,8 @@ def collect(roots: Iterable[str], pinned: Mapping[str, str], installed: Mapping[
         for requirement in todo:
             name = normalised(requirement.name)
             present = installed.get(name)
-            satisfied = present is not None and requirement.specifier.contains(present, prereleases=True)
-            if name not in wheels and name not in PROVIDED and not satisfied:
+            fits = name in installed and (present is None or requirement.specifier.contains(present, prereleases=True))
+            if name not in wheels and name not in PROVIDED and not fits:
                 wanted[name] = f"{name}=={pinned[name]}" if name in pinned else f"{name}{requirement.specifier}"
         wheels |= {
             normalised(path.name.split("-")[0]): path for path in (fetch(sorted(wanted.values())) if wanted else ())
@@ -121,19 +143,28 @@ def _requires(wheel: Path, extra: str) -> list[Requirement]:
 
 def download(folder: Path) -> Fetch:
     """Returns a function that downloads wheels into a folder by pip."""
-    command = [
-        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-        "--only-binary=:all:", "--implementation=cp", f"--python-version={PYTHON_VERSION}", f"--dest={folder}",
-        *(f"--platform={platform}" for platform in PLATFORMS),
-    ]  # fmt: skip
 
     def fetch(texts: list[str]) -> list[Path]:
         before = {*folder.glob("*.whl")}
-        if subprocess.run([*command, *texts], check=False).returncode:
-            raise GpuCheckError(
-                f"pip could not download {', '.join(texts)} for Python {PYTHON_VERSION}: see its output above; "
-                "a package index is needed here"
-            )
+        _pip("download", f"--dest={folder}", *texts)
         return sorted({*folder.glob("*.whl")} - before)
 
     return fetch
+
+
+def install(wheels: Iterable[Path], site: Path) -> None:
+    """Installs wheels of the bundle's Python into a folder, without an index."""
+    if files := [*map(str, wheels)]:
+        _pip("install", "--no-index", "--no-compile", f"--target={site}", *files)
+
+
+def _pip(verb: str, *arguments: str) -> None:
+    command = [
+        sys.executable, "-m", "pip", verb, "--quiet", "--disable-pip-version-check", "--no-deps",
+        "--only-binary=:all:", "--implementation=cp", f"--python-version={PYTHON_VERSION}",
+        *(f"--platform={platform}" for platform in PLATFORMS), *arguments,
+    ]  # fmt: skip
+    if subprocess.run(command, check=False).returncode:
+        raise GpuCheckError(
+            f"pip {verb} failed for Python {PYTHON_VERSION}: see its output above; a package index is needed here"
+        )
