@@ -1,4 +1,4 @@
-"""Imports of packages that come with an optional extra."""
+"""Imports of packages that may be missing: those of an optional extra, and `datasets`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,21 @@ def import_extra(module: str, extra: str = "train") -> Any:
     Raises:
         MissingExtraError: the import failed.
     """
+    return _import(module, f"pip install 'gear-data[{extra}]'")
+
+
+def import_datasets() -> Any:
+    """Imports HuggingFace `datasets`, which few sources and exports need.
+
+    Raises:
+        MissingExtraError: the import failed.
+    """
+    return _import("datasets", "pip install datasets")
+
+
+def _import(module: str, hint: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise MissingExtraError(
-            f"{package} cannot be imported: {error}", hint=f"pip install 'gear-data[{extra}]'"
-        ) from error
+        raise MissingExtraError(f"{package} cannot be imported: {error}", hint=hint) from error

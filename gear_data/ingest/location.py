@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from gear_data.common.extras import import_datasets
 from gear_data.common.paths import is_remote, is_utf8, plain_path, printable
 from gear_data.common.retry import with_retries
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
@@ -328,10 +329,8 @@ def _in_memory(source: Any, split: str | None) -> Location:
 
 
 def _hub(name: str, split: str | None) -> Location:
-    import datasets
-
     try:
-        loaded = datasets.load_dataset(name, split=split, streaming=True)
+        loaded = import_datasets().load_dataset(name, split=split, streaming=True)
     except Exception as error:  # datasets raises many kinds of errors, and so does its HTTP client
         raise SourceNotFoundError(
             f"no such file or folder, and it cannot be read as a hub dataset: {type(error).__name__}: {error}",

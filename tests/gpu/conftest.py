@@ -15,7 +15,6 @@ import pytest
 
 from tests.support.cuda.runner import Runner
 
-
 #: Whether this process has found a GPU.
 _found = False
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from scripts.gpu.errors import ROOT
 from scripts.gpu.steps import command_of
 
-#: As much of CuPy as the fixture and the hook use, and a plugin of pytest that Zarr installs. An error stays for the life of the process.
+#: As much of CuPy as the fixture and the hook use, and Zarr's plugin of pytest. An error stays as long as its process.
 CUPY = """
 from types import SimpleNamespace
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gear_data.common.extras import import_datasets
 from gear_data.errors import CorruptSourceError, GearError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.files.kind import UNKNOWN_ROWS, BatchSizer, FileKind, RowGroups, batch_slices
@@ -54,11 +55,12 @@ class StreamedTable:
 
     Raises:
         CorruptSourceError: the file is empty, a Git-LFS pointer, or not of the kind.
-        MissingExtraError: the package for the file's compression is not installed.
+        MissingExtraError: `datasets`, or the package for the file's compression, is not installed.
     """
 
     def __init__(self, format: _StreamedFormat, file: SourceFile, model: pa.Schema | None) -> None:
         file.check_readable()
+        import_datasets()
         self._format = format
         self._file = file
         self.schema = _first_schema(format, file) if model is None else model
