@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.extras import import_datasets
 from gear_data.common.progress import progress_bar
 
 FloatArray = npt.NDArray[np.float32]
@@ -27,9 +28,11 @@ def write_rollouts(path: Path, episodes: int, seed: int, progress: bool | None) 
     Args:
         path: the file to write.
         episodes, seed, progress: see `make_rollouts`.
-    """
-    import datasets
 
+    Raises:
+        MissingExtraError: `datasets` is not installed.
+    """
+    datasets = import_datasets()
     columns = make_rollouts(episodes, seed, progress)
     path.parent.mkdir(parents=True)
     rows = datasets.Dataset.from_dict({name: list(values) for name, values in columns.items()})

@@ -180,15 +180,16 @@ def test_the_benchmark_gets_its_time_and_sections(step: str, tmp_path: Path) -> 
 
 
 def test_the_writer_of_results_gets_all_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last record of a section counts, so sections that ran alone come after those that ran together."""
     (tmp_path / "second").mkdir()
-    for name in ("benchmark.json", "second/benchmark-ie.json", "quick.json", "steps.json"):
+    for name in ("second/benchmark.json", "benchmark-ie.json", "quick.json", "steps.json"):
         (tmp_path / name).touch()
     runs: list[list[str]] = []
     done = SimpleNamespace(run=lambda command, **options: runs.append(command) or SimpleNamespace(returncode=0))
     monkeypatch.setattr(command, "subprocess", done)
     monkeypatch.setattr(command, "interpreter", lambda: HERE)
     assert command.main(["--write-results", str(tmp_path)]) == 0
-    records = [str(tmp_path / name) for name in ("benchmark.json", "second/benchmark-ie.json")]
+    records = [str(tmp_path / name) for name in ("second/benchmark.json", "benchmark-ie.json")]
     assert [each[1:] for each in runs] == [["benchmarks/gpu.py", "--write-results", *records]]
     assert [str(path) for path in gpu.make_parser().parse_args(runs[0][2:]).write_results] == records
     assert command.main(["--write-results", str(tmp_path / "nothing")]) == 2
