@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gear_data.video.encoding.threads import open_encoder
+from gear_data.video.encoding.encoder import open_encoder
 
 FPS = 30
 STATE, ACTION = 14, 14

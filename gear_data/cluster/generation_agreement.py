@@ -149,7 +149,7 @@ class _Agreement:
             if self._store.has([_DECISION]):
                 self.decide(None)  # raises: nobody decides for it before all are ready
             if time.monotonic() > deadline:
-                self.decide(self.messages.failure_of(self._late(of_ranks)))
+                self.decide(self.messages.as_failure(self._late(of_ranks)))
             time.sleep(pause)
             pause = min(_PAUSE_GROWTH * pause, _LAST_PAUSE)
 

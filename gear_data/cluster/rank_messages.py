@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -59,28 +60,28 @@ class RankMessages:
         try:
             value, result = make()
         except GearError as error:
-            value = self.failure_of(error)
+            value = self.as_failure(error)
         except Exception as error:
             # Published too: the other ranks would wait for the value until the timeout.
             _log.exception("%s failed", self._action)
-            value = self.failure_of(
+            value = self.as_failure(
                 ClusterError(f"{self._action} failed: {error!r}", hint=f"see the log of {self._rank}")
             )
         self._store.put(key, value)
         return result
 
-    def failure_of(self, error: GearError) -> Failure:
+    def as_failure(self, error: GearError) -> Failure:
         """Returns an error in its published form.
 
-        The form has the name of the rank where the error happened first.
+        The form has the name of the rank where the error happened first, in place of a file. The file is named in the
+        message.
         """
         if error.file is not None and error.file.startswith("rank "):
-            rank = error.file
-        else:
-            rank = self._rank
-            if error.file is not None:
-                error.message = f"{error.file}: {error.message}"
-        return Failure(error_to_bytes(error).decode(), rank)
+            return Failure(error_to_bytes(error).decode(), error.file)
+        if error.file is not None:
+            error, message = copy(error), f"{error.file}: {error.message}"
+            error.message = message
+        return Failure(error_to_bytes(error).decode(), self._rank)
 
     def read(self, key: str, rank: int, kind: type[T]) -> T:
         """Waits for the value that a rank publishes.

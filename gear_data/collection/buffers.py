@@ -8,14 +8,13 @@ Why: docs/explanation/decisions/leased-buffers.md
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-
-from gear_data.collection.give_back import GiveBack, give_back
 
 T = TypeVar("T")
 #: Number of bytes -> new memory of this size, uint8.
@@ -25,6 +24,34 @@ Allocate = Callable[[int], npt.NDArray[np.uint8]]
 ALIGNMENT = 256
 #: The most idle buffers that a pool keeps. Prefetching holds more for a moment; those need not stay in memory.
 IDLE_BUFFERS = 8
+
+
+class GiveBack(weakref.ref[Any], Generic[T]):
+    """A weak reference that enters a deque when its object dies, without Python code.
+
+    Signal handlers run between the instructions of Python code. A KeyboardInterrupt that is raised inside `__del__`, or
+    inside a callback written in Python, is printed and lost. So the death of an object must not run such code in the
+    main thread.
+
+    It must itself live until then, so the object refers to it. An array cannot be the object: the attributes of an
+    array, of a class that derives from `numpy.ndarray`, die before its weak references are called.
+
+    Attributes:
+        item: what is given back.
+    """
+
+    __slots__ = ("item",)
+    item: T
+
+
+def give_back(item: T, to: deque[GiveBack[T]], when_dead: Any) -> GiveBack[T]:
+    """Returns a reference that enters the deque `to` when `when_dead` dies.
+
+    The object may die in any thread. `deque.append` is compiled code, so nothing can interrupt it.
+    """
+    reference: GiveBack[T] = GiveBack(when_dead, to.append)
+    reference.item = item
+    return reference
 
 
 def plain_memory(size: int) -> npt.NDArray[np.uint8]:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from gear_data.collection.buffers import ALIGNMENT
 from gear_data.collection.joined import ArrayLayout, Joined, JoinLayout
-from gear_data.collection.listed_steps import TakenSteps
 from gear_data.collection.output import TIMESTEPS, Output, Padding, check_batch_bytes
 from gear_data.collection.reader import ColumnReader
 from gear_data.errors import UnsupportedColumnError
@@ -34,6 +33,41 @@ from gear_data.selection.windows import Int64Array
 
 #: Means and scales are repeated up to this many elements: 16 KiB, which stay in the cache.
 _AFFINE_ELEMENTS = 1024
+
+
+@dataclass(frozen=True)
+class TakenSteps:
+    """The positions of an array of listed steps, and of the array of their range.
+
+    A kernel fills the range, and `take` copies the listed steps into another array of the same buffer.
+
+    Attributes:
+        number: of the array among a batch's arrays.
+        span: the array of the range, [B, width, ...].
+        whole: the array of the listed steps, [B, n, ...].
+        places: n positions in the range.
+        step_bytes: bytes of a step.
+    """
+
+    number: int
+    span: ArrayLayout
+    whole: ArrayLayout
+    places: tuple[int, ...]
+    step_bytes: int
+
+    def take(self, memory: npt.NDArray[np.uint8], rows: int) -> None:
+        """Copies the listed steps of `rows` rows."""
+        source, target = self.steps(self.span, memory, rows), self.steps(self.whole, memory, rows)
+        for number, place in enumerate(self.places):
+            target[:, number] = source[:, place]
+
+    def steps(self, array: ArrayLayout, memory: npt.NDArray[Any], rows: int) -> npt.NDArray[np.uint8]:
+        """Returns the steps of an array, a view of the memory.
+
+        The result is uint8 [rows, steps, bytes of a step].
+        """
+        shape = (rows, array.row_bytes // self.step_bytes, self.step_bytes)
+        return np.ndarray(shape, np.uint8, memory, array.offset)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from gear_data.dataset.dataset import Dataset
 from gear_data.reports.distributions import counts_between, dimensions_of, histogram_edges, sorted_finite
 from gear_data.reports.facts import finite_returns, summarize
-from gear_data.reports.step_sample import StepSample, draw_sample, number, rounded
+from gear_data.reports.numbers import number, rounded
+from gear_data.reports.step_sample import StepSample, draw_sample
 from gear_data.schema import ColumnSpec
 
 #: Steps of each dataset that are compared.

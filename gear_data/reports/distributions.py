@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.reports.step_sample import Float64Array, StepSample, number, rounded
+from gear_data.reports.numbers import number, rounded
+from gear_data.reports.step_sample import Float64Array, StepSample
 from gear_data.schema import ColumnSpec, Role
 
 #: Probabilities of the quantiles.

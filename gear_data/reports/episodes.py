@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from gear_data.dataset.dataset import Dataset
 from gear_data.reports.measures import SIDES, episode_measures, find_bounds
-from gear_data.reports.step_sample import Float64Array, Int64Array, StepSample, number, rounded, spread
+from gear_data.reports.numbers import number, rounded
+from gear_data.reports.step_sample import Float64Array, Int64Array, StepSample, spread
 
 #: Rows of the table in a page.
 MAX_ROWS = 5_000

@@ -29,16 +29,18 @@ from gear_data.reports.episodes import (
     return_histograms,
 )
 from gear_data.reports.facts import provenance, summarize
+from gear_data.reports.numbers import number, rounded
 from gear_data.reports.page import check_charts, render
 from gear_data.reports.sampler_shares import sampler_shares
-from gear_data.reports.step_sample import SAMPLE_STEPS, StepSample, draw_sample
-from gear_data.reports.targets import target_range
+from gear_data.reports.step_sample import SAMPLE_STEPS, StepSample, draw_sample, spread
 from gear_data.reports.viewer import viewed_positions, viewer_data
 from gear_data.reports.visitation import visitation
 from gear_data.selection.samplers import AnySampler, as_sampler
 from gear_data.storage.atomic import write_text
 from gear_data.version import VERSION
 
+#: Probabilities of the quantiles of returns-to-go, and the most steps at which they are computed.
+_TARGET_PROBABILITIES, _TARGET_STEPS = (0.05, 0.25, 0.5, 0.75, 0.95), 60
 #: Height of the page in a notebook, in pixels.
 _NOTEBOOK_HEIGHT = 800
 
@@ -180,3 +182,42 @@ def _edges(episodes: EpisodeFacts) -> dict[str, Any]:
         finite = np.sort(values[np.isfinite(values)])
         found[name] = histogram_edges(finite) if len(finite) else np.zeros(0)
     return found
+
+
+def target_range(sample: StepSample) -> dict[str, Any] | None:
+    """Returns quantiles of the returns-to-go over the episodes that reach a step, JSON-able.
+
+    They show which targets make sense for a Decision Transformer.
+
+    None without one return-to-go a step. `targets` has quantiles of the returns of whole episodes, which are the
+    returns-to-go at step 0.
+    """
+    schema = sample.dataset.schema
+    if "returns_to_go" not in schema or schema["returns_to_go"].size != 1:
+        return None
+    values = sample.dataset.steps("returns_to_go", 0, len(sample.dataset)).reshape(-1)
+    lengths = sample.dataset.lengths
+    steps = spread(int(lengths.max()), _TARGET_STEPS)
+    bands, counts = [], []
+    for step in steps.tolist():
+        there = values[sample.starts[lengths > step] + step].astype(np.float64)
+        there = there[np.isfinite(there)]
+        counts.append(len(there))
+        bands.append(
+            np.quantile(there, _TARGET_PROBABILITIES) if len(there) else np.full(len(_TARGET_PROBABILITIES), np.nan)
+        )
+    returns = values[sample.starts].astype(np.float64)
+    returns = returns[np.isfinite(returns)]
+    if not len(returns):
+        return None
+    best = np.quantile(returns, (0.5, 0.9, 0.99, 1.0))
+    return {
+        "discount": sample.dataset.discount,
+        "steps": steps.tolist(),
+        "probabilities": list(_TARGET_PROBABILITIES),
+        "quantiles": rounded(np.stack(bands)),
+        "episodes": counts,
+        "targets": dict(zip(("median", "top_10_percent", "top_1_percent", "largest"), rounded(best, 6), strict=True)),
+        "smallest": number(values[np.isfinite(values)].min()),
+        "largest": number(values[np.isfinite(values)].max()),
+    }

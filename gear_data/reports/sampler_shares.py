@@ -8,7 +8,8 @@ import numpy as np
 
 from gear_data.dataset.planning import episode_shares
 from gear_data.reports.episodes import EpisodeFacts
-from gear_data.reports.step_sample import Float64Array, number, rounded
+from gear_data.reports.numbers import number, rounded
+from gear_data.reports.step_sample import Float64Array
 from gear_data.selection.samplers import AnySampler
 
 #: Parts of the episodes, from the lowest to the highest return.

@@ -80,17 +80,3 @@ def spread(count: int, most: int) -> Int64Array:
     if count <= most:
         return np.arange(count)
     return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
-
-
-def rounded(values: npt.ArrayLike, digits: int = 4) -> list[Any]:
-    """Returns numbers as nested lists of floats with a few significant digits. NaN and infinities become None."""
-    array = np.asarray(values, np.float64)
-    if array.ndim > 1:
-        return [rounded(row, digits) for row in array]
-    return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in array.tolist()]
-
-
-def number(value: Any, digits: int = 6) -> float | None:
-    """Returns a float with a few significant digits. NaN and infinities become None."""
-    found: float | None = rounded([value], digits)[0]
-    return found

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.reports.distributions import MAX_DIMENSIONS
+from gear_data.reports.numbers import rounded
 from gear_data.reports.pictures import encode_steps, picture_columns
-from gear_data.reports.step_sample import Int64Array, rounded, spread
+from gear_data.reports.step_sample import Int64Array, spread
 from gear_data.schema import ColumnSpec
 
 #: Episodes of the viewer, and points of each curve.

@@ -8,7 +8,8 @@ import numpy as np
 
 from gear_data.reports.episodes import EpisodeFacts
 from gear_data.reports.measures import vector_column
-from gear_data.reports.step_sample import Float64Array, Int64Array, StepSample, rounded
+from gear_data.reports.numbers import rounded
+from gear_data.reports.step_sample import Float64Array, Int64Array, StepSample
 
 _POINTS = 3_000
 #: Steps from which the principal components are computed.

@@ -14,6 +14,11 @@ from gear_data.kernels.cpu.native import njit_named, pointer
 from gear_data.kernels.output_plan import OUT_TYPES, SOURCE_TYPES
 
 _FLOAT32, _FLOAT64, _FLOAT16, _BFLOAT16 = range(len(OUT_TYPES))
+#: Positions in SOURCE_TYPES.
+(
+    _FROM_UINT8, _FROM_UINT16, _FROM_UINT32, _FROM_UINT64, _FROM_INT8, _FROM_INT16, _FROM_INT32, _FROM_INT64,
+    _FROM_FLOAT32, _FROM_FLOAT64, _FROM_FLOAT16,
+) = range(len(SOURCE_TYPES))  # fmt: skip
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -62,25 +67,25 @@ def _dispatcher(out: str) -> Any:
 
     @njit_named(f"convert_any_{out}")  # type: ignore[untyped-decorator]
     def convert(source_type, source, target, count, affine, period):  # type: ignore[no-untyped-def]
-        if source_type == 8:
+        if source_type == _FROM_FLOAT32:
             f32(source, target, count, affine, period)
-        elif source_type == 9:
+        elif source_type == _FROM_FLOAT64:
             f64(source, target, count, affine, period)
-        elif source_type == 0:
+        elif source_type == _FROM_UINT8:
             u8(source, target, count, affine, period)
-        elif source_type == 1:
+        elif source_type == _FROM_UINT16:
             u16(source, target, count, affine, period)
-        elif source_type == 2:
+        elif source_type == _FROM_UINT32:
             u32(source, target, count, affine, period)
-        elif source_type == 3:
+        elif source_type == _FROM_UINT64:
             u64(source, target, count, affine, period)
-        elif source_type == 4:
+        elif source_type == _FROM_INT8:
             i8(source, target, count, affine, period)
-        elif source_type == 5:
+        elif source_type == _FROM_INT16:
             i16(source, target, count, affine, period)
-        elif source_type == 6:
+        elif source_type == _FROM_INT32:
             i32(source, target, count, affine, period)
-        elif source_type == 10:
+        elif source_type == _FROM_FLOAT16:
             f16(source, target, count, affine, period)
         else:
             i64(source, target, count, affine, period)

@@ -41,7 +41,7 @@ const i64 PIECE = GEAR_PIECE;
 // Copies of up to this many bytes use one load for each lane, even if the loads are narrow.
 const i64 SHORT = 128;
 
-// COPIED: as COPY, but a copy engine copies the rows of steps; see gear_data.residency.device.window_copies.
+// COPIED: as COPY, but a copy engine copies the rows of steps; see gear_data.residency.device.reader.
 enum { COPY, CONVERT, TIMESTEP, CONSTANT, DISCOUNTED, HOP, COPIED };
 enum { PAD_FILL, PAD_EDGE, PAD_FIRST, PAD_EXTRAPOLATE };
 enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16 };

@@ -10,7 +10,7 @@ from collections import deque
 
 import numpy as np
 
-from gear_data.collection.give_back import give_back
+from gear_data.collection.buffers import give_back
 
 
 class Owner:

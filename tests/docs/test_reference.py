@@ -34,9 +34,10 @@ def _documented() -> set[str]:
     return {name for text in REFERENCE.values() for name in _MARKER.findall(text)}
 
 
-def _public_members(value: object) -> Iterator[tuple[str, object]]:
-    """Methods and properties of a class that are its own and public."""
-    for name, member in vars(value).items():
+def _public_members(value: type) -> Iterator[tuple[str, object]]:
+    """Methods and properties of a class that are public, and its own or of a base in gear_data."""
+    ours = [kind for kind in value.__mro__ if kind.__module__.startswith("gear_data")]
+    for name, member in (item for kind in ours for item in vars(kind).items()):
         is_code = inspect.isroutine(member) or isinstance(member, property | staticmethod | classmethod)
         if not name.startswith("_") and (is_code or hasattr(member, "func")):
             yield name, member

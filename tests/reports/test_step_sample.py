@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gear_data.reports.step_sample import draw_sample, number, rounded, spread
+from gear_data.reports.numbers import number, rounded
+from gear_data.reports.step_sample import draw_sample, spread
 from tests.reports.conftest import Make, random_episodes
 
 

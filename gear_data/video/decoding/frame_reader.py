@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Executor, wait
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.cancellation import check_cancelled
 from gear_data.errors import CorruptShardError, InvalidArgumentError
 from gear_data.video.decoding.backends import decoder_maker, gives_planes
 from gear_data.video.decoding.decoder import DecodeError, Picture, undecodable
@@ -18,13 +21,13 @@ from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.decoding.process_state import process_state
 from gear_data.video.decoding.requests import FileRequest, file_requests
 from gear_data.video.decoding.targets import FrameTarget, RgbFrames, YuvFrames
-from gear_data.video.decoding.threads import Task, run_all
 from gear_data.video.file_index import ColorProperties, VideoFile
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange, PacketBytes
 
 Int64Array = npt.NDArray[np.int64]
 Frames = npt.NDArray[np.uint8]
+Task = Callable[[], None]
 
 
 class FrameReader:
@@ -234,3 +237,45 @@ class FrameReader:
                 raise undecodable(video, min(missing.values()), error) from error
         if missing:
             raise undecodable(video, min(missing.values()), "the decoder gave no such frame")
+
+
+def run_all(tasks: Sequence[Task], executor: Executor | None, threads: int) -> None:
+    """Runs tasks in this thread and others, and returns when all have ended.
+
+    Args:
+        tasks: begun in their order.
+        executor: of the other threads; None: this thread runs all.
+        threads: that run tasks, with this thread.
+
+    Raises:
+        Exception: the error of the first task that failed. All others ran.
+        Cancelled, KeyboardInterrupt: this thread was interrupted. No task runs any more.
+    """
+    todo = deque(enumerate(tasks))
+    failures: dict[int, Exception] = {}
+    helpers = []
+    if executor is not None:
+        helpers = [executor.submit(_drain, todo, failures) for _ in range(min(threads, len(tasks)) - 1)]
+    try:
+        _drain(todo, failures, check_cancelled)
+    finally:
+        # After an interrupt tasks are left. The memory that they write may be used again when this call returns.
+        todo.clear()
+        wait([each for each in helpers if not each.cancel()])
+    if failures:
+        raise failures[min(failures)]
+
+
+def _drain(todo: deque[tuple[int, Task]], failures: dict[int, Exception], check: Task | None = None) -> None:
+    while todo:
+        if check is not None:
+            check()
+        try:
+            number, task = todo.popleft()
+        except IndexError:
+            # Another thread took the last task.
+            return
+        try:
+            task()
+        except Exception as error:
+            failures[number] = error

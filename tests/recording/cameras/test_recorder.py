@@ -16,7 +16,7 @@ import gear_data
 from gear_data.errors import InvalidArgumentError, UnknownNameError, UnsupportedColumnError
 from gear_data.recording.cameras import encoding_threads
 from gear_data.recording.cameras.encoding_threads import EncodingThreads
-from gear_data.video.encoding.threads import open_encoder
+from gear_data.video.encoding.encoder import open_encoder
 from tests.support.cameras.filmed import decoded, moving_bar
 
 FRONT, WRIST = "observations.images.front", "observations.images.wrist"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from gear_data.video.encoding.threads import open_encoder
+from gear_data.video.encoding.encoder import open_encoder
 from gear_data.video.file_index import DISCARD, KEY, ColorProperties, Packets, VideoFile
 from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.packet_bytes import LocalPackets

@@ -11,7 +11,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.video.encoding.threads import open_encoder
+from gear_data.video.encoding.encoder import open_encoder
 from gear_data.video.indexing.demux import index_file
 from gear_data.video.segments import VideoSegments
 from tests.support.cameras.attached import attach_cameras

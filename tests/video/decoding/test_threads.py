@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from gear_data.video.decoding.threads import run_all
+from gear_data.video.decoding.frame_reader import run_all
 
 
 @pytest.fixture

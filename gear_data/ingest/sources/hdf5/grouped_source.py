@@ -39,8 +39,8 @@ def open_groups(
 ) -> GroupedEpisodeSource:
     """Opens a source with the columns of its first episode of two steps or more.
 
-    An episode of one step does not show which datasets have one row for the whole episode. It is the model only if
-    there is no longer one.
+    An episode of one step does not show which datasets have one row for the whole episode. Its columns are taken only
+    if there is no longer one.
 
     Args:
         files: the files, in source order.
@@ -52,10 +52,10 @@ def open_groups(
     Raises:
         EmptySourceError: no episode has steps.
     """
-    model = _find_model(files, layout)
-    if model is None:
+    found = _episode_of_columns(files, layout)
+    if found is None:
         raise EmptySourceError(f"holds no episode with steps in '{layout.steps}'", file=files[0].name)
-    file, number, key = model
+    file, number, key = found
     with open_hdf5(file) as opened:
         with reading(file.name, row=number):
             group = layout.group(opened[layout.parent], file.name, number, key)
@@ -81,28 +81,29 @@ def open_groups(
         return source
 
 
-def _fact_types(file: h5py.File, layout: GroupLayout, source: SourceFile, model: h5py.Group) -> dict[str, type]:
+def _fact_types(file: h5py.File, layout: GroupLayout, source: SourceFile, group: h5py.Group) -> dict[str, type]:
     """Returns name -> type of the facts in attributes of the first episodes.
 
-    The model need not have all of them: an attribute `success` may be missing where nobody knows.
+    `group`, whose columns are taken, need not have all of them: an attribute `success` may be missing where nobody
+    knows.
     """
-    groups = [model]
+    groups = [group]
     for number, key in layout.episodes(file, source.name)[:_FACT_EPISODES]:
         with reading(source.name, row=number), suppress(BadEpisodeError):  # reported when the episode is read
             groups.append(layout.group(file[layout.parent], source.name, number, key))
     types: dict[str, type] = {}
-    for group in groups:
+    for each in groups:
         with reading(source.name):
-            facts, _ = attribute_facts(group, layout.ignored)
+            facts, _ = attribute_facts(each, layout.ignored)
         for name, value in facts.items():
             types.setdefault(name, type(value))
     return types
 
 
-def _find_model(files: tuple[SourceFile, ...], layout: GroupLayout) -> tuple[SourceFile, int, str] | None:
-    """Returns file, number and name of the first episode of two steps or more.
+def _episode_of_columns(files: tuple[SourceFile, ...], layout: GroupLayout) -> tuple[SourceFile, int, str] | None:
+    """Returns file, number and name of the episode that the columns are taken from.
 
-    Without such an episode: of the first episode that has a step. None if no episode has steps.
+    It is the first episode of two steps or more, else the first one that has a step. None if no episode has steps.
     """
     shortest = None
     for file in files:

@@ -187,7 +187,7 @@ def _too_large(tree: Tree, group: str) -> CorruptSourceError:
 def matching(tree: Tree, pattern: str, kind: str) -> list[str]:
     """Returns the paths of all groups, or arrays, that match a glob.
 
-    They are in natural order.     `*` is part of one name, and `**` is any number of groups.
+    They are in natural order. `*` is part of one name, and `**` is any number of groups.
     """
     return list(_matching(tree, "", pattern.split("/"), kind, 0))
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import av
 
-from gear_data.video.encoding.encoder import VideoEncoder
-from gear_data.video.encoding.threads import open_encoder
+from gear_data.video.encoding.encoder import VideoEncoder, open_encoder
 from tests.support.cameras.filmed import moving_bar
 
 
