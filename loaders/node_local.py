@@ -17,7 +17,7 @@ import xxhash
 
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.window_anchors import anchors_of
-from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.loaders.mixture import Mixture
 from gear_data.selection.anchors import Anchors
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from gear_data.cluster.rendezvous import Membership
 
-SELECTIONS = ("centralized", "decentralized")
-
 
 def check_selection(
     selection: str, dataset: Dataset | Mixture, rank: int | None, world_size: int | None
@@ -42,11 +40,8 @@ def check_selection(
     Returns None for `centralized`.
 
     Raises:
-        UnknownNameError: another selection.
         InvalidArgumentError: `decentralized` with a mixture, with a given rank, or with a dataset without nodes.
     """
-    if selection not in SELECTIONS:
-        raise unknown_name("selection", selection, SELECTIONS)
     if selection == "centralized":
         return None
     if isinstance(dataset, Mixture):

@@ -17,7 +17,7 @@ from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.common.keywords import refuse_keywords
 from gear_data.dataset.dataset import Dataset
 from gear_data.evaluation.normalizer import Normalizer, shared_normalizer
-from gear_data.loaders.arguments.checks import Normalize, Passes
+from gear_data.loaders.arguments.checks import Normalize
 from gear_data.loaders.arguments.config import ARGUMENTS, LoaderConfig
 from gear_data.loaders.arguments.options import (
     MOVED,
@@ -32,7 +32,7 @@ from gear_data.loaders.builders.batch import Batch, RankRows, Transform
 from gear_data.loaders.component import episode_ids
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.frameworks.iterable import LoaderBase
-from gear_data.loaders.frameworks.resolve import Device, FrameworkName
+from gear_data.loaders.frameworks.resolve import Device
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.grain_source import GrainSource
 from gear_data.loaders.loader_spec import loader_identity, loader_spec
@@ -44,7 +44,6 @@ from gear_data.loaders.passes.shared_passes import SharedPasses
 from gear_data.loaders.passes.state import check_state, make_state
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.offsets import Offsets
-from gear_data.loaders.presets.registry import PresetName
 from gear_data.loaders.stages.builders import make_iterator
 from gear_data.loaders.stages.refreshing import refresh
 from gear_data.loaders.stages.saved_stages import load_stages
@@ -55,7 +54,8 @@ from gear_data.loaders.video.resize import Resize
 from gear_data.loaders.weight_updates import apply_update, check_updatable
 from gear_data.loaders.window_source import window_table
 from gear_data.selection.goals import Goals
-from gear_data.selection.samplers import AnySampler, SamplerName
+from gear_data.selection.samplers import AnySampler
+from gear_data.words import FrameworkName, Passes, PresetName, SamplerName
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

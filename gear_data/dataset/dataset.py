@@ -28,6 +28,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.residency.plan import ResidencyPlan
 from gear_data.selection.samplers import AnySampler
 from gear_data.selection.windows import Int64Array
+from gear_data.words import Rows, StepMode
 
 if TYPE_CHECKING:
     import datasets
@@ -174,7 +175,7 @@ class Dataset(DatasetCore):
         rows, history = self._rows(0, len(self))[found], (*self.view.history, f"filter {expression}")
         return Dataset(self.store, replace(self.view.filtered_by(Filter(expression)), rows=rows, history=history))
 
-    def filter_steps(self, expression: pl.Expr | str, mode: str = "first") -> Dataset:
+    def filter_steps(self, expression: pl.Expr | str, mode: StepMode = "first") -> Dataset:
         """Returns a view from which loaders draw only windows that satisfy a filter.
 
         The filter is an expression over the step columns. The view has the same whole episodes: `num_steps`,
@@ -341,7 +342,7 @@ class Dataset(DatasetCore):
         store = self.store.with_discount(discount)
         return self if store is self.store else Dataset(store, self.view)
 
-    def to_polars(self, columns: Sequence[str] | None = None, rows: str = "steps") -> pl.DataFrame:
+    def to_polars(self, columns: Sequence[str] | None = None, rows: Rows = "steps") -> pl.DataFrame:
         """Returns the episodes as a Polars frame over the shards' memory.
 
         Numbers, text and bytes are not copied: the frame reads the shards' pages when they are needed. Booleans are
@@ -365,7 +366,7 @@ class Dataset(DatasetCore):
         """
         return conversions.to_polars(self, columns, rows)
 
-    def to_hf(self, columns: Sequence[str] | None = None, rows: str = "steps") -> datasets.Dataset:
+    def to_hf(self, columns: Sequence[str] | None = None, rows: Rows = "steps") -> datasets.Dataset:
         """Returns the episodes as a `datasets.Dataset` over the shards' memory.
 
         Its rows, columns and chunks are those of `to_polars`, and nothing more is copied. Vectors and images are lists

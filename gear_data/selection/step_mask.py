@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,10 @@ import xxhash
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.kernels import cpu
 from gear_data.selection.windows import Int64Array, WindowRule
+from gear_data.words import StepMode
 
 #: The steps of a window that must satisfy a condition.
-MODES = ("first", "all")
+MODES: tuple[StepMode, ...] = get_args(StepMode)
 
 
 class StepMask:

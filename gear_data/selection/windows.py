@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.words import Anchor
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
-#: The place of the anchor step in its window.
-Anchor = Literal["start", "end", "random"]
 ANCHORS: tuple[Anchor, ...] = get_args(Anchor)
 
 

@@ -16,15 +16,13 @@ from gear_data.loaders.normalization import MODES, mode_statistics
 from gear_data.loaders.presets.outputs import normalization_columns
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.selection.goals import Goals
+from gear_data.words import Normalization
 
 if TYPE_CHECKING:
     import torch
 
-    pass
+Normalize = bool | Normalization | str | Sequence[str] | Mapping[str, tuple[Any, Any] | str] | None
 
-Normalize = bool | str | Sequence[str] | Mapping[str, tuple[Any, Any] | str] | None
-
-Passes = Literal["continue", "repeat"]
 #: A dtype of float columns, by name or as a framework has it.
 Dtype: TypeAlias = "Literal['float32', 'float64', 'float16', 'bfloat16'] | npt.DTypeLike | torch.dtype | None"
 #: Name of a dtype -> the dtype that the collector computes in. Half precisions are rounded from float32.

@@ -12,7 +12,6 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments.checks import (
     Normalize,
-    Passes,
     check_dataset,
     check_end,
     check_goals,
@@ -30,18 +29,19 @@ from gear_data.loaders.arguments.options import (
     check_groups,
 )
 from gear_data.loaders.frameworks.framework import Framework
-from gear_data.loaders.frameworks.resolve import Device, FrameworkName, resolve_framework
+from gear_data.loaders.frameworks.resolve import Device, resolve_framework
 from gear_data.loaders.misuse import check_group
 from gear_data.loaders.mixture import Mixture, MixtureComponent
 from gear_data.loaders.node_local import check_selection
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.offsets import ColumnSteps, Offsets, check_offsets
-from gear_data.loaders.presets.registry import PresetName, resolve_preset
+from gear_data.loaders.presets.registry import resolve_preset
 from gear_data.loaders.video.resize import Resize, check_resize
 from gear_data.selection.goals import Goals
-from gear_data.selection.samplers import AnySampler, SamplerName
+from gear_data.selection.samplers import AnySampler
 from gear_data.selection.schedule import CheckedSchedule
 from gear_data.selection.windows import WindowRule
+from gear_data.words import FrameworkName, Passes, PresetName, SamplerName
 
 if TYPE_CHECKING:
     from gear_data.cluster.rendezvous import Membership

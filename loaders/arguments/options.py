@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,16 +17,14 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments.checks import Dtype, check_bool, check_dtype, check_range, check_word
 from gear_data.loaders.decoding.augmentation import Augment, check_augment
 from gear_data.loaders.frameworks.workers import get_worker_info
-from gear_data.selection.windows import Anchor, WindowRule
+from gear_data.selection.windows import WindowRule
 from gear_data.stacking import check_stack
 from gear_data.storage.sidecar import check_discount
 from gear_data.video.decoding.options import CACHE_BYTES, Backend, DecodeOptions
+from gear_data.words import Anchor, Processor, Selection
 
 if TYPE_CHECKING:
     pass
-
-Selection = Literal["centralized", "decentralized"]
-Processor = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True)

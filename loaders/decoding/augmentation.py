@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,7 @@ import numpy.typing as npt
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.kernels import cpu
 from gear_data.selection.windows import Int64Array
-
-_CHANNELS = ("first", "last")
+from gear_data.words import Channels
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class RandomShift:
     pad: int = 4
     together: bool = True
     probability: float = 1.0
-    channels: str | None = None
+    channels: Channels | None = None
 
     def __post_init__(self) -> None:
         _check_integer("pad", self.pad, 1)
@@ -75,7 +74,7 @@ class RandomCrop:
     size: int | tuple[int, int]
     pad: int = 0
     together: bool = True
-    channels: str | None = None
+    channels: Channels | None = None
     probability = 1.0
 
     def __post_init__(self) -> None:
@@ -227,8 +226,8 @@ def _channels_last(channels: str | None, shape: tuple[int, ...]) -> bool:
 
 
 def _check_channels(channels: str | None) -> None:
-    if channels is not None and channels not in _CHANNELS:
-        raise unknown_name("axis of channels", channels, _CHANNELS)
+    if channels is not None and channels not in get_args(Channels):
+        raise unknown_name("axis of channels", channels, get_args(Channels))
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:

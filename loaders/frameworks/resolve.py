@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from gear_data.common.extras import import_extra
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.frameworks.iterable import TORCH_IS_INSTALLED
+from gear_data.words import FrameworkName
 
 if TYPE_CHECKING:
     import torch
     from jax.sharding import Sharding
 
-FrameworkName = Literal["torch", "numpy", "jax"]
 #: Place of a batch: torch's device, or the sharding of JAX's arrays.
 Device: TypeAlias = "str | torch.device | Sharding"
 FRAMEWORKS: tuple[FrameworkName, ...] = get_args(FrameworkName)

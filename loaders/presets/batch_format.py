@@ -10,20 +10,23 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gear_data.collection.output import Padding
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.schema import Role
 
+Side = Literal["left", "right"]
+Contents = Literal["fill", "first", "edge"]
+TimestepsPadding = Literal["fill", "extrapolate"]
 _FLOATS = ("float32", "float64")
 _CHOICES: dict[str, tuple[object, ...]] = {
-    "side": ("left", "right"),
-    "padding": ("fill", "first", "edge"),
+    "side": get_args(Side),
+    "padding": get_args(Contents),
     "dtype": (None, *_FLOATS),
     "mask_dtype": ("bool", "uint8", "int32", "int64", *_FLOATS),
     "timesteps_dtype": ("int32", "int64", *_FLOATS),
-    "timesteps_padding": ("fill", "extrapolate"),
+    "timesteps_padding": get_args(TimestepsPadding),
     "camera_frames": ("uint8", "float32"),
 }
 
@@ -139,8 +142,8 @@ class BatchFormat:
     source_names: bool = False
     sequences: tuple[str, ...] | None = None
     previous_step_columns: tuple[str, ...] = ()
-    side: str = "right"
-    padding: str = "fill"
+    side: Side = "right"
+    padding: Contents = "fill"
     fill: Mapping[str, float] = field(default_factory=dict)
     normalize_padding: bool = False
     std_epsilon: float = 0.0
@@ -157,7 +160,7 @@ class BatchFormat:
     timesteps_key: str | None = "timesteps"
     timesteps_dtype: str = "int64"
     timesteps_origin: int = 0
-    timesteps_padding: str = "fill"
+    timesteps_padding: TimestepsPadding = "fill"
     loss_weight: float | None = None
     tokens: Tokens | None = None
     transitions: Transitions | None = None

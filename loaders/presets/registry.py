@@ -16,7 +16,7 @@ Sources, read in 2026 (facts only; no code is copied):
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.loaders.presets.batch_format import BatchFormat, Tokens, Transitions, replace_fields
@@ -122,7 +122,6 @@ TRANSITIONS = BatchFormat(
     context=1,
 )
 
-PresetName = Literal["raw", "decision_transformer", "corl", "d3rlpy", "jat", "lerobot", "gato", "transitions"]
 #: Name -> format, for `preset=`.
 PRESETS: dict[str, BatchFormat] = {
     batch_format.name: batch_format

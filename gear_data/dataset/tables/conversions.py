@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,14 @@ from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unkno
 from gear_data.schema import ColumnSpec
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.episode_block import offsets_of
+from gear_data.words import Rows
 
 if TYPE_CHECKING:
     import datasets
     import polars as pl
 
 #: What a row of a table is.
-ROWS = ("steps", "episodes")
+ROWS: tuple[Rows, ...] = get_args(Rows)
 
 
 def to_polars(dataset: DatasetCore, columns: Sequence[str] | None, rows: str) -> pl.DataFrame:

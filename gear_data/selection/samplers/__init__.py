@@ -7,8 +7,6 @@ goes through the anchors in an order. A sampler that stays outside of gear-data 
 
 from __future__ import annotations
 
-from typing import Literal
-
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.samplers.custom import CustomSampler
 from gear_data.selection.samplers.fifo_shuffle import Fifo, Shuffle
@@ -25,7 +23,6 @@ __all__ = [
     "Candidates",
     "Fifo",
     "Sampler",
-    "SamplerName",
     "Selector",
     "Shuffle",
     "TopK",
@@ -35,8 +32,6 @@ __all__ = [
     "as_sampler",
 ]
 
-#: The samplers that need no arguments.
-SamplerName = Literal["uniform", "shuffle", "fifo"]
 #: Name -> sampler, for `sampler="uniform"`. `weighted` and `topk` need an expression, so they have no default.
 SAMPLERS: dict[str, BuiltInSampler | None] = {
     "uniform": Uniform(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,10 @@ from gear_data.errors import unknown_name
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.window_sampler import SamplingPlan
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
+from gear_data.words import By
 
 if TYPE_CHECKING:
     import polars as pl
-
-_BY = ("step", "episode")
 
 
 @dataclass(frozen=True)
@@ -136,5 +135,5 @@ AnySampler = BuiltInSampler | Sampler
 
 def check_by(by: str) -> None:
     """Raises UnknownNameError unless `by` is `step` or `episode`."""
-    if by not in _BY:
-        raise unknown_name("by", by, _BY)
+    if by not in get_args(By):
+        raise unknown_name("by", by, get_args(By))

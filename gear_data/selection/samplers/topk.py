@@ -14,6 +14,7 @@ from gear_data.kernels import cpu
 from gear_data.selection.samplers.sampler import Candidates, Selector, check_by
 from gear_data.selection.samplers.uniform import WindowSelector, uniform_window_sampler
 from gear_data.selection.windows import Float64Array
+from gear_data.words import By
 
 if TYPE_CHECKING:
     import polars as pl
@@ -37,7 +38,7 @@ class TopK:
 
     expression: str | pl.Expr
     k: int
-    by: str = "step"
+    by: By = "step"
     name = "topk"
 
     def __post_init__(self) -> None:

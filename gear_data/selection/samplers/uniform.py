@@ -16,6 +16,7 @@ from gear_data.selection.samplers.sampler import Candidates, Selector, check_by
 from gear_data.selection.window_sampler import SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Windows
 from gear_data.storage.episode_block import offsets_of
+from gear_data.words import By
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Uniform:
         UnknownNameError: another `by`.
     """
 
-    by: str = "step"
+    by: By = "step"
     name = "uniform"
 
     def __post_init__(self) -> None:

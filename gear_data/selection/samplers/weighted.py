@@ -18,6 +18,7 @@ from gear_data.selection.schedule import Schedule, checked_schedule
 from gear_data.selection.units import EpisodeUnits, StepUnits, WeightUnits, array_weights
 from gear_data.selection.weight_history import OTHER_STATE, decoded
 from gear_data.selection.windows import Float64Array
+from gear_data.words import By
 
 if TYPE_CHECKING:
     import polars as pl
@@ -50,7 +51,7 @@ class Weighted:
     """
 
     weights: str | pl.Expr | npt.ArrayLike
-    by: str | None = None
+    by: By | None = None
     replacement: bool = True
     beta: Schedule | None = None
     divide_by_max: bool = False

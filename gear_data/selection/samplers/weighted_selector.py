@@ -23,6 +23,7 @@ from gear_data.selection.units import WeightUnits
 from gear_data.selection.weight_history import WeightHistory, encoded
 from gear_data.selection.window_sampler import IntWeightTable, SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
+from gear_data.words import By
 
 
 class WeightedSelector:
@@ -143,7 +144,7 @@ class WeightedSelector:
         }
 
     @property
-    def by(self) -> str:
+    def by(self) -> By:
         """The field of `Weighted`, resolved."""
         return "episode" if self._units.within == WITHIN_DRAWN else "step"
 

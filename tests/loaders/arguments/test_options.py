@@ -15,8 +15,9 @@ from gear_data import SequenceLoader, WindowOptions
 from gear_data.errors import GearError, InvalidArgumentError, UnknownArgumentError
 from gear_data.loaders.arguments.config import ARGUMENTS
 from gear_data.loaders.arguments.options import GROUPS, MOVED
-from gear_data.loaders.presets.registry import PRESETS, PresetName
-from gear_data.selection.samplers import SAMPLERS, SamplerName
+from gear_data.loaders.presets.registry import PRESETS
+from gear_data.selection.samplers import SAMPLERS
+from gear_data.words import PresetName, SamplerName
 
 #: Group -> field -> values that it refuses.
 REFUSED: dict[str, dict[str, list[Any]]] = {
