@@ -155,7 +155,7 @@ def normalization_statistics(
         normalization_columns(schema, tuple(normalize))
         return {name: _mean_and_std(dataset, parts, name, value) for name, value in normalize.items()}
     if isinstance(normalize, str) and normalize not in ("all", *MODES, *schema.names):
-        raise unknown_name("normalisation or column", normalize, ("all", *MODES, *schema.names))
+        raise unknown_name("column", normalize, ("all", *MODES, *schema.names))
     mode = normalize if isinstance(normalize, str) and normalize in MODES else "mean-std"
     names = normalization_columns(schema, True if mode == normalize else normalize)
     return {name: _statistics_of(dataset, parts, name, mode) for name in names}
