@@ -10,7 +10,7 @@ from typing import Any, Never
 
 import numpy as np
 
-from gear_data.common.keywords import refuse_keywords
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
@@ -61,7 +61,7 @@ class Mixture:
     def __init__(
         self, datasets: Sequence[Dataset] | Sequence[tuple[Any, ...]], *, join: bool = False, **unknown: Never
     ) -> None:
-        refuse_keywords("Mixture", unknown, ("datasets", "join"))
+        refuse_keywords_of(Mixture, unknown)
         if not isinstance(datasets, list | tuple) or not datasets:
             raise InvalidArgumentError(
                 f"a mixture takes a list of one dataset or more, not {shown(datasets)}",

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from gear_data.common.distributed import is_distributed
 from gear_data.common.fork_lock import fork_safe_lock
-from gear_data.common.keywords import refuse_keywords
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.evaluation.normalizer import Normalizer, shared_normalizer
 from gear_data.loaders.arguments.checks import Normalize
-from gear_data.loaders.arguments.config import ARGUMENTS, LoaderConfig
+from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.arguments.options import (
     MOVED,
     BatchOptions,
@@ -137,7 +137,7 @@ class SequenceLoader(LoaderBase):
         **unknown: Never,
     ) -> None:  # fmt: skip
         super().__init__()
-        refuse_keywords("SequenceLoader", unknown, ARGUMENTS, MOVED)
+        refuse_keywords_of(SequenceLoader, unknown, MOVED)
         config = LoaderConfig(
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, sampler=sampler, seed=seed,
             columns=columns, offsets=offsets, normalize=normalize, goals=goals, resize=resize,

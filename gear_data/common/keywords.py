@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from gear_data.errors import InvalidArgumentError, UnknownArgumentError, closest_name
+
+Value = TypeVar("Value")
 
 
 def refuse_keywords(
@@ -39,6 +43,20 @@ def refuse_keywords_of(
         parameters = inspect.signature(function).parameters.values()
         known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
         refuse_keywords(function.__name__, unknown, known, moved)
+
+
+def suggest_fields(kind: type[Value]) -> type[Value]:
+    """Makes a dataclass refuse unknown keywords as functions do, with the closest name. A class decorator."""
+    create = kind.__init__
+    known = [each.name for each in dataclasses.fields(kind) if each.init]  # type: ignore[arg-type]
+
+    @functools.wraps(create)
+    def checked(self: Any, *arguments: Any, **values: Any) -> None:
+        refuse_keywords(kind.__name__, [name for name in values if name not in known], known)
+        create(self, *arguments, **values)
+
+    kind.__init__ = checked  # type: ignore[misc]
+    return kind
 
 
 def check_count(name: str, value: Any, minimum: int) -> None:

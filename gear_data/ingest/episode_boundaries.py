@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from gear_data.common.keywords import check_count
+from gear_data.common.keywords import check_count, suggest_fields
 from gear_data.errors import InvalidArgumentError
 
 
+@suggest_fields
 @dataclass(frozen=True, kw_only=True)
 class EpisodeBoundaries:
     """Where episodes begin and end in a source with a row per step.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gear_data.common.keywords import suggest_fields
 from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.kernels.goal_plan import GOAL_PLAN, PROBABILITY_BITS, GoalPlanArray
@@ -27,6 +28,7 @@ _FLAT = ("value_goals", "actor_goals")
 _HIERARCHICAL = ("value_goals", "low_actor_goals", "high_actor_goals", "high_actor_targets")
 
 
+@suggest_fields
 @dataclass(frozen=True)
 class Goals:
     """How goals are drawn. Shares are probabilities.

@@ -195,7 +195,3 @@ class LoaderConfig:
         if "preset_options" in replaced:
             replaced["batch"] = dataclasses.replace(self.batch, preset_options=replaced.pop("preset_options"))
         return dataclasses.replace(self, seed=seed, **replaced)
-
-
-#: The arguments of a SequenceLoader.
-ARGUMENTS = tuple(each.name for each in dataclasses.fields(LoaderConfig) if each.init)

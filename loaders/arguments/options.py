@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from gear_data.common.keywords import check_group, suggest_fields
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments.checks import Dtype, check_bool, check_dtype, check_range, check_word
 from gear_data.loaders.decoding.augmentation import Augment, check_augment
@@ -23,10 +24,8 @@ from gear_data.storage.sidecar import check_discount
 from gear_data.video.decoding.options import CACHE_BYTES, Backend, DecodeOptions
 from gear_data.words import Anchor, Processor, Selection
 
-if TYPE_CHECKING:
-    pass
 
-
+@suggest_fields
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions:
     """Which windows of episodes a loader draws from.
@@ -63,6 +62,7 @@ class WindowOptions:
         return WindowRule(context, int(self.stride), self.anchor, self.short)
 
 
+@suggest_fields
 @dataclass(frozen=True, kw_only=True)
 class ReturnOptions:
     """How rewards are summed.
@@ -86,6 +86,7 @@ class ReturnOptions:
         object.__setattr__(self, "discount", check_discount(self.discount))
 
 
+@suggest_fields
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
     """How the arrays of a batch differ from those of its preset.
@@ -132,6 +133,7 @@ class BatchOptions:
         return self.float_dtype if self.half is None else self.half.name
 
 
+@suggest_fields
 @dataclass(frozen=True, kw_only=True)
 class VideoOptions:
     """How cameras are decoded.
@@ -168,6 +170,7 @@ class VideoOptions:
         return DecodeOptions(int(threads), self.backend, size, int(self.cache_bytes))
 
 
+@suggest_fields
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions:
     """Where and in what portions batches are built. The batches do not depend on it.
@@ -235,9 +238,4 @@ def given_fields(group: Any) -> dict[str, Any]:
 def check_groups(given: Mapping[str, Any]) -> None:
     """Raises InvalidArgumentError unless each group is a value of its class."""
     for name, kind in GROUPS.items():
-        if not isinstance(given[name], kind):
-            example = next(each.name for each in fields(kind))
-            raise InvalidArgumentError(
-                f"{name} takes a gear_data.{kind.__name__}, not {given[name]!r}",
-                hint=f"such as {name}=gear_data.{kind.__name__}({example}=...)",
-            )
+        check_group(name, given[name], kind)

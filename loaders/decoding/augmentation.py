@@ -13,12 +13,14 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.keywords import suggest_fields
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.kernels import cpu
 from gear_data.selection.windows import Int64Array
 from gear_data.words import Channels
 
 
+@suggest_fields
 @dataclass(frozen=True)
 class RandomShift:
     """Shifts images at random, and repeats their edges.
@@ -58,6 +60,7 @@ class RandomShift:
                 "probability": self.probability, "channels": self.channels}  # fmt: skip
 
 
+@suggest_fields
 @dataclass(frozen=True)
 class RandomCrop:
     """Cuts random rectangles out of images.

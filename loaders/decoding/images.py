@@ -15,6 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from gear_data.common.images import CHANNELS, DECODE_ERRORS
+from gear_data.common.keywords import suggest_fields
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnsupportedColumnError
 
 #: Called by one thread at a time with the texts (str) or bytes of all valid steps of a batch. Returns one value for
@@ -32,6 +33,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 _READABLE_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
+@suggest_fields
 @dataclass(frozen=True)
 class ImageDecoder:
     """Decodes images of any format that Pillow reads. Picklable.

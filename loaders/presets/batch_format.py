@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from gear_data.collection.output import Padding
+from gear_data.common.keywords import suggest_fields
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.schema import Role
 
 Side = Literal["left", "right"]
 Contents = Literal["fill", "first", "edge"]
 TimestepsPadding = Literal["fill", "extrapolate"]
+_WORDS = {"Side": "str", "Contents": "str", "TimestepsPadding": "str"}
 _FLOATS = ("float32", "float64")
 _CHOICES: dict[str, tuple[object, ...]] = {
     "side": get_args(Side),
@@ -86,6 +88,7 @@ class Transitions:
             raise InvalidArgumentError(f"missing_next must be 'drop' or 'mark', not {self.missing_next!r}")
 
 
+@suggest_fields
 @dataclass(frozen=True)
 class BatchFormat:
     """The keys of a batch, and the contents of each key. B windows, K = context.
@@ -216,7 +219,8 @@ def replace_fields(value: Any, options: Mapping[str, Any], label: str) -> Any:
     """
     if not isinstance(options, Mapping):
         raise InvalidArgumentError(f"{label}: options must be a mapping of names to values, not {options!r}")
-    known = {item.name: str(item.type) for item in dataclasses.fields(value)}
+    # `__post_init__` compares a word with the choices.
+    known = {item.name: _WORDS.get(str(item.type), str(item.type)) for item in dataclasses.fields(value)}
     changes = {}
     for name, new in options.items():
         if name not in known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Never
 
@@ -10,6 +11,17 @@ import pytest
 import gear_data
 from gear_data.common.keywords import refuse_keywords, refuse_keywords_of
 from gear_data.errors import UnknownArgumentError
+
+
+def _is_given(kind: object) -> bool:
+    """Whether a public name is a dataclass that a user makes, not a result or a part of a dataset."""
+    made_here = ("Report", "Evaluation", "Plan", "Schema", "Spec", "Placement", "Episode", "Frames")
+    return (
+        isinstance(kind, type)
+        and dataclasses.is_dataclass(kind)
+        and bool(dataclasses.fields(kind))
+        and not kind.__name__.endswith(made_here)
+    )
 
 
 def feed(context: int = 1, **unknown: Never) -> int:
@@ -26,6 +38,15 @@ def test_an_unknown_keyword_names_the_closest_argument() -> None:
         feed(contxt=3)  # type: ignore[arg-type]
     assert str(caught.value) == "feed has no argument 'contxt'\n  did you mean 'context'? known: context"
     assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("name", [name for name in gear_data.__all__ if _is_given(getattr(gear_data, name))])
+def test_values_that_a_user_makes_name_the_closest_field(name: str) -> None:
+    kind = getattr(gear_data, name)
+    field = dataclasses.fields(kind)[0].name
+    with pytest.raises(UnknownArgumentError) as caught:
+        kind(**{f"{field}x": 2})
+    assert str(caught.value).startswith(f"{name} has no argument '{field}x'\n  did you mean '{field}'")
 
 
 def test_a_moved_keyword_names_its_new_place() -> None:

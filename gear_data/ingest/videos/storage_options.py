@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from gear_data.common.keywords import check_group
+from gear_data.common.keywords import check_group, suggest_fields
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.ingest.pipeline.names import canonical_name, is_column_name
 from gear_data.words import VideoMode
@@ -18,6 +18,7 @@ KEEP, LINK, FRAMES, JPEG = MODES
 _LARGEST_SIDE = 8192
 
 
+@suggest_fields
 @dataclass(frozen=True, kw_only=True)
 class VideoStorage:
     """The video files of cameras, and what becomes of them.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gear_data.common.keywords import suggest_fields
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.video.encoding.encoder import ENCODERS
 from gear_data.words import CameraCodec
@@ -19,6 +20,7 @@ _OPTIONS = {
 }
 
 
+@suggest_fields
 @dataclass(frozen=True)
 class Camera:
     """A column of frames that `Writer` records as video.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from gear_data.common.keywords import suggest_fields
 from gear_data.errors import InvalidArgumentError
 
 
@@ -21,6 +22,7 @@ class Counts:
     sampled: int
 
 
+@suggest_fields
 @dataclass(frozen=True)
 class RateLimit:
     """How far writers and training may be ahead of each other.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from gear_data.common.keywords import suggest_fields
 from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.selection.samplers.sampler import Candidates, Selector, check_by
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+@suggest_fields
 @dataclass(frozen=True, eq=False)
 class TopK:
     """Draws uniformly from the k episodes with the largest value of an expression.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.keywords import suggest_fields
 from gear_data.kernels import cpu
 from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_OFFSET, WITHIN_QUOTIENT
 from gear_data.selection.anchors import Anchors
@@ -19,6 +20,7 @@ from gear_data.storage.episode_block import offsets_of
 from gear_data.words import By
 
 
+@suggest_fields
 @dataclass(frozen=True)
 class Uniform:
     """Draws uniformly, with replacement.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.keywords import suggest_fields
 from gear_data.errors import InvalidArgumentError, StateMismatchError
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.importance import ImportanceWeights
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+@suggest_fields
 @dataclass(frozen=True, eq=False)
 class Weighted:
     """Draws episodes, or steps, in proportion to weights.

@@ -13,12 +13,13 @@ import pytest
 import gear_data
 from gear_data import SequenceLoader, WindowOptions
 from gear_data.errors import GearError, InvalidArgumentError, UnknownArgumentError
-from gear_data.loaders.arguments.config import ARGUMENTS
+from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.arguments.options import GROUPS, MOVED
 from gear_data.loaders.presets.registry import PRESETS
 from gear_data.selection.samplers import SAMPLERS
 from gear_data.words import PresetName, SamplerName
 
+ARGUMENTS = [each.name for each in dataclasses.fields(LoaderConfig) if each.init]
 #: Group -> field -> values that it refuses.
 REFUSED: dict[str, dict[str, list[Any]]] = {
     "windows": {"stride": [0, 1.5, True], "anchor": ["middle", None], "short": [1], "selection": ["local"]},
@@ -79,7 +80,7 @@ def test_the_closest_argument_is_named(dataset: gear_data.Dataset) -> None:
 @pytest.mark.parametrize("name", GROUPS)
 @pytest.mark.parametrize("value", [None, {"stride": 2}, WindowOptions])
 def test_other_values_than_groups_are_refused(dataset: gear_data.Dataset, name: str, value: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"{name} takes a gear_data.{GROUPS[name].__name__}, not "):
+    with pytest.raises(InvalidArgumentError, match=f"{name} must be {GROUPS[name].__name__}, not "):
         SequenceLoader(dataset, **{name: value})
 
 

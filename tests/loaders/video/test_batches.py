@@ -293,7 +293,7 @@ def test_mixtures(filmed: Filmed, dataset: gear_data.Dataset, rollouts_path: Any
         ({"threads": 0}, InvalidArgumentError, "threads must be"),
         ({"threads": 1.5}, InvalidArgumentError, "threads must be"),
         ({"cache_bytes": -1}, InvalidArgumentError, "cache_bytes must be"),
-        ({"video": None}, InvalidArgumentError, "video takes a gear_data.VideoOptions"),
+        ({"video": None}, InvalidArgumentError, "video must be VideoOptions"),
         ({"backend": "opencv"}, UnknownNameError, "backend 'opencv'"),
         ({"preset": "corl", "preset_options": {"roles": ["observation"]}}, InvalidArgumentError, "columns="),
         ({"decoders": {FRONT: len}}, UnknownNameError, "decoders"),
