@@ -379,6 +379,7 @@ class Dataset(DatasetCore):
 
         Raises:
             UnknownNameError, UnsupportedColumnError, InvalidArgumentError, CorruptShardError: see `to_polars`.
+            MissingExtraError: `datasets` is not installed.
         """
         return conversions.to_hf(self, columns, rows)
 

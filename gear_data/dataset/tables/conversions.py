@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from gear_data.common.extras import import_datasets
 from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.stores.store import DatasetStore
@@ -47,8 +48,7 @@ def to_polars(dataset: DatasetCore, columns: Sequence[str] | None, rows: str) ->
 
 def to_hf(dataset: DatasetCore, columns: Sequence[str] | None, rows: str) -> datasets.Dataset:
     """Returns a dataset as a HuggingFace dataset; see `Dataset.to_hf`."""
-    import datasets
-
+    datasets = import_datasets()
     table = to_arrow(dataset, columns, rows)
     # Without a fingerprint, `datasets` would read and hash all bytes.
     facts = [dataset.fingerprint, dataset.discount, table.column_names, rows]

@@ -41,3 +41,8 @@ def test_text_needs_it(name: str, text: str, tmp_path: Path) -> None:
 def test_a_name_that_is_no_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFoundError, match=r"no such file or folder, .*: MissingExtraError: datasets cannot be"):
         gear_data.convert("some/name", tmp_path / "d", progress=False)
+
+
+def test_a_dataset_of_hugging_face_needs_it(rollouts_path: Path) -> None:
+    with pytest.raises(MissingExtraError, match="pip install datasets"):
+        gear_data.open(rollouts_path).to_hf()
