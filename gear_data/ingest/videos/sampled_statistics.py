@@ -8,7 +8,6 @@ connection.
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.frame_statistics import FrameSample, choose_sample, count_values, frame_statistics
 from gear_data.video.index_tables import VideoIndex
+from gear_data.video.memory_limit import limit_memory
 from gear_data.video.segments import VideoSegments, segment_columns
 
 Int64Array = npt.NDArray[np.int64]
@@ -175,8 +175,7 @@ class _Worker:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(_MEMORY_BYTES)
     with Connection(int(sys.argv[1])) as inherited, suppress(EOFError, OSError):
         while True:
             inherited.send(_Needed(*inherited.recv()).counts())

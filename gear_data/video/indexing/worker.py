@@ -7,13 +7,13 @@ with its parent.
 
 from __future__ import annotations
 
-import resource
 import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from gear_data.errors import CorruptSourceError, GearError
+from gear_data.video.memory_limit import limit_memory
 
 #: Most bytes of memory that a worker may allocate. A damaged file may declare tables of any size.
 MEMORY_BYTES = 2 << 30
@@ -38,7 +38,6 @@ def serve(connection: Connection[Any, Any]) -> None:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(MEMORY_BYTES)
     with Connection(int(sys.argv[1])) as inherited:
         serve(inherited)
