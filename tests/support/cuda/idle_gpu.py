@@ -83,6 +83,7 @@ def idle_gpu() -> Iterator[Counter[str]]:
             patch.setattr(torch.cuda, name, _Idle)
         patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
         patch.setattr(torch.cuda, "device_count", lambda: 1)
+        patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: idle)
         for cached in (cuda._compiled, loader_stream):

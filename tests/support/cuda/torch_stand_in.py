@@ -181,5 +181,7 @@ def patch_torch(patch: pytest.MonkeyPatch, found: TorchStandIn, streams: Streams
     patch.setattr(torch.cuda, "Event", Event)
     patch.setattr(torch.cuda, "stream", found.stream)
     patch.setattr(torch.cuda, "device_count", lambda: 1)
+    # Lightning lets torch answer from `device_count`. Its optimizers would then ask for the driver, which is missing.
+    patch.setattr(torch.cuda, "is_available", lambda: False)
     patch.setattr(torch.cuda, "current_device", lambda: 0)
     patch.setattr(torch.cuda, "current_stream", lambda device=None: Stream(device, handle=found.current_stream()))
