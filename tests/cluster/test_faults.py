@@ -34,8 +34,12 @@ from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import clones, same
 
+pytestmark = pytest.mark.processes
+
 #: Seconds that a response may take.
 TIMEOUT = 2.0
+#: Seconds that only a hang takes, however busy the machine is.
+HANG = 60.0
 TOKEN = "0123456789abcdef0123456789abcdef"
 OPTIONS = {"batch_size": 8, "context": 5, "seed": 2, "prefetch": 0}
 
@@ -193,7 +197,7 @@ def test_without_a_replica_the_error_names_the_node_and_windows_are_unchanged(fo
     loader.load_state_dict({**loader.state_dict(), "step": 5})
     with pytest.raises(NodeUnreachableError) as error:
         next(iter(loader))
-    assert time.monotonic() - begun < 2 * TIMEOUT + 1
+    assert time.monotonic() - begun < HANG
     assert error.value.file == url(node)
     assert url(node) in str(error.value)
     node.begin()
@@ -211,11 +215,11 @@ def test_a_node_that_hangs(folder, both, expected):
     begun = time.monotonic()
     with pytest.raises(NodeUnreachableError, match="did not answer within 2 s"):
         next(iter(SequenceLoader(single, **OPTIONS)))
-    assert TIMEOUT * 0.9 < time.monotonic() - begun < TIMEOUT + 1.5
+    assert TIMEOUT * 0.9 < time.monotonic() - begun < HANG
     begun = time.monotonic()
     same(clones(itertools.islice(SequenceLoader(replicated, **OPTIONS), 10)), expected[:10])
-    # On a busy machine the backoff ends, and the node is tried again, before all batches are read.
-    assert time.monotonic() - begun < 4 * TIMEOUT
+    # Not every batch waits for the node. On a busy machine its backoff ends, and it is tried again.
+    assert time.monotonic() - begun < 9 * TIMEOUT
     one.resume()
     same(clones(itertools.islice(SequenceLoader(single, **OPTIONS), 30)), expected)
 
@@ -310,14 +314,15 @@ def test_public_addresses_need_a_token_and_tls(folder, certificate, capsys):
             main(["serve", str(folder), "--listen", "127.0.0.1:0", "--shards", shards])
 
 
-def test_an_interrupted_reader_does_not_wait_for_a_node_that_hangs(both):
+def test_an_interrupted_reader_does_not_wait_for_a_node_that_hangs(both, monkeypatch):
+    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", str(2 * HANG))
     client, request = gear_data.open(url(both[0])).store._client, Request.from_bytes(one_request())
     client.fetch(request)
     both[0].stop()
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt), client.fetching(request):
         raise KeyboardInterrupt
-    assert time.monotonic() - begun < TIMEOUT / 2
+    assert time.monotonic() - begun < HANG
 
 
 #: A node that describes itself correctly, and answers every request with the given sizes and number of bytes.
@@ -405,7 +410,8 @@ def test_a_damaged_response(folder, pair, expected, monkeypatch):
         process.communicate()
 
 
-def test_a_fork_does_not_wait_for_a_node_that_hangs(both):
+def test_a_fork_does_not_wait_for_a_node_that_hangs(both, monkeypatch):
+    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", str(2 * HANG))
     peer = gear_data.open(url(both[0])).store._client._directory.peers[0]
     name = peer.describe().dataset
     streams = [peer.acquire_stream(name)[0] for _ in range(4)]
@@ -418,4 +424,4 @@ def test_a_fork_does_not_wait_for_a_node_that_hangs(both):
         os._exit(0)
     seconds = time.monotonic() - begun
     assert os.waitpid(child, 0)[1] == 0
-    assert seconds < TIMEOUT
+    assert seconds < HANG

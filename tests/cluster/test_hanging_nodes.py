@@ -27,9 +27,10 @@ from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import clones, same
 
-TIMEOUT = 3.0
-#: Seconds that a busy machine may take in addition; less than TIMEOUT.
-SLACK = 2.0
+pytestmark = pytest.mark.processes
+
+#: Seconds. A busy machine may take up to twice as long; waiting twice takes longer.
+TIMEOUT = 5.0
 OPTIONS = {"batch_size": 8, "context": 5, "seed": 2}
 
 
@@ -74,7 +75,7 @@ def seconds_until_given_up(read):
 
 
 def once(seconds):
-    return TIMEOUT * 0.9 < seconds < TIMEOUT + SLACK
+    return TIMEOUT * 0.9 < seconds < TIMEOUT * 1.95
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
@@ -87,6 +88,12 @@ def test_without_a_replica(start, prefetch):
     assert once(seconds_until_given_up(lambda: clones(itertools.islice(batches, 40))))
     # Again, over new connections.
     assert once(seconds_until_given_up(lambda: next(iter(SequenceLoader(dataset, prefetch=prefetch, **OPTIONS)))))
+
+
+def test_calls_without_a_loader(start):
+    (node,) = start(None)
+    dataset = gear_data.open(url(node))
+    node.stop()
     assert once(seconds_until_given_up(lambda: gear_data.open(url(node))))
     assert once(seconds_until_given_up(lambda: dataset.steps("rewards", 0, 6)))
 
@@ -100,11 +107,11 @@ def test_with_a_replica(start, prefetch, expected):
     one.stop()
     begun = time.monotonic()
     found += clones([next(batches) for _ in range(12)])
-    assert time.monotonic() - begun < TIMEOUT + SLACK
+    assert time.monotonic() - begun < TIMEOUT * 1.95
     same(found, expected[: len(found)])
     begun = time.monotonic()
     gear_data.open(url(one, two))
-    assert time.monotonic() - begun < TIMEOUT + SLACK
+    assert time.monotonic() - begun < TIMEOUT * 1.95
 
 
 def test_several_nodes_that_hang(start):
@@ -136,11 +143,11 @@ def test_requests_of_other_threads_end_at_the_same_time(start):
 
     early, late = threading.Thread(target=read), threading.Thread(target=read)
     early.start()
-    time.sleep(TIMEOUT * 0.6)
+    time.sleep(TIMEOUT * 0.9)
     late.start()
     early.join()
     late.join()
-    assert max(ended) < TIMEOUT * 1.4
+    assert max(ended) < TIMEOUT * 1.85
 
 
 def test_a_training_run(start, folder, tmp_path, monkeypatch):

@@ -21,8 +21,10 @@ from tests.support.cluster import hold_rank, network_link, vanishing_client
 from tests.support.feed import data as feed_data
 
 MISSING = network_link.missing()
-pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+pytestmark = [pytest.mark.skipif(MISSING is not None, reason=str(MISSING)), pytest.mark.processes]
 TIMEOUT = 3.0
+#: Seconds that only a hang takes, however busy the machine is.
+HANG = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def test_a_bad_link(folder, link):
             begun = time.monotonic()
             answer = hosts[host].ask("first")
             assert answer.startswith(f"NodeUnreachableError gear://{network_link.HOSTS[other]}:"), answer
-            assert time.monotonic() - begun < 2 * TIMEOUT + 2
+            assert time.monotonic() - begun < HANG
         link.become()
         assert [host.ask("first") for host in hosts] == [expected] * 2
     finally:
@@ -117,7 +119,7 @@ def test_a_vanished_client_is_disconnected(folder, link):
         client.kill()
         begun = time.monotonic()
         assert node.line() == "ended"
-        assert time.monotonic() - begun < seconds + 3
+        assert time.monotonic() - begun < HANG
     finally:
         for process in processes:
             process.kill()

@@ -19,6 +19,8 @@ from gear_data.recording.cameras.encoding_threads import EncodingThreads
 from gear_data.video.encoding.encoder import open_encoder
 from tests.support.cameras.filmed import decoded, moving_bar
 
+pytestmark = pytest.mark.processes
+
 FRONT, WRIST = "observations.images.front", "observations.images.wrist"
 ENCODERS = {"h264": "libx264", "av1": "libsvtav1", "mpeg4": "mpeg4"}
 Frames = npt.NDArray[np.uint8]
@@ -228,7 +230,7 @@ def test_frames_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not done.wait(0.3)
     assert taken == [0, 1, 2]
     gate.set()
-    assert done.wait(10)
+    assert done.wait(60)
     thread.join()
     threads.release(1000)
     threads.close()
