@@ -1,5 +1,8 @@
 # make demo   install, then run all three jobs on generated rollouts
-# make test   install, then run all checks and tests
+# make test   install, then run ruff, mypy and the tests that start no process: minutes, after each change
+# make test-all      also the documentation, processes, clusters, the browser, QEMU guests, benchmarks, fuzzing
+# make test-nightly  also an hour of chaos, the oldest and newest dependencies, LeRobot in one environment with us
+# make coverage      branch coverage of the packages by the tests of `make test-all`
 # make docs   build the documentation and check it
 # make chaos  kill, damage and interrupt for MINUTES=10, with SEED=1 as in that run
 # make gpu    check the GPU: probe, tests, benchmark, sanitizers
@@ -15,16 +18,49 @@ export PYTHONDONTWRITEBYTECODE :=
 # The newest mlflow-skinny wants an older importlib_metadata than other packages; it works with the new one.
 INSTALL_ALONE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt
 
-.PHONY: demo test lint docs site chaos gpu clean
+# One module's tests stay in one process: they share its fixtures.
+PYTEST_OPTIONS := -n $(WORKERS) --dist loadfile --max-worker-restart 0
+PYTEST := $(BIN)/python -m pytest $(PYTEST_OPTIONS)
+FIRST_TIER := 'not processes and not nightly'
+
+.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot coverage lint docs site chaos gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
 	$(BIN)/gear-data demo --out demo-output
 
-test: $(VENV)/installed-test lint site
+test: lint
+	$(PYTEST) -m $(FIRST_TIER)
+
+test-all: lint site
 	@if [ -n "$$GEAR_DATA_REQUIRE_VERBS" ]; then $(BIN)/python tests/support/rdma/image.py; fi
 	@if [ -n "$$GEAR_DATA_REQUIRE_BROWSER" ]; then $(BIN)/python tests/support/browser/chromium.py; fi
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
+	$(PYTEST) -m 'not nightly'
+
+test-nightly: test-oldest test-newest test-lerobot $(VENV)/installed-test
+	$(PYTEST) -m nightly
+	$(MAKE) chaos MINUTES=60
+
+# Each makes its own environment again.
+test-oldest: PACKAGES := --resolution lowest-direct -e '.[torch,video,zarr,report,s3,metrics,tls]'
+test-newest: PACKAGES := -e '.[test]'
+# Its oldest version that the tests read with; newer ones need Python 3.12.
+test-lerobot: PACKAGES := -e . 'lerobot>=0.4.4'
+test-oldest test-newest: TESTS := -m $(FIRST_TIER)
+test-lerobot: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot
+test-oldest test-newest test-lerobot: test-%:
+	$(PYTHON) -m venv --clear .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv
+	.venv-$*/bin/uv pip install --quiet --python .venv-$* $(PACKAGES) 'hypothesis>=6.100' 'pytest>=8.0' \
+	  'pytest-timeout>=2.3' 'pytest-xdist>=3.5'
+	.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) $(TESTS)
+
+# What a killed process ran is lost.
+coverage: $(VENV)/installed-test site
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(PYTEST_OPTIONS) -m 'not nightly'
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --sort cover
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -60,4 +96,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
 
 clean:
-	rm -rf $(VENV) .venv-gpu gear-data-gpu.tar.xz gpu-results demo-output site build *.egg-info
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lerobot .venv-gpu gear-data-gpu.tar.xz gpu-results demo-output site build *.egg-info

@@ -7,6 +7,7 @@ import multiprocessing.spawn
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from tests.support.rollouts import (
     write_steps,
 )
 from tests.support.running import kernels_ahead
+from tests.support.running.no_processes import no_processes
 from tests.support.running.warm_python import python
 
 # No deadline, because the first example may compile a kernel. Every run has the same examples.
@@ -52,6 +54,26 @@ settings.load_profile("feed")
 def _starts_workers(config: pytest.Config) -> bool:
     """Returns whether this process of pytest only starts others, which run the tests."""
     return bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+
+
+#: Folders whose tests all belong to the second tier. Elsewhere, the marker `processes` says it of a module or a test.
+SECOND_TIER = {"benchmarks", "chaos", "docs", "fuzz", "integration", "integrations"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Marks the tests of some folders, before `-m` chooses the tests of a tier by their markers."""
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in SECOND_TIER:
+            item.add_marker("processes")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Lets a test of the first tier fail if it starts a process, also in its fixtures."""
+    first = not {"processes", "nightly"} & {marker.name for marker in item.iter_markers()}
+    with no_processes() if first else nullcontext():
+        return (yield)
 
 
 def pytest_configure(config: pytest.Config) -> None:

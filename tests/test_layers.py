@@ -200,6 +200,7 @@ def test_circles_through_the_root_are_found() -> None:
     assert store in circle({**graph, store: {each.module for each in lazy}})
 
 
+@pytest.mark.processes
 def test_importing_the_package_is_light() -> None:
     heavy = ("torch", "numba", "datasets", "h5py", *FRAMEWORKS)
     code = f"import sys, gear_data, gear_data.integrations; print([n for n in {heavy} if n in sys.modules])"

@@ -52,6 +52,7 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
+@pytest.mark.processes
 def test_feed_shows_rates_on_a_terminal(rollouts_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     shown = on_a_terminal("feed", rollouts_path, "--batch-size", 2048, "--steps", 4000)
     lines = re.findall(r"feed: .*, ([\d,]+) windows/s, (\d+\.\d\d) GB/s, (\d+)% waiting", shown)

@@ -17,6 +17,8 @@ from gear_data.kernels import cpu
 from gear_data.kernels.cuda.nvml import NvidiaDriver
 from tests.support.command_line import run_json
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(doctor.__file__).resolve().parents[2]
 
 CUPY = """

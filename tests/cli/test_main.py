@@ -102,6 +102,7 @@ def test_failed_work_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert error["error"] == "DatasetNotFoundError"
 
 
+@pytest.mark.processes
 def test_exit_status_of_the_process(tmp_path: Path) -> None:
     """A process with its output in a pipe prints only the message, no progress bar."""
     ran = subprocess.run(

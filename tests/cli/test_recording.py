@@ -69,6 +69,7 @@ class Lamp(gymnasium.Env[Any, Any]):
         return np.full((32, 48, 3), self.brightness, np.uint8)
 
 
+@pytest.mark.processes
 def test_record_what_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frame t is rendered before step t, like observation t."""
     monkeypatch.setattr("gymnasium.envs.registration.registry", {})

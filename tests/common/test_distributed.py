@@ -6,7 +6,11 @@ import subprocess
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.support.running.warm_python import python
+
+pytestmark = pytest.mark.processes
 
 _RANK = textwrap.dedent("""
     import os, sys

@@ -17,7 +17,7 @@ from gear_data.errors import ForkedProcessError
 WAIT = 60.0
 OPTIONS = {"batch_size": 4, "context": 3, "steps": 6, "seed": 2, "passes": "repeat"}
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.processes]
 
 
 def in_child(action):

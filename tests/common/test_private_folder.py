@@ -40,6 +40,7 @@ def test_a_scratch_folder_is_private_and_removed_at_the_end() -> None:
     assert not second.exists()
 
 
+@pytest.mark.processes
 def test_the_folder_of_a_killed_process_is_removed_by_the_next(temporary: Path) -> None:
     command = [sys.executable, "-c", _HOLDER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

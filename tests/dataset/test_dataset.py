@@ -94,6 +94,7 @@ def test_schema(rollouts_path: Path) -> None:
         schema["reward"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("use", ["", "gear_data.open(sys.argv[1])"])
 def test_importing_and_opening_import_nothing_slow(use: str, rollouts_path: Path) -> None:
     slow = ("torch", "numba", "datasets", "h5py", "pandas", "polars")

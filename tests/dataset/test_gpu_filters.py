@@ -271,6 +271,7 @@ int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) { strncpy(text, h
 """
 
 
+@pytest.mark.processes
 def test_mig_instances(library: Any) -> None:
     library(FAKE_NVML + FAKE_MIG)
     found = nvml.driver()
@@ -278,6 +279,7 @@ def test_mig_instances(library: Any) -> None:
     assert found.mig == (("MIG-one", "MIG-two"), None)
 
 
+@pytest.mark.processes
 def test_the_driver_is_queried_once_and_shut_down(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     library(FAKE_NVML)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -290,6 +292,7 @@ def test_the_driver_is_queried_once_and_shut_down(library: Any, monkeypatch: pyt
     assert nvml.gpu_count() == 2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 2), ("GPU-12", 2)])
 def test_hidden_gpus_do_not_count(visible: str, count: int, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     library(FAKE_NVML)
@@ -297,6 +300,7 @@ def test_hidden_gpus_do_not_count(visible: str, count: int, library: Any, monkey
     assert nvml.gpu_count() == count
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "source",
     [

@@ -191,6 +191,7 @@ def values_of(parts: Iterator[Any]) -> Iterator[float]:
         yield from (float(value) for value in np.unique(part) if value)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("way", WAYS)
 def test_readers_never_get_the_other_dataset(way: str, replace: Callable[[Path], None], folder: Path) -> None:
     open_, read = WAYS[way]

@@ -283,6 +283,7 @@ def test_a_missing_package_names_the_extra(dataset: gear_data.Dataset, monkeypat
     assert "pip install 'gear-data[train]'" in str(caught.value)
 
 
+@pytest.mark.processes
 def test_no_thread_outlives_the_process_group(tmp_path: Path) -> None:
     """No Gloo thread runs after the process group ends.
 

@@ -55,6 +55,7 @@ def test_export_refuses_a_mount_point_first(
     assert list(tmp_path.rglob("*")) == [tmp_path / "disk"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["out", "out.parquet"])
 @pytest.mark.parametrize("after", [False, True])
 def test_two_exports_to_one_destination(after: bool, name: str, rollouts_path: Path, tmp_path: Path) -> None:
@@ -67,6 +68,7 @@ def test_two_exports_to_one_destination(after: bool, name: str, rollouts_path: P
     _check_export(rollouts_path, destination)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["out", "out.parquet"])
 def test_an_export_before_the_lock_of_another(name: str, rollouts_path: Path, tmp_path: Path) -> None:
     destination = tmp_path / name
@@ -79,6 +81,7 @@ def test_an_export_before_the_lock_of_another(name: str, rollouts_path: Path, tm
     _check_export(rollouts_path, destination)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["out", "out.parquet"])
 def test_a_killed_export_is_cleaned_up_by_the_next(name: str, rollouts_path: Path, tmp_path: Path) -> None:
     destination = tmp_path / name

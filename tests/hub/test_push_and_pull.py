@@ -27,6 +27,8 @@ from tests.support.rollouts import make_rollouts
 from tests.support.running.eventually import eventually
 from tests.support.running.hub_server import Hub, running_hub
 
+pytestmark = pytest.mark.processes
+
 NAME = "me/hops"
 
 

@@ -98,6 +98,7 @@ def test_halves_of_surrogate_pairs_in_memory(place: str, tmp_path: Path) -> None
         assert gear_data.verify(tmp_path / "d").ok
 
 
+@pytest.mark.processes
 def test_a_terminal_without_the_characters(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     source = sources.write_lerobot(tmp_path / "s", rollouts)
     _edit_json(source / "meta/info.json", lambda info: info["features"].update({"gr\u00f6\u00dfe \U0001f600": {}}))

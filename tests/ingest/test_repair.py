@@ -241,6 +241,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.processes
 def test_ranks_agree_on_what_is_left_out(dataset: Path, tmp_path: Path) -> None:
     """Two nodes have separate copies, and different shards of each are damaged."""
     other = tmp_path / "other"

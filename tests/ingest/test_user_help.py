@@ -516,6 +516,7 @@ def test_help_names_the_formats(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert order in " ".join(text.split())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", ["verify", "inspect", "--help"])
 def test_commands_load_no_readers(command: str, rollouts_path: Path) -> None:
     """The check leaves pandas out: pyarrow imports it if it is installed."""

@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.usefixtures("quick_spawn"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.processes,
 ]
 
 

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gear_data import SequenceLoader
 from tests.support.cluster import feed_rank, replaced_rank
 from tests.support.feed import data as feed_data
 from tests.support.replacement.datasets import NEW, OLD, convert
+
+pytestmark = pytest.mark.processes
 
 SCRIPT = Path(feed_rank.__file__)
 STEPS, BATCH = 6, 11

@@ -92,6 +92,7 @@ def test_a_data_loader_refuses_the_state_of_another_loader(dataset):
             iter(data_loader(SequenceLoader(dataset, **{**OPTIONS, **changed}))).set_state(batches.get_state())
 
 
+@pytest.mark.processes
 def test_worker_processes(dataset):
     """A worker has no process group; the rank travels with the source."""
     from absl import flags

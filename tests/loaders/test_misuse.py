@@ -57,6 +57,7 @@ if rank == 0:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [1, 32])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -66,6 +67,7 @@ def test_a_dataloader_with_a_batch_size(dataset, batch_size, workers):
         next(iter(batches))
 
 
+@pytest.mark.processes
 def test_accelerate(tmp_path):
     """Prepared DataLoaders lose rows of other ranks; the loader itself is exact."""
     folder = tmp_path / "d"
@@ -115,6 +117,7 @@ def test_options_of_a_dataloader_that_would_change_batches(dataset, options):
         SequenceLoader(dataset, **OPTIONS).dataloader(**options)
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_dataloader_of_a_loader(dataset, workers):

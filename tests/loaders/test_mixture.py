@@ -287,6 +287,7 @@ def test_prefetching_changes_nothing(datasets, make, prefetch):
     same(take(make(datasets, prefetch=prefetch), 30), take(make(datasets, prefetch=0), 30))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 @both
 def test_dataloader_workers_change_nothing(datasets, make, workers):

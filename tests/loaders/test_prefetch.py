@@ -199,6 +199,7 @@ def test_an_item_is_released_after_it_is_handed_over():
     assert not Item.living
 
 
+@pytest.mark.processes
 def test_the_interpreter_ends_while_items_are_in_progress():
     code = (
         "import threading, time\n"
@@ -210,6 +211,7 @@ def test_the_interpreter_ends_while_items_are_in_progress():
     assert (result.returncode, result.stdout, result.stderr) == (0, "0\n", "")
 
 
+@pytest.mark.processes
 def test_an_iterator_alive_at_exit_ends_quietly(dataset):
     """The iterator closes the prefetcher again after the modules' names are gone."""
     code = (
@@ -221,6 +223,7 @@ def test_an_iterator_alive_at_exit_ends_quietly(dataset):
     assert (result.returncode, result.stdout, result.stderr) == (0, "2\n", "")
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_must_make_a_new_iterator(dataset):
     context = multiprocessing.get_context("fork")
@@ -253,6 +256,7 @@ def test_a_forked_child_must_make_a_new_iterator(dataset):
     iterator.close()
 
 
+@pytest.mark.processes
 def test_closing_in_a_forked_child_returns():
     """The child has no threads, and its copy of the lock has any state."""
     prefetcher = Prefetcher(lambda item: item, None, 4, 2, threading.Lock())
@@ -354,6 +358,7 @@ def test_an_item_of_a_thread_that_ends_late_is_dropped():
     assert not Item.living
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("interrupts", [1, 2])
 def test_a_process_ends_while_a_thread_is_busy(interrupts):
     """Once with the exit that a second interrupt hastens."""

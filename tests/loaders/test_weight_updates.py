@@ -338,11 +338,13 @@ class Updating(torch.utils.data.IterableDataset):
             yield str(error)
 
 
+@pytest.mark.processes
 def test_workers_cannot_update(dataset):
     (said,) = DataLoader(Updating(weighted(dataset)), batch_size=None, num_workers=1)
     assert "inside a DataLoader's worker" in said
 
 
+@pytest.mark.processes
 def test_workers_have_only_the_updates_before_their_start(dataset):
     inline = weighted(dataset, steps=9)
     inline.update_weights(IDS, VALUES, from_step=4)
@@ -401,6 +403,7 @@ def test_weights_of_one_dataset_of_a_mixture(dataset, make_dataset, join, prefet
 SCRIPT = Path(update_rank.__file__)
 
 
+@pytest.mark.processes
 def test_ranks_update_together(dataset, tmp_path):
     feed_data.run_two_ranks(SCRIPT, dataset.path, tmp_path)
     results = [json.loads((tmp_path / f"out-{rank}.json").read_text()) for rank in range(2)]
@@ -435,6 +438,7 @@ def test_ranks_update_together(dataset, tmp_path):
             assert np.array_equal(arrays[key], mine), (rank, key)
 
 
+@pytest.mark.processes
 def test_a_fork_never_finds_the_weights_locked(dataset):
     """A forked child does not wait for a lock that a thread held.
 

@@ -21,6 +21,8 @@ from tests.support.feed import data as feed_data
 from tests.support.feed.growing import GrowingDataset
 from tests.support.rdma import stand_in
 
+pytestmark = pytest.mark.processes
+
 #: The stand-in for a device, and this gear-data.
 PYTHONPATH = os.pathsep.join(
     [str(Path(stand_in.__file__).parent / "site"), str(Path(gear_data.__file__).parent.parent)]
@@ -99,5 +101,5 @@ def test_a_server_whose_memory_is_read_stays(folder, run):
     mine = [process for process in servers() if process.pid not in before]
     assert len(mine) == 2
     other.process.stdin.close()
-    assert other.process.wait(20) == 0
+    assert other.process.wait(60) == 0
     assert all_ended(mine, LINGER_SECONDS + 5)

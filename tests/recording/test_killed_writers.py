@@ -21,6 +21,8 @@ from gear_data.recording.writer import Writer
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.writing.staging import StagedDataset
 
+pytestmark = pytest.mark.processes
+
 ENVIRONMENTS = 3
 
 

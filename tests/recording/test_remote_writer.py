@@ -28,6 +28,8 @@ from gear_data.recording.writer import Writer
 from gear_data.storage.journal.reading import read_journal
 from tests.support.cluster.writers import WriteServerProcess, add_episode, order_of, recorded_here, steps_of
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[WriteServerProcess]:

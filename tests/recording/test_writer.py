@@ -325,6 +325,7 @@ def test_discarded_episodes_are_not_recorded(tmp_path: Path) -> None:
     assert ds[2]["infos.note"].tolist() == ["", "é", "éé"]
 
 
+@pytest.mark.processes
 def test_recording_imports_nothing() -> None:
     """Imports would delay a robot. They come before the first step."""
     program = """

@@ -22,6 +22,8 @@ from tests.support.rollouts import Rollout, write_episodes
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+pytestmark = pytest.mark.processes
+
 HOSTILE = "</script><img src=x onerror=\"window.hacked=1\"><svg onload='window.hacked=2'> it's 100% \u2028"
 TASKS = ["lift", HOSTILE, "push", None]
 WIDTHS = (390, 1600)

@@ -16,6 +16,8 @@ import pytest
 
 import gear_data
 
+pytestmark = pytest.mark.processes
+
 # Prints the inode of its copy and the sum of the rewards, and holds the copy until its input ends.
 HOLD = """
 import sys, gear_data

@@ -95,6 +95,7 @@ def test_pages_of_a_sealed_segment_cannot_be_pinned(pin: Pin) -> None:
     assert permissions(buffer) == "r--s"
 
 
+@pytest.mark.processes
 def test_only_one_mapping_is_writable_and_only_for_a_while() -> None:
     descriptor, made = segment(registrable=True)
     first = map_segment(os.dup(descriptor), made)

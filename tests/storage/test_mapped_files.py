@@ -34,6 +34,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_files, "CHECK_SECONDS", 0.0)
 
 
+@pytest.mark.processes
 def test_no_reader_dies_of_a_truncated_file(tmp_path: Path) -> None:
     """Every way of reading, in a process of its own: SIGBUS would end it."""
     folder = convert(tmp_path / "d", OLD)

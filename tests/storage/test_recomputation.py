@@ -44,6 +44,7 @@ def test_a_sound_dataset(dataset: Path) -> None:
     assert gear_data.verify(dataset).differences == ()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("non_finite", [False, True])
 def test_statistics_are_computed_as_at_conversion(

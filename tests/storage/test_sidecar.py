@@ -225,6 +225,7 @@ def _returns(path: Path, pipe: Any) -> None:
     pipe.send(gear_data.open(path).with_discount(0.9).episode(3)["returns_to_go"].tolist())
 
 
+@pytest.mark.processes
 def test_temporary_sidecars_are_removed_with_their_process(unwritable: Path, tmp_path: Path) -> None:
     code = "import sys, gear_data; print(gear_data.open(sys.argv[1]).with_discount(0.9).discount)"
     (tmp_path / "temporary").mkdir()
@@ -236,6 +237,7 @@ def test_temporary_sidecars_are_removed_with_their_process(unwritable: Path, tmp
     assert os.listdir(tmp_path / "temporary") == []
 
 
+@pytest.mark.processes
 def test_concurrent_processes_compute_one_sidecar(path: Path, rollouts: list[Any]) -> None:
     context = multiprocessing.get_context("fork")
     pipes, children = [], []
@@ -310,6 +312,7 @@ def test_a_truncated_shard(path: Path) -> None:
     assert not (path / "sidecars/returns_to_go-0.9/sidecar.json").exists()
 
 
+@pytest.mark.processes
 def test_a_sidecar_of_a_replaced_dataset(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     """A process that opened the old dataset writes its sidecar beside the sidecar of the new dataset."""
     changed = [rollout.with_columns(rewards=rollout.columns["rewards"] + 1) for rollout in rollouts]
@@ -326,6 +329,7 @@ def test_a_sidecar_of_a_replaced_dataset(sources: Any, rollouts: list[Any], tmp_
     check_returns(gear_data.open(path).with_discount(0.9), changed, 0.9)
 
 
+@pytest.mark.processes
 def test_two_processes_write_one_sidecar(path: Path, rollouts: list[Any]) -> None:
     with stoppable(_write_sidecar, path, stop=Stop("gear_data.storage.sidecar:write_text")) as first:
         first.expect("stopped")

@@ -60,6 +60,7 @@ def test_a_replaced_dataset_is_noticed(copied: Path) -> None:
     np.testing.assert_array_equal(frames[0], first)
 
 
+@pytest.mark.processes
 def test_bad_videos_are_skipped_at_opening(copied: Path, filmed: Filmed, tmp_path: Path) -> None:
     gear_data.export(gear_data.open(copied), tmp_path / "lerobot", "lerobot", fps=FPS)
     gear_data.convert(tmp_path / "lerobot", tmp_path / "converted", progress=False)

@@ -31,6 +31,7 @@ def _golden(folder: Path, rollouts: list[Rollout], files: dict[str, list[Path]])
     return gear_data.open(folder / "golden")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("mode", ["keep", "link"])
 def test_only_the_video_files_of_the_episodes_are_kept(mode: str, tmp_path: Path) -> None:
     rollouts = make_rollouts(6, seed=0)

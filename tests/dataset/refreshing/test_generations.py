@@ -100,6 +100,7 @@ def read_and_wait(folder: Path, pipe: object) -> None:
     pipe.recv()  # type: ignore[attr-defined]
 
 
+@pytest.mark.processes
 def test_a_lease_ends_with_its_process(tmp_path: Path) -> None:
     folder = tmp_path / "ds"
     with grown(folder, 1) as writer:

@@ -257,6 +257,7 @@ def test_damaged_text_is_an_error(tmp_path: Path) -> None:
         gear_data.open(tmp_path / "ds").to_polars()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("rows", ["steps", "episodes"])
 def test_steps_of_other_nodes_are_fetched(mixed: gear_data.Dataset, rows: str) -> None:
     node = NodeProcess(Path(mixed.path))

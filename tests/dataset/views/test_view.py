@@ -65,6 +65,7 @@ def test_export_of_a_view_to_one_file_and_of_few_shards(ds: gear_data.Dataset, t
         gear_data.export(ds.filter_steps("rewards > 0"), tmp_path / "steps")
 
 
+@pytest.mark.processes
 def test_views_open_again_in_another_process(ds: gear_data.Dataset) -> None:
     view = ds.filter("length > 3").filter_steps("rewards > 0", mode="all").split({"a": 0.5, "b": 0.5})["b"]
     code = (

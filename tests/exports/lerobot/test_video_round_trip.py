@@ -11,6 +11,8 @@ import pytest
 import gear_data
 from tests.support.cameras.filmed import FPS, FRONT, WRIST, film
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def converted(sources: Any, tmp_path: Path) -> gear_data.Dataset:

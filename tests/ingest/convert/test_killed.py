@@ -19,6 +19,8 @@ from gear_data.errors import (
     ResumeError,
 )
 
+pytestmark = pytest.mark.processes
+
 #: As in the fixture `small_reads`.
 _READ_BYTES = 2000
 _OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "on_bad_episode": "skip"}

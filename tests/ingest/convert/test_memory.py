@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 _CONVERT = """
 import sys, gear_data
 report = gear_data.convert(sys.argv[1], sys.argv[2], shard_bytes=4 << 20)

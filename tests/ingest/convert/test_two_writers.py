@@ -29,6 +29,8 @@ from gear_data.storage.writing.file_store import LocalFileStore
 from gear_data.storage.writing.progress_files import LOCK, PROGRESS
 from tests.support.stopped_process import Stop, stoppable
 
+pytestmark = pytest.mark.processes
+
 _OPTIONS: dict[str, Any] = {"shard_bytes": 4096}
 
 #: Between the first check of the destination and its lock.

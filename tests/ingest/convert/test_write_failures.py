@@ -96,6 +96,7 @@ def large_source(sources: Any, tmp_path: Path) -> Path:
     return sources.write_episodes(tmp_path / "large.parquet", rollouts, row_group=10)  # type: ignore[no-any-return]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("free", [0, 40_000])
 def test_disk_full_before_the_first_shard(free: int, small_disk: Path, large_source: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(256 * 1024 - free))
@@ -106,6 +107,7 @@ def test_disk_full_before_the_first_shard(free: int, small_disk: Path, large_sou
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
+@pytest.mark.processes
 def test_disk_full_at_a_later_shard(small_disk: Path, large_source: Path, sources: Any, tmp_path: Path) -> None:
     options = {"shard_bytes": 16 << 10}
     gear_data.convert(large_source, tmp_path / "whole", **options)

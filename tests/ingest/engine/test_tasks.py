@@ -99,6 +99,7 @@ def test_plan_groups_units() -> None:
     assert tasks.plan_tasks(units, shard_bytes=1 << 20) == (tasks.Task("", BEGIN, END, 70),)
 
 
+@pytest.mark.processes
 def test_shards_do_not_depend_on_the_number_of_processes(
     source: Path, whole: Path, sources: Any, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_tasks_make_one_dataset(sources: Any, rollouts: list[Any], tmp_path: Pat
     sources.check_dataset(tmp_path / "d", rollouts, final=True)
 
 
+@pytest.mark.processes
 def test_the_first_task_that_fails_gives_the_error(sources: Any, source: Path, tmp_path: Path) -> None:
     empty = sources.make_rollouts(1)[0]
     nothing = sources.Rollout({name: values[:0] for name, values in empty.columns.items()}, empty.final)
@@ -133,6 +135,7 @@ def test_the_first_task_that_fails_gives_the_error(sources: Any, source: Path, t
             gear_data.open(tmp_path / f"d{jobs}")
 
 
+@pytest.mark.processes
 def test_a_worker_that_dies(
     source: Path, whole: Path, sources: Any, kill_one: Callable[[str], list[int]], tmp_path: Path
 ) -> None:
@@ -180,6 +183,7 @@ def ray_cluster() -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_writes_the_same_bytes(
     source: Path, whole: Path, sources: Any, kill_one: Callable[[str], list[int]], tmp_path: Path
@@ -188,6 +192,7 @@ def test_ray_writes_the_same_bytes(
     assert sources.folder_contents(tmp_path / "ray") == sources.folder_contents(whole)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("videos", ["keep", "jpeg"])
 def test_ray_reads_cameras(sources: Any, videos: Any, tmp_path: Path) -> None:
@@ -199,6 +204,7 @@ def test_ray_reads_cameras(sources: Any, videos: Any, tmp_path: Path) -> None:
     assert sources.folder_contents(tmp_path / "ray") == sources.folder_contents(tmp_path / "local")
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_survives_a_worker_that_dies(sources: Any, kill_one: Callable[[str], list[int]], tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(60, max_length=2000)
@@ -210,6 +216,7 @@ def test_ray_survives_a_worker_that_dies(sources: Any, kill_one: Callable[[str],
     sources.check_dataset(tmp_path / "d", rollouts)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_returns_errors(sources: Any, source: Path, tmp_path: Path) -> None:
     empty = sources.make_rollouts(1)[0]
@@ -220,6 +227,7 @@ def test_ray_returns_errors(sources: Any, source: Path, tmp_path: Path) -> None:
     assert (error.value.file, error.value.row) == ("part-5.parquet", 1)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_prints_nothing(source: Path, whole: Path, sources: Any, tmp_path: Path) -> None:
     """Ray does not report the connection or the dashboard."""

@@ -18,6 +18,8 @@ from gear_data.ingest.engine.tasks import Task
 from gear_data.ingest.source import SourceOptions
 from gear_data.storage.episode_block import BEGIN, END
 
+pytestmark = pytest.mark.processes
+
 _TASK = Task("", BEGIN, END, 1)
 
 

@@ -58,6 +58,7 @@ def test_episodes_of_all_sources(
     assert gear_data.verify(tmp_path / "out", deep=True).ok
 
 
+@pytest.mark.processes
 def test_the_bytes_do_not_depend_on_jobs_or_interruptions(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,6 +267,7 @@ def replay_buffer_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_dict", [False, True])
 def test_the_error_for_a_pickle_says_how_to_save_it(is_dict: bool, replay_buffer_class: Any, tmp_path: Path) -> None:
     buffer, streams = filled(30, 2, 50)

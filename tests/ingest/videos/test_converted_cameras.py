@@ -24,6 +24,8 @@ from gear_data.video.index_tables import index_tables
 from gear_data.video.indexing.demux import index_file
 from tests.support.cameras.filmed import FPS, decoded, moving_bar, write_video
 
+pytestmark = pytest.mark.processes
+
 KEY, TOP = "observation.images.top", "observations.images.top"
 
 

@@ -20,6 +20,8 @@ from tests.support.rollouts import make_rollouts
 pytest.importorskip("av")
 from tests.support.cameras.robots import FRONT, check_frames, frames_of, write_robot
 
+pytestmark = pytest.mark.processes
+
 OPTIONS: dict[str, Any] = {"progress": False, "jobs": 1}
 Robot = tuple[Path, dict[str, list[Path]]]
 

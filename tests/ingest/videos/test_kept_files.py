@@ -23,6 +23,8 @@ from tests.support.rollouts import make_rollouts
 pytest.importorskip("av")
 from tests.support.cameras.robots import FRONT, WRIST, check_frames, frames_of, write_robot
 
+pytestmark = pytest.mark.processes
+
 OPTIONS: dict[str, Any] = {"progress": False, "shard_bytes": 1024}
 _KILLED = """
 import os, signal, sys

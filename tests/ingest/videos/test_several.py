@@ -17,6 +17,8 @@ from tests.support.rollouts import make_rollouts
 pytest.importorskip("av")
 from tests.support.cameras.robots import FRONT, WRIST, Frames, check_frames, frames_of, write_robot
 
+pytestmark = pytest.mark.processes
+
 OPTIONS: dict[str, Any] = {"progress": False, "jobs": 1}
 
 

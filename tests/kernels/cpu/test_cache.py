@@ -14,6 +14,8 @@ from numba.core.dispatcher import Dispatcher
 
 from gear_data import kernels
 
+pytestmark = pytest.mark.processes
+
 
 def cache_folder(temporary: Path) -> Path:
     """Returns the cache folder that a new process uses.

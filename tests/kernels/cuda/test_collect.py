@@ -9,6 +9,9 @@ import pytest
 from tests.support.cuda.collect_checks import CollectChecks
 from tests.support.cuda.runner import Runner, shim_runner
 
+# A compiler builds the shim.
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:

@@ -9,6 +9,9 @@ import pytest
 from tests.support.cuda.priorities_checks import PrioritiesChecks
 from tests.support.cuda.runner import Runner, shim_runner
 
+# A compiler builds the shim.
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:

@@ -319,6 +319,7 @@ def test_one_thread_at_a_time(dataset):
 # Workers and mixtures
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("workers", "start", "prefetch", "decode"),
     [

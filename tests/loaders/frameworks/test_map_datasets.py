@@ -70,6 +70,7 @@ def test_step_filters_choose_windows(dataset: gear_data.Dataset) -> None:
     assert [item["rewards"][0].item() for item in view.to_torch_dataset(3)] == rewards
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_dataloader_workers(dataset: gear_data.Dataset, method: str, quick_spawn: None) -> None:
     windows = dataset.to_torch_dataset(4, preset="decision_transformer")

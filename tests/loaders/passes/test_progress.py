@@ -267,6 +267,7 @@ def test_two_iterators_at_once(dataset):
         same([first], [second])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("steps", [10, None])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

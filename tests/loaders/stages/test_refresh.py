@@ -254,6 +254,7 @@ def test_a_filter_is_evaluated_for_new_episodes(growing):
     assert drawn == {each for each in growing.live[-1] if len(growing.episodes[each]["rewards"]) > 5}
 
 
+@pytest.mark.processes
 def test_copies_in_workers_have_the_generations(growing):
     loader = make(growing.open(), steps=8)
     growing.grow(4)
@@ -567,6 +568,7 @@ def test_a_schedule_is_a_warm_up(growing, tmp_path):
 # Ranks
 
 
+@pytest.mark.processes
 def test_two_ranks_take_the_same_generations_from_the_same_steps(growing, tmp_path):
     run_two_ranks(Path(refresh_rank.__file__), growing.path, tmp_path)
     first, second = (json.loads((tmp_path / f"out-{rank}.json").read_text()) for rank in range(2))

@@ -52,6 +52,7 @@ def values(settings: Any, name: str) -> set[Any]:
     return {getattr(each, name) for each in settings}
 
 
+@pytest.mark.processes
 def test_every_setting_gives_the_same_batches(rollouts_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
     ds = gear_data.open(rollouts_path)
@@ -67,6 +68,7 @@ def test_every_setting_gives_the_same_batches(rollouts_path: Path, monkeypatch: 
         same(copies(iter(loader.dataloader(setting.num_workers) if setting.num_workers else loader)), expected)
 
 
+@pytest.mark.processes
 def test_a_trial_measures_waiting_and_training(rollouts_path: Path) -> None:
     ds, seen = gear_data.open(rollouts_path), []
 
@@ -221,6 +223,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> Iterator[StandInGpu
         yield gpu
 
 
+@pytest.mark.processes
 def test_settings_of_a_gpu(gpu: StandInGpu, rollouts_path: Path) -> None:
     """None of this has run on a GPU: the kernels run on the CPU."""
     ds, arguments = gear_data.open(rollouts_path), {**ARGUMENTS, "device": "cuda"}
@@ -252,6 +255,7 @@ def test_settings_of_a_gpu(gpu: StandInGpu, rollouts_path: Path) -> None:
     assert report.setting.backend in ("cpu", "cuda") and len(step_batches) > MIN_STEPS
 
 
+@pytest.mark.processes
 def test_a_gpu_without_cupy(rollouts_path: Path, gpu: StandInGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     space = space_of(gear_data.open(rollouts_path), device="cuda")

@@ -67,6 +67,7 @@ def test_ranks(dataset: Any, expected: Any, world_size: int) -> None:
     same(joined, expected)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("workers", "method"), [(1, "fork"), (3, "fork"), (1, "spawn")])
 @pytest.mark.usefixtures("quick_spawn")
 def test_workers(dataset: Any, expected: Any, workers: int, method: str) -> None:

@@ -19,6 +19,8 @@ from gear_data.recording.writer import Writer
 from gear_data.storage.journal.reading import read_journal
 from tests.support.cameras.filmed import moving_bar
 
+pytestmark = pytest.mark.processes
+
 CAMERA = "observations.front"
 CAMERAS = {CAMERA: gear_data.Camera(fps=10, codec="mpeg4")}
 

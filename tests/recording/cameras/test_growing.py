@@ -17,6 +17,8 @@ from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.process_state import process_state
 from gear_data.video.decoding.requests import FileRequest
 
+pytestmark = pytest.mark.processes
+
 FRONT, WRIST = "observations.front", "observations.wrist"
 CAMERAS = {name: gear_data.Camera(fps=10, codec="mpeg4") for name in (FRONT, WRIST)}
 

@@ -19,6 +19,8 @@ from gear_data.storage.journal.videos import video_file
 from tests.recording.cameras.test_broken_recordings import CAMERA, CAMERAS, check, frames_of
 from tests.support.cluster.writers import WriteServerProcess
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[WriteServerProcess]:

@@ -18,6 +18,8 @@ from gear_data.errors import GearError
 from gear_data.recording.writer import Writer
 from gear_data.storage.journal.reading import read_journal
 
+pytestmark = pytest.mark.processes
+
 FRONT, WRIST = "observations.front", "observations.wrist"
 CAMERAS = {name: gear_data.Camera(fps=10, codec="mpeg4") for name in (FRONT, WRIST)}
 #: Episodes 0 and 1 were flushed; the others were not.

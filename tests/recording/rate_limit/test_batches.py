@@ -52,6 +52,7 @@ def difference(counts: Counts) -> float:
     return (counts.inserted - 200) * 4.0 - counts.sampled
 
 
+@pytest.mark.processes
 def test_two_processes_keep_the_ratio(tmp_path: Path) -> None:
     path, folder = tmp_path / "live", tmp_path / "live.rate"
     child = SPAWN.Process(target=write, args=(path, 100))
@@ -159,6 +160,7 @@ def test_training_waits_for_min_steps(tmp_path: Path) -> None:
         assert len(list(gear_data.rate_limited(batches(3), tmp_path / "live", limit))) == 3
 
 
+@pytest.mark.processes
 def test_counts_of_an_ended_process_stay(tmp_path: Path) -> None:
     path = tmp_path / "live"
     child = SPAWN.Process(target=write, args=(path, 8))
@@ -171,6 +173,7 @@ def test_counts_of_an_ended_process_stay(tmp_path: Path) -> None:
     assert read_counts(tmp_path / "live.rate") == Counts(200, 7 * ROWS)
 
 
+@pytest.mark.processes
 def test_a_writer_outlives_training_that_was_killed(tmp_path: Path) -> None:
     path, folder = tmp_path / "live", tmp_path / "live.rate"
     with gear_data.Writer(path, durability="os", rate_limit=replace(LIMIT, timeout=0.5)) as writer:

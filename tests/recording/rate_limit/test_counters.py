@@ -32,6 +32,7 @@ def add_many(folder: Path, number: int) -> None:
         counter.add(1)
 
 
+@pytest.mark.processes
 def test_no_count_is_lost_when_a_process_is_killed(tmp_path: Path) -> None:
     counted = 0
     for _ in range(2):
@@ -61,6 +62,7 @@ def test_no_count_is_lost_when_a_process_is_killed(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 def test_counts_of_several_processes_add_up(tmp_path: Path) -> None:
     children = [SPAWN.Process(target=add_many, args=(tmp_path, 500 + n)) for n in range(3)]
     for child in children:

@@ -25,6 +25,8 @@ from tests.support.cuda.gpu_stand_in import StandInGpu
 from tests.support.cuda.loader_checks import copies, from_device, same
 from tests.support.feed.arguments import grouped
 
+pytestmark = pytest.mark.processes
+
 OPTIONS: dict[str, Any] = {"batch_size": 6, "context": 4, "seed": 3}
 LEROBOT: dict[str, Any] = {"preset": "lerobot", "offsets": {FRONT: [-2, 0], "actions": [0, 3]}, "prefetch": 3}
 STEPS = 5

@@ -22,6 +22,8 @@ from tests.support.cuda.loader_checks import OPTIONS, copies, from_device, on_gp
 from tests.support.cuda.streams import CudaError
 from tests.support.running.eventually import eventually
 
+pytestmark = pytest.mark.processes
+
 #: Steps of an episode; a shard has one episode.
 LENGTH = 20
 

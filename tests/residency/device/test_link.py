@@ -19,6 +19,8 @@ from gear_data.residency.device.memory import DeviceBuffer, PinnedBuffer
 from tests.support.cuda.cupy_stand_in import CupyStandIn
 from tests.support.cuda.gpu_stand_in import stand_in
 
+pytestmark = pytest.mark.processes
+
 LINK_RATES = link.link_rates
 
 

@@ -48,6 +48,8 @@ from tests.support.cuda.streams import CONSUMER, ORDERS
 from tests.support.feed.arguments import grouped
 from tests.support.running.eventually import eventually
 
+pytestmark = pytest.mark.processes
+
 every_order = pytest.mark.parametrize("gpu", ORDERS, indirect=True)
 
 

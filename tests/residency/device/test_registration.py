@@ -31,6 +31,8 @@ from tests.support.cuda.loader_checks import OPTIONS, RESIDENCIES, copies, from_
 from tests.support.cuda.segments import mapped_segments
 from tests.support.running.eventually import eventually
 
+pytestmark = pytest.mark.processes
+
 SHARED = ("pinned", "tiered")
 
 

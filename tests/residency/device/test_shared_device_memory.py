@@ -24,6 +24,8 @@ from gear_data.residency.device.virtual_memory import VirtualMemory
 from tests.support.cuda.driver_stand_in import cupy_for, install_driver
 from tests.support.running.eventually import eventually
 
+pytestmark = pytest.mark.processes
+
 UNIT, SIZE = 2 << 20, 1000
 DATA = bytes(range(250)) * 4
 

@@ -25,6 +25,8 @@ from tests.support.cuda.gpu_stand_in import StandInGpu
 from tests.support.cuda.loader_checks import OPTIONS, check, convert, copies, from_device, on_gpu, same
 from tests.support.feed.arguments import grouped
 
+pytestmark = pytest.mark.processes
+
 
 def tune(monkeypatch: pytest.MonkeyPatch, **constants: int) -> None:
     """Gives constants to the launchers of collectors."""

@@ -17,6 +17,8 @@ from tests.support.makers.videos import lerobot_videos
 from tests.support.manifests import read_ipc, replace_table
 from tests.support.rollouts import make_rollouts
 
+pytestmark = pytest.mark.processes
+
 WRIST = "videos/chunk-000/observation.images.wrist/episode_000003.mp4"
 
 

@@ -172,6 +172,7 @@ def test_an_outage_of_the_server(
         packets_of(index, tmp_path / "b").read([wanted])
 
 
+@pytest.mark.processes
 def test_several_processes_share_a_small_cache(index: VideoIndex, server: Server, tmp_path: Path) -> None:
     """Pages are evicted while other processes request them. The reader was made before the fork."""
     packets = packets_of(index, tmp_path, 20 << 10)
@@ -250,6 +251,7 @@ def test_errors_of_later_ranges_are_raised_when_they_are_read(
             call()
 
 
+@pytest.mark.processes
 def test_two_threads_fetch_a_page_once(
     index: VideoIndex, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,8 @@
 
     python tests/support/browser/chromium.py    as root on Debian; installs the package with apt
 
-`make test` runs it if $GEAR_DATA_REQUIRE_BROWSER is set. Without root or apt it prints the reason and does nothing. The
-tests are then skipped, or fail if they are required. An installed Chromium or Chrome is used as it is.
+`make test-all` runs it if $GEAR_DATA_REQUIRE_BROWSER is set. Without root or apt it prints the reason and does nothing.
+The tests are then skipped, or fail if they are required. An installed Chromium or Chrome is used as it is.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It consists of Debian's kernel, a small initramfs, and pyverbs.
 
     python tests/support/rdma/image.py          as root on Debian 12, x86-64; installs packages with apt
 
-`make test` runs it if $GEAR_DATA_REQUIRE_VERBS is set. Without root, apt or Debian 12 it prints the reason and does
+`make test-all` runs it if $GEAR_DATA_REQUIRE_VERBS is set. Without root, apt or Debian 12 it prints the reason and does
 nothing. The tests are then skipped, or fail if they are required.
 """
 

@@ -215,6 +215,7 @@ def _read_in_child(reader: FrameReader, expected: Frames, results: multiprocessi
     results.put(np.array_equal(read(reader, np.zeros(26, np.int64), np.arange(26)), expected))
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("quick_spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_reader_works_in_a_child_while_the_parent_decodes(

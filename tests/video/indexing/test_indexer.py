@@ -37,6 +37,7 @@ def only(path: Path) -> VideoFile | GearError:
     return result
 
 
+@pytest.mark.processes
 def test_packets_are_those_of_the_file(video: Path) -> None:
     found = only(video)
     assert isinstance(found, VideoFile)
@@ -59,6 +60,7 @@ def test_packets_are_those_of_the_file(video: Path) -> None:
         assert (groups.group[frame], groups.leading[frame]) == (group, packet.pts < keys[group])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("codec, name", [("mpeg4", "mpeg4"), ("libx265", "hevc"), ("libsvtav1", "av1")])
 def test_codecs(tmp_path: Path, codec: str, name: str) -> None:
     write_video(tmp_path / "bar.mp4", moving_bar(9, 64, 64), codec, g="3")
@@ -67,6 +69,7 @@ def test_codecs(tmp_path: Path, codec: str, name: str) -> None:
     assert (found.codec, found.num_frames) == (name, 9)
 
 
+@pytest.mark.processes
 def test_results_are_in_order_and_errors_do_not_stop(video: Path, tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("no video at all")
     (tmp_path / "empty.mp4").touch()
@@ -89,6 +92,7 @@ def test_truncated_files(video: Path, tmp_path: Path) -> None:
             index_file(tmp_path / "cut.mp4", "cut")
 
 
+@pytest.mark.processes
 def test_a_declared_size_beyond_reason(video: Path, tmp_path: Path) -> None:
     """The sample entry `avc1` has the width and height of frames, 16 bits each."""
     content = bytearray(video.read_bytes())
@@ -139,6 +143,7 @@ def run(worker: WorkerProcess, path: Path, file: str, seconds: float = 60) -> Vi
     return worker.run(index_file, path, file, file=file, seconds=seconds)
 
 
+@pytest.mark.processes
 def test_a_worker_that_crashes_is_replaced(video: Path) -> None:
     """The crash of a process that parses a file is an error of the file, and of no other file."""
     crashing = WorkerProcess()
@@ -150,6 +155,7 @@ def test_a_worker_that_crashes_is_replaced(video: Path) -> None:
     assert "status -11" in str(results[0])
 
 
+@pytest.mark.processes
 def test_a_worker_that_hangs_is_killed(video: Path) -> None:
     hanging = WorkerProcess()
     process, _ = hanging._started()
@@ -162,6 +168,7 @@ def test_a_worker_that_hangs_is_killed(video: Path) -> None:
     hanging.close()
 
 
+@pytest.mark.processes
 def test_no_process_is_left(video: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
     for _ in index_files([(video, "bar.mp4")] * 9, 2):
@@ -171,6 +178,7 @@ def test_no_process_is_left(video: Path) -> None:
     assert not threads
 
 
+@pytest.mark.processes
 def test_workers_end_with_a_killed_parent(video: Path) -> None:
     code = (
         "import sys, time, pathlib\n"
