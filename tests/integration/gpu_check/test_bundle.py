@@ -52,7 +52,10 @@ def packages(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_bundle_is_the_checkout_and_the_packages(checkout: Path, packages: Path, tmp_path: Path) -> None:
+def test_a_bundle_is_the_checkout_and_the_packages(
+    checkout: Path, packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "_BLOCK_BYTES", 1000)
     # A bundle that lies in the checkout is not packed again.
     file = checkout / "bundle.tar.xz"
     for _ in range(2):
