@@ -57,7 +57,7 @@ def _starts_workers(config: pytest.Config) -> bool:
 
 
 #: Folders whose tests all belong to the second tier. Elsewhere, the marker `processes` says it of a module or a test.
-SECOND_TIER = {"benchmarks", "chaos", "docs", "fuzz", "integration", "integrations"}
+SECOND_TIER = {"benchmarks", "chaos", "docs", "fuzz", "gpu", "integration", "integrations"}
 
 
 @pytest.hookimpl(tryfirst=True)
