@@ -23,13 +23,17 @@ PYTEST_OPTIONS := -n $(WORKERS) --dist loadfile --max-worker-restart 0
 PYTEST := $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 FIRST_TIER := 'not processes and not nightly'
 
-.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot coverage lint docs site chaos gpu clean
+.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot coverage first-tier lint docs site chaos gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
 	$(BIN)/gear-data demo --out demo-output
 
-test: lint
+# The tests compile kernels at first, in one process, while mypy runs in another.
+test: $(VENV)/installed-test
+	$(MAKE) -j 2 lint first-tier
+
+first-tier: $(VENV)/installed-test
 	$(PYTEST) -m $(FIRST_TIER)
 
 test-all: lint site

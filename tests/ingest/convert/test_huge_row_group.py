@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.episode_block import BEGIN, END
+
+pytestmark = pytest.mark.nightly
 
 STEPS, WIDTH = 1000, 48 * 48
 EPISODES = (1 << 31) // (STEPS * WIDTH) + 2
