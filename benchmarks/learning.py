@@ -141,7 +141,7 @@ def published_batches(dataset: gear_data.Dataset, seed: int) -> Batches:
     """Yields batches of the published loop, with the model's keys."""
     episodes = [dataset[i] for i in range(len(dataset))]
     columns = {
-        name: np.concatenate([episode[name].reshape(episode.num_steps, -1) for episode in episodes]).astype(np.float32)
+        name: np.concatenate([episode[name].reshape(episode.length, -1) for episode in episodes]).astype(np.float32)
         for name in ("observations", "actions", "rewards", "returns_to_go")
     }
     lengths = dataset.lengths

@@ -35,7 +35,7 @@ class Episode(Mapping[str, Any]):
         if self._store.schema[name].video is not None:
             return VideoFrames(self._store, name, self._index)
         shard, start = (int(values[self._index]) for values in self._store.episode_starts)
-        return self._store.shards.column(shard, self._store.schema.index(name), start, start + self.num_steps)
+        return self._store.shards.column(shard, self._store.schema.index(name), start, start + self.length)
 
     def __contains__(self, name: object) -> bool:
         return name in self._store.schema
@@ -44,7 +44,7 @@ class Episode(Mapping[str, Any]):
         return iter(self._store.schema.names)
 
     def __len__(self) -> int:
-        """Returns the number of columns; `num_steps` is the number of steps."""
+        """Returns the number of columns; `length` is the number of steps."""
         return len(self._store.schema.names)
 
     def __repr__(self) -> str:
@@ -61,11 +61,6 @@ class Episode(Mapping[str, Any]):
         """The id: the position in the whole dataset, unless episodes left it."""
         ids = self._store.ids
         return self._index if ids is None else int(ids[self._index])
-
-    @property
-    def num_steps(self) -> int:
-        """The number of steps, T."""
-        return self.length
 
     @property
     def length(self) -> int:

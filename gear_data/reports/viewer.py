@@ -87,12 +87,12 @@ def _episode(
     dataset: Dataset, position: int, series: Sequence[ColumnSpec], pictures: Sequence[ColumnSpec], frames: int
 ) -> dict[str, Any]:
     episode = dataset[position]
-    steps = spread(episode.num_steps, _POINTS)
-    shown = spread(episode.num_steps, frames or _STILLS)
+    steps = spread(episode.length, _POINTS)
+    shown = spread(episode.length, frames or _STILLS)
     images = [encode_steps(dataset, position, spec, shown) for spec in pictures]
     return {
         "id": episode.id,
-        "length": episode.num_steps,
+        "length": episode.length,
         "steps": steps.tolist(),
         # One list a dimension.
         "values": [rounded(episode[spec.name][steps].reshape(len(steps), -1)[:, : _width(spec)].T) for spec in series],

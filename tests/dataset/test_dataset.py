@@ -22,7 +22,7 @@ def test_episodes_by_number(rollouts: list[Any], rollouts_path: Path, sources: A
     for index in (-1, len(rollouts), 10**12):
         with pytest.raises(InvalidArgumentError, match=f"0 to {len(rollouts) - 1}"):
             ds.episode(index)
-    assert ds.episode(np.int64(3)).num_steps == len(rollouts[3])
+    assert ds.episode(np.int64(3)).length == len(rollouts[3])
 
 
 def test_an_episode_is_a_mapping(rollouts: list[Any], rollouts_path: Path) -> None:

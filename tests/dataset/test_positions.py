@@ -24,7 +24,7 @@ def check(dataset: gear_data.Dataset, expected: list[Any]) -> None:
     Compares the length, each episode by position, the iteration and the table.
     """
     assert len(dataset) == dataset.num_episodes == len(expected)
-    assert [len(rollout) for rollout in expected] == [episode.num_steps for episode in dataset]
+    assert [len(rollout) for rollout in expected] == [episode.length for episode in dataset]
     for position, (episode, rollout) in enumerate(zip(dataset, expected, strict=True)):
         for name in ("observations", "actions", "rewards"):
             np.testing.assert_array_equal(episode[name], rollout.columns[name])

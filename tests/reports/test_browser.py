@@ -255,7 +255,7 @@ def test_the_viewer_shows_values_and_frames_of_the_step(opened: Opened, dataset:
     place = next(i for i, label in enumerate(labels) if label.startswith("episode 7:"))
     page.select_option("#viewer-episode", str(place))
     episode = dataset.episode(7)
-    assert int(page.get_attribute("#viewer-step", "max") or "") == episode.num_steps - 1
+    assert int(page.get_attribute("#viewer-step", "max") or "") == episode.length - 1
     images = page.locator("#viewer-frames img")
     assert images.count() == 2
     first = images.first.get_attribute("src")
@@ -263,8 +263,8 @@ def test_the_viewer_shows_values_and_frames_of_the_step(opened: Opened, dataset:
     page.locator("#viewer details summary", has_text="Values at this step").press("Enter")
     page.focus("#viewer-step")
     page.keyboard.press("End")
-    last = episode.num_steps - 1
-    assert page.locator("#viewer-at").inner_text() == f"step {last} of {episode.num_steps}"
+    last = episode.length - 1
+    assert page.locator("#viewer-at").inner_text() == f"step {last} of {episode.length}"
     row = page.locator("#viewer details tr", has=page.locator("th", has_text=re.compile(r"^observations\[1\]$")))
     shown = float(row.locator("td").inner_text().replace(",", ""))
     assert shown == pytest.approx(float(episode["observations"][last, 1]), rel=2e-3, abs=1e-3)

@@ -31,7 +31,7 @@ def check_dataset(path: Path, rollouts: Sequence[Rollout], *, final: bool = Fals
     places: dict[int, int] = {}
     for i, rollout in enumerate(rollouts):
         episode = ds.episode(i)
-        assert episode.num_steps == len(rollout)
+        assert episode.length == len(rollout)
         for name, expected in rollout.columns.items():
             assert episode[name].dtype == expected.dtype, name
             np.testing.assert_array_equal(episode[name], expected, err_msg=f"episode {i}, {name}")

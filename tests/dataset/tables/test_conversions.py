@@ -38,7 +38,7 @@ def step_rows(ds: gear_data.Dataset) -> list[dict[str, Any]]:
     rows = []
     for episode in ds:
         columns = {name: plain(episode[name]) for name in episode}
-        for step in range(episode.num_steps):
+        for step in range(episode.length):
             own = {name: values[step] for name, values in columns.items()}
             rows.append({"episode_id": episode.id, "step": step, **own})
     return rows
@@ -156,7 +156,7 @@ def test_formats_of_datasets(mixed: gear_data.Dataset) -> None:
             assert isinstance(row[name], kind)
             assert tuple(row[name].shape) == episode[name].shape[1:]
             assert np.array_equal(np.asarray(row[name]), episode[name][0])
-    rows = hf.with_format("numpy")[: episode.num_steps]
+    rows = hf.with_format("numpy")[: episode.length]
     assert np.array_equal(rows["observations"], episode["observations"])
     exact = mixed.to_hf(rows="episodes").with_format("numpy", dtype=np.uint8)[3]
     assert exact["observations.image"].dtype == np.uint8

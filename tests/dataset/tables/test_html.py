@@ -56,7 +56,7 @@ def test_columns_and_counts(mixed: gear_data.Dataset) -> None:
     said = sum(len(text.encode()) for episode in mixed for text in episode["said"])
     assert rows["said"] == ["string", "scalar", f"{said} B", "column"]
     assert rows["returns_to_go"][-1] == "derived"
-    steps = sum(episode.num_steps for episode in mixed)
+    steps = sum(episode.length for episode in mixed)
     assert f"{len(mixed)} episodes, {steps} steps" in page.text
 
 

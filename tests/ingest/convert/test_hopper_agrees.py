@@ -85,7 +85,7 @@ def test_final_observations(hoppers: dict[str, Any], columns: dict[str, dict[str
         ours, theirs = (minari.final(i) or {})["observations"], (d4rl.final(i) or {})["observations"]
         np.testing.assert_array_equal(ours.astype(np.float32), theirs)
     last = minari.num_episodes - 1
-    after_cut = minari.episode(last)["observations"][d4rl.episode(last).num_steps]
+    after_cut = minari.episode(last)["observations"][d4rl.episode(last).length]
     np.testing.assert_array_equal(after_cut.astype(np.float32), (d4rl.final(last) or {})["observations"])
 
 

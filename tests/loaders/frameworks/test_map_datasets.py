@@ -21,8 +21,8 @@ def windows_of(ds: gear_data.Dataset, context: int) -> list[dict[str, Any]]:
     """Returns the windows that start at each step, padded at the end, by plain loops."""
     found = []
     for episode in ds:
-        for start in range(episode.num_steps):
-            length = min(context, episode.num_steps - start)
+        for start in range(episode.length):
+            length = min(context, episode.length - start)
             window = {"timesteps": [*range(start, start + length), *[0] * (context - length)]}
             window["mask"] = [1.0] * length + [0.0] * (context - length)
             for name in ("observations", "actions", "rewards"):
