@@ -7,6 +7,7 @@ from typing import Any
 
 import gear_data
 from gear_data.cli.arguments import add_command, add_dataset, names, print_json, size
+from gear_data.words import SamplerName
 
 
 def add_commands(commands: Any) -> None:
@@ -34,7 +35,8 @@ def _nodes(text: str) -> list[str]:
 
 def _plan(options: argparse.Namespace) -> int:
     dataset = gear_data.open(options.dataset)
-    sampler = "uniform" if options.weights is None else gear_data.Weighted(options.weights, by="step")
+    weights = options.weights
+    sampler: SamplerName | gear_data.Weighted = "uniform" if weights is None else gear_data.Weighted(weights, by="step")
     placement = dataset.placement(options.nodes, sampler, options.budget)
     if options.json:
         print_json(placement.to_json())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import get_args
 
 from gear_data.cluster.rdma.ports import DEVICE_VARIABLE, choose_port
 from gear_data.errors import DeviceError, unknown_name
+from gear_data.words import TransportName
 
 AUTO, VERBS, FLIGHT = "auto", "verbs", "flight"
-TRANSPORTS = (AUTO, VERBS, FLIGHT)
+TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 
 
 def check_transport(name: str) -> None:

@@ -28,7 +28,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.residency.plan import ResidencyPlan
 from gear_data.selection.samplers import AnySampler
 from gear_data.selection.windows import Int64Array
-from gear_data.words import Rows, StepMode
+from gear_data.words import Rows, SamplerName, StepMode
 
 if TYPE_CHECKING:
     import datasets
@@ -384,7 +384,7 @@ class Dataset(DatasetCore):
         return conversions.to_hf(self, columns, rows)
 
     def report(
-        self, *, frames: int = 0, sampler: str | AnySampler | None = None, compare: Dataset | None = None
+        self, *, frames: int = 0, sampler: SamplerName | AnySampler | None = None, compare: Dataset | None = None
     ) -> DatasetReport:
         """Makes a page that shows the dataset. In Jupyter the result shows itself.
 
@@ -441,7 +441,7 @@ class Dataset(DatasetCore):
         self,
         device_bytes: int,
         host_bytes: int,
-        sampler: str | AnySampler = "uniform",
+        sampler: SamplerName | AnySampler = "uniform",
         columns: Sequence[str] | None = None,
     ) -> ResidencyPlan:
         """Plans which parts of the data go to which memory.
@@ -480,7 +480,7 @@ class Dataset(DatasetCore):
         return Dataset(planning.placed(self, plan), self.view)
 
     def placement(
-        self, nodes: Sequence[str], sampler: str | AnySampler = "uniform", budget: int | None = None
+        self, nodes: Sequence[str], sampler: SamplerName | AnySampler = "uniform", budget: int | None = None
     ) -> Placement:
         """Plans which node holds which shards, and which are replicated.
 

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from typing import Literal, Never
+from typing import Never, get_args
 
 from gear_data.cluster.addresses import is_cluster
 from gear_data.cluster.placement import Placement
@@ -23,8 +23,9 @@ from gear_data.selection.samplers import AnySampler
 from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.remote.object_store import open_file_store
+from gear_data.words import ClusterName, OnBadShard, Residency, SamplerName, TransportName
 
-CLUSTERS = ("torchrun",)
+_CLUSTERS = get_args(ClusterName)
 #: `follow=True` waits so long for the first generation, and looks so often.
 _FOLLOW_SECONDS, _POLL_SECONDS = 600.0, 0.05
 #: `follow=True` asks nodes and object stores so often.
@@ -35,15 +36,15 @@ _log = logging.getLogger(__name__)
 
 def open_dataset(
     path: str | os.PathLike[str],
-    residency: Literal["mmap", "host", "pinned", "device"] | None = None,
+    residency: Residency | None = None,
     *,
-    on_bad_shard: Literal["error", "skip"] = "error",
+    on_bad_shard: OnBadShard = "error",
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
-    cluster: Literal["torchrun"] | None = None,
-    sampler: str | AnySampler = "uniform",
+    cluster: ClusterName | None = None,
+    sampler: SamplerName | AnySampler = "uniform",
     budget: int | None = None,
-    transport: Literal["auto", "verbs", "flight"] = "auto",
+    transport: TransportName = "auto",
     follow: bool = False,
     **unknown: Never,
 ) -> Dataset:
@@ -96,10 +97,10 @@ def open_dataset(
         UnknownArgumentError: there is no argument of this name. It is a `TypeError` too.
     """
     refuse_keywords("open", unknown, list(inspect.signature(open_dataset).parameters)[:-1])
-    if on_bad_shard not in ("error", "skip"):
+    if on_bad_shard not in get_args(OnBadShard):
         raise InvalidArgumentError(f"on_bad_shard must be 'error' or 'skip', not {on_bad_shard!r}")
-    if cluster not in (None, *CLUSTERS):
-        raise unknown_name("cluster", cluster, CLUSTERS)
+    if cluster not in (None, *_CLUSTERS):
+        raise unknown_name("cluster", cluster, _CLUSTERS)
     if cluster is None and (budget is not None or sampler != "uniform"):
         raise InvalidArgumentError(
             "sampler and budget place shards on the nodes of a cluster, but cluster is None",
@@ -177,7 +178,7 @@ def open_cluster(
     path: str | os.PathLike[str],
     residency: str | None,
     on_bad_shard: str,
-    sampler: str | AnySampler,
+    sampler: SamplerName | AnySampler,
     budget: int | None,
     cache_dir: str | os.PathLike[str] | None,
     cache_bytes: int | None,

@@ -16,10 +16,15 @@ from gear_data.residency.device.columns import find_extents
 from gear_data.residency.plan import ResidencyPlan, make_plan
 from gear_data.selection.samplers import AnySampler, Candidates, as_sampler
 from gear_data.selection.windows import Float64Array, WindowRule
+from gear_data.words import SamplerName
 
 
 def residency_plan(
-    dataset: DatasetCore, device_bytes: int, host_bytes: int, sampler: str | AnySampler, columns: Sequence[str] | None
+    dataset: DatasetCore,
+    device_bytes: int,
+    host_bytes: int,
+    sampler: SamplerName | AnySampler,
+    columns: Sequence[str] | None,
 ) -> ResidencyPlan:
     """Plans the memory of each part of a dataset; see `Dataset.residency_plan`."""
     for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
@@ -48,7 +53,7 @@ def placed(dataset: DatasetCore, plan: ResidencyPlan) -> DatasetStore:
 
 
 def shard_placement(
-    dataset: DatasetCore, nodes: Sequence[str], sampler: str | AnySampler, budget: int | None
+    dataset: DatasetCore, nodes: Sequence[str], sampler: SamplerName | AnySampler, budget: int | None
 ) -> Placement:
     """Plans the nodes that hold each shard of a dataset; see `Dataset.placement`."""
     shards, shard_of_episode = dataset.manifest.shards, dataset.store.episode_starts[0]
@@ -56,7 +61,7 @@ def shard_placement(
     return place_shards(shards, nodes, shares, budget)
 
 
-def episode_shares(dataset: DatasetCore, sampler: str | AnySampler) -> Float64Array:
+def episode_shares(dataset: DatasetCore, sampler: SamplerName | AnySampler) -> Float64Array:
     """Returns the share of a sampler's draws that each episode gets, float64 [n].
 
     n is the number of episodes of the whole dataset. Episodes outside the view have 0.

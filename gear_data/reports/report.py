@@ -38,6 +38,7 @@ from gear_data.reports.visitation import visitation
 from gear_data.selection.samplers import AnySampler, as_sampler
 from gear_data.storage.atomic import write_text
 from gear_data.version import VERSION
+from gear_data.words import SamplerName
 
 #: Probabilities of the quantiles of returns-to-go, and the most steps at which they are computed.
 _TARGET_PROBABILITIES, _TARGET_STEPS = (0.05, 0.25, 0.5, 0.75, 0.95), 60
@@ -94,7 +95,7 @@ def report(
     dataset: Dataset,
     *,
     frames: int = 0,
-    sampler: str | AnySampler | None = None,
+    sampler: SamplerName | AnySampler | None = None,
     compare: Dataset | None = None,
     **unknown: Never,
 ) -> DatasetReport:

@@ -11,12 +11,13 @@ from gear_data.reports.episodes import EpisodeFacts
 from gear_data.reports.numbers import number, rounded
 from gear_data.reports.step_sample import Float64Array
 from gear_data.selection.samplers import AnySampler
+from gear_data.words import SamplerName
 
 #: Parts of the episodes, from the lowest to the highest return.
 _PARTS = 10
 
 
-def sampler_shares(facts: EpisodeFacts, sampler: str | AnySampler) -> dict[str, Any]:
+def sampler_shares(facts: EpisodeFacts, sampler: SamplerName | AnySampler) -> dict[str, Any]:
     """Returns the shares of a sampler's draws and its effective sample size, JSON-able.
 
     The effective sample size is (sum of p)^2 / (sum of p^2) (Kish, 1965): the number of equally likely episodes, or

@@ -8,6 +8,7 @@ part of the columns where a `ResidencyPlan` puts it.
 from __future__ import annotations
 
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from gear_data.schema import Schema
 from gear_data.storage.dataset_files import CachedFiles, DatasetFiles
 from gear_data.storage.manifest import ShardEntry
 from gear_data.storage.mapped_shards import MappedShards, check_file_size, map_file
+from gear_data.words import Residency
 
 __all__ = [
     "RESIDENCIES",
@@ -46,7 +48,7 @@ __all__ = [
 #: Residency -> the residency by which the CPU reads the columns.
 _HOST_RESIDENCY = {"mmap": "mmap", "host": "host", "pinned": "pinned", "device": "mmap"}
 #: The residencies that `gear_data.open` takes.
-RESIDENCIES = tuple(_HOST_RESIDENCY)
+RESIDENCIES: tuple[Residency, ...] = get_args(Residency)
 
 
 def host_residency(residency: str) -> str:
