@@ -8,6 +8,8 @@
 # make gpu    check the GPU: probe, tests, benchmark, sanitizers
 PYTHON ?= python3
 VENV ?= .venv
+# Versions that the tests were last run with.
+CONSTRAINTS ?= constraints.txt
 # One more than the cores: many tests wait for disks, timeouts and other processes.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN := $(VENV)/bin
@@ -16,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Tests compare with OGBench's functions. The simulators that it depends on are heavy, and not needed for that.
 # The newest mlflow-skinny wants an older importlib_metadata than other packages; it works with the new one.
-INSTALL_ALONE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c constraints.txt
+INSTALL_ALONE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c $(CONSTRAINTS)
 
 # One module's tests stay in one process: they share its fixtures.
 PYTEST_OPTIONS := -n $(WORKERS) --dist loadfile --max-worker-restart 0
@@ -46,17 +48,21 @@ test-nightly: test-oldest test-newest test-lerobot $(VENV)/installed-test
 	$(MAKE) chaos MINUTES=60
 
 # Each makes its own environment again.
+test-newest:
+	rm -rf .venv-newest
+	$(MAKE) first-tier VENV=.venv-newest CONSTRAINTS=/dev/null
+
 test-oldest: PACKAGES := --resolution lowest-direct -e '.[torch,video,zarr,report,s3,metrics,tls]'
-test-newest: PACKAGES := -e '.[test]'
-# Its oldest version that the tests read with; newer ones need Python 3.12.
+# The tests of other folders need packages that have no versions for these.
+test-oldest: TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/residency tests/storage tests/video
+# Python 3.11 gets LeRobot 0.4.4, which wants an older PyAV than the extra `video`; Python 3.12 gets a newer LeRobot.
 test-lerobot: PACKAGES := -e . 'lerobot>=0.4.4'
-test-oldest test-newest: TESTS := -m $(FIRST_TIER)
 test-lerobot: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot
-test-oldest test-newest test-lerobot: test-%:
+test-oldest test-lerobot: test-%:
 	$(PYTHON) -m venv --clear .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* $(PACKAGES) 'hypothesis>=6.100' 'pytest>=8.0' \
-	  'pytest-timeout>=2.3' 'pytest-xdist>=3.5'
+	  'pytest-timeout>=2.3' 'pytest-xdist>=3.5' psutil
 	.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) $(TESTS)
 
 # What a killed process ran is lost.
@@ -87,7 +93,7 @@ gpu:
 
 # One stamp file per set of extras, so that `make demo` does not install packages that only the tests need.
 $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$*]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS) -e '.[$*]'
 	$(if $(filter test,$*),$(INSTALL_ALONE) ogbench mlflow-skinny)
 	@touch $@
 
