@@ -55,8 +55,8 @@ test-newest:
 test-oldest: PACKAGES := --resolution lowest-direct -e '.[torch,video,zarr,report,s3,metrics,tls]'
 # The tests of other folders need packages that have no versions for these.
 test-oldest: TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/residency tests/storage tests/video
-# Python 3.11 gets LeRobot 0.4.4, which wants an older PyAV than the extra `video`; Python 3.12 gets a newer LeRobot.
-test-lerobot: PACKAGES := -e . 'lerobot>=0.4.4'
+# LeRobot wants an older PyAV than the extra `video`. Its versions after 0.4.4 need Python 3.12.
+test-lerobot: PACKAGES := -e . 'lerobot[dataset]>=0.4.4'
 test-lerobot: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot
 test-oldest test-lerobot: test-%:
 	$(PYTHON) -m venv --clear .venv-$*
