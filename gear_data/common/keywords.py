@@ -55,7 +55,7 @@ def suggest_fields(kind: type[Value]) -> type[Value]:
         refuse_keywords(kind.__name__, [name for name in values if name not in known], known)
         create(self, *arguments, **values)
 
-    kind.__init__ = checked  # type: ignore[misc]
+    kind.__init__ = checked  # type: ignore[method-assign]
     return kind
 
 
