@@ -244,7 +244,9 @@ def test_a_context_of_more_tokens_than_gpt2_has_positions(dataset: gear_data.Dat
 
 def test_half_precision_batches_train(dataset: gear_data.Dataset) -> None:
     exact = next(make_trainer(dataset, dropout=0.0).run(1))
-    assert next(make_trainer(dataset, {"dtype": "bfloat16"}, dropout=0.0).run(1)) == pytest.approx(exact, rel=0.05)
+    assert next(
+        make_trainer(dataset, {"batch": gear_data.BatchOptions(dtype="bfloat16")}, dropout=0.0).run(1)
+    ) == pytest.approx(exact, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_the_action_is_the_current_steps_in_the_units_of_the_environment(dataset
 
 
 def test_a_target_with_a_discount(dataset, episodes):
-    loader = loader_of(dataset, preset="decision_transformer", discount=0.9)
+    loader = loader_of(dataset, preset="decision_transformer", returns=ReturnOptions(discount=0.9))
     rollout = Rollout.from_spec(loader.spec(), target=100.0)
     rollout.reset(episodes[0]["observations"][0])
     rollout.update(episodes[0]["actions"][0], 10.0, episodes[0]["observations"][1])

@@ -263,7 +263,7 @@ def test_batches_equal_plain_loops(datasets, drawn):
         flags, mode,
     )  # fmt: skip
     make = functools.partial(SequenceLoader, dataset, preset="raw")
-    options = {**arguments, "sampler": SAMPLERS[arguments["sampler"]]}
+    options = grouped(**{**arguments, "sampler": SAMPLERS[arguments["sampler"]]})
     if flags is not None and case.anchor == "random":
         with pytest.raises(InvalidArgumentError, match="random"):
             make(**options)

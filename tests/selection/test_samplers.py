@@ -16,6 +16,7 @@ from gear_data.selection.anchors import Anchors
 from gear_data.selection.samplers import SAMPLERS, Candidates, Fifo, Shuffle, TopK, Uniform, Weighted, as_sampler
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import WindowRule
+from tests.support.feed import data as feed_data
 from tests.support.feed import reference as ref
 from tests.support.feed.selection import Case
 
@@ -184,10 +185,17 @@ def test_samplers_can_be_given_by_name():
     assert all(name in str(error.value) for name in SAMPLERS)
 
 
-@pytest.mark.parametrize("name", ["weighted", "topk"])
-def test_a_sampler_that_needs_an_expression_says_so(name):
-    with pytest.raises(InvalidArgumentError, match="give an instance"):
+@pytest.mark.parametrize("name", [name for name, default in SAMPLERS.items() if default is None])
+def test_a_sampler_that_needs_arguments_says_so(name):
+    with pytest.raises(InvalidArgumentError, match=rf"(?i)give an instance: {name}\("):
         as_sampler(name)
+
+
+def test_every_sampler_is_in_the_tables_of_the_tests():
+    known = set(SAMPLERS)
+    assert {sampler.name for sampler, _ in MEMBERS.values()} == known
+    assert {sampler.name for sampler in feed_data.EVERY_SAMPLER.values()} == known, "tests/support/feed/data.py"
+    assert {*FROZEN} == {*MEMBERS}, "add the windows of the plain reference: seed 2024, step 3, 18 slots before"
 
 
 def test_wrong_arguments_of_samplers():

@@ -40,6 +40,8 @@ SAMPLERS: dict[str, BuiltInSampler | None] = {
     "weighted": None,
     "topk": None,
 }
+#: Name of a sampler without a default -> how to make one.
+_EXAMPLES = {"weighted": "Weighted(pl.col('return') + 1)", "topk": "TopK(pl.col('return'), k=100)"}
 
 
 def as_sampler(sampler: str | AnySampler) -> BuiltInSampler:
@@ -61,6 +63,7 @@ def as_sampler(sampler: str | AnySampler) -> BuiltInSampler:
         raise unknown_name("sampler", sampler, SAMPLERS)
     default = SAMPLERS[sampler]
     if default is None:
-        example = "Weighted(pl.col('return') + 1)" if sampler == "weighted" else "TopK(pl.col('return'), k=100)"
-        raise InvalidArgumentError(f"sampler '{sampler}' needs arguments", hint=f"give an instance: {example}")
+        raise InvalidArgumentError(
+            f"sampler '{sampler}' needs arguments", hint=f"give an instance: {_EXAMPLES[sampler]}"
+        )
     return default

@@ -41,6 +41,7 @@ def same(got: list[dict[str, torch.Tensor]], expected: list[dict[str, torch.Tens
         assert all(torch.equal(one[key], other[key]) for key in other)
 
 
+@pytest.mark.processes
 def test_a_loader_of_a_file(rollouts_path: Path, written: Path) -> None:
     ds = gear_data.open(rollouts_path)
     loader = SequenceLoader.from_config(ds, written)

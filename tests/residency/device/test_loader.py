@@ -81,7 +81,7 @@ DRAWING = {
 
 
 @every_order
-@pytest.mark.parametrize("sampler", DRAWING)
+@pytest.mark.parametrize("sampler", EVERY_SAMPLER)
 def test_windows_are_drawn_on_the_device(gpu: StandInGpu, path: Path, sampler: str) -> None:
     options = {**OPTIONS, "sampler": EVERY_SAMPLER[sampler]}
     on_cpu = SequenceLoader(gear_data.open(path), **grouped(**options))
