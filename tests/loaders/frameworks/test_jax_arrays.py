@@ -39,7 +39,7 @@ def assert_same_values(value, array):
 @pytest.mark.parametrize(
     "options",
     [
-        {"preset": "decision_transformer", "dtype": jnp.bfloat16},
+        {"preset": "decision_transformer", "batch": gear_data.BatchOptions(dtype=jnp.bfloat16)},
         {"preset": "gato", "prefetch": 0},
         {"sampler": gear_data.Weighted("length"), "rank": 1, "world_size": 3},
     ],
@@ -164,6 +164,7 @@ def run(path, count):
     return [printed.splitlines()[-1] for printed, _ in outputs]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("processes", [1, 2])
 def test_arrays_are_sharded_over_devices_and_processes(dataset, processes):
     assert run(dataset.path, processes) == ["ok"] * processes
