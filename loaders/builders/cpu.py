@@ -74,12 +74,13 @@ class CpuBatchBuilder:
             if not self._whole:
                 windows = self._own_rows(step, windows)
             # Each dataset has a collector, or one collector serves all datasets of joined batches.
-            number = windows.dataset
+            # `windows.dataset`, without a call in every batch.
+            number = windows.source if isinstance(windows.source, int) else 0
             collected = self.collectors[number](windows)
             goals = self._goals[number]
             if goals is not None:
                 goals.add([windows], [collected])
-            batches.append(self._finished(step, windows, collected))
+            batches.append(self._finished(number, step, windows, collected))
         return batches
 
     def _own_rows(self, step: int, windows: Windows) -> Windows:
@@ -104,12 +105,15 @@ class CpuBatchBuilder:
         goals = self._goals[number]
         if goals is not None:
             goals.add(windows, collected)
-        return [self._finished(*each) for each in zip(steps, windows, collected, strict=True)]
+        return [self._finished(number, *each) for each in zip(steps, windows, collected, strict=True)]
 
-    def _finished(self, step: int, windows: Windows, collected: CollectedBatch) -> BuiltBatch:
-        """Turns collected arrays, and the numbers of the windows, into a batch."""
+    def _finished(self, number: int, step: int, windows: Windows, collected: CollectedBatch) -> BuiltBatch:
+        """Turns collected arrays, and the numbers of the windows, into a batch.
+
+        number: the number of the collector that collected them.
+        """
         arrays = collected.arrays
-        cameras = self._cameras[windows.dataset]
+        cameras = self._cameras[number]
         if cameras is not None:
             padded, valid = cameras.add(step, windows, arrays)
             collected.padded_bytes += padded

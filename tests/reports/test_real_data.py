@@ -13,7 +13,7 @@ import gear_data
 SOURCES = (
     ("hf_dt_hopper", None),
     ("d4rl/hopper_mixture-v5.hdf5", None),
-    ("lerobot_v30_video", None),
+    pytest.param("lerobot_v30_video", None, marks=pytest.mark.processes),
     ("lerobot_v21_g1", ["observations", "actions"]),
     ("gato_jat/babyai", None),
     ("gato_jat/atari-pong", None),

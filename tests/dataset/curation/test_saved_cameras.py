@@ -56,6 +56,7 @@ def test_only_the_video_files_of_the_episodes_are_kept(mode: str, tmp_path: Path
     assert gear_data.verify(tmp_path / "out", deep=True, decode=True).ok
 
 
+@pytest.mark.processes
 def test_several_episodes_in_one_file(shared_data: Path, tmp_path: Path) -> None:
     """The sample of frames is that of a conversion of only these episodes, from files that hold six."""
     gear_data.convert(shared_data / "lerobot_v30_video", tmp_path / "whole", **OPTIONS)

@@ -165,6 +165,7 @@ def run(path, count):
 
 
 @pytest.mark.processes
+@pytest.mark.processes
 @pytest.mark.parametrize("processes", [1, 2])
 def test_arrays_are_sharded_over_devices_and_processes(dataset, processes):
     assert run(dataset.path, processes) == ["ok"] * processes

@@ -6,12 +6,15 @@ import hashlib
 import json
 from pathlib import Path
 
+import pytest
+
 import gear_data
 from gear_data import BatchOptions, SequenceLoader
 
 FRONT = "observations.images.front"
 
 
+@pytest.mark.processes
 def test_batches_have_the_frames_that_lerobot_reads(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "lerobot_v30_video"
     gear_data.convert(source, tmp_path / "dataset", videos="link", progress=False)
