@@ -107,6 +107,11 @@ def export_batches(
         for batch in islice(loader, batches):
             step = loader.state_dict()["step"] - 1
             name = f"batch-{len(entries):06d}.{format}"
+            if "valid_count" not in batch:
+                raise InvalidArgumentError(
+                    f"the batch of step {step} has no 'valid_count', by which its windows are counted",
+                    hint="let transform keep this key",
+                )
             on_host = {key: _on_host(value) for key, value in batch.items()}
             BATCH_WRITERS[format](on_host, folder / name)
             entries.append(_entry(on_host, folder / name, step))

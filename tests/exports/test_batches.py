@@ -179,3 +179,13 @@ def test_batches_of_cameras(format: str, rollouts: list[Any], rollouts_path: Pat
     found = read_batch(tmp_path / "out" / entry["file"], shapes)
     for key, tensor in next(iter(loader())).items():
         np.testing.assert_array_equal(found[key], tensor.numpy())
+
+
+def test_a_batch_without_its_count_of_windows_is_refused(rollouts_path: Path, tmp_path: Path) -> None:
+    def drop(batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {key: value for key, value in batch.items() if key != "valid_count"}
+
+    loader = gear_data.SequenceLoader(gear_data.open(rollouts_path), 7, context=4, transform=drop)
+    with pytest.raises(InvalidArgumentError, match=r"step 0 has no 'valid_count'.*\n.*let transform keep this key"):
+        gear_data.export_batches(loader, tmp_path / "out", batches=2)
+    assert not (tmp_path / "out").exists()
