@@ -28,7 +28,8 @@ def test_lerobot_reads_the_frames(sources: Any, tmp_path: Path, codec: str | Non
     expected = film(tmp_path / "dataset", [len(rollout) for rollout in rollouts])
     ds = gear_data.open(tmp_path / "dataset")
     gear_data.export(ds, tmp_path / "out", "lerobot", fps=FPS, video_codec=codec)
-    theirs = LeRobotDataset("gear/data", root=tmp_path / "out")
+    # Its other decoder, torchcodec, needs the system's FFmpeg.
+    theirs = LeRobotDataset("gear/data", root=tmp_path / "out", video_backend="pyav")
     assert (len(theirs), theirs.num_episodes) == (ds.num_steps, 5)
     for camera, key in KEYS.items():
         found = np.stack([theirs[step][key].numpy() for step in range(len(theirs))]) * 255
