@@ -29,6 +29,7 @@ from tests.support.cameras.filmed import moving_bar, write_video
 from tests.support.cluster import hold_rank, join_rank
 from tests.support.cluster.runs import all_ended, has_ended, runs, servers, torchrun
 from tests.support.feed import data as feed_data
+from tests.support.feed.arguments import grouped
 from tests.support.running.eventually import eventually
 
 
@@ -57,7 +58,7 @@ def expected(filmed):
     """The batches of one process that has all shards."""
     dataset = gear_data.open(filmed)
     found = {
-        name: join_rank.stacked(SequenceLoader(dataset, **{**join_rank.OPTIONS, **more}))
+        name: join_rank.stacked(SequenceLoader(dataset, **grouped(**{**join_rank.OPTIONS, **more})))
         for name, more in join_rank.LOADERS.items()
     }
     found["updated"] = join_rank.updated(dataset, None)
