@@ -175,7 +175,7 @@ def test_a_file_an_episode(sources: Any, tmp_path: Path, flags: bool) -> None:
     else:
         assert set(warning_codes(report)) == {"no-end-flag"}
         assert dataset.episodes["truncated"].all()
-        assert [e.num_steps for e in map(dataset.episode, range(12))] == [len(r) for r in rollouts]
+        assert [e.length for e in map(dataset.episode, range(12))] == [len(r) for r in rollouts]
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -71,7 +71,7 @@ def check_against_library(folder: Path, destination: Path) -> int:
     assert ds.num_episodes == dataset.total_episodes
     for i, theirs in enumerate(dataset.iterate_episodes()):
         ours, steps = ds.episode(i), len(theirs)
-        assert ours.num_steps == steps
+        assert ours.length == steps
         np.testing.assert_array_equal(ours["rewards"], theirs.rewards)
         np.testing.assert_array_equal(ours["terminated"], theirs.terminations)
         np.testing.assert_array_equal(ours["truncated"], theirs.truncations)
