@@ -88,7 +88,7 @@ def resolve_backend(
     if a GPU reads the memory of the columns.
 
     Args:
-        backend: one of `gear_data.loaders.arguments.BACKENDS`.
+        backend: a word of `gear_data.words.Processor`.
         rows: windows of a batch.
 
     Raises:
