@@ -26,7 +26,7 @@ from tests.support.feed import data as feed_data
 from tests.support.rdma import guest, remote_batches
 
 #: Seconds. Above the limits below, whose errors have the guest's output, and below `faulthandler_timeout`.
-pytestmark = pytest.mark.timeout(860)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(860)]
 
 HERE = Path(guest.__file__).parent
 REQUIRED = "GEAR_DATA_REQUIRE_VERBS"
