@@ -42,20 +42,20 @@ class VideoTimes:
     Attributes:
         file: int64 [n], number of the file among the source's files; -1 if the source has no file for the episode.
         start: float64 [n], time of the episode's first frame in seconds.
-        frames: int64 [n], number of frames that the source declares; -1 if the source does not say.
+        place: int64 [n], number of the episode among the places that the source declares for the file; -1 without.
         names: n names that the files have or should have, for messages.
     """
 
     file: npt.NDArray[np.int64]
     start: npt.NDArray[np.float64]
-    frames: npt.NDArray[np.int64]
+    place: npt.NDArray[np.int64]
     names: Sequence[str]
 
     def __len__(self) -> int:
         return len(self.file)
 
     def __getitem__(self, rows: slice) -> VideoTimes:
-        return VideoTimes(self.file[rows], self.start[rows], self.frames[rows], self.names[rows])
+        return VideoTimes(self.file[rows], self.start[rows], self.place[rows], self.names[rows])
 
     def shifted(self, first: int) -> VideoTimes:
         """Returns the same frames where the files are numbered from `first` on."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gear_data.ingest.findings.log import Finding
+from gear_data.video.declared_places import DeclaredPlaces
 from gear_data.video.file_index import VideoFile
 from gear_data.video.frame_groups import frame_groups
 
@@ -41,6 +42,7 @@ class DeclaredVideo:
         frames: the number of frames.
         depth: whether the frames are depth maps.
         checksum: of the file, as `gear_data.storage.atomic.checksum` returns it.
+        places: where the episodes of the file are; None if the times of the blocks say so exactly.
     """
 
     camera: str
@@ -52,6 +54,7 @@ class DeclaredVideo:
     frames: int | None = None
     depth: bool = False
     checksum: str | None = None
+    places: DeclaredPlaces | None = None
 
 
 def video_findings(video: VideoFile, declared: DeclaredVideo) -> list[Finding]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -67,12 +66,12 @@ def _source_file(location: str, file: str, size: int) -> SourceFile:
     return SourceFile(path, PurePosixPath(file).name if is_remote(file) else file, size, filesystem=filesystem)
 
 
-def video_times(segments: VideoSegments, lengths: Sequence[int], index: VideoIndex) -> VideoTimes:
+def video_times(segments: VideoSegments, index: VideoIndex) -> VideoTimes:
     """Returns the times at which the episodes begin in their files."""
     pairs = list(zip(segments.file.tolist(), segments.first_frame.tolist(), strict=True))
     return VideoTimes(
         segments.file,
         np.array([index.file(number).times[first] for number, first in pairs], np.float64),
-        np.array(lengths, np.int64),
+        np.full(len(pairs), -1),
         [index.file(number).file for number, _ in pairs],
     )

@@ -115,8 +115,7 @@ class DatasetSource:
         block = episode_block(batch, manifest, episodes, self._finals, self._index)
         times = {}
         if self._index is not None:
-            lengths = block.lengths.tolist()
-            times = {name: video_times(segments, lengths, self._index) for name, segments in block.videos.items()}
+            times = {name: video_times(segments, self._index) for name, segments in block.videos.items()}
         block = replace(
             block,
             position=Position(index, 0),

@@ -208,9 +208,8 @@ class JournalSource:
     def _times(self, camera: str, position: Position, episodes: Sequence[RecordedEpisode]) -> VideoTimes:
         count = len(episodes)
         first = self._first_video[camera, position.file] + position.row
-        lengths = np.array([episode.steps for episode in episodes], np.int64)
         names = [episode.videos[camera].file for episode in episodes]
-        return VideoTimes(np.arange(first, first + count), np.zeros(count), lengths, names)
+        return VideoTimes(np.arange(first, first + count), np.zeros(count), np.full(count, -1), names)
 
 
 def _renamed(column: ColumnSpec, names: Mapping[str, str]) -> str | None:

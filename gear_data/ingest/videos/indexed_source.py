@@ -17,6 +17,7 @@ from gear_data.ingest.videos.staged_index import StagedVideos, read_staged_video
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
 from gear_data.storage.episode_block import EpisodeBlock, Position
 from gear_data.storage.writing.file_store import FileStore
+from gear_data.video.declared_places import frame_ranges, nearest_frame
 from gear_data.video.file_index import VideoFile
 from gear_data.video.segments import VideoSegments, segment_digests
 
@@ -67,6 +68,8 @@ class IndexedSource:
         self._source = source
         self._one_size = one_size
         self.staged = staged
+        #: The frames of the episodes of the file that was read last.
+        self._ranges: dict[int, npt.NDArray[np.int64]] = {}
         self._skip_bad = skip_bad
         self.findings = source.findings
         self.resume_state = source.resume_state
@@ -145,7 +148,8 @@ class IndexedSource:
         times, staged = block.video_times[spec.name], self.staged
         clips = _Clips(np.zeros(len(block), np.int64), np.zeros(len(block), np.int64), [None] * len(block))
         lengths = block.lengths.tolist()
-        for episode, (number, start) in enumerate(zip(times.file.tolist(), times.start.tolist(), strict=True)):
+        places = zip(times.file.tolist(), times.start.tolist(), times.place.tolist(), strict=True)
+        for episode, (number, start, place) in enumerate(places):
             name = times.names[episode]
             if number not in staged.rows:
                 reason = staged.problems.get(number, "is missing")
@@ -153,26 +157,53 @@ class IndexedSource:
                 continue
             row = staged.rows[number]
             video = staged.index.file(row)
-            first, distance = _nearest(video, start)
-            clips.file[episode], clips.first_frame[episode] = row, first
-            clips.problems[episode] = self._problem(spec, video, name, first, lengths[episode])
+            first, last = self._frames(number, place, start)
+            clips.file[episode], clips.first_frame[episode] = row, max(first, 0)
+            if first < 0:
+                clips.problems[episode] = (
+                    f"its first frame in {name} is unclear: the metadata gives {start:.6g} s, the file has another "
+                    "number of frames per second, and it has not as many frames as its episodes"
+                )
+                continue
+            clips.problems[episode] = self._problem(spec, video, name, (first, last), lengths[episode])
+            distance = abs(float(video.times[first]) - start)
             if distance > _TOLERANCE and clips.problems[episode] is None:
                 message = (
-                    f"an episode begins at {start:.6g} s, and the nearest frame is {distance:.2g} s away; it is used"
+                    f"an episode should begin at {start:.6g} s, and its first frame, the nearest or by its number, is "
+                    f"{distance:.2g} s away"
                 )
                 self.findings.add(Finding("video-time-differs", message, 1, name, None, spec.source or spec.name))
         return clips
 
-    def _problem(self, spec: ColumnSpec, video: VideoFile, name: str, first: int, length: int) -> str | None:
-        """Returns why an episode cannot have the frames from `first` on; None if it can."""
+    def _frames(self, number: int, place: int, start: float) -> tuple[int, int]:
+        """Returns an episode's first frame, -1 if it is unclear, and the first frame of the next episode.
+
+        Args:
+            number: number of the file in the source.
+            place: number of the episode among the declared places of the file, if there are any.
+            start: the time of the first frame in seconds.
+        """
+        video, places = self.staged.index.file(self.staged.rows[number]), self.videos.declared[number].places
+        if places is None:
+            return nearest_frame(video, start)[0], video.num_frames
+        if number not in self._ranges:
+            self._ranges = {number: frame_ranges(video, places)}
+        first, last = self._ranges[number][place].tolist()
+        return first, last
+
+    def _problem(
+        self, spec: ColumnSpec, video: VideoFile, name: str, frames: tuple[int, int], length: int
+    ) -> str | None:
+        """Returns why an episode cannot have its frames of a file; None if it can."""
         if self._one_size and (video.height, video.width) != spec.shape[:2]:
             return (
                 f"its video {name} has frames of {video.height} x {video.width}, and the camera's first file has "
                 f"{spec.shape[0]} x {spec.shape[1]} (--videos frames with --video-size scales all of them)"
             )
-        left = video.num_frames - first
-        if left < length:
-            return f"its video {name} has {left} frames from its start on, and the episode has {length} steps"
+        first, last = frames
+        if last - first < length:
+            end = "from its start on" if last == video.num_frames else "before the next episode begins"
+            return f"its video {name} has {last - first} frames {end}, and the episode has {length} steps"
         return None
 
 
@@ -186,15 +217,6 @@ class _Clips:
     file: npt.NDArray[np.int64]
     first_frame: npt.NDArray[np.int64]
     problems: list[str | None]
-
-
-def _nearest(video: VideoFile, start: float) -> tuple[int, float]:
-    """Returns the frame nearest to a time, and its distance in seconds."""
-    times = video.times
-    frame = int(np.searchsorted(times, start))
-    candidates = [each for each in (frame - 1, frame) if 0 <= each < len(times)]
-    best = min(candidates, key=lambda each: abs(float(times[each]) - start))
-    return best, abs(float(times[best]) - start)
 
 
 def _columns(videos: SourceVideos, staged: StagedVideos) -> tuple[ColumnSpec, ...]:

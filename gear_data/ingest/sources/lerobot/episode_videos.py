@@ -21,6 +21,7 @@ from gear_data.ingest.sources.lerobot.episode_list import VIDEOS, EpisodeList
 from gear_data.ingest.sources.lerobot.metadata import ROWS_ONLY, LeRobotInfo, read_int
 from gear_data.ingest.sources.lerobot.video_names import FileKey, VideoNames
 from gear_data.schema import ColumnSpec
+from gear_data.video.declared_places import DeclaredPlaces
 from gear_data.video.segments import VideoTimes
 
 _CHUNK_SIZE = 1000
@@ -33,11 +34,13 @@ class _EpisodeVideo:
     Attributes:
         key: the key of the file.
         start: the time of the first frame in seconds.
+        stop: the time after the last frame in seconds; NaN if unknown.
         frames: the declared number of frames; -1 if unknown.
     """
 
     key: FileKey
     start: float
+    stop: float
     frames: int
 
 
@@ -49,11 +52,13 @@ class _CameraVideos:
         key: LeRobot's name of the camera.
         episodes: number of an episode -> its frames.
         numbers: key of a file -> its number; missing files have none.
+        order: number of an episode -> its place among the episodes of its file, by their starts.
     """
 
     key: str
     episodes: Mapping[int, _EpisodeVideo]
     numbers: Mapping[FileKey, int]
+    order: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class EpisodeVideos:
         return VideoTimes(
             np.array(numbers, np.int64),
             np.array([0.0 if video is None else video.start for video in videos], np.float64),
-            np.array([-1 if video is None else video.frames for video in videos], np.int64),
+            np.array([camera.order.get(episode, -1) for episode in episodes], np.int64),
             names,
         )
 
@@ -143,29 +148,40 @@ def find_videos(
     for camera in cameras:
         found = names.find(camera.key, location.files)
         episodes = _videos_v2(found, listed) if info.major == 2 else _videos_v3(camera, info, listed)
-        counts: dict[FileKey, list[int]] = {}
-        for video in episodes.values():
-            counts.setdefault(video.key, []).append(video.frames)
+        by_file: dict[FileKey, list[int]] = {}
+        for number, video in episodes.items():
+            by_file.setdefault(video.key, []).append(number)
         numbers = {}
-        for key, frames in counts.items():
+        order = {}
+        for key, members in by_file.items():
+            members.sort(key=lambda number: episodes[number].start)
+            order.update({number: place for place, number in enumerate(members)})
             if key in found:
                 numbers[key] = len(files)
                 files.append(found[key])
-                declared.append(_declared(camera, found[key].name, frames))
-        placed[camera.spec.name] = _CameraVideos(camera.key, episodes, numbers)
+                videos = [episodes[number] for number in members]
+                declared.append(_declared(camera, found[key].name, videos, info.fps))
+        placed[camera.spec.name] = _CameraVideos(camera.key, episodes, numbers, order)
     return EpisodeVideos(tuple(files), tuple(declared), names, placed)
 
 
-def _declared(camera: DeclaredCamera, file: str, frames: Sequence[int]) -> DeclaredVideo:
+def _declared(camera: DeclaredCamera, file: str, videos: Sequence[_EpisodeVideo], fps: float | None) -> DeclaredVideo:
+    frames = [video.frames for video in videos]
     return DeclaredVideo(
         camera.key,
         file,
-        camera.frames.height or None,
-        camera.frames.width or None,
-        camera.frames.fps,
-        camera.codec,
-        sum(frames) if min(frames) >= 0 else None,
-        camera.depth,
+        height=camera.frames.height or None,
+        width=camera.frames.width or None,
+        fps=camera.frames.fps,
+        codec=camera.codec,
+        frames=sum(frames) if min(frames) >= 0 else None,
+        depth=camera.depth,
+        places=DeclaredPlaces(
+            np.array([video.start for video in videos], np.float64),
+            np.array([video.stop for video in videos], np.float64),
+            np.array(frames, np.int64),
+            fps,
+        ),
     )
 
 
@@ -173,7 +189,9 @@ def _videos_v2(found: Mapping[FileKey, SourceFile], listed: EpisodeList | None) 
     """Returns one video for each episode that is listed, or has a file."""
     lengths = {} if listed is None else dict(zip(listed.ids.tolist(), listed.lengths.tolist(), strict=True))
     numbers = sorted({*lengths, *(key[0] for key in found)})
-    return {number: _EpisodeVideo((number,), 0.0, lengths.get(number, -1)) for number in numbers if number >= 0}
+    return {
+        number: _EpisodeVideo((number,), 0.0, math.nan, lengths.get(number, -1)) for number in numbers if number >= 0
+    }
 
 
 def _videos_v3(camera: DeclaredCamera, info: LeRobotInfo, listed: EpisodeList | None) -> dict[int, _EpisodeVideo]:
@@ -191,10 +209,12 @@ def _videos_v3(camera: DeclaredCamera, info: LeRobotInfo, listed: EpisodeList | 
             continue
         key = tuple(_number(record, name, prefix, listed.name, row) for name in ("chunk_index", "file_index"))
         start = _seconds(record, "from_timestamp", prefix, listed.name, row)
-        frames = length
-        if info.fps is not None and record.get("to_timestamp") is not None:
-            frames = round((_seconds(record, "to_timestamp", prefix, listed.name, row) - start) * info.fps)
-        videos[number] = _EpisodeVideo(key, start, max(frames, -1))
+        stop = math.nan
+        if record.get("to_timestamp") is not None:
+            stop = _seconds(record, "to_timestamp", prefix, listed.name, row)
+        if length < 0 and info.fps is not None and stop >= start:
+            length = round((stop - start) * info.fps)
+        videos[number] = _EpisodeVideo(key, start, stop, max(length, -1))
     return videos
 
 

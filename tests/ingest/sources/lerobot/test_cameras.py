@@ -79,7 +79,7 @@ def cameras_of(folder: Path, **options: Any) -> tuple[SourceVideos, dict[str, Vi
         name: VideoTimes(
             np.concatenate([block[name].file for block in blocks]),
             np.concatenate([block[name].start for block in blocks]),
-            np.concatenate([block[name].frames for block in blocks]),
+            np.concatenate([block[name].place for block in blocks]),
             [each for block in blocks for each in block[name].names],
         )
         for name in (blocks[0] if blocks else ())
@@ -114,7 +114,7 @@ def test_v2_has_one_file_an_episode(folder: str, tmp_path: Path) -> None:
     assert [file.name for file in videos.files] == v2_files(0, 1, 2, folder=folder)
     assert times["observations.images.wrist"].file.tolist() == [3, 4, 5]
     assert times["observations.images.wrist"].start.tolist() == [0.0] * 3
-    assert times["observations.images.wrist"].frames.tolist() == list(LENGTHS)
+    assert times["observations.images.wrist"].place.tolist() == [0] * 3
     assert [each.frames for each in videos.declared] == [*LENGTHS, *LENGTHS]
     assert {(each.height, each.width, each.fps) for each in videos.declared} == {(48, 64, 30.0)}
 
@@ -134,7 +134,7 @@ def test_v3_has_several_episodes_a_file(tmp_path: Path) -> None:
     front = times["observations.images.front"]
     assert front.file.tolist() == [0, 0, 1]
     assert front.start.tolist() == [0.0, 5 / 30, 0.1]
-    assert front.frames.tolist() == list(LENGTHS)
+    assert front.place.tolist() == [0, 1, 0]
     assert [each.frames for each in videos.declared] == [12, 4, 12, 4]
 
 
@@ -245,4 +245,6 @@ def test_a_dataset_by_lerobot_itself(shared_data: Path) -> None:
     assert [spec.shape for spec in videos.columns] == [(240, 320, 3), (96, 96, 3)]
     front = times["observations.images.front"]
     assert np.round(front.start * 30).tolist() == [0, 120, 217, 367, 431, 564]
-    assert front.frames.tolist() == [120, 97, 150, 64, 133, 101]
+    assert front.place.tolist() == [0, 1, 2, 3, 4, 5]
+    assert videos.declared[0].places is not None
+    assert videos.declared[0].places.frames.tolist() == [120, 97, 150, 64, 133, 101]
