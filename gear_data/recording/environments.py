@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gear_data.recording.callbacks import EnvCallbacks
 from gear_data.recording.nested_values import copy, row_of, rows, set_row
+from gear_data.recording.step_infos import StepInfos, infos_of_environments
 from gear_data.recording.writer import Writer
 
 
@@ -24,6 +25,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         writer: records the steps. `close` seals it.
         callbacks: decide what is recorded. None: what the environment returns.
         rendered: the column of the frames that the environment renders before each step. None: nothing is rendered.
+        record_infos: whether infos are recorded.
     """
 
     def __init__(
@@ -32,9 +34,12 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         writer: Writer,
         callbacks: EnvCallbacks | None = None,
         rendered: str | None = None,
+        *,
+        record_infos: bool = False,
     ) -> None:
         super().__init__(env)
         self._writer = writer
+        self._infos = StepInfos(writer) if record_infos else None
         self._callbacks = callbacks or EnvCallbacks()
         self._rendered = rendered
         self._facts: dict[str, Any] = {}
@@ -64,7 +69,11 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             terminated=terminated,
             truncated=truncated,
         )
-        self._writer.append(observations=self._observation, **columns, **frames)
+        steps = {"observations": self._observation, **columns, **frames}
+        if self._infos is None:
+            self._writer.append(**steps)
+        else:
+            self._infos.append([0], [steps.pop("infos")], steps, self._append)
         self._observation, self._steps = copy(after), self._steps + 1
         if terminates or truncates:
             self._end(terminated=terminates, truncated=truncates)
@@ -76,11 +85,17 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.env.close()  # type: ignore[no-untyped-call]
         self._writer.close()
 
+    def _append(self, steps: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
+        self._writer.append(**steps, **{name: values[0] for name, values in infos.items()})
+
     def _cut(self) -> None:
         if self._steps:
             self._end(terminated=False, truncated=True)
 
     def _end(self, *, terminated: bool, truncated: bool) -> None:
+        if self._infos is not None:
+            self._infos.decide([0])
+            self._facts |= self._infos.facts(0)
         # They stay if the episode cannot be written, for the next try.
         self._facts |= self._callbacks.facts(self._writer.episodes, truncated)
         self._writer.end_episode(terminated=terminated, truncated=truncated, final=self._observation, **self._facts)
@@ -97,11 +112,15 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
     Args:
         env: the vector environment.
         writer: records the steps. `close` seals it.
+        record_infos: whether infos are recorded.
     """
 
-    def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], writer: Writer) -> None:
+    def __init__(
+        self, env: gymnasium.vector.VectorEnv[Any, Any, Any], writer: Writer, *, record_infos: bool = False
+    ) -> None:
         super().__init__(env)
         self._writer = writer
+        self._infos = StepInfos(writer) if record_infos else None
         self._mode = _autoreset_mode(env)
         self._observations: Any = None
         #: bool [n]: environments whose episode ended with the last step.
@@ -124,18 +143,55 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
         stepped = np.flatnonzero(~self._ended)
         if len(stepped):
             final = _final_observations(observations, infos, ended) if self._mode == "SameStep" else observations
-            self._writer.append_batch(
-                stepped.tolist(),
-                observations=rows(self._observations, stepped),
-                actions=rows(taken, stepped),
-                rewards=np.asarray(rewards, np.float64)[stepped],
-                terminated=np.asarray(terminated, np.bool_)[stepped],
-                truncated=np.asarray(truncated, np.bool_)[stepped],
-                final=rows(final, stepped),
-            )
+            steps = {
+                "observations": rows(self._observations, stepped),
+                "actions": rows(taken, stepped),
+                "rewards": np.asarray(rewards, np.float64)[stepped],
+            }
+            ends = {
+                "terminated": np.asarray(terminated, np.bool_)[stepped],
+                "truncated": np.asarray(truncated, np.bool_)[stepped],
+                "final": rows(final, stepped),
+            }
+            if self._infos is None:
+                self._writer.append_batch(stepped.tolist(), **steps, **ends)
+            else:
+                found = infos_of_environments(infos, ended & (self._mode == "SameStep"))
+                self._append_with_infos(self._infos, stepped.tolist(), steps, ends, [found[each] for each in stepped])
         self._observations = copy(observations)
         self._ended = ended & (self._mode != "SameStep")
         return observations, rewards, terminated, truncated, infos
+
+    def _append_with_infos(
+        self,
+        infos: StepInfos,
+        environments: list[int],
+        steps: Mapping[str, Any],
+        ends: Mapping[str, Any],
+        found: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Appends a step of some environments, and ends episodes with facts.
+
+        Args:
+            infos: the recorded infos.
+            environments: the environments.
+            steps, ends: arguments of `Writer.append_batch`.
+            found: the info of each environment.
+        """
+
+        def append(columns: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+            self._writer.append_batch(environments, **columns, **more)
+
+        infos.append(environments, found, steps, append)
+        ended = np.flatnonzero(ends["terminated"] | ends["truncated"]).tolist()
+        if ended:
+            infos.decide([environments[row] for row in ended])
+        for row in ended:
+            self._writer.end_episode(
+                environments[row],
+                **{name: row_of(values, row) for name, values in ends.items()},
+                **infos.facts(environments[row]),
+            )
 
     def close(self, **arguments: Any) -> None:
         """Closes the environments, and makes the dataset of all episodes."""
@@ -145,10 +201,13 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
 
     def _cut(self, mask: npt.NDArray[np.bool_]) -> None:
         """Ends the open episodes of some environments as truncated."""
+        if self._infos is not None:
+            self._infos.decide([])
         for environment in self._writer.open_episodes():
             if mask[environment]:
                 final = rows(self._observations, np.array([environment]))
-                self._writer.end_episode(environment, truncated=True, final=row_of(final, 0))
+                facts = {} if self._infos is None else self._infos.facts(environment)
+                self._writer.end_episode(environment, truncated=True, final=row_of(final, 0), **facts)
 
 
 def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> str:

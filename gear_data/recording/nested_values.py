@@ -49,10 +49,12 @@ def copy(values: Any) -> Any:
 
 
 def stacked(values: Sequence[Any]) -> Any:
-    """Returns values of many steps as one batch."""
+    """Returns values of many steps as one batch. Of mappings, the names that all steps have."""
     first = values[0]
     if isinstance(first, Mapping):
-        return {name: stacked([each[name] for each in values]) for name in first}
+        return {
+            name: stacked([each[name] for each in values]) for name in first if all(name in each for each in values)
+        }
     if isinstance(first, tuple):
         return tuple(stacked([each[number] for each in values]) for number in range(len(first)))
     return np.stack([np.asarray(each) for each in values])

@@ -53,14 +53,16 @@ def record(
         episode_metadata_callback: as `minari.DataCollector` has it: a function, or a class without arguments. It takes
             an episode as a mapping of arrays, and returns facts about the episode. They become columns of the episode
             table.
-        record_infos: record what `step` returns as `info` in columns `infos`. All steps must have the same entries.
+        record_infos: record what `step` returns as `info`. Entries that all steps have become columns `infos.NAME`.
+            Entries that some steps have become a column and a mask, `masks.infos.NAME`. Entries that only the last step
+            has become facts of the episode. The first episode decides.
 
     Returns:
         The environment, wrapped.
 
     Raises:
-        InvalidArgumentError: `env` is no environment of Gymnasium, or a vector environment has callbacks or infos, or
-            a Writer and its options are given.
+        InvalidArgumentError: `env` is no environment of Gymnasium, or a vector environment has callbacks, or a Writer
+            and its options are given.
         UnknownArgumentError: there is no argument of a name.
         MissingExtraError: Gymnasium is not installed.
         GearError: the errors of `Writer`.
@@ -70,15 +72,14 @@ def record(
     from gear_data.recording.environments import RecordedEnv, RecordedVectorEnv
 
     if isinstance(env, gymnasium.vector.VectorEnv):
-        if step_data_callback is not None or episode_metadata_callback is not None or record_infos:
+        if step_data_callback is not None or episode_metadata_callback is not None:
             raise InvalidArgumentError(
-                "callbacks and infos of a vector environment are not recorded",
-                hint="record its environments one by one",
+                "a vector environment has no callbacks", hint="record its environments one by one, or leave them out"
             )
-        return RecordedVectorEnv(env, _writer(path, durability, cameras))
+        return RecordedVectorEnv(env, _writer(path, durability, cameras), record_infos=record_infos)
     if isinstance(env, gymnasium.Env):
         callbacks = EnvCallbacks(step_data_callback, episode_metadata_callback, record_infos=record_infos)
-        return RecordedEnv(env, _writer(path, durability, cameras), callbacks)
+        return RecordedEnv(env, _writer(path, durability, cameras), callbacks, record_infos=record_infos)
     raise InvalidArgumentError(
         f"record needs a gymnasium.Env or gymnasium.vector.VectorEnv, not {type(env).__name__}",
         hint="wrap an environment of gym with shimmy, or append steps to gear_data.Writer",

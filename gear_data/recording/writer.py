@@ -42,7 +42,7 @@ from gear_data.storage.journal.record import RecordedEpisode
 from gear_data.words import Durability
 
 #: Types of a fact about an episode.
-_FACTS = (str, bool, int, float)
+FACT_TYPES = (str, bool, int, float)
 
 
 class Writer:
@@ -130,6 +130,16 @@ class Writer:
     def episodes(self) -> int:
         """The number of finished episodes. The episodes of a Writer that died count."""
         return self._sink.episodes
+
+    @property
+    def columns(self) -> tuple[ColumnSpec, ...] | None:
+        """The columns of every step, end flags left out; None: the first step will decide.
+
+        A server does not say the columns of its dataset.
+        """
+        if self._open is not None:
+            return (*self._columns.values(), *self._cameras.columns)
+        return self._declared or self._sink.columns()
 
     def append(self, env_id: int = 0, **step: Any) -> None:
         """Appends a step to the open episode of an environment.
@@ -242,7 +252,7 @@ class Writer:
                 else {name: values[0] for name, values in self._finals(one_row(final), 1, where).items()}
             )
             for name, value in facts.items():
-                if type(value) not in _FACTS or (isinstance(value, float) and not math.isfinite(value)):
+                if type(value) not in FACT_TYPES or (isinstance(value, float) and not math.isfinite(value)):
                     raise InvalidArgumentError(
                         f"the fact {name} is {value!r:.80}", hint="facts are text, finite numbers and booleans"
                     )

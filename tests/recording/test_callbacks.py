@@ -161,7 +161,6 @@ def test_a_callback_that_returns_too_little(tmp_path: Path) -> None:
 
 def test_vector_environments_have_no_callbacks(tmp_path: Path) -> None:
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2)
-    for arguments in ({"step_data_callback": Doubled}, {"record_infos": True}):
-        with pytest.raises(InvalidArgumentError, match="of a vector environment"):
-            gear_data.record(envs, tmp_path / "recorded", **arguments)
+    with pytest.raises(InvalidArgumentError, match="a vector environment has no callbacks"):
+        gear_data.record(envs, tmp_path / "recorded", step_data_callback=Doubled)
     assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gear_data.ingest.growing.publish import Publication
+from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.episode_log import EpisodeLog
 
 
@@ -14,6 +15,9 @@ class EpisodeSink(EpisodeLog, Protocol):
     @property
     def episodes(self) -> int:
         """The number of finished episodes so far."""
+
+    def columns(self) -> tuple[ColumnSpec, ...] | None:
+        """Returns the columns that earlier episodes have; None if there are none, or they are not known."""
 
     def flush(self) -> None:
         """Brings all episodes to the destination, if they are elsewhere after `sync`.

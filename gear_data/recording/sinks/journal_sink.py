@@ -11,7 +11,8 @@ from gear_data.ingest.growing.publish import Publication
 from gear_data.recording.publisher import JournalPublisher
 from gear_data.recording.sinks.episode_sink import EpisodeSink
 from gear_data.recording.step_columns import check_joins
-from gear_data.schema import ColumnSpec
+from gear_data.schema import ColumnSpec, Role
+from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.journal.record import RecordedEpisode
 
 
@@ -48,6 +49,14 @@ class JournalSink(EpisodeSink):
     def episodes(self) -> int:
         """The number of finished episodes. Those that a writer left behind when it died count."""
         return self._episodes
+
+    def columns(self) -> tuple[ColumnSpec, ...] | None:
+        """Returns the columns of the dataset, or of a journal that waits; None if there is neither."""
+        if (manifest := self._publisher.newest()) is not None:
+            ends = (Role.TERMINATED, Role.TRUNCATED)
+            return tuple(column for column in manifest.schema.source_columns if column.role not in ends)
+        contents = [read_journal(file) for file in self._journals.ended()[:1]]
+        return contents[0].columns if contents else None
 
     @property
     def video_folder(self) -> Path:

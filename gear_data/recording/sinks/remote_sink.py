@@ -61,6 +61,9 @@ class RemoteSink(EpisodeSink):
         """The number of finished episodes of this writer."""
         return self._episodes
 
+    def columns(self) -> None:
+        """Returns None: the server does not say its columns."""
+
     @property
     def video_folder(self) -> Path:
         """A temporary folder. A video stays in it until the server's disk has the episode."""
