@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from gear_data.common.paths import printable
-from gear_data.errors import CorruptSourceError, UnsupportedColumnError
+from gear_data.errors import BadEpisodeError, CorruptSourceError, UnsupportedColumnError
 from gear_data.ingest.findings.episode_checks import check_episodes
-from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
 from gear_data.ingest.findings.non_finite import check_finite
 from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO, add_returns_to_go, with_derived_columns
 from gear_data.ingest.pipeline.end_flags import check_end_flags, complete_end_flags, end_flag_columns
@@ -85,7 +87,7 @@ def prepared_blocks(
     state: dict[str, Any] = {}
     while True:
         before = {"findings": source.findings.to_json(), "notes": dict(source.resume_state)}
-        with typed_memory_errors():
+        with typed_memory_errors(), _advice_about_columns(source):
             block = next(blocks, None)
         if block is None:
             return
@@ -100,6 +102,24 @@ def prepared_blocks(
         check_finite(ready, source.findings, strict=strict, rows_are_steps=source.rows_are_steps)
         check_episodes(ready, source.findings, rows_are_steps=source.rows_are_steps)
         yield add_returns_to_go(ready) if has_rewards else ready, state
+
+
+@contextmanager
+def _advice_about_columns(source: EpisodeSource) -> Iterator[None]:
+    """Adds to a BadEpisodeError without its own advice that the column can be left out.
+
+    If all episodes have the same fault, it does not help to leave bad episodes out.
+    """
+    try:
+        yield
+    except BadEpisodeError as error:
+        names = [spec.name for spec in source.columns if error.column not in (spec.name, spec.source or spec.name)]
+        if error.hint == BAD_EPISODE_HINT and 0 < len(names) < len(source.columns):
+            error.hint = (
+                f"leave the column out with --columns {shlex.quote(','.join(names))}, leave such episodes out with "
+                "--on-bad-episode skip, or repair the source"
+            )
+        raise
 
 
 def check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:

@@ -14,7 +14,7 @@ from gear_data.ingest.location import SourceFile
 _MAX_BYTES = 256 << 20
 #: Half of a surrogate pair, escaped or in UTF-8. Whole pairs match too.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-_DOWNLOAD_AGAIN = "download it again"
+_CORRECT = "correct the JSON, or restore the file"
 
 
 def read_json_object(file: SourceFile) -> dict[str, Any]:
@@ -29,11 +29,39 @@ def read_json_object(file: SourceFile) -> dict[str, Any]:
 def read_json_lines(file: SourceFile) -> list[dict[str, Any]]:
     """Reads a file that holds one JSON object per line; empty lines are skipped.
 
+    Objects over several lines, and one JSON array of objects, are read, too: files that people edit are often so.
+
     Raises:
         CorruptSourceError: a line is not a JSON object, or the file is larger than 256 MiB.
     """
-    lines = _read(file).splitlines()
-    return [json_object(line, file.name, row=row) for row, line in enumerate(lines) if line.strip()]
+    text = _read(file)
+    try:
+        return [json_object(line, file.name, row=row) for row, line in enumerate(text.splitlines()) if line.strip()]
+    except CorruptSourceError as error:
+        found = _objects(text)
+        if not found:
+            error.hint = "write one JSON object per line, or restore the file"
+            raise
+        return found
+
+
+def _objects(text: bytes) -> list[dict[str, Any]]:
+    """Returns the objects of a text that has them one after another, or in one array; empty for another text."""
+    decoder, found = json.JSONDecoder(), []
+    try:
+        decoded, end = text.decode(), 0
+        while (end := _after_spaces(decoded, end)) < len(decoded):
+            value, end = decoder.raw_decode(decoded, end)
+            found += value if isinstance(value, list) else [value]
+    except (ValueError, RecursionError):
+        return []
+    return [_printable_texts(each) for each in found] if all(isinstance(each, dict) for each in found) else []
+
+
+def _after_spaces(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
 
 
 def json_object(text: str | bytes, file: str, *, column: str | None = None, row: int | None = None) -> dict[str, Any]:
@@ -56,9 +84,9 @@ def json_object(text: str | bytes, file: str, *, column: str | None = None, row:
             value = _printable_texts(value)
     except (ValueError, RecursionError) as error:
         message = f"is not JSON: {error}"
-        raise CorruptSourceError(message, file=file, column=column, row=row, hint=_DOWNLOAD_AGAIN) from error
+        raise CorruptSourceError(message, file=file, column=column, row=row, hint=_CORRECT) from error
     if not isinstance(value, dict):
-        raise CorruptSourceError("is not a JSON object", file=file, column=column, row=row, hint=_DOWNLOAD_AGAIN)
+        raise CorruptSourceError("is not a JSON object", file=file, column=column, row=row, hint=_CORRECT)
     return value
 
 

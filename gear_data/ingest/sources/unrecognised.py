@@ -44,6 +44,12 @@ np.savez({archive!r}, **arrays)"""
 #: Suffixes -> hint, for sources that hold only files of these kinds.
 _ADVICE = {
     (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z"): "unpack it first",
+    (".mcap", ".bag", ".db3"): (
+        "recordings of ROS are not read: their topics have different rates, and only you know which one a step is. "
+        "Decode the file (packages mcap-ros2-support, rosbags), resample the topics to one rate, and pass the episodes "
+        "to gear_data.convert: [{'observations': ..., 'actions': ...}, ...]. Or convert it to a LeRobot dataset with "
+        "the tools of the robot, and give its folder"
+    ),
     (".pkl", ".pickle", ".pt", ".pth", ".joblib"): (
         "pickles are never loaded: if you trust the file, load it yourself and pass the episodes to gear_data.convert"
     ),

@@ -11,11 +11,19 @@ from gear_data.errors import UnknownFormatError
 from gear_data.ingest.pipeline.columns import EPISODE_COLUMNS, SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.arrays.classify import ENDS, FIRST, INDICES, LENGTHS, ClassifiedArrays, is_observation
+from gear_data.ingest.sources.arrays.classify import (
+    ENDS,
+    FIRST,
+    INDICES,
+    LENGTHS,
+    STARTS,
+    ClassifiedArrays,
+    is_observation,
+)
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 
 #: Arrays that say where episodes are, and so which axis is the steps.
-_BOUNDARIES = {FIRST, INDICES, ENDS, *LENGTHS, *EPISODE_COLUMNS}
+_BOUNDARIES = {FIRST, INDICES, ENDS, STARTS, *LENGTHS, *EPISODE_COLUMNS}
 Shapes = Mapping[str, tuple[int, ...]]
 
 

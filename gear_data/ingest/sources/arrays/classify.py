@@ -24,6 +24,8 @@ from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 INDICES = "indices"
 #: The row after each episode's last step.
 ENDS = "episode_ends"
+#: The first row of each episode, or a flag per row that is true there (Stable-Baselines2).
+STARTS = "episode_starts"
 LENGTHS = ("lengths", "episode_lengths")
 #: True at an episode's first row, in DreamerV2 and V3: https://github.com/danijar/dreamerv3.
 FIRST = "is_first"
@@ -186,7 +188,7 @@ def _boundary_arrays(
     named = [name for name in (options.episodes.episode_column, options.episodes.step_column) if name is not None]
     if named:
         return {name: arrays[name] for name in named if name in arrays}, options.episodes.episode_column
-    for name in (FIRST, INDICES, ENDS, *LENGTHS):
+    for name in (FIRST, INDICES, ENDS, STARTS, *LENGTHS):
         array = arrays.get(name)
         if array is not None and array.dtype.kind in "biu" and len(array.shape) == 1:
             return {name: array}, None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from gear_data.ingest.sources.arrays.classify import (
     INDICES,
     LENGTHS,
     NEXT,
+    STARTS,
     ClassifiedArrays,
     all_values,
     classify_arrays,
@@ -87,6 +89,9 @@ def build_step_arrays(
     if INDICES in boundaries:
         rows = all_values(boundaries[INDICES]).astype(np.int64)
         return _arrays_with_lengths(classified, size, lengths_between(np.append(rows, classified.rows)), seekable)
+    if STARTS in boundaries:
+        starts = _first_rows(name, all_values(boundaries[STARTS]), classified.rows)
+        return _arrays_with_lengths(classified, size, lengths_between(np.append(starts[1:], classified.rows)), seekable)
     if ENDS in boundaries:
         rows = all_values(boundaries[ENDS]).astype(np.int64)
         return _arrays_with_lengths(classified, size, lengths_between(rows), seekable)
@@ -99,6 +104,23 @@ def build_step_arrays(
     return _flagged_arrays(classified, size, options, whole_source, seekable)
 
 
+def _first_rows(name: str, values: npt.NDArray[Any], rows: int) -> npt.NDArray[np.int64]:
+    """Returns int64 [n], the first row of each episode: the values, or the rows at which a flag is true.
+
+    Raises BadEpisodeError if the first episode does not begin with the first row.
+    """
+    is_flag = values.dtype == np.bool_ or (len(values) == rows > 1 and int(values.max()) <= 1)
+    starts = np.flatnonzero(values) if is_flag else values.astype(np.int64)
+    if not len(starts) or starts[0] != 0:
+        raise BadEpisodeError(
+            f"begins no episode at row 0, but at {starts[:1].tolist()}",
+            file=name,
+            column=STARTS,
+            hint=_OTHER_BOUNDARIES,
+        )
+    return starts
+
+
 def _refuse_unclear_terminals(name: str, arrays: Mapping[str, StoredArray], options: SourceOptions) -> None:
     """Refuses `terminals` that may be D4RL's or OGBench's.
 
@@ -107,7 +129,7 @@ def _refuse_unclear_terminals(name: str, arrays: Mapping[str, StoredArray], opti
     Another array that says where episodes end settles the question, and so do the user's options.
     """
     names = {canonical_name(source) for source in arrays}
-    ends = {"truncated", DONES, FIRST, INDICES, ENDS, *LENGTHS, *EPISODE_COLUMNS}
+    ends = {"truncated", DONES, FIRST, INDICES, ENDS, STARTS, *LENGTHS, *EPISODE_COLUMNS}
     if "terminals" not in arrays or names & ends or options.episodes.given or "terminals" in (options.rename or {}):
         return
     has_final_row = "observations" in arrays and arrays["observations"].shape[:1] != arrays["terminals"].shape[:1]
@@ -317,7 +339,8 @@ def _flagged_arrays(
     if whole_source and not has_ends and limit is None:
         raise UnknownFormatError(
             "nothing says where episodes end: there is no truncation flag ('timeouts', 'truncated'), no 'dones', no "
-            "'next_observations', and no 'indices', 'episode_ends' or 'episode_lengths'",
+            "'next_observations', and no 'indices', 'episode_starts', 'episode_ends' or "
+            "'episode_lengths'",
             file=classified.name,
             hint="name a column with --end-column or --episode-column, or give --max-episode-steps "
             "(episodes=EpisodeBoundaries(...))",
