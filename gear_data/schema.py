@@ -104,6 +104,7 @@ class ColumnRecord(msgspec.Struct, frozen=True):
     derived: bool
     source: str | None
     has_final: bool
+    element_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class ColumnSpec:
         has_final: whether the final observation, which follows the last step, has this column.
         video: the frames, if the steps are stored as video; None: the steps are in the shards. A video's steps have
             dtype `uint8` and shape (height, width, channels).
+        element_names: names of the elements of a scalar or vector, such as a robot's joints; empty if unknown. The
+            fingerprint leaves them out.
     """
 
     name: str
@@ -128,6 +131,7 @@ class ColumnSpec:
     source: str | None = None
     has_final: bool = False
     video: VideoFormat | None = None
+    element_names: tuple[str, ...] = ()
 
     @property
     def role(self) -> Role:
@@ -204,6 +208,7 @@ class ColumnSpec:
             "derived": self.derived,
             "source": self.source,
             "has_final": self.has_final,
+            **({"element_names": list(self.element_names)} if self.element_names else {}),
         }
 
     @staticmethod
@@ -211,13 +216,17 @@ class ColumnSpec:
         """Checks a record and returns its column.
 
         Raises:
-            ManifestError: no column can have this dtype and shape.
+            ManifestError: no column can have this dtype and shape, or there are more or fewer names than elements.
         """
         fixed = record.dtype in DTYPES and all(size > 0 for size in record.shape)
         variable = record.dtype in VARIABLE_TYPES and record.shape == () and not record.has_final
         if not fixed and not variable:
             raise ManifestError(
                 f"no column can have dtype {record.dtype!r} and shape {record.shape!r}", column=record.name
+            )
+        if record.element_names and len(record.element_names) != math.prod(record.shape):
+            raise ManifestError(
+                f"{len(record.element_names)} names do not fit the shape {record.shape!r}", column=record.name
             )
         return ColumnSpec(
             name=record.name,
@@ -226,6 +235,7 @@ class ColumnSpec:
             derived=record.derived,
             source=record.source,
             has_final=record.has_final,
+            element_names=record.element_names,
         )
 
 

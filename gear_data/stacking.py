@@ -113,7 +113,15 @@ def stacked_column(name: str, parts: Sequence[ColumnSpec]) -> ColumnSpec:
                 hint="leave it out of stack",
             )
     dtype = np.result_type(*(part.numpy_dtype for part in parts)).name
-    return ColumnSpec(name, dtype, (sum(part.size for part in parts),), has_final=all(part.has_final for part in parts))
+    return ColumnSpec(
+        name,
+        dtype,
+        (sum(part.size for part in parts),),
+        has_final=all(part.has_final for part in parts),
+        element_names=tuple(each for part in parts for each in part.element_names)
+        if all(part.element_names for part in parts)
+        else (),
+    )
 
 
 def stack_values(column: ColumnSpec, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

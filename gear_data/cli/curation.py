@@ -223,7 +223,8 @@ def _statistics_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     probabilities = list(rows[0]["quantiles"])
     lines = [["column", "count", "not finite", *MOMENTS, *(f"q{each}" for each in probabilities)]]
     for row in rows:
-        name = row["column"] if row["element"] is None else f"{row['column']}[{row['element']}]"
+        element = row["element"] if row["name"] is None else row["name"]
+        name = row["column"] if element is None else f"{row['column']}[{element}]"
         numbers = [row[kind] for kind in MOMENTS] + [row["quantiles"][each] for each in probabilities]
         lines.append([name, f"{row['count']:,}", f"{row['not_finite']:,}", *(f"{number:.5g}" for number in numbers)])
     return table(lines)

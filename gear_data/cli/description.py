@@ -30,6 +30,8 @@ def describe(dataset: Dataset) -> str:
         "",
         *_columns_table(dataset),
     ]
+    if named := [spec for spec in dataset.schema if spec.element_names]:
+        lines += ["", "elements", *(f"  {spec.name}: {', '.join(spec.element_names)}" for spec in named)]
     if summary["cameras"]:
         lines += ["", *_cameras_table(summary["cameras"])]
     for name, values in (("return", finite_returns(dataset)), ("length", dataset.lengths.astype(np.float64))):

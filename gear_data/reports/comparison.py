@@ -8,7 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.reports.distributions import counts_between, dimensions_of, histogram_edges, sorted_finite
+from gear_data.reports.distributions import (
+    counts_between,
+    dimension_labels,
+    dimensions_of,
+    histogram_edges,
+    sorted_finite,
+)
 from gear_data.reports.facts import finite_returns, summarize
 from gear_data.reports.numbers import number, rounded
 from gear_data.reports.step_sample import StepSample, draw_sample
@@ -40,8 +46,8 @@ def compare(sample: StepSample, other: Dataset) -> dict[str, Any]:
     ]
     for name in alike:
         mine, yours = _dimensions(sample, ours[name]), _dimensions(second, theirs[name])
-        for place, (one, two) in enumerate(zip(mine, yours, strict=True)):
-            rows.append(_difference(name if len(mine) == 1 else f"{name}[{place}]", one, two))
+        for label, one, two in zip(dimension_labels(ours[name]), mine, yours, strict=True):
+            rows.append(_difference(label, one, two))
     summary = summarize(other)
     names = ("episodes", "steps", "fingerprint", "source", "format", "bytes", "return", "length")
     return {

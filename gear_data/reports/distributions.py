@@ -80,6 +80,7 @@ def column_distributions(sample: StepSample) -> list[dict[str, Any]]:
                 "derived": spec.derived,
                 "read": len(values),
                 "stride": stride,
+                "labels": dimension_labels(spec),
                 "dimensions": [asdict(describe(each, spec)) for each in dimensions_of(values, spec)],
             }
         )
@@ -91,6 +92,12 @@ def dimensions_of(values: npt.NDArray[Any], spec: ColumnSpec) -> list[npt.NDArra
     if len(spec.shape) == 1:
         return [values[:, element] for element in range(min(spec.shape[0], MAX_DIMENSIONS))]
     return [values.reshape(-1)]
+
+
+def dimension_labels(spec: ColumnSpec) -> list[str]:
+    """Returns a label of each dimension of a column: the name of the element, or its place in the vector."""
+    names = spec.element_names or range(spec.size if len(spec.shape) == 1 else 0)
+    return [f"{spec.name}[{name}]" for name in names][:MAX_DIMENSIONS] or [spec.name]
 
 
 def describe(values: npt.NDArray[Any], spec: ColumnSpec) -> Dimension:

@@ -20,7 +20,7 @@ def summarize(dataset: Dataset) -> dict[str, Any]:
     return {
         "episodes": dataset.num_episodes,
         "steps": dataset.num_steps,
-        "columns": {spec.name: {"dtype": spec.dtype, "shape": list(spec.shape)} for spec in dataset.schema},
+        "columns": {spec.name: _column(spec) for spec in dataset.schema},
         "cameras": {spec.name: _camera(dataset, spec) for spec in dataset.schema.videos},
         "return": _range(finite_returns(dataset)),
         "length": _range(dataset.lengths.astype(np.float64)),
@@ -32,6 +32,11 @@ def summarize(dataset: Dataset) -> dict[str, Any]:
         "bytes": sum(entry.bytes for entry in dataset.manifest.files),
         "findings": [dict(finding) for finding in dataset.manifest.findings],
     }
+
+
+def _column(spec: ColumnSpec) -> dict[str, Any]:
+    names = {"element_names": list(spec.element_names)} if spec.element_names else {}
+    return {"dtype": spec.dtype, "shape": list(spec.shape), **names}
 
 
 def finite_returns(dataset: Dataset) -> npt.NDArray[np.float64]:

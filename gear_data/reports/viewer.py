@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
-from gear_data.reports.distributions import MAX_DIMENSIONS
+from gear_data.reports.distributions import MAX_DIMENSIONS, dimension_labels
 from gear_data.reports.numbers import rounded
 from gear_data.reports.pictures import encode_steps, picture_columns
 from gear_data.reports.step_sample import Int64Array, spread
@@ -76,7 +76,7 @@ def viewer_data(dataset: Dataset, positions: Int64Array, frames: int) -> dict[st
             episodes.append(_episode(dataset, position, series, pictures, frames))
             bar.update(1)
     return {
-        "columns": [{"name": spec.name, "size": spec.size, "shown": _width(spec)} for spec in series],
+        "columns": [{"name": spec.name, "size": spec.size, "labels": dimension_labels(spec)} for spec in series],
         "pictures": [spec.name for spec in pictures],
         "scrub": frames > 0,
         "episodes": episodes,

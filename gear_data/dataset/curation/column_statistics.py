@@ -30,9 +30,9 @@ def statistics_rows(
         probabilities: of the quantiles.
 
     Returns:
-        `column`; `element`, null for a column with one set of statistics; `count` of finite values; `not_finite`, the
-        number of NaN and infinities; `mean`, `std`, `min`, `max`; and `quantiles`, probability -> value. The rows of
-        episodes have the column `episodes.return` and `episodes.length`.
+        `column`; `element`, null for a column with one set of statistics; `name` of the element, null if it has none;
+        `count` of finite values; `not_finite`, the number of NaN and infinities; `mean`, `std`, `min`, `max`; and
+        `quantiles`, probability -> value. The rows of episodes have the column `episodes.return` and `episodes.length`.
 
     Raises:
         UnknownNameError: a column does not exist. The error lists the columns.
@@ -55,6 +55,7 @@ def statistics_rows(
                 {
                     "column": name,
                     "element": element if width > 1 else None,
+                    "name": spec.element_names[element] if len(spec.element_names) == width else None,
                     "count": count,
                     "not_finite": values - count,
                     **moments,
@@ -81,6 +82,7 @@ def _episode_row(dataset: Dataset, name: str, probabilities: Sequence[float]) ->
     return {
         "column": f"episodes.{name}",
         "element": None,
+        "name": None,
         "count": len(finite),
         "not_finite": len(values) - len(finite),
         **{kind: float(value) for kind, value in zip(MOMENTS, moments, strict=True)},

@@ -15,6 +15,9 @@ from gear_data.schema import ColumnSpec
 #: Label -> probability, of the quantiles of returns.
 _QUANTILES = {"min": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "max": 1.0}
 
+#: Most names of elements that are all shown.
+_MOST_NAMES = 8
+
 
 def html_table(dataset: DatasetCore) -> str:
     """Returns counts, quantiles of the returns, and the columns, as HTML.
@@ -28,9 +31,10 @@ def html_table(dataset: DatasetCore) -> str:
     lines = [f"<strong>{title}</strong> <code>{escape(str(dataset.path))}</code>", f"{counts}, {_lengths(dataset)}"]
     if returns := _returns(dataset):
         lines.append(f"returns: {returns}")
-    head = _row("th", ["column", "dtype", "shape", "size", "stored as"])
     specs = (*dataset.schema.columns, *dataset.schema.videos)
-    body = "".join(_row("td", _cells(dataset, spec)) for spec in specs)
+    named = any(spec.element_names for spec in specs)
+    head = _row("th", ["column", "dtype", "shape", *(["elements"] if named else []), "size", "stored as"])
+    body = "".join(_row("td", _cells(dataset, spec, named=named)) for spec in specs)
     return f"<div>{'<br>'.join(lines)}<table><thead>{head}</thead><tbody>{body}</tbody></table></div>"
 
 
@@ -39,10 +43,16 @@ def _row(tag: str, cells: Iterable[str]) -> str:
     return "<tr>" + "".join(f"<{tag}{scope}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
-def _cells(dataset: DatasetCore, spec: ColumnSpec) -> list[str]:
+def _cells(dataset: DatasetCore, spec: ColumnSpec, *, named: bool) -> list[str]:
     stored = "video" if spec.video is not None else "derived" if spec.derived else "column"
     shape = " x ".join(map(str, spec.shape)) if spec.shape else "scalar"
-    return [spec.name, spec.dtype, shape, _size(dataset, spec), stored]
+    return [spec.name, spec.dtype, shape, *([_elements(spec)] if named else []), _size(dataset, spec), stored]
+
+
+def _elements(spec: ColumnSpec) -> str:
+    """Returns the names of the elements; of many, the first and the last one."""
+    names = spec.element_names
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{names[0]}, ..., {names[-1]}"
 
 
 def _size(dataset: DatasetCore, spec: ColumnSpec) -> str:

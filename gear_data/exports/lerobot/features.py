@@ -142,14 +142,15 @@ def _feature(dataset: Dataset, spec: ColumnSpec, name: str) -> Feature:
             hint="export to Parquet",
         )
     if spec.shape in ((), (1,)):
-        return Feature(name, spec, _declared(spec.dtype, (1,)), lambda values: pa.array(values.reshape(-1)))
+        declared = _declared(spec.dtype, (1,), spec.element_names)
+        return Feature(name, spec, declared, lambda values: pa.array(values.reshape(-1)))
     if len(spec.shape) == 1:
-        return Feature(name, spec, _declared(spec.dtype, spec.shape), _fixed_lists)
+        return Feature(name, spec, _declared(spec.dtype, spec.shape, spec.element_names), _fixed_lists)
     return Feature(name, spec, _declared(spec.dtype, spec.shape), lambda values: nested_rows(values, spec.name))
 
 
-def _declared(dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": list(shape), "names": None}
+def _declared(dtype: str, shape: tuple[int, ...], names: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "names": list(names) or None}
 
 
 def _fixed_lists(values: Any) -> pa.Array:

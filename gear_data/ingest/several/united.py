@@ -16,8 +16,9 @@ def united_columns(parts: Sequence[NamedColumns]) -> tuple[ColumnSpec, ...]:
     """Returns the columns of all parts, in the order of their first appearance.
 
     Raises:
-        UnsupportedColumnError: a column has two dtypes or shapes, or is computed in only one part; or a part has final
-            observations, but not of a column that has them in another part.
+        UnsupportedColumnError: a column has two dtypes or shapes, or is computed in only one part, or has the same
+            named elements in two orders; or a part has final observations, but not of a column that has them in another
+            part.
     """
     columns: dict[str, ColumnSpec] = {}
     owners: dict[str, str] = {}
@@ -35,8 +36,20 @@ def united_columns(parts: Sequence[NamedColumns]) -> tuple[ColumnSpec, ...]:
                     hint="nothing is cast: convert one of them again with --rename, so that the names differ, or "
                     "leave the column out with --columns",
                 )
+            if known.element_names != column.element_names and sorted(known.element_names) == sorted(
+                column.element_names
+            ):
+                raise UnsupportedColumnError(
+                    f"has the elements {', '.join(column.element_names)} here, and the same elements in another order "
+                    f"in {owners[column.name]}",
+                    file=name,
+                    column=column.name,
+                    hint="convert one of them again with --rename, so that the names of the columns differ, or leave "
+                    "the column out with --columns",
+                )
             columns[column.name] = replace(
                 known,
+                element_names=known.element_names if known.element_names == column.element_names else (),
                 source=known.source if known.source == column.source else None,
                 has_final=known.has_final or column.has_final,
             )

@@ -2,8 +2,7 @@
 function dimensionRows() {
   const rows = [];
   for (const column of data.columns) {
-    const vector = column.shape.length === 1;
-    column.dimensions.forEach((d, i) => rows.push({ column, d, name: vector ? `${column.name}[${i}]` : column.name, order: rows.length }));
+    column.dimensions.forEach((d, i) => rows.push({ column, d, name: column.labels[i], order: rows.length }));
   }
   return rows;
 }

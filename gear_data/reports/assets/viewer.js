@@ -80,8 +80,8 @@ function viewer() {
   }
 
   function curve(column, lines) {
-    const names = lines.map((_, i) => `[${i}]`);
-    const cut = column.size > column.shown ? `, the first ${column.shown} of ${column.size}` : "";
+    const names = column.labels;
+    const cut = column.size > names.length ? `, the first ${names.length} of ${column.size}` : "";
     return chart(`${column.name}${cut}`, `Line chart of ${column.name} over the steps of episode ${episode.id}`, (colour) => ({
       height: 150,
       params: [{ name: "cursor", value: Number(slider.value) }],

@@ -6,6 +6,7 @@ Rows are kept as they are. Each difference makes a finding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,46 @@ def _other_declaration(feature: Mapping[str, Any], spec: ColumnSpec) -> str | No
     if isinstance(shape, list) and not spec.variable_length and tuple(shape) not in (spec.shape, (*spec.shape, 1)):
         return f"{dtype} {tuple(shape)}"
     return None
+
+
+def with_element_names(
+    info: LeRobotInfo, columns: Sequence[ColumnSpec], findings: FindingLog
+) -> tuple[ColumnSpec, ...]:
+    """Returns the columns with the names that the metadata declares for the elements of scalars and vectors.
+
+    Names of axes, such as `height`, name no elements. Nor does the one name of a vector.
+
+    Args:
+        info: the metadata with the declared features.
+        columns: the columns that are kept.
+        findings: receives a finding about each column with more or fewer names than elements.
+    """
+    named = []
+    for spec in columns:
+        name = spec.source or spec.name
+        names = _flat_names(info.features.get(name, {}).get("names"))
+        vector = len(spec.shape) < 2 and not spec.variable_length
+        if vector and len(names) == spec.size:
+            spec = replace(spec, element_names=names)
+        elif vector and len(names) > 1:
+            message = f"{info.name} names {len(names)} elements, and the column has {spec.size}; the names are left out"
+            findings.add(Finding(_DISAGREES, message, file=info.name, column=name))
+        named.append(spec)
+    return tuple(named)
+
+
+def _flat_names(names: Any) -> tuple[str, ...]:
+    """Returns the texts of a list, of a list of lists, or of a mapping.
+
+    A mapping has lists (`{"motors": [...]}`), or the number of each name.
+    """
+    if isinstance(names, str):
+        return (names,)
+    if isinstance(names, dict):
+        if names and all(type(number) is int for number in names.values()):
+            return tuple(sorted((str(name) for name in names), key=names.__getitem__))
+        names = list(names.values())
+    return tuple(text for each in names for text in _flat_names(each)) if isinstance(names, list) else ()
 
 
 def check_listing(info: LeRobotInfo, listed: EpisodeList | None, files: Sequence[str], findings: FindingLog) -> None:

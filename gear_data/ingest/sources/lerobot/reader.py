@@ -38,6 +38,7 @@ from gear_data.ingest.sources.lerobot.metadata_checks import (
     check_timestamps,
     subtask_texts,
     task_texts,
+    with_element_names,
 )
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
@@ -125,7 +126,8 @@ class LeRobotSource:
         self._tasks = read_tasks(location, info.major)
         self._subtasks = read_subtasks(location)
         self._listed = read_episode_list(location, info.major)
-        self.columns = _kept_columns(self._rows.columns, requested, read_notes(location))
+        kept = _kept_columns(self._rows.columns, requested, read_notes(location))
+        self.columns = with_element_names(info, kept, self._rows.findings)
         with_final = tuple(spec for spec in self.columns if spec.has_final)
         self._finals = FinalObservations(location, with_final) if with_final else None
         self.metadata: Mapping[str, Any] = info.facts
