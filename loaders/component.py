@@ -16,10 +16,9 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.window_anchors import anchors_of, ends_without_state
 from gear_data.errors import DatasetReplacedError, InvalidArgumentError
 from gear_data.kernels import cpu
-from gear_data.loaders.arguments.checks import normalization_statistics
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
-from gear_data.loaders.normalization import restored_statistics
+from gear_data.loaders.normalization import normalization_statistics, restored_statistics
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.goals import goal_output
 from gear_data.loaders.presets.offsets import offsets_to_json

@@ -1,4 +1,4 @@
-"""Normalisation modes: how a column's statistics become a mean and a deviation."""
+"""Normalisation: how statistics, or the user's values, become a mean and a deviation of each column."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.errors import InvalidArgumentError, StateMismatchError
-from gear_data.schema import ColumnSpec
+from gear_data.errors import InvalidArgumentError, StateMismatchError, unknown_name
+from gear_data.loaders.presets.outputs import normalization_columns
+from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.statistics import ColumnStatistics
+from gear_data.words import Normalization
 
 Float64Array = npt.NDArray[np.float64]
+#: The argument `normalize` of `SequenceLoader`.
+Normalize = bool | Normalization | str | Sequence[str] | Mapping[str, tuple[Any, Any] | str] | None
 
 #: Modes: (x - mean) / std; the 1st and 99th percentile to -1 and 1; the least and the largest value to -1 and 1; for
 #: images, (x / 255 - mean) / std by ImageNet's mean and std of each channel.
@@ -21,6 +25,66 @@ MODES = ("mean-std", "quantiles", "minmax", "imagenet")
 
 #: Mean and std of ImageNet's red, green and blue from 0 to 1, as torchvision's models have them.
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def normalization_statistics(
+    dataset: Dataset, schema: Schema, parts: Mapping[str, Sequence[ColumnSpec]], normalize: Normalize
+) -> dict[str, tuple[Float64Array, Float64Array]]:
+    """Returns column -> (mean, std), float64, of the columns to normalise.
+
+    Args:
+        dataset: the dataset.
+        schema: its columns, with stacked columns in the place of their parts.
+        parts: stacked column -> its parts, whose statistics it has.
+        normalize: see `SequenceLoader`.
+
+    Raises:
+        UnknownNameError: no such column.
+        InvalidArgumentError: `normalize` is of another form.
+    """
+    if normalize is None:
+        return {}
+    if isinstance(normalize, Mapping):
+        normalization_columns(schema, tuple(normalize))
+        return {name: _mean_and_std(dataset, parts, name, value) for name, value in normalize.items()}
+    if isinstance(normalize, str) and normalize not in ("all", *MODES, *schema.names):
+        raise unknown_name("column", normalize, ("all", *MODES, *schema.names))
+    mode = normalize if isinstance(normalize, str) and normalize in MODES else "mean-std"
+    names = normalization_columns(schema, True if mode == normalize else normalize)
+    return {name: _statistics_of(dataset, parts, name, mode) for name in names}
+
+
+def _statistics_of(
+    dataset: Dataset, parts: Mapping[str, Sequence[ColumnSpec]], name: str, mode: str
+) -> tuple[Float64Array, Float64Array]:
+    """Returns the (mean, std) of a mode.
+
+    A stacked column has its parts' values side by side.
+    """
+    if name not in parts:
+        return mode_statistics(dataset, name, mode)
+    means, deviations = zip(*(mode_statistics(dataset, part.name, mode) for part in parts[name]), strict=True)
+    return np.concatenate(means), np.concatenate(deviations)
+
+
+def _mean_and_std(
+    dataset: Dataset, parts: Mapping[str, Sequence[ColumnSpec]], name: str, value: Any
+) -> tuple[Float64Array, Float64Array]:
+    if isinstance(value, str):
+        if value not in MODES:
+            raise unknown_name("normalisation", value, MODES)
+        return _statistics_of(dataset, parts, name, value)
+    try:
+        mean, std = (np.asarray(each, np.float64) for each in value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"normalize takes (mean, std) or a mode, not {value!r}", column=name, hint=f"modes: {', '.join(MODES)}"
+        ) from error
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
+        raise InvalidArgumentError(
+            f"normalize takes finite means, and finite deviations of at least 0, not {value!r}", column=name
+        )
+    return mean, std
 
 
 def mode_statistics(dataset: Dataset, name: str, mode: str) -> tuple[Float64Array, Float64Array]:

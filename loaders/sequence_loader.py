@@ -17,7 +17,6 @@ from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.common.keywords import refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.evaluation.normalizer import Normalizer, shared_normalizer
-from gear_data.loaders.arguments.checks import Normalize
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.arguments.options import (
     MOVED,
@@ -39,6 +38,7 @@ from gear_data.loaders.loader_spec import loader_identity, loader_spec
 from gear_data.loaders.metrics import Meter, weight_metrics
 from gear_data.loaders.misuse import check_consumer, check_dataloader_options, check_sampler
 from gear_data.loaders.mixture import Mixture
+from gear_data.loaders.normalization import Normalize
 from gear_data.loaders.passes.progress import Progress
 from gear_data.loaders.passes.shared_passes import SharedPasses
 from gear_data.loaders.passes.state import check_state, make_state

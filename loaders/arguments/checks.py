@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -12,16 +11,10 @@ from gear_data.collection.output import BFLOAT16
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.loaders.normalization import MODES, mode_statistics
-from gear_data.loaders.presets.outputs import normalization_columns
-from gear_data.schema import ColumnSpec, Schema
 from gear_data.selection.goals import Goals
-from gear_data.words import Normalization
 
 if TYPE_CHECKING:
     import torch
-
-Normalize = bool | Normalization | str | Sequence[str] | Mapping[str, tuple[Any, Any] | str] | None
 
 #: A dtype of float columns, by name or as a framework has it.
 Dtype: TypeAlias = "Literal['float32', 'float64', 'float16', 'bfloat16'] | npt.DTypeLike | torch.dtype | None"
@@ -132,63 +125,3 @@ def check_goals(goals: Any, anchor: str) -> Goals | None:
             hint="give WindowOptions(anchor='start'), the window's first step, or anchor='end', its last step",
         )
     return goals
-
-
-def normalization_statistics(
-    dataset: Dataset, schema: Schema, parts: Mapping[str, Sequence[ColumnSpec]], normalize: Normalize
-) -> dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
-    """Returns column -> (mean, std), float64, of the columns to normalise.
-
-    Args:
-        dataset: the dataset.
-        schema: its columns, with stacked columns in the place of their parts.
-        parts: stacked column -> its parts, whose statistics it has.
-        normalize: see `SequenceLoader`.
-
-    Raises:
-        UnknownNameError: no such column.
-        InvalidArgumentError: `normalize` is of another form.
-    """
-    if normalize is None:
-        return {}
-    if isinstance(normalize, Mapping):
-        normalization_columns(schema, tuple(normalize))
-        return {name: _mean_and_std(dataset, parts, name, value) for name, value in normalize.items()}
-    if isinstance(normalize, str) and normalize not in ("all", *MODES, *schema.names):
-        raise unknown_name("column", normalize, ("all", *MODES, *schema.names))
-    mode = normalize if isinstance(normalize, str) and normalize in MODES else "mean-std"
-    names = normalization_columns(schema, True if mode == normalize else normalize)
-    return {name: _statistics_of(dataset, parts, name, mode) for name in names}
-
-
-def _statistics_of(
-    dataset: Dataset, parts: Mapping[str, Sequence[ColumnSpec]], name: str, mode: str
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Returns the (mean, std) of a mode.
-
-    A stacked column has its parts' values side by side.
-    """
-    if name not in parts:
-        return mode_statistics(dataset, name, mode)
-    means, deviations = zip(*(mode_statistics(dataset, part.name, mode) for part in parts[name]), strict=True)
-    return np.concatenate(means), np.concatenate(deviations)
-
-
-def _mean_and_std(
-    dataset: Dataset, parts: Mapping[str, Sequence[ColumnSpec]], name: str, value: Any
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    if isinstance(value, str):
-        if value not in MODES:
-            raise unknown_name("normalisation", value, MODES)
-        return _statistics_of(dataset, parts, name, value)
-    try:
-        mean, std = (np.asarray(each, np.float64) for each in value)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"normalize takes (mean, std) or a mode, not {value!r}", column=name, hint=f"modes: {', '.join(MODES)}"
-        ) from error
-    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
-        raise InvalidArgumentError(
-            f"normalize takes finite means, and finite deviations of at least 0, not {value!r}", column=name
-        )
-    return mean, std

@@ -11,7 +11,6 @@ from gear_data.common.distributed import rank_and_world_size
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments.checks import (
-    Normalize,
     check_dataset,
     check_end,
     check_goals,
@@ -33,6 +32,7 @@ from gear_data.loaders.frameworks.resolve import Device, resolve_framework
 from gear_data.loaders.misuse import check_group
 from gear_data.loaders.mixture import Mixture, MixtureComponent
 from gear_data.loaders.node_local import check_selection
+from gear_data.loaders.normalization import Normalize
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.offsets import ColumnSteps, Offsets, check_offsets
 from gear_data.loaders.presets.registry import resolve_preset
