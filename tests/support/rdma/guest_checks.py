@@ -478,7 +478,7 @@ def check_nothing_is_left_behind(world: World) -> None:
 
 def main(dataset: str, expected: str, protection: str) -> None:
     # Four minutes on two idle cores, and twice as long if other tests run.
-    faulthandler.dump_traceback_later(780, exit=True)
+    faulthandler.dump_traceback_later(2400, exit=True)
     backoff.MIN_BACKOFF_SECONDS = 0.1  # the checks kill nodes
     world = World(Path(dataset), Path(expected), Path(protection))
     with Path("/out/results").open("w") as file:

@@ -22,7 +22,7 @@ from tests.support.rdma.guest_rows import Rows
 
 
 def main(dataset: str, place: str) -> None:
-    faulthandler.dump_traceback_later(300, exit=True)
+    faulthandler.dump_traceback_later(1800, exit=True)
     rows, address, options = Rows(Path(dataset)), Address.parse(place), ClientOptions.from_environment()
     client = ShardClient([address], options, transport="verbs")
     try:
