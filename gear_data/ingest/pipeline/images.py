@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -33,10 +33,10 @@ from gear_data.common.images import (
 )
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.source import EpisodeSource, Unit
-from gear_data.ingest.videos.source_videos import source_videos
+from gear_data.ingest.pipeline.mapped_source import MappedSource, cut, without
+from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position, offsets_of
+from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, offsets_of
 
 #: Bytes of pixels per yielded block: an encoded block of some MB may decode to gigabytes.
 _PIECE_BYTES = 32 << 20
@@ -188,23 +188,15 @@ class _BadImage(NamedTuple):
     reason: str
 
 
-class DecodedImages:
-    """An `EpisodeSource` that decodes some columns of another source.
-
-    It cuts the other source's blocks into pieces. All pieces of a block keep its position (`EpisodeBlock.first`).
-    """
+class DecodedImages(MappedSource):
+    """An `EpisodeSource` that decodes some columns of another source, in pieces of its blocks."""
 
     def __init__(self, source: EpisodeSource, kinds: Mapping[str, ImageKind], skip_bad: bool, threads: int) -> None:
-        self.findings = source.findings
-        self.resume_state = source.resume_state
-        self.rows_are_steps = source.rows_are_steps
-        self.metadata = source.metadata
-        self.videos = source_videos(source)
-        self.columns = tuple(
+        columns = (
             replace(spec, dtype="uint8", shape=kinds[spec.name].shape) if spec.name in kinds else spec
             for spec in source.columns
         )
-        self._source = source
+        super().__init__(source, tuple(columns))
         self._kinds = kinds
         self._source_names = {spec.name: spec.source or spec.name for spec in source.columns}
         sizes = {name: math.prod(kind.shape) for name, kind in kinds.items()}
@@ -212,53 +204,21 @@ class DecodedImages:
         self._final_names = [spec.name for spec in source.columns if spec.name in kinds and spec.has_final]
         self._final_bytes = sum(sizes[name] for name in self._final_names)
         self._skip_bad = skip_bad
-        self._threads = threads if max(sizes.values()) >= _THREADED else 1
-
-    @property
-    def num_rows(self) -> int | None:
-        return self._source.num_rows
-
-    def units(self) -> Sequence[Unit]:
-        return self._source.units()
-
-    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        position: Position | None = None
-        first = used = 0
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="gear-decode") as pool:
-            for block in self._source.blocks(start, stop):
-                # The position changes only if no finding was added since the last yielded episode. Otherwise a resumed
-                # run would miss the finding.
-                if position is None or (block.first == 0 and used == 0):
-                    position, first = block.position, 0
-                for piece in self._pieces(block):
-                    used += piece.source_rows
-                    for run in self._decoded_runs(piece, pool):
-                        yield replace(run, position=position, first=first, source_rows=used)
-                        first, used = first + len(run), 0
+        threads = threads if max(sizes.values()) >= _THREADED else 1
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gear-decode")
 
     def _pieces(self, block: EpisodeBlock) -> Iterator[EpisodeBlock]:
-        """Yields pieces of up to `_PIECE_BYTES` of pixels, or of one episode.
-
-        Each piece has its share of the source's rows.
-        """
         sizes = block.offsets * self._step_bytes + offsets_of(block.has_final.astype(np.int64)) * self._final_bytes
-        first = rows = 0
-        while first < len(block):
-            last = int(np.searchsorted(sizes, sizes[first] + _PIECE_BYTES, side="right")) - 1
-            last = max(last, first + 1)
-            so_far = block.source_rows * last // len(block)
-            yield replace(block.slice(first, last), source_rows=so_far - rows)
-            first, rows = last, so_far
+        return cut(block, sizes, _PIECE_BYTES)
 
-    def _decoded_runs(self, piece: EpisodeBlock, pool: ThreadPoolExecutor) -> Iterator[EpisodeBlock]:
-        """Yields the decoded piece, split where an episode is left out."""
+    def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
         bad: list[_BadImage] = []
         columns, finals = dict(piece.columns), dict(piece.finals)
         for name in self._kinds:
-            columns[name] = self._decode(name, piece.variable[name], partial(_ImagePosition.of_step, piece), pool, bad)
+            columns[name] = self._decode(name, piece.variable[name], partial(_ImagePosition.of_step, piece), bad)
         for name in self._final_names:
             array = piece.variable_finals[name]
-            finals[name] = self._decode(name, array, partial(_ImagePosition.of_final, piece), pool, bad)
+            finals[name] = self._decode(name, array, partial(_ImagePosition.of_final, piece), bad)
         decoded = replace(
             piece,
             columns=columns,
@@ -266,13 +226,7 @@ class DecodedImages:
             variable=self._undecoded(piece.variable),
             variable_finals=self._undecoded(piece.variable_finals),
         )
-        start = 0
-        for episode in self._report_bad(piece, bad):
-            if episode > start:
-                yield decoded.slice(start, episode)
-            start = episode + 1
-        if start < len(decoded):
-            yield decoded.slice(start, len(decoded))
+        return without(decoded, self._report_bad(piece, bad))
 
     def _undecoded(self, arrays: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
         """Returns the columns that stay encoded."""
@@ -283,7 +237,6 @@ class DecodedImages:
         name: str,
         array: pa.Array,
         place: Callable[[int], _ImagePosition],
-        pool: ThreadPoolExecutor,
         bad: list[_BadImage],
     ) -> npt.NDArray[np.uint8]:
         """Decodes a column's images to uint8 [images, H, W, C].
@@ -292,7 +245,6 @@ class DecodedImages:
             name: the column.
             array: the encoded images.
             place: returns the position of an image, given its index in the array.
-            pool: the decoding threads.
             bad: receives the images that cannot be decoded.
         """
         kind, column = self._kinds[name], self._source_names[name]
@@ -307,15 +259,15 @@ class DecodedImages:
                     found.append(_BadImage(place(i), column, str(error)))
             return found
 
-        for found in pool.map(decode_run, range(0, len(array), _RUN)):
+        for found in self._pool.map(decode_run, range(0, len(array), _RUN)):
             bad += found
         return out
 
-    def _report_bad(self, block: EpisodeBlock, bad: list[_BadImage]) -> list[int]:
+    def _report_bad(self, block: EpisodeBlock, bad: list[_BadImage]) -> npt.NDArray[np.bool_]:
         """Adds a finding for each episode with a bad image.
 
         Returns:
-            The indices of these episodes, in order.
+            bool [n], these episodes.
 
         Raises:
             BadEpisodeError: there is a bad image, and bad episodes are not skipped.
@@ -335,4 +287,6 @@ class DecodedImages:
                     hint=f"repair the source, leave such episodes out with --on-bad-episode skip, or {_KEEP}",
                 )
             self.findings.add(Finding("bad-episode", f"{reason}; skipped", 1, file, row, image.column))
-        return list(episodes)
+        found = np.zeros(len(block), np.bool_)
+        found[list(episodes)] = True
+        return found

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +13,12 @@ from PIL import Image
 
 from gear_data.errors import BadEpisodeError, CorruptShardError
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.source import EpisodeSource, Unit
+from gear_data.ingest.pipeline.mapped_source import MappedSource, cut, without
+from gear_data.ingest.source import EpisodeSource
 from gear_data.ingest.videos.source_videos import NO_VIDEOS, source_videos
 from gear_data.ingest.videos.storage_options import JPEG, VideoStorage
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock
 from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.index_tables import VideoIndex
@@ -53,7 +53,7 @@ class SourcePackets:
         return result
 
 
-class DecodedVideos:
+class DecodedVideos(MappedSource):
     """An `EpisodeSource` that has the cameras of another source as ordinary columns.
 
     Args:
@@ -75,11 +75,6 @@ class DecodedVideos:
         skip_bad: bool,
         threads: int,
     ) -> None:
-        self.findings = source.findings
-        self.resume_state = source.resume_state
-        self.metadata: Mapping[str, Any] = source.metadata
-        self.videos = NO_VIDEOS
-        self._source = source
         self._cameras = source_videos(source).columns
         self._size = videos.size
         self._mode = videos.mode
@@ -87,33 +82,8 @@ class DecodedVideos:
         # A frame is needed once. Only a group that is cut between two pieces is decoded twice without a cache.
         options = DecodeOptions(threads=threads, size=videos.size, cache_bytes=_PIECE_BYTES)
         self._reader = FrameReader(index, packets, options)
-        self.columns = (*source.columns, *(self._column(spec) for spec in self._cameras))
+        super().__init__(source, (*source.columns, *(self._column(spec) for spec in self._cameras)), NO_VIDEOS)
         self._step_bytes = sum(int(np.prod(self._shape(spec))) for spec in self._cameras)
-
-    @property
-    def num_rows(self) -> int | None:
-        return self._source.num_rows
-
-    @property
-    def rows_are_steps(self) -> bool:
-        return self._source.rows_are_steps
-
-    def units(self) -> Sequence[Unit]:
-        return self._source.units()
-
-    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        position: Position | None = None
-        first = used = 0
-        for block in self._source.blocks(start, stop):
-            # The position changes only if no finding was added since the last yielded episode. Otherwise a resumed run
-            # would miss the finding.
-            if position is None or (block.first == 0 and used == 0):
-                position, first = block.position, 0
-            used += block.source_rows
-            for piece in self._pieces(block):
-                for run in self._decoded_runs(piece):
-                    yield replace(run, position=position, first=first, source_rows=used)
-                    first, used = first + len(run), 0
 
     def _shape(self, spec: ColumnSpec) -> tuple[int, ...]:
         return spec.shape if self._size is None else (*self._size, 3)
@@ -125,16 +95,9 @@ class DecodedVideos:
         return ColumnSpec(spec.name, "uint8", self._shape(spec), source=spec.source)
 
     def _pieces(self, block: EpisodeBlock) -> Iterator[EpisodeBlock]:
-        """Yields pieces of up to `_PIECE_BYTES` of pixels, or of one episode."""
-        steps = _PIECE_BYTES // max(1, self._step_bytes)
-        offsets, first = block.offsets, 0
-        while first < len(block):
-            last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + steps, side="right")) - 1)
-            yield block.slice(first, last)
-            first = last
+        return cut(block, block.offsets * self._step_bytes, _PIECE_BYTES)
 
-    def _decoded_runs(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
-        """Yields the decoded piece, cut where an episode is left out."""
+    def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
         bad = np.zeros(len(piece), np.bool_)
         columns, variable = dict(piece.columns), dict(piece.variable)
         for spec in self._cameras:
@@ -142,10 +105,7 @@ class DecodedVideos:
                 variable[spec.name] = pa.array(self._encoded(spec, piece, bad), pa.large_binary())
             else:
                 columns[spec.name] = self._decoded(spec, piece, bad)
-        whole = replace(piece, columns=columns, variable=variable, videos={})
-        edges = np.flatnonzero(np.diff(np.concatenate([[True], bad, [True]]).astype(np.int8)))
-        for first, last in edges.reshape(-1, 2).tolist():
-            yield whole.slice(first, last)
+        return without(replace(piece, columns=columns, variable=variable, videos={}), bad)
 
     def _decoded(self, spec: ColumnSpec, piece: EpisodeBlock, bad: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
         """Returns uint8 [steps, H, W, 3], and marks the episodes that cannot be decoded."""

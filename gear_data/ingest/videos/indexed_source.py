@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.source import EpisodeSource, Unit
+from gear_data.ingest.pipeline.mapped_source import MappedSource, without
+from gear_data.ingest.source import EpisodeSource
 from gear_data.ingest.videos.source_videos import SourceVideos, source_videos
 from gear_data.ingest.videos.staged_index import StagedVideos, read_staged_videos
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
-from gear_data.storage.episode_block import EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.video.declared_places import frame_ranges, nearest_frame
 from gear_data.video.file_index import VideoFile
@@ -45,7 +45,7 @@ def indexed_source(source: EpisodeSource, store: FileStore, *, skip_bad: bool, o
     return IndexedSource(source, read_staged_videos(store, videos), skip_bad=skip_bad, one_size=one_size)
 
 
-class IndexedSource:
+class IndexedSource(MappedSource):
     """A source whose blocks say which frames of which indexed file an episode has.
 
     See `EpisodeSource`.
@@ -65,67 +65,28 @@ class IndexedSource:
     """
 
     def __init__(self, source: EpisodeSource, staged: StagedVideos, *, skip_bad: bool, one_size: bool) -> None:
-        self._source = source
+        declared = source_videos(source)
+        super().__init__(source, videos=replace(declared, columns=_columns(declared, staged)))
         self._one_size = one_size
         self.staged = staged
         #: The frames of the episodes of the file that was read last.
         self._ranges: dict[int, npt.NDArray[np.int64]] = {}
         self._skip_bad = skip_bad
-        self.findings = source.findings
-        self.resume_state = source.resume_state
-        declared = source_videos(source)
-        self.videos: SourceVideos = replace(declared, columns=_columns(declared, staged))
 
-    @property
-    def columns(self) -> tuple[ColumnSpec, ...]:
-        return self._source.columns
-
-    @property
-    def num_rows(self) -> int | None:
-        return self._source.num_rows
-
-    @property
-    def rows_are_steps(self) -> bool:
-        return self._source.rows_are_steps
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self._source.metadata
-
-    def units(self) -> Sequence[Unit]:
-        return self._source.units()
-
-    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        position: Position | None = None
-        first = used = 0
-        for block in self._source.blocks(start, stop):
-            # The position changes only if no finding was added since the last yielded episode. Otherwise a resumed run
-            # would miss the finding.
-            if position is None or (block.first == 0 and used == 0):
-                position, first = block.position, 0
-            used += block.source_rows
-            if not len(block):  # all its episodes were left out
-                continue
-            for run in self._with_segments(block):
-                yield replace(run, position=position, first=first, source_rows=used)
-                first, used = first + len(run), 0
-
-    def _with_segments(self, block: EpisodeBlock) -> Iterator[EpisodeBlock]:
-        """Yields a block with its segments, cut where an episode is left out."""
-        clips = {spec.name: self._clips(spec, block) for spec in self.videos.columns}
+    def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
+        clips = {spec.name: self._clips(spec, piece) for spec in self.videos.columns}
         names = {spec.name: spec.source or spec.name for spec in self.videos.columns}
-        bad = np.zeros(len(block), np.bool_)
-        for episode in range(len(block)):
+        bad = np.zeros(len(piece), np.bool_)
+        for episode in range(len(piece)):
             for name, found in clips.items():
                 if (problem := found.problems[episode]) is not None:
-                    self._report(block, episode, names[name], problem)
+                    self._report(piece, episode, names[name], problem)
                     bad[episode] = True
                     break
         segments = {name: VideoSegments(found.file, found.first_frame) for name, found in clips.items()}
-        whole = replace(block, videos=segments, video_times={})
-        edges = np.flatnonzero(np.diff(np.concatenate([[True], bad, [True]]).astype(np.int8)))
-        for first, last in edges.reshape(-1, 2).tolist():
-            yield self._with_digests(whole.slice(first, last))
+        whole = replace(piece, videos=segments, video_times={})
+        for run in without(whole, bad):
+            yield self._with_digests(run)
 
     def _with_digests(self, block: EpisodeBlock) -> EpisodeBlock:
         index = self.staged.index

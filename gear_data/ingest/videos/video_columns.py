@@ -23,6 +23,7 @@ from gear_data.errors import CorruptSourceError, InvalidArgumentError
 from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import Location, SourceFile, locate
 from gear_data.ingest.pipeline.columns import EPISODE_COLUMNS
+from gear_data.ingest.pipeline.mapped_source import MappedSource
 from gear_data.ingest.source import EpisodeSource, Unit
 from gear_data.ingest.videos.source_videos import SourceVideos, source_videos
 from gear_data.schema import VideoFormat, video_column
@@ -138,16 +139,10 @@ def _numbers(files: Sequence[SourceFile]) -> dict[int, int] | None:
     return found
 
 
-class WithVideoColumns:
+class WithVideoColumns(MappedSource):
     """An `EpisodeSource` with cameras whose files the user named."""
 
     def __init__(self, source: EpisodeSource, cameras: Sequence[_Camera]) -> None:
-        self.findings = source.findings
-        self.resume_state = source.resume_state
-        self.rows_are_steps = source.rows_are_steps
-        self.metadata = source.metadata
-        self.columns = source.columns
-        self._source = source
         self._cameras = cameras
         self._counts = any(camera.by_data_file is None for camera in cameras)
         self._left_out = 0
@@ -159,11 +154,7 @@ class WithVideoColumns:
             files += camera.files
             declared += [DeclaredVideo(camera.name, file.name) for file in camera.files]
         specs = tuple(video_column(camera.name, VideoFormat(0, 0)) for camera in cameras)
-        self.videos = SourceVideos((*videos.columns, *specs), tuple(files), tuple(declared))
-
-    @property
-    def num_rows(self) -> int | None:
-        return self._source.num_rows
+        super().__init__(source, videos=SourceVideos((*videos.columns, *specs), tuple(files), tuple(declared)))
 
     def units(self) -> Sequence[Unit]:
         units = self._source.units()
