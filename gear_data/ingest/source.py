@@ -70,6 +70,10 @@ class SourceOptions:
         """Whether bad episodes are left out and reported, instead of raising an error."""
         return self.on_bad_episode == "skip"
 
+    def names_column(self, spec: ColumnSpec) -> bool:
+        """Returns whether `columns` names a column, by its canonical name or its source's."""
+        return self.columns is not None and not {spec.name, spec.source}.isdisjoint(self.columns)
+
     def with_stacked_parts(self) -> SourceOptions:
         """Returns the options with the parts of each stack among the columns to keep, in place of the stack."""
         if self.columns is None or self.stack is None:

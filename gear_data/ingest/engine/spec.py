@@ -14,6 +14,8 @@ from gear_data.ingest.location import Location, locate
 from gear_data.ingest.mapping import parse_mapping
 from gear_data.ingest.merging.dataset_source import GEAR, DatasetSource
 from gear_data.ingest.pipeline.images import decode_images
+from gear_data.ingest.pipeline.names import is_next
+from gear_data.ingest.pipeline.next_observations import take_next_observations
 from gear_data.ingest.pipeline.prepare import report_names
 from gear_data.ingest.pipeline.stack import stack_columns
 from gear_data.ingest.several.parts import SourcePart, locate_parts
@@ -31,6 +33,8 @@ SHARD_BYTES = 512 << 20
 
 #: The fields of a specification that a manifest records as they are.
 _PLAIN = ("split", "format", "keep_encoded", "strict", "shard_bytes")
+#: Formats whose columns a user named one by one: none of them has a second meaning.
+_NAMED_BY_USER = (GEAR, "journal", "tree")
 #: Argument -> the group of options that it takes.
 _GROUPS: dict[str, type[Any]] = {"episodes": EpisodeBoundaries, "videos": VideoStorage}
 
@@ -132,9 +136,14 @@ class ConversionSpec:
             source, name, reason = self._open_format(location)
         if self.strict:
             source.findings.make_strict()
+        stack, may_take_next = self.options.stack or {}, name not in _NAMED_BY_USER
+        if may_take_next:
+            source = take_next_observations(source, self.options)
         if not self.keep_encoded:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
-        source = stack_columns(source, self.options.stack or {})
+        source = stack_columns(source, stack)
+        if may_take_next and any(map(is_next, stack)):
+            source = take_next_observations(source, self.options)
         report_names(source, all_columns=self.options.columns is None)
         return source, name, reason
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gear_data.common.paths import printable
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
-from gear_data.ingest.pipeline.names import DONES, INVALID_NAME, is_column_name, name_map
+from gear_data.ingest.pipeline.names import DONES, INVALID_NAME, is_column_name, name_map, observations_before
 from gear_data.ingest.source import SourceOptions
 
 #: Flags at the ends of episodes. They are always read, because they define the episodes.
@@ -22,6 +22,9 @@ EPISODE_COLUMNS = ("episode_index", "episode_id", "episode", "traj_id", "traject
 
 def choose_columns(names: Iterable[str], options: SourceOptions, *, structure: Iterable[str] = ()) -> dict[str, str]:
     """Returns the columns to read, as source name -> canonical name.
+
+    Beside the chosen columns, these are the end flags, and the next observations of chosen observations: they give
+    final observations.
 
     Args:
         names: the source's names of the columns that could be read.
@@ -56,7 +59,12 @@ def _selected(mapping: Mapping[str, str], columns: Sequence[str], structure: Set
             f"columns names only {', '.join(columns)}, which says where episodes or steps are and is not stored",
             hint="name at least one column of steps, such as observations",
         )
-    return {source: name for source, name in mapping.items() if source in wanted or name in wanted or name in END_FLAGS}
+    chosen = {name for source, name in mapping.items() if source in wanted or name in wanted}
+    return {
+        source: name
+        for source, name in mapping.items()
+        if name in chosen or name in END_FLAGS or observations_before(name, chosen) is not None
+    }
 
 
 def resolve_structure_columns(names: Iterable[str], options: SourceOptions) -> SourceOptions:

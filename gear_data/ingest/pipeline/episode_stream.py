@@ -19,7 +19,7 @@ from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, Inval
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.pipeline.episode_values import cast_exactly, flatten, is_scalar, step_values
-from gear_data.ingest.pipeline.names import canonical_name
+from gear_data.ingest.pipeline.names import canonical_name, is_observation
 from gear_data.ingest.source import SourceOptions, Unit
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import END, EpisodeBlock, Position
@@ -29,7 +29,6 @@ _BLOCK_BYTES = 16 << 20
 _ATTRIBUTES = (
     "observations", "actions", "rewards", "terminations", "truncations", "terminated", "truncated", "dones", "infos",
 )  # fmt: skip
-_NEXT = "next_"
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,12 @@ class _ColumnInput:
     Attributes:
         spec: the column.
         array: its values, [T, ...] or [T + 1, ...].
-        next_array: the values of the column `next_...`, if the episode has it.
         length: the number of steps of the episode, T.
         number: the index of the episode, for findings.
     """
 
     spec: ColumnSpec
     array: npt.NDArray[Any]
-    next_array: npt.NDArray[Any] | None
     length: int
     number: int
 
@@ -86,8 +83,9 @@ class EpisodeStream:
 
     An episode is a mapping of arrays: `observations` [T + 1, ...] or [T, ...], `actions`, `rewards` and end flags [T].
     `infos` have T + 1 or T rows, and further arrays have T rows. If there are only T observations, the last row of
-    `next_observations` is the final observation. An episode may also be an object with such attributes. An end flag may
-    be one value, which is about the last step. Other scalars are facts about the episode.
+    `next_observations` gives the final observation (`take_next_observations`). An episode may also be an object with
+    such attributes. An end flag may be one value, which is about the last step. Other scalars are facts about the
+    episode.
 
     Args:
         name: the name of the source, for messages and the episode table.
@@ -175,22 +173,20 @@ class EpisodeStream:
             array, source_name = arrays[name], None if source == name else source
             if array.dtype == object:
                 dtype = "string" if len(array) and isinstance(array[0], str) else "binary"
-                has_final = _is_observation(name) and len(array) == length + 1
+                has_final = is_observation(name) and len(array) == length + 1
                 specs.append(ColumnSpec(name, dtype, source=source_name, has_final=has_final))
                 continue
             shape = () if name in SCALAR_COLUMNS and array.shape[1:] == (1,) else array.shape[1:]
             if 0 in shape:
                 raise BadEpisodeError(f"a step of shape {shape} has no elements", column=source)
-            has_final = _is_observation(name) and (len(array) == length + 1 or _NEXT + name in arrays)
+            has_final = is_observation(name) and len(array) == length + 1
             dtype = array.dtype.name
             if name == "rewards" and dtype == "int64" and (is_object or isinstance(values[source], list)):
                 # Lists of Python numbers become int64 if all rewards of an episode are whole, and float64 otherwise.
                 # Minari builds its arrays in this way too.
                 dtype = "float64"
             specs.append(ColumnSpec(name, dtype, shape, False, source_name, has_final))
-        finals = {_NEXT + spec.name for spec in specs if spec.has_final}
-        wanted = set(self._options.columns or ())
-        return tuple(spec for spec in specs if spec.name not in finals or spec.name in wanted)
+        return tuple(specs)
 
     def _read(self, item: Any, number: int) -> _EpisodeArrays:
         values = _flat_values(self._prepare(item))
@@ -209,7 +205,7 @@ class EpisodeStream:
         columns: dict[str, npt.NDArray[Any]] = {}
         finals: dict[str, Any] = {}
         for spec in self.columns:
-            column = _ColumnInput(spec, arrays[spec.name], arrays.get(_NEXT + spec.name), length, number)
+            column = _ColumnInput(spec, arrays[spec.name], length, number)
             columns[spec.name], final = self._steps_and_final(column)
             if final is not None:
                 finals[spec.name] = final
@@ -239,14 +235,12 @@ class EpisodeStream:
         if _is_single_flag(column):
             return _shaped(_expand_flag(column), column.spec), None
         _check_values(column)
-        if column.has_extra_row and _is_observation(column.spec.name):
+        if column.has_extra_row and is_observation(column.spec.name):
             return _observations_with_final(column)
         if column.has_extra_row and column.spec.name.startswith("infos"):
             return self._infos_with_reset(column), None
         if len(column.array) != column.length:
             raise _wrong_row_count(column)
-        if column.spec.has_final and not column.spec.variable_length and column.next_array is not None:
-            return _observations_with_next(column, column.next_array)
         return _shaped(column.array, column.spec), None
 
     def _infos_with_reset(self, column: _ColumnInput) -> npt.NDArray[Any]:
@@ -340,15 +334,6 @@ def _observations_with_final(column: _ColumnInput) -> tuple[npt.NDArray[Any], An
     return _shaped(array[:-1], spec), _shaped(array[-1:], spec)[0]
 
 
-def _observations_with_next(
-    column: _ColumnInput, next_array: npt.NDArray[Any]
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Takes the final observation from the last row of `next_observations`."""
-    if next_array.dtype != column.array.dtype or next_array.shape != column.array.shape:
-        raise BadEpisodeError("differs from the observations in dtype or shape", column=_NEXT + column.spec.name)
-    return _shaped(column.array, column.spec), _shaped(next_array[-1:], column.spec)[0]
-
-
 def _shaped(array: npt.NDArray[Any], spec: ColumnSpec) -> npt.NDArray[Any]:
     return array if spec.variable_length else array.reshape(len(array), *spec.shape)
 
@@ -371,10 +356,6 @@ def _flat_values(item: Any) -> dict[str, Any]:
 
 def _to_python(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
-
-
-def _is_observation(name: str) -> bool:
-    return name.split(".", 1)[0] == "observations"
 
 
 def _length(arrays: Mapping[str, npt.NDArray[Any]]) -> int:

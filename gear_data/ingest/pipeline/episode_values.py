@@ -103,5 +103,16 @@ def cast_exactly(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any] | Non
     return cast if exact else None
 
 
+def rows_differ(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Returns bool [n]: whether the rows of two [n, ...] arrays differ.
+
+    NaN equals NaN.
+    """
+    different = np.asarray(a != b)
+    if a.dtype.kind == "f" and different.any():
+        different &= ~((a != a) & (b != b))
+    return np.asarray(different.any(axis=tuple(range(1, different.ndim))))
+
+
 def _is_object_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind == "O"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from gear_data.common.paths import is_utf8
 from gear_data.errors import InvalidArgumentError
@@ -23,9 +23,6 @@ _CANONICAL = {
     "discrete_observations": "observations.discrete",
     "image_observations": "observations.image",
     "text_observations": "observations.text",
-    "next_obs": "next_observations",
-    "next_observation": "next_observations",
-    "next.observation": "next_observations",
     "action": "actions",
     "acts": "actions",
     "continuous_actions": "actions",
@@ -48,6 +45,10 @@ _CANONICAL = {
 
 _PREFIXES = (("observation.", "observations."), ("obs.", "observations."), ("action.", "actions."), ("info.", "infos."))
 
+#: The name of a column with the value of another column after each step.
+_NEXT = re.compile(r"next[._](.+)", re.DOTALL)
+#: Columns that are observations under a name which may also mean something else.
+_STATES = ("state", "states")
 
 #: Usual names of actions, in lower case, that have no canonical name because they may mean something else.
 _NEARLY_ACTIONS = re.compile(r"(a|u|act|action|control|controls|ctrl|command|commands)s?[_\d]*|actions?_.*")
@@ -70,7 +71,8 @@ def canonical_name(name: str) -> str:
     """Returns the canonical name of a column. Unknown names do not change.
 
     Examples: `observation.images.top` -> `observations.images.top`, `infos/qpos` -> `infos.qpos`, `timeouts` ->
-    `truncated`. In a table with one row per episode and a list of structs `steps`: `steps.reward` -> `rewards`.
+    `truncated`, `next_obs.rgb` -> `next_observations.rgb`. In a table with one row per episode and a list of structs
+    `steps`: `steps.reward` -> `rewards`.
     """
     dotted = name.replace("/", ".").removeprefix("steps.")
     if dotted in _CANONICAL:
@@ -78,7 +80,37 @@ def canonical_name(name: str) -> str:
     for prefix, replacement in _PREFIXES:
         if dotted.startswith(prefix):
             return replacement + dotted.removeprefix(prefix)
+    if (found := _NEXT.fullmatch(dotted)) and is_observation(before := canonical_name(found[1])):
+        return f"next_{before}"
     return dotted
+
+
+def is_observation(name: str) -> bool:
+    """Returns whether a canonical name is `observations` or below it."""
+    return name.split(".", 1)[0] == "observations"
+
+
+def is_next(name: str) -> bool:
+    """Returns whether a canonical name is the name of observations after each step."""
+    found = _NEXT.fullmatch(name)
+    return found is not None and (is_observation(found[1]) or found[1] in _STATES)
+
+
+def observations_before(name: str, columns: Container[str]) -> str | None:
+    """Returns the column of which a column holds the value after each step.
+
+    Args:
+        name: the canonical name of the column, such as `next_observations.image` or `next_state`.
+        columns: the canonical names of the columns that there are.
+
+    Returns:
+        A name in `columns`, such as `observations.image`; None if there is no such column.
+    """
+    if not is_next(name):
+        return None
+    before = name[len("next_") :]
+    candidates = (before, "observations") if before in _STATES else (before,)
+    return next((each for each in candidates if each in columns), None)
 
 
 def is_nearly_actions(name: str) -> bool:

@@ -16,7 +16,14 @@ from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
 from gear_data.ingest.findings.non_finite import check_finite
 from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO, add_returns_to_go, with_derived_columns
 from gear_data.ingest.pipeline.end_flags import check_end_flags, complete_end_flags, end_flag_columns
-from gear_data.ingest.pipeline.names import INVALID_NAME, conflicting_presets, is_nearly_actions, is_storable
+from gear_data.ingest.pipeline.names import (
+    INVALID_NAME,
+    conflicting_presets,
+    is_nearly_actions,
+    is_next,
+    is_storable,
+    observations_before,
+)
 from gear_data.ingest.pipeline.variable_finals import drop_variable_finals, without_variable_finals
 from gear_data.ingest.source import EpisodeSource, typed_memory_errors
 from gear_data.ingest.videos.source_videos import source_videos
@@ -34,7 +41,8 @@ def report_names(source: EpisodeSource, *, all_columns: bool) -> None:
     """Adds findings about the names of columns.
 
     A derived column replaces a column of the source (`replaced-column`), the batches of a preset have an array of the
-    column's name (`reserved-name`), or no column is `actions` (`no-actions-column`).
+    column's name (`reserved-name`), no column is `actions` (`no-actions-column`), or next observations have no
+    observations beside them (`next-observations-kept`).
 
     Args:
         source: the opened source.
@@ -42,6 +50,10 @@ def report_names(source: EpisodeSource, *, all_columns: bool) -> None:
     """
     columns = {column.name: column for column in source.columns}
     _report_actions(source, all_columns)
+    for name, column in columns.items():
+        if all_columns and is_next(name) and observations_before(name, columns) is None:
+            message = f"no column is '{name[len('next_') :]}', so it gives no final observations; kept as a column"
+            source.findings.add(Finding("next-observations-kept", message, column=column.source or name))
     if RETURNS_TO_GO in columns and "rewards" in columns and columns["rewards"].shape == ():
         message = "replaced by values computed from the rewards; --rename keeps the source's column under another name"
         source.findings.add(Finding("replaced-column", message, column=RETURNS_TO_GO))

@@ -21,6 +21,7 @@ from gear_data.errors import CorruptSourceError, GearError, UnknownFormatError, 
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns
+from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
@@ -29,7 +30,6 @@ from gear_data.ingest.sources.arrays.classify import values_at
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
-from gear_data.ingest.sources.d4rl.episode_ends import rows_differ
 from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.schema import DTYPES
 from gear_data.storage.episode_block import offsets_of

@@ -24,9 +24,9 @@ from gear_data.errors import BadEpisodeError, UnknownFormatError, UnsupportedCol
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
+from gear_data.ingest.pipeline.names import is_observation
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.boundaries import without_final_rows
-from gear_data.ingest.sources.arrays.classify import is_observation
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.ingest.sources.hdf5.datasets import check_dataset, step_spec

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.pipeline.columns import EPISODE_COLUMNS, SCALAR_COLUMNS
-from gear_data.ingest.pipeline.names import DONES, canonical_name
+from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.classify import (
     ENDS,
@@ -18,7 +18,6 @@ from gear_data.ingest.sources.arrays.classify import (
     LENGTHS,
     STARTS,
     ClassifiedArrays,
-    is_observation,
 )
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
+from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.classify import values_at
@@ -72,8 +73,7 @@ def scan_lengths(
             for array, next_array in next_pairs:
                 next_values = reader.read(next_array, start, stop_after - 1)
                 values = reader.read(array, start + 1, stop_after)
-                equal = (next_values == values) | ((next_values != next_values) & (values != values))  # NaN equals NaN
-                inner_ends |= ~equal.all(axis=tuple(range(1, equal.ndim)))
+                inner_ends |= rows_differ(next_values, values)
             last_rows.append(start + np.flatnonzero(ends))
     return lengths_between(np.unique(np.concatenate(last_rows)) + 1)
 

@@ -149,7 +149,7 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
     )
     steps = {column: arrays[source] for source, column in chosen.items()}
     sources = {column: source for source, column in chosen.items()}
-    keeps_next = options.columns is not None and NEXT in steps
+    keeps_next = not {NEXT, sources.get(NEXT)}.isdisjoint(options.columns or ())
     if NEXT not in steps:  # it gives final observations, whatever columns are chosen
         next_source = next((source for source in names if canonical_name(source) == NEXT), None)
         if next_source is not None:
@@ -238,8 +238,3 @@ def scalar_facts(classified: ClassifiedArrays, count: int) -> dict[str, list[Any
             value = reader.read(replace(array, shape=(1,)), 0, 1)[0].item()
             facts[name] = [value] * count
     return facts
-
-
-def is_observation(name: str) -> bool:
-    """Returns whether a canonical name is `observations` or below it."""
-    return name.split(".", 1)[0] == "observations"

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS
+from gear_data.ingest.pipeline.names import is_observation
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.boundaries import without_final_rows
 from gear_data.ingest.sources.arrays.classify import (
     FIRST,
     ClassifiedArrays,
     all_values,
-    is_observation,
     scalar_facts,
     values_at,
 )

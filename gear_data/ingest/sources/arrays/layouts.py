@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
-from gear_data.ingest.pipeline.names import DONES, canonical_name
+from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.axes import is_padded, refuse_equal_sizes
 from gear_data.ingest.sources.arrays.boundaries import (
@@ -34,7 +34,6 @@ from gear_data.ingest.sources.arrays.classify import (
     ClassifiedArrays,
     all_values,
     classify_arrays,
-    is_observation,
     is_old_dreamer,
     scalar_facts,
     values_at,

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError, GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location
+from gear_data.ingest.pipeline.names import is_observation
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.boundaries import lengths_between, without_final_rows
 from gear_data.ingest.sources.arrays.classify import (
@@ -32,7 +33,6 @@ from gear_data.ingest.sources.arrays.classify import (
     ClassifiedArrays,
     all_values,
     classify_arrays,
-    is_observation,
     scalar_facts,
 )
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npz

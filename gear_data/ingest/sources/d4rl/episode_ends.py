@@ -6,7 +6,6 @@ Flags, jumps between observations, or a stated length mark the ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import h5py
 import numpy as np
@@ -93,14 +92,3 @@ def age_after(ends: BoolArray, age: int) -> int:
     if not ends.any():
         return age + len(ends)
     return int(np.argmax(ends[::-1]))
-
-
-def rows_differ(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> BoolArray:
-    """Returns bool [n]: whether the rows of two [n, ...] arrays differ.
-
-    NaN equals NaN.
-    """
-    different = np.asarray(a != b)
-    if a.dtype.kind == "f" and different.any():
-        different &= ~((a != a) & (b != b))
-    return np.asarray(different.any(axis=tuple(range(1, different.ndim))))

@@ -24,9 +24,11 @@ from gear_data.errors import EmptySourceError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.assemble import StepPart, assemble
+from gear_data.ingest.pipeline.episode_values import rows_differ
+from gear_data.ingest.pipeline.next_observations import next_differs
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
-from gear_data.ingest.sources.d4rl.episode_ends import BoolArray, age_after, rows_differ
+from gear_data.ingest.sources.d4rl.episode_ends import BoolArray, age_after
 from gear_data.ingest.sources.d4rl.layout import REQUIRED, D4rlLayout, check_file, read_layout
 from gear_data.ingest.sources.hdf5.open_file import hdf5_files, open_hdf5, reading
 from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position
@@ -240,9 +242,8 @@ class D4rlSource:
             return
         inside = np.flatnonzero(jumps & ~ends[:count])
         if len(inside):
-            message = "differs from the next row's observation inside an episode; left out, observations are kept"
-            place = (name, row + int(inside[0]), self._end_rule.next_observations)
-            self.findings.add(Finding("next-observation-differs", message, len(inside), *place))
+            column = self._end_rule.next_observations
+            self.findings.add(next_differs(len(inside), name, row + int(inside[0]), column))
 
     def _set_truncated(self, block: EpisodeBlock) -> EpisodeBlock:
         """Sets `truncated` of a block.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
-from gear_data.ingest.pipeline.episode_values import flatten
+from gear_data.ingest.pipeline.episode_values import flatten, rows_differ
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 
 _NEXT = "next_observations"
@@ -63,7 +63,7 @@ def transition_episodes(transitions: Sequence[Sequence[Any]], name: str) -> list
         if key in arrays:
             ends |= arrays[key].astype(np.bool_).reshape(len(ends), -1).any(1)
     for key in after:
-        ends[:-1] |= _rows_differ(after[key][:-1], arrays[key][1:])
+        ends[:-1] |= rows_differ(after[key][:-1], arrays[key][1:])
     bounds = [0, *(np.flatnonzero(ends) + 1)]
     return [
         {
@@ -72,15 +72,6 @@ def transition_episodes(transitions: Sequence[Sequence[Any]], name: str) -> list
         }
         for a, b in pairwise(bounds)
     ]
-
-
-def _rows_differ(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns whether the rows of two [n, ...] arrays differ, bool [n].
-
-    NaN equals NaN.
-    """
-    different = np.asarray((a != b) & ((a == a) | (b == b))).reshape(len(a), -1)
-    return np.asarray(different.any(axis=1))
 
 
 def _columns_of(first: Sequence[Any], name: str) -> list[str]:

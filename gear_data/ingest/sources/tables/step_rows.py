@@ -13,7 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError, EmptySourceError, UnknownFormatError, UnsupportedColumnError
+from gear_data.errors import (
+    BadEpisodeError,
+    EmptySourceError,
+    InvalidArgumentError,
+    UnknownFormatError,
+    UnsupportedColumnError,
+)
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.assemble import StepPart, UnreadableRows, assemble
@@ -25,7 +31,8 @@ from gear_data.ingest.pipeline.columns import (
     choose_columns,
     resolve_structure_columns,
 )
-from gear_data.ingest.pipeline.names import canonical_name
+from gear_data.ingest.pipeline.names import DONES, canonical_name, name_map
+from gear_data.ingest.pipeline.next_observations import JumpFinder, next_pairs
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.left_out_columns import leave_out_columns
@@ -66,6 +73,9 @@ def probe(location: Location) -> str | None:
     for field in tables.schema:
         if canonical_name(field.name) in END_FLAGS and not is_list(field.type):
             return f"a row is a step: '{field.name}' ends the episodes"
+    names = {canonical_name(field.name): field for field in tables.schema}
+    if (pairs := next_pairs(names)) and "rewards" in names and not is_list(names["rewards"].type):
+        return f"a row is a step: '{names[next(iter(pairs))].name}' holds the observation after it"
     return None
 
 
@@ -94,7 +104,8 @@ class StepRowSource:
     """An `EpisodeSource` over tables with one row per step.
 
     An episode is a run of rows with the same value in the episode column; without such a column, the rows up to an end
-    flag; without flags, rows with rising step numbers. The rows of an episode must be consecutive. Step numbers are
+    flag; without flags, rows with rising step numbers. If no flag marks truncation, an episode also ends where its next
+    observation is not the observation of the next row. The rows of an episode must be consecutive. Step numbers are
     compared with the order of the rows, and are not stored.
     """
 
@@ -116,25 +127,43 @@ class StepRowSource:
         #: Source name -> canonical name.
         structure = {*self._orders, *([self._episode] if self._episode else [])}
         self._sources = choose_columns([n for n in names if n not in structure], options, structure=structure)
-        self._ends_by_steps = self._ends_only_by_steps()
+        self._ends_by_steps = self._ends_only_by_steps(names)
         needed = [self._episode, *self._orders, *self._sources]
         tables.select([name for name in dict.fromkeys(needed) if name is not None])
         head = tables.head(_HEAD_ROWS)
         if head is None:
             raise EmptySourceError("the source holds no episode", file=location.name)
         self.columns = tuple(self._infer_column(head, source, name) for source, name in self._sources.items())
+        has_truncation = bool({DONES, "truncated"} & set(self._sources.values()))
+        fixed = [spec.name for spec in self.columns if not spec.variable_length]
+        self._jumps = {} if has_truncation else next_pairs(fixed)
 
-    def _ends_only_by_steps(self) -> bool:
+    def _ends_only_by_steps(self, names: Sequence[str]) -> bool:
         """Returns whether only step numbers say where episodes end.
 
-        Raises UnknownFormatError if nothing says where episodes end.
+        Args:
+            names: the source's names of all columns.
+
+        Raises:
+            UnknownFormatError: nothing says where episodes end.
+            InvalidArgumentError: only columns say it that the user did not choose.
         """
-        if self._episode is not None or END_FLAGS & set(self._sources.values()):
+        chosen = set(self._sources.values())
+        if self._episode is not None or {DONES, "truncated"} & chosen:
             return False
         if self._options.episodes.step_column is not None:
-            return True
+            return not END_FLAGS & chosen
+        pairs = next_pairs(set(name_map(names, self._options.rename).values()))
+        if pairs and not next_pairs(chosen):
+            raise InvalidArgumentError(
+                "only next observations say where episodes end, and columns does not name the observations",
+                file=self._name,
+                hint=f"add {next(iter(pairs.values()))} to --columns (columns=[...])",
+            )
+        if pairs or END_FLAGS & chosen:
+            return False
         raise UnknownFormatError(
-            f"has neither an episode column ({', '.join(EPISODE_COLUMNS)}) nor an end flag",
+            f"has neither an episode column ({', '.join(EPISODE_COLUMNS)}), nor an end flag, nor next observations",
             file=self._name,
             hint="name it with --episode-column, --end-column or --step-column (episodes=EpisodeBoundaries(...))",
         )
@@ -208,7 +237,7 @@ class StepRowSource:
 
         The steps include the check columns.
         """
-        numbering = EpisodeNumbering()
+        numbering, jumps = EpisodeNumbering(), JumpFinder(self._jumps)
         for part in read_ahead(self._tables.parts(start, stop)):
             columns, variable, keep, unreadable = self._read_part(part)
             facts: dict[str, npt.NDArray[Any]] = {}
@@ -221,7 +250,7 @@ class StepRowSource:
             elif self._ends_by_steps:
                 starts = numbering.by_steps(step_numbers(storage_array(part.table.column(*self._orders))))
             else:
-                starts = numbering.by_ends(_ends(columns, keep))
+                starts = numbering.by_ends(_ends(columns, keep)) | jumps.starts(columns, keep)
             episodes = numbering.number(starts)
             steps = StepPart(
                 file=part.position.file,

@@ -1,0 +1,148 @@
+"""Takes final observations from columns of next observations.
+
+The value of such a column at an episode's last step is the final observation. Its other values repeat the observations
+of the next step, and are not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gear_data.errors import UnsupportedColumnError
+from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.pipeline.episode_values import rows_differ
+from gear_data.ingest.pipeline.mapped_source import MappedSource
+from gear_data.ingest.pipeline.names import observations_before
+from gear_data.ingest.source import EpisodeSource, SourceOptions
+from gear_data.storage.episode_block import EpisodeBlock
+
+
+def next_pairs(names: Collection[str]) -> dict[str, str]:
+    """Returns canonical name of a column of next observations -> column of observations, where both exist."""
+    return {name: before for name in names if (before := observations_before(name, names)) is not None}
+
+
+class JumpFinder:
+    """Finds the steps at which an episode begins, because they do not go on where the step before led.
+
+    Args:
+        pairs: as `next_pairs` returns them.
+    """
+
+    def __init__(self, pairs: Mapping[str, str]) -> None:
+        self._pairs = pairs
+        self._last: dict[str, npt.NDArray[Any]] = {}
+
+    def starts(self, columns: Mapping[str, npt.NDArray[Any]], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Returns bool [n]: the rows whose observation is not the next observation of the row before.
+
+        The rows follow the rows of the call before.
+
+        Args:
+            columns: name -> values of the rows in `keep`.
+            keep: bool [n], the rows that could be read. Beside others, no jump is found.
+        """
+        starts, rows = np.zeros(len(keep), np.bool_), np.flatnonzero(keep)
+        beside = np.diff(rows) == 1
+        for name, observations in self._pairs.items():
+            starts[rows[1:]] |= beside & rows_differ(columns[name][:-1], columns[observations][1:])
+            if name in self._last and keep[0]:
+                starts[0] |= rows_differ(self._last[name], columns[observations][:1])[0]
+        self._last = {name: columns[name][-1:] for name in self._pairs} if keep[-1] else {}
+        return starts
+
+
+def take_next_observations(source: EpisodeSource, options: SourceOptions) -> EpisodeSource:
+    """Returns a source whose columns of next observations have become final observations.
+
+    A column that `options.columns` names stays a column, too.
+
+    Raises:
+        UnsupportedColumnError: next observations have another dtype or shape than the observations.
+    """
+    specs = {spec.name: spec for spec in source.columns}
+    before = next_pairs(specs)
+    for name, observations in before.items():
+        own, other = specs[name], specs[observations]
+        if (own.dtype, own.shape) != (other.dtype, other.shape):
+            column = own.source or name
+            raise UnsupportedColumnError(
+                f"is {own.dtype} {own.shape}, where '{other.source or observations}' is {other.dtype} {other.shape}; "
+                "final observations must have the dtype and shape of the others",
+                column=column,
+                hint=f"keep it as a column of another name: --rename {column}=infos.{name}",
+            )
+    kept = frozenset(name for name in before if options.names_column(specs[name]))
+    return _WithFinals(source, before, kept) if before else source
+
+
+class _WithFinals(MappedSource):
+    """An `EpisodeSource` that takes final observations from columns of next observations.
+
+    Args:
+        source: the source.
+        before: canonical name of a column of next observations -> name of the column of observations.
+        kept: the columns of next observations that stay columns.
+    """
+
+    def __init__(self, source: EpisodeSource, before: Mapping[str, str], kept: frozenset[str]) -> None:
+        #: Whether the source itself says which episodes have final observations.
+        self._has_finals = any(spec.has_final for spec in source.columns)
+        self._before = before
+        self._dropped = before.keys() - kept
+        self._specs = {spec.name: spec for spec in source.columns}
+        columns = (
+            replace(spec, has_final=True) if spec.name in before.values() else spec
+            for spec in source.columns
+            if spec.name not in self._dropped
+        )
+        super().__init__(source, tuple(columns))
+
+    def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
+        has_final = piece.has_final if self._has_finals else np.ones(len(piece), np.bool_)
+        last = piece.offsets[1:][has_final] - 1
+        finals, variable_finals = dict(piece.finals), dict(piece.variable_finals)
+        for name, observations in self._before.items():
+            self._report_differing(piece, name, observations)
+            if self._specs[observations].has_final:
+                continue
+            if self._specs[name].variable_length:
+                variable_finals[observations] = piece.variable[name].take(pa.array(last))
+            else:
+                finals[observations] = piece.columns[name][last]
+        yield replace(
+            piece,
+            columns={name: values for name, values in piece.columns.items() if name not in self._dropped},
+            variable={name: values for name, values in piece.variable.items() if name not in self._dropped},
+            has_final=has_final,
+            finals=finals,
+            variable_finals=variable_finals,
+        )
+
+    def _report_differing(self, block: EpisodeBlock, name: str, observations: str) -> None:
+        """Adds a finding for next observations that are not the observations of the next step."""
+        spec = self._specs[name]
+        if spec.variable_length:
+            equal = pc.equal(block.variable[name][:-1], block.variable[observations][1:])
+            differ = ~np.asarray(equal.to_numpy(zero_copy_only=False), np.bool_)
+        else:
+            differ = rows_differ(block.columns[name][:-1], block.columns[observations][1:])
+        differ[block.offsets[1:-1] - 1] = False
+        steps = np.flatnonzero(differ)
+        if len(steps):
+            episode = int(np.searchsorted(block.offsets, steps[0], side="right")) - 1
+            row = int(block.rows[episode]) + (int(steps[0] - block.offsets[episode]) if self.rows_are_steps else 0)
+            self.findings.add(next_differs(len(steps), block.sources[episode], row, spec.source or name))
+
+
+def next_differs(count: int, file: str, row: int, column: str | None) -> Finding:
+    """Returns the finding about next observations that are not the observations of the next step."""
+    message = "differs from the next row's observation inside an episode; left out, observations are kept"
+    return Finding("next-observation-differs", message, count, file, row, column)

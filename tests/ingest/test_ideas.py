@@ -1,0 +1,152 @@
+"""Ideas x formats: what a source means does not depend on its format.
+
+An idea is a meaning that many formats can hold, such as a column of next observations. Each idea is tried in each
+format of `tests/support/idea_writers.py`. A cell of the table is right, a refusal that names the way out, or it cannot
+occur, for a reason. To add an idea, write an `Idea`; to add a format, write a `Writer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import gear_data
+from gear_data.errors import GearError
+from tests.support.idea_writers import WRITERS, Episode, Writer
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An error that names the way out.
+
+    Attributes:
+        error: the type of the error.
+        match: text of its message or hint.
+        options: the arguments of `convert` that the error names. With them, the cell is right.
+    """
+
+    error: type[GearError]
+    match: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """A cell that cannot occur."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Idea:
+    """A meaning, written as plain episodes.
+
+    Attributes:
+        episodes: returns the episodes to write.
+        check: compares the dataset with the episodes. The writer says what its format can hold.
+        options: the arguments of `convert`.
+        other: format, or what its rows are -> the outcome, where the cell is not simply right.
+        findings: codes of the findings that the idea is reported by.
+    """
+
+    episodes: Callable[[], Sequence[Episode]]
+    check: Callable[[gear_data.Dataset, Sequence[Episode], Writer], None]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    other: Mapping[str, Refused | Impossible] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
+
+
+def episodes_of(lengths: Sequence[int] = (4, 5, 3), **names: str) -> list[dict[str, Array]]:
+    """Returns episodes with next observations; the first is terminated, the others are truncated.
+
+    Args:
+        lengths: the steps of the episodes.
+        names: usual name of a column -> its name here. A name that is empty leaves the column out.
+    """
+    rng = np.random.default_rng(5)
+    found = []
+    for i, length in enumerate(lengths):
+        states, last = rng.normal(size=(length + 1, 3)), np.arange(length) == length - 1
+        columns = {
+            "observations": states[:-1],
+            "actions": rng.normal(size=(length, 2)),
+            "rewards": rng.normal(size=length),
+            "next_observations": states[1:],
+            "terminals": last & (i == 0),
+            "timeouts": last & (i > 0),
+        }
+        columns = {names.get(name, name): values for name, values in columns.items()}
+        found.append({name: values for name, values in columns.items() if name})
+    return found
+
+
+def _check_finals(
+    observations: str = "observations", after: str = "next_observations", column: str | None = None
+) -> Callable[[gear_data.Dataset, Sequence[Episode], Writer], None]:
+    """Returns a check that final observations are the last next observations, and are not stored otherwise.
+
+    Args:
+        observations: the name of the observations in the source.
+        after: the name of the next observations in the source.
+        column: the column of the dataset; None for `observations`.
+    """
+    column = column or "observations"
+
+    def check(dataset: gear_data.Dataset, episodes: Sequence[Episode], writer: Writer) -> None:
+        assert dataset.num_episodes == len(episodes)
+        assert not [name for name in dataset.schema.names if name.startswith("next")]
+        for i, episode in enumerate(episodes):
+            np.testing.assert_array_equal(dataset[i][column], writer.seen(episode[observations]))
+            final = dataset.final(i)
+            assert final is not None
+            np.testing.assert_array_equal(final[column], writer.seen(episode[after])[-1])
+
+    return check
+
+
+D4RL_NAMES = Impossible("D4RL's files have the names observations, actions, rewards, terminals")
+
+IDEAS: dict[str, Idea] = {
+    "next_observations give final observations": Idea(episodes_of, _check_finals()),
+    "next_obs gives final observations": Idea(
+        lambda: episodes_of(observations="obs", next_observations="next_obs"),
+        _check_finals("obs", "next_obs"),
+        other={"D4RL": D4RL_NAMES},
+    ),
+    "next_state gives final observations": Idea(
+        lambda: episodes_of(next_observations="next_state"), _check_finals(after="next_state")
+    ),
+    "next_observation.image gives final observations": Idea(
+        lambda: episodes_of(observations="observation.image", next_observations="next_observation.image"),
+        _check_finals("observation.image", "next_observation.image", "observations.image"),
+        other={"D4RL": D4RL_NAMES},
+    ),
+}
+
+
+@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize("idea", IDEAS)
+def test_an_idea_in_a_format(idea: str, format: str, tmp_path: Path) -> None:
+    meaning, writer = IDEAS[idea], WRITERS[format]
+    other = meaning.other.get(format) or meaning.other.get(writer.rows)
+    if isinstance(other, Impossible):
+        pytest.skip(other.reason)
+    episodes, folder = meaning.episodes(), tmp_path / "source"
+    folder.mkdir()
+    source, options = writer.write(folder, episodes), {**meaning.options, "progress": False}
+    if isinstance(other, Refused):
+        with pytest.raises(other.error, match=other.match):
+            gear_data.convert(source, tmp_path / "refused", **options)
+        options |= other.options
+    report = gear_data.convert(source, tmp_path / "dataset", **options)
+    for code in meaning.findings:
+        assert any(line.startswith(f"{code}:") for line in report.warnings), report.warnings
+    meaning.check(gear_data.open(tmp_path / "dataset"), episodes, writer)
