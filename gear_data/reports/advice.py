@@ -66,6 +66,7 @@ ADVICE: Mapping[str, str] = {
     "clipped-rewards": "Do not compare returns with scores of the game.",
     "padding-not-zero": "Check with the writer of the dataset that the last row is padding.",
     "dtype-differs": "Nothing. The numbers are the same.",
+    "next-observations-kept": "Name the observations with --rename NAME=observations, and convert again.",
     "images-kept-encoded": "Give the loader a decoder for the column, or convert with one size of images.",
     "paths-left-out": "Nothing.",
     "object-array-left-out": "Store the values as numbers or text, if they are needed. Pickles are never loaded.",

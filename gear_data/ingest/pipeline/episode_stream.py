@@ -18,7 +18,13 @@ from gear_data.common.paths import is_utf8
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, InvalidArgumentError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns
-from gear_data.ingest.pipeline.episode_values import cast_exactly, flatten, is_scalar, step_values
+from gear_data.ingest.pipeline.episode_values import (
+    cast_exactly,
+    flatten,
+    is_scalar,
+    reset_info_left_out,
+    step_values,
+)
 from gear_data.ingest.pipeline.names import canonical_name, is_observation
 from gear_data.ingest.source import SourceOptions, Unit
 from gear_data.schema import ColumnSpec
@@ -245,8 +251,7 @@ class EpisodeStream:
 
     def _infos_with_reset(self, column: _ColumnInput) -> npt.NDArray[Any]:
         """Drops infos[0], which `reset` returned; infos[t + 1] came with step t."""
-        message = "the info returned by reset belongs to no step; left out"
-        self.findings.add(Finding("reset-info-left-out", message, 1, self._name, column.number, column.spec.name))
+        self.findings.add(reset_info_left_out(1, self._name, column.number, column.spec.name))
         return _shaped(column.array[1:], column.spec)
 
     def _block(self, episodes: Sequence[_EpisodeArrays], first: int, stop: int) -> EpisodeBlock:

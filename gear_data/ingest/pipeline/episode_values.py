@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
+from gear_data.ingest.findings.log import Finding
 from gear_data.schema import DTYPES
 
 _MAX_DEPTH = 32
@@ -101,6 +102,12 @@ def cast_exactly(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any] | Non
         cast = values.astype(dtype)
         exact = np.array_equal(cast.astype(values.dtype), values, equal_nan=values.dtype.kind == "f")
     return cast if exact else None
+
+
+def reset_info_left_out(count: int, file: str, row: int, column: str) -> Finding:
+    """Returns the finding about T + 1 infos, of which `reset` returned the first."""
+    message = "the info returned by reset belongs to no step; left out"
+    return Finding("reset-info-left-out", message, count, file, row, column)
 
 
 def rows_differ(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from gear_data.errors import EmptySourceError, InvalidArgumentError, UnknownFormatError, UnsupportedColumnError
-from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
+from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS
+from gear_data.ingest.pipeline.names import DONES, is_observation
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tables.stream import TableStream
-from gear_data.ingest.sources.tables.to_numpy import inner_shape, is_list, leaf_dtype, list_depth, storage_array
+from gear_data.ingest.sources.tables.to_numpy import (
+    inner_shape,
+    is_list,
+    leaf_dtype,
+    list_depth,
+    list_lengths,
+    storage_array,
+)
 from gear_data.ingest.sources.tables.variable_length import variable_dtype
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 
@@ -31,6 +40,7 @@ class ColumnRoles:
         steps: source name -> canonical name, lists of steps.
         finals: source name -> canonical name of the step column, final observations.
         facts: source name -> name, values that are facts about the episode.
+        flags: source name -> canonical name, one end flag for the episode. It is about the last step.
         order: source name of the list of step numbers, or None.
         reference: source name of the step column whose lengths the other lists must have.
     """
@@ -38,6 +48,7 @@ class ColumnRoles:
     steps: Mapping[str, str]
     finals: Mapping[str, str]
     facts: Mapping[str, str]
+    flags: Mapping[str, str]
     order: str | None
     reference: str
 
@@ -49,7 +60,7 @@ class ColumnRoles:
     @property
     def sources(self) -> list[str]:
         """Source names of all columns."""
-        return [*self.steps, *self.finals, *self.facts, *([self.order] if self.order is not None else [])]
+        return [*self.lists, *self.finals, *self.facts, *self.flags]
 
 
 def marked_facts(schema: pa.Schema) -> frozenset[str]:
@@ -107,7 +118,9 @@ def assign_roles(
     lists = {source: name for source, name in chosen.items() if is_list(types[source]) and source not in marked}
     finals = _final_columns(chosen, lists, types)
     steps = {source: name for source, name in lists.items() if source not in finals}
-    facts = {source: name for source, name in chosen.items() if source not in steps and source not in finals}
+    flags = _flag_columns(chosen, types)
+    known = {*steps, *finals, *flags}
+    facts = {source: name for source, name in chosen.items() if source not in known}
     if not steps:
         raise UnknownFormatError("no column is a list of steps", file=file, hint="leave --format out")
     for source in facts:
@@ -115,8 +128,26 @@ def assign_roles(
             raise UnsupportedColumnError(
                 f"holds {types[source]}", file=file, column=source, hint="leave it out with --columns"
             )
-    reference = next((source for source, name in steps.items() if name == "observations"), next(iter(steps)))
-    return ColumnRoles(steps, finals, facts, order, reference)
+    sources = {name: source for source, name in steps.items()}
+    usual = ("actions", "rewards", *sorted(END_FLAGS), "observations")
+    reference = next((sources[name] for name in usual if name in sources), next(iter(steps)))
+    return ColumnRoles(steps, finals, facts, flags, order, reference)
+
+
+def _flag_columns(chosen: Mapping[str, str], types: Mapping[str, pa.DataType]) -> dict[str, str]:
+    """Returns the columns with one end flag for each episode: source name -> canonical name.
+
+    The `terminal` of `imitation`, which is beside `acts`, is the environment's done flag: it is also set at a time
+    limit.
+    """
+    flags = {
+        source: name
+        for source, name in chosen.items()
+        if name in END_FLAGS and not is_list(types[source]) and pa.types.is_primitive(types[source])
+    }
+    if "terminal" in flags and "acts" in chosen and DONES not in chosen.values():
+        flags["terminal"] = DONES
+    return flags
 
 
 def _final_columns(
@@ -159,10 +190,13 @@ def infer_columns(
     if head is None:
         raise EmptySourceError("the source holds no episode", file=file)
     specs = []
+    steps_of = list_lengths(storage_array(head.column(roles.reference)))
     for source, name in roles.steps.items():
         source_name = None if source == name else source
+        extra = list_lengths(storage_array(head.column(source))) - steps_of
+        has_final = name in roles.finals.values() or (is_observation(name) and bool(np.mean(extra == 1) >= 0.5))
         if dtypes[source] in VARIABLE_TYPES:
-            specs.append(ColumnSpec(name, dtypes[source], source=source_name))
+            specs.append(ColumnSpec(name, dtypes[source], source=source_name, has_final=has_final))
             continue
         steps = storage_array(head.column(source)).flatten()
         if len(steps) == 0 and options.skip_bad is False:
@@ -179,8 +213,11 @@ def infer_columns(
                 column=source,
                 hint="name the columns to keep with --columns (columns=[...]), without this one",
             )
-        specs.append(ColumnSpec(name, dtypes[source], shape, False, source_name, name in roles.finals.values()))
-    return tuple(specs)
+        specs.append(ColumnSpec(name, dtypes[source], shape, False, source_name, has_final))
+    flags = (
+        ColumnSpec(name, "bool", source=None if source == name else source) for source, name in roles.flags.items()
+    )
+    return (*specs, *flags)
 
 
 def _check_final_dtypes(

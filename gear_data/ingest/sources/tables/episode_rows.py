@@ -2,13 +2,14 @@
 
 The lists hold numbers, lists of numbers, texts or encoded files. `decision_transformer_gym_replay` and JAT on the
 HuggingFace hub have this layout, and so has gear-data's own Parquet export. Scalar columns are facts about the episode
-and go to the episode table. `final_observations` columns hold the observation after the last step.
+and go to the episode table. The observation after the last step is the value T + 1 of the observations, or in a column
+`final_observations`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import Location, files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns, resolve_structure_columns
-from gear_data.ingest.pipeline.names import canonical_name
+from gear_data.ingest.pipeline.episode_values import reset_info_left_out
+from gear_data.ingest.pipeline.names import canonical_name, is_observation
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.episode_columns import (
@@ -41,6 +43,7 @@ from gear_data.ingest.sources.tables.to_numpy import (
     to_numpy,
 )
 from gear_data.ingest.sources.tables.variable_length import path_rows, paths_left_out, to_variable
+from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
 
 #: Rows that are read to see whether lists have one value.
@@ -191,27 +194,33 @@ class EpisodeRowSource:
         Raises BadRowsError for bad episodes, before any finding is added.
         """
         lists = {source: storage_array(table.column(source)) for source in self._roles.lists}
-        lengths = self._lengths(lists)
+        lengths, extra = self._lengths(lists)
         offsets = offsets_of(lengths)
-        columns, variable = {}, {}
-        path_findings: list[Finding] = []
-        for source, spec in zip(self._roles.steps, self.columns, strict=True):
-            steps = lists[source].flatten()
+        steps = {source: array.flatten() for source, array in lists.items()}
+        ends = [_Ends.of_column(source, name, table) for source, name in self._roles.finals.items()]
+        findings: list[Finding] = []
+        for source, with_extra in extra.items():
+            name, is_final = self._roles.steps[source], is_observation(self._roles.steps[source])
+            steps[source], others = _split_extra(steps[source], lengths, with_extra, last=is_final)
+            if is_final:
+                ends.append(_Ends(source, name, with_extra, others))
+            else:
+                first = int(np.argmax(with_extra))
+                findings.append(reset_info_left_out(int(with_extra.sum()), names[first], int(rows[first]), name))
+        columns, variable = self._read_flags(table, offsets), {}
+        for source, spec in zip(self._roles.steps, self.columns, strict=False):
             try:
-                if spec.variable_length:
-                    variable[spec.name] = to_variable(steps, spec.dtype)
-                else:
-                    values = to_numpy(steps, spec.shape or (1,) * list_depth(steps.type))
-                    columns[spec.name] = values.reshape(len(values), *spec.shape)
+                values = _values(steps[source], spec)
             except IrregularRowsError as error:
                 episodes = np.unique(np.searchsorted(offsets, error.rows, side="right") - 1)
                 step = int(error.rows[0] - offsets[episodes[0]])
                 raise BadRowsError(episodes, source, f"step {step} {error.reason}") from error
-            if (paths := path_rows(steps)) is not None and paths.any():
+            (variable if spec.variable_length else columns)[spec.name] = values
+            if (paths := path_rows(steps[source])) is not None and paths.any():
                 episode = int(np.searchsorted(offsets, np.argmax(paths), side="right")) - 1
-                path_findings.append(paths_left_out(int(paths.sum()), names[episode], int(rows[episode]), source))
-        has_final, finals = self._read_finals(table)
-        for finding in path_findings:
+                findings.append(paths_left_out(int(paths.sum()), names[episode], int(rows[episode]), source))
+        has_final, finals, variable_finals = self._read_finals(ends, len(table))
+        for finding in findings:
             self.findings.add(finding)
         block = EpisodeBlock(
             position=position,
@@ -223,15 +232,18 @@ class EpisodeRowSource:
             finals=finals,
             metadata={name: table.column(source).to_pylist() for source, name in self._roles.facts.items()},
             variable=variable,
+            variable_finals=variable_finals,
         )
         order = self._roles.order
         if order is not None:
-            numbers = step_numbers(lists[order].flatten())
+            numbers = step_numbers(steps[order])
             check_step_order(block, numbers, order, self.findings, from_zero=False, rows_are_steps=False)
         return block
 
-    def _lengths(self, lists: Mapping[str, pa.Array]) -> npt.NDArray[np.int64]:
-        """Returns int64 [n]: the steps of each episode.
+    def _lengths(self, lists: Mapping[str, pa.Array]) -> tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[np.bool_]]]:
+        """Returns int64 [n], the steps of each episode; and source -> bool [n], the lists with a value more.
+
+        Observations may have the final observation as their last value, and infos the info of the reset as their first.
 
         Raises BadRowsError for null, unequal or empty lists.
         """
@@ -241,8 +253,14 @@ class EpisodeRowSource:
                 raise BadRowsError(missing, source, "is null")
         reference = self._roles.reference
         lengths = list_lengths(lists[reference])
+        has_final = {spec.name for spec in self.columns if spec.has_final} - {*self._roles.finals.values()}
+        extra = {}
         for source, array in lists.items():
-            own_lengths = list_lengths(array)
+            own_lengths, name = list_lengths(array), self._roles.steps.get(source, "")
+            with_extra = own_lengths == lengths + 1
+            if name in has_final or (name.startswith("infos") and with_extra.any()):
+                extra[source] = with_extra
+                own_lengths = own_lengths - with_extra
             differ = np.flatnonzero(own_lengths != lengths)
             if len(differ):
                 first = differ[0]
@@ -251,27 +269,100 @@ class EpisodeRowSource:
         empty = np.flatnonzero(lengths == 0)
         if len(empty):
             raise BadRowsError(empty.astype(np.int64), reference, "the episode has no steps")
-        return lengths
+        return lengths, extra
 
-    def _read_finals(self, table: pa.Table) -> tuple[npt.NDArray[np.bool_], dict[str, npt.NDArray[Any]]]:
-        """Reads the final observations.
+    def _read_flags(self, table: pa.Table, offsets: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        """Returns end flags of steps, of columns with one flag for each episode.
 
-        Returns bool [n], the episodes that have final observations; and canonical name -> final observations.
+        Raises BadRowsError for nulls, and for values that are neither 0 nor 1.
         """
-        has_final = np.zeros(len(table), np.bool_)
-        finals = {}
-        shapes = {spec.name: spec.shape for spec in self.columns}
-        for i, (source, name) in enumerate(self._roles.finals.items()):
-            array = storage_array(table.column(source))
-            present = ~np.asarray(array.is_null())
-            if i and (differ := np.flatnonzero(present != has_final)).size:
-                raise BadRowsError(differ.astype(np.int64), source, "is null where other final observations are not")
-            has_final = present
+        columns = {}
+        for source, name in self._roles.flags.items():
             try:
-                finals[name] = to_numpy(array.drop_null(), shapes[name])
+                values = to_numpy(storage_array(table.column(source)), ())
             except IrregularRowsError as error:
-                raise BadRowsError(np.flatnonzero(present)[error.rows], source, error.reason) from error
-        return has_final, finals
+                raise BadRowsError(error.rows, source, error.reason) from error
+            wrong = np.flatnonzero((values != 0) & (values != 1))
+            if len(wrong):
+                raise BadRowsError(wrong.astype(np.int64), source, f"is {values[wrong[0]]}, and an end flag is 0 or 1")
+            columns[name] = np.zeros(int(offsets[-1]), np.bool_)
+            columns[name][offsets[1:] - 1] = values
+        return columns
+
+    def _read_finals(
+        self, ends: Sequence[_Ends], count: int
+    ) -> tuple[npt.NDArray[np.bool_], dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
+        """Reads the final observations of `count` episodes.
+
+        Returns bool [n], the episodes that have final observations; and canonical name -> final observations, of fixed
+        size and of variable length.
+        """
+        has_final = np.zeros(count, np.bool_)
+        finals: dict[str, npt.NDArray[Any]] = {}
+        variable_finals: dict[str, pa.Array] = {}
+        specs = {spec.name: spec for spec in self.columns}
+        for i, end in enumerate(ends):
+            if i and (differ := np.flatnonzero(end.present != has_final)).size:
+                reason = "has no final observation, but other columns have one"
+                if end.source in self._roles.finals:
+                    reason = "is null where other final observations are not"
+                raise BadRowsError(differ.astype(np.int64), end.source, reason)
+            has_final = end.present
+            try:
+                values = _values(end.values, specs[end.name])
+            except IrregularRowsError as error:
+                raise BadRowsError(np.flatnonzero(end.present)[error.rows], end.source, error.reason) from error
+            (variable_finals if specs[end.name].variable_length else finals)[end.name] = values
+        return has_final, finals, variable_finals
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The final observations of one column.
+
+    Attributes:
+        source: the name of the column that holds them, in the source.
+        name: the canonical name of the step column.
+        present: bool [n], the episodes that have one.
+        values: the final observations of these episodes.
+    """
+
+    source: str
+    name: str
+    present: npt.NDArray[np.bool_]
+    values: pa.Array
+
+    @staticmethod
+    def of_column(source: str, name: str, table: pa.Table) -> _Ends:
+        """Returns the final observations of a column with one, or null, for each episode."""
+        array = storage_array(table.column(source))
+        return _Ends(source, name, ~np.asarray(array.is_null()), array.drop_null())
+
+
+def _split_extra(
+    values: pa.Array, lengths: npt.NDArray[np.int64], extra: npt.NDArray[np.bool_], *, last: bool
+) -> tuple[pa.Array, pa.Array]:
+    """Splits the values of lists into steps, and the values that belong to no step.
+
+    Args:
+        values: the values of all lists.
+        lengths: int64 [n], the steps of each episode.
+        extra: bool [n], the episodes whose list has a value more.
+        last: whether it is the last value of the list, or the first.
+    """
+    offsets = offsets_of(lengths + extra)
+    at = (offsets[1:] - 1 if last else offsets[:-1])[extra]
+    is_step = np.ones(int(offsets[-1]), np.bool_)
+    is_step[at] = False
+    return values.filter(pa.array(is_step)), values.take(pa.array(at))
+
+
+def _values(array: pa.Array, spec: ColumnSpec) -> Any:
+    """Converts values to [n, *shape], or to an array of variable length."""
+    if spec.variable_length:
+        return to_variable(array, spec.dtype)
+    values = to_numpy(array, spec.shape or (1,) * list_depth(array.type))
+    return values.reshape(len(values), *spec.shape)
 
 
 FORMAT = Format(

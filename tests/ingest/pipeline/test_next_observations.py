@@ -1,0 +1,156 @@
+"""Columns of next observations: final observations, ends of episodes, and what contradicts them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import gear_data
+from gear_data.cli import main
+from gear_data.errors import InvalidArgumentError, UnknownFormatError, UnsupportedColumnError
+from tests.support.checks import warning_codes
+
+LENGTHS = (4, 5, 3)
+
+
+def _steps(lengths: tuple[int, ...] = LENGTHS, **more: Any) -> dict[str, Any]:
+    """Returns the columns of a step table with next observations; the first episode is terminated."""
+    rng = np.random.default_rng(1)
+    states = [rng.normal(size=(n + 1, 2)) for n in lengths]
+    ends = np.cumsum(lengths) - 1
+    return {
+        "episode": np.repeat(range(len(lengths)), lengths),
+        "obs": np.concatenate([each[:-1] for each in states]),
+        "action": np.arange(sum(lengths), dtype=np.float64),
+        "reward": np.ones(sum(lengths)),
+        "next_obs": np.concatenate([each[1:] for each in states]),
+        "terminated": np.arange(sum(lengths)) == ends[0],
+        **more,
+    }
+
+
+def _frame(columns: dict[str, Any]) -> pl.DataFrame:
+    return pl.DataFrame({name: np.asarray(values).tolist() for name, values in columns.items()})
+
+
+def test_a_difference_inside_an_episode_is_reported(tmp_path: Path) -> None:
+    columns = _steps()
+    columns["next_obs"][[1, 5, 6]] += 1
+    columns["next_obs"][2, 0] = columns["obs"][3, 0] = np.nan  # NaN equals NaN
+    _frame(columns).write_parquet(tmp_path / "a.parquet")
+    gear_data.convert(tmp_path / "a.parquet", tmp_path / "d")
+    dataset = gear_data.open(tmp_path / "d")
+    (found,) = [each for each in dataset.manifest.findings if each["code"] == "next-observation-differs"]
+    assert (found["count"], found["row"], found["column"], found["file"]) == (3, 1, "next_obs", "a.parquet")
+    np.testing.assert_array_equal(dataset[1]["observations"], columns["obs"][4:9])
+    assert dataset.schema.names == ("observations", "actions", "rewards", "terminated", "truncated", "returns_to_go")
+
+
+@pytest.mark.parametrize("named", ["next_obs", "next_observations"])
+def test_a_named_column_is_kept(named: str, tmp_path: Path) -> None:
+    columns = _steps()
+    gear_data.convert(_frame(columns), tmp_path / "d", columns=["obs", "action", named])
+    dataset = gear_data.open(tmp_path / "d")
+    np.testing.assert_array_equal(dataset[1]["next_observations"], columns["next_obs"][4:9])
+    np.testing.assert_array_equal((dataset.final(1) or {})["observations"], columns["next_obs"][8])
+
+
+def test_final_observations_do_not_need_the_name(tmp_path: Path) -> None:
+    columns = _steps()
+    gear_data.convert(_frame(columns), tmp_path / "d", columns=["observations", "actions"])
+    dataset = gear_data.open(tmp_path / "d")
+    assert "next_observations" not in dataset.schema.names
+    np.testing.assert_array_equal((dataset.final(2) or {})["observations"], columns["next_obs"][11])
+
+
+def test_another_dtype_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    columns = _steps()
+    frame = _frame(columns).with_columns(pl.col("next_obs").cast(pl.List(pl.Float32)))
+    frame.write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(UnsupportedColumnError, match=r"float32 \(2,\), where 'obs' is float64 \(2,\)") as error:
+        gear_data.convert(tmp_path / "a.parquet", tmp_path / "d")
+    assert (error.value.file, error.value.column) == (None, "next_obs")
+    advice = (error.value.hint or "").rpartition(": ")[2].split()
+    assert main(["convert", str(tmp_path / "a.parquet"), str(tmp_path / "d"), *advice]) == 0
+    assert gear_data.open(tmp_path / "d").schema["infos.next_observations"].dtype == "float32"
+
+
+def test_next_observations_without_observations_are_reported(tmp_path: Path) -> None:
+    columns = _steps()
+    columns["pixels"] = columns.pop("obs")
+    report = gear_data.convert(_frame(columns), tmp_path / "d")
+    assert "next-observations-kept" in warning_codes(report)
+    assert "next_observations" in gear_data.open(tmp_path / "d").schema.names
+
+
+@pytest.mark.parametrize("flags", [True, False])
+def test_episodes_end_where_observations_jump(flags: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else says where an episode was truncated. Batches of a few rows end inside episodes, and at their ends."""
+    columns = _steps((4, 5, 3, 1, 2))
+    del columns["episode"]
+    if not flags:
+        del columns["terminated"]
+    for size in (100, 1 << 20):
+        monkeypatch.setattr("gear_data.ingest.sources.tables.file_stream._BATCH_BYTES", size)
+        _frame(columns).write_parquet(tmp_path / "a.parquet", row_group_size=2)
+        gear_data.convert(tmp_path / "a.parquet", tmp_path / f"d{size}")
+        dataset = gear_data.open(tmp_path / f"d{size}")
+        assert dataset.episodes["length"].to_list() == [4, 5, 3, 1, 2]
+        assert dataset.episodes["terminated"].to_list() == [flags, False, False, False, False]
+
+
+def test_columns_that_say_where_episodes_end_are_needed(tmp_path: Path) -> None:
+    columns = _steps()
+    del columns["episode"]
+    with pytest.raises(InvalidArgumentError, match="only next observations say where episodes end") as error:
+        gear_data.convert(_frame(columns), tmp_path / "d", columns=["actions"])
+    assert "add observations to --columns" in (error.value.hint or "")
+    gear_data.convert(_frame(columns), tmp_path / "d", columns=["actions", "observations"])
+    assert gear_data.open(tmp_path / "d").episodes["length"].to_list() == [*LENGTHS]
+    del columns["terminated"], columns["next_obs"]
+    with pytest.raises(UnknownFormatError):
+        gear_data.convert(_frame(columns), tmp_path / "e")
+
+
+def test_stacks_of_scalars(tmp_path: Path) -> None:
+    """A CSV file has a column an element."""
+    columns = _steps()
+    for name in ("obs", "next_obs"):
+        values = columns.pop(name)
+        columns |= {f"{name}_{i}": values[:, i] for i in range(2)}
+    _frame(columns).write_csv(tmp_path / "a.csv", float_precision=17)
+    stack = {"observations": ["obs_0", "obs_1"], "next_observations": ["next_obs_0", "next_obs_1"]}
+    gear_data.convert(tmp_path / "a.csv", tmp_path / "d", stack=stack)
+    dataset = gear_data.open(tmp_path / "d")
+    assert "next_observations" not in dataset.schema.names
+    np.testing.assert_allclose(
+        (dataset.final(0) or {})["observations"], [columns[f"next_obs_{i}"][3] for i in range(2)]
+    )
+
+
+def test_encoded_images(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(2).integers(0, 255, (7, 4, 5, 3), np.uint8)
+    files = []
+    for frame in pixels:
+        file = io.BytesIO()
+        Image.fromarray(frame).save(file, "PNG")
+        files.append({"bytes": file.getvalue(), "path": None})
+    order = [0, 1, 2, 4, 5], [1, 2, 3, 5, 6]
+    now, after = ([files[i] for i in indices] for indices in order)
+    table = pa.table({"image": now, "next_image": after, "action": np.arange(5.0), "episode": [0, 0, 0, 1, 1]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    rename = {"image": "observations.image", "next_image": "next_observations.image"}
+    report = gear_data.convert(tmp_path / "a.parquet", tmp_path / "d", rename=rename)
+    assert warning_codes(report) == ["no-end-flag"]
+    dataset = gear_data.open(tmp_path / "d")
+    np.testing.assert_array_equal(dataset[1]["observations.image"], pixels[[4, 5]])
+    np.testing.assert_array_equal((dataset.final(1) or {})["observations.image"], pixels[6])
+    assert dataset.schema.names == ("observations.image", "actions", "terminated", "truncated")
