@@ -7,7 +7,7 @@ import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import IO, Any
 
@@ -85,6 +85,7 @@ class Location:
         arrays: arrays of steps in memory: name -> [N, ...].
         table: a table in memory.
         split: the split that the format must choose; None if the files are of one split.
+        rename: source name -> the name that the user gives the column. Formats are recognised by these names.
         parts: the locations of several sources or splits that are read as one; empty for one source.
     """
 
@@ -96,6 +97,7 @@ class Location:
     arrays: Mapping[str, Any] | None = None
     table: pa.Table | None = None
     split: str | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[Location, ...] = ()
 
     def with_suffix(self, *suffixes: str) -> tuple[SourceFile, ...]:

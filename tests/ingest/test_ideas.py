@@ -132,6 +132,44 @@ IDEAS: dict[str, Idea] = {
 }
 
 
+def _with_last_observation(**flags: bool) -> list[dict[str, Any]]:
+    """Returns episodes of T + 1 observations, and T values of other columns."""
+    found = []
+    for i, episode in enumerate(episodes_of()):
+        last = episode.pop("next_observations")[-1:]
+        episode["observations"] = np.concatenate([episode["observations"], last])
+        if flags:
+            del episode["terminals"], episode["timeouts"]
+        found.append({**episode, **dict.fromkeys(flags, i == 0)})
+    return found
+
+
+def _check_last_observation(dataset: gear_data.Dataset, episodes: Sequence[Episode], writer: Writer) -> None:
+    for i, episode in enumerate(episodes):
+        values = writer.seen(np.asarray(episode["observations"]))
+        np.testing.assert_array_equal(dataset[i]["observations"], values[:-1])
+        np.testing.assert_array_equal((dataset.final(i) or {})["observations"], values[-1])
+    assert dataset.episodes["terminated"].to_list() == [True, False, False]
+    assert dataset.episodes["truncated"].to_list() == [False, True, True]
+
+
+ROW_IS_A_STEP = Impossible("a row is a step, and holds one observation")
+ONE_VALUE_A_STEP = Impossible("ids need one row a step; arrays with lengths hold it")
+
+IDEAS |= {
+    "T + 1 observations": Idea(
+        _with_last_observation,
+        _check_last_observation,
+        other={"step": ROW_IS_A_STEP, "npz": ONE_VALUE_A_STEP, "arrays in memory": ONE_VALUE_A_STEP},
+    ),
+    "one flag an episode": Idea(
+        lambda: _with_last_observation(terminated=True),
+        _check_last_observation,
+        other={"step": ROW_IS_A_STEP, "npz": ONE_VALUE_A_STEP, "arrays in memory": ONE_VALUE_A_STEP},
+    ),
+}
+
+
 @pytest.mark.parametrize("format", WRITERS)
 @pytest.mark.parametrize("idea", IDEAS)
 def test_an_idea_in_a_format(idea: str, format: str, tmp_path: Path) -> None:

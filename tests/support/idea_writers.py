@@ -129,6 +129,13 @@ def _npz(folder: Path, episodes: Sequence[Episode]) -> Path:
     return folder / "data.npz"
 
 
+def _npz_lengths(folder: Path, episodes: Sequence[Episode]) -> Path:
+    """Writes flat arrays of any number of rows an episode, or one value an episode, and the lengths."""
+    columns = {name: np.concatenate([np.atleast_1d(each[name]) for each in episodes]) for name in episodes[0]}
+    np.savez(folder / "data.npz", episode_lengths=[_length(each) for each in episodes], **columns)
+    return folder / "data.npz"
+
+
 def _npz_files(folder: Path, episodes: Sequence[Episode]) -> Path:
     for i, episode in enumerate(episodes):
         np.savez(folder / f"{i}.npz", **episode)
@@ -184,6 +191,7 @@ WRITERS: dict[str, Writer] = {
     "episodes in memory": Writer(lambda _, episodes: [dict(each) for each in episodes]),
     "arrays in memory": Writer(lambda _, episodes: _flat(episodes)),
     "npz": Writer(_npz),
+    "npz with lengths": Writer(_npz_lengths),
     "npz, a file an episode": Writer(_npz_files),
-    "D4RL": Writer(_d4rl),
+    "D4RL": Writer(_d4rl, "step"),
 }

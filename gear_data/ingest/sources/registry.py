@@ -6,6 +6,7 @@ To add a format, write a module with a `FORMAT` and add its name to `_MODULES`.
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 from gear_data.errors import GearError, InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding
@@ -76,6 +77,7 @@ def open_source(location: Location, name: str, options: SourceOptions) -> tuple[
     formats = known_formats()
     if name != "auto" and name not in formats:
         raise unknown_name("format", name, [*formats, "auto"])
+    location = replace(location, rename=options.rename or {})
     try:
         return _open_as(location, formats, name, options)
     except GearError as error:

@@ -268,6 +268,7 @@ class _FlatEpisodes:
         final_row_columns: columns with one row more than there are steps. If there are any, all rows are one episode.
         next_arrays: canonical name -> array of the observations after each step.
         limit: maximum length of an episode, used if nothing else says where episodes end.
+        scalar_flags: canonical name -> source name of an end flag of one value, which is about the last step of all.
     """
 
     classified: ClassifiedArrays
@@ -275,6 +276,7 @@ class _FlatEpisodes:
     final_row_columns: frozenset[str]
     next_arrays: Mapping[str, StoredArray]
     limit: int | None
+    scalar_flags: Mapping[str, str]
 
     @property
     def flags(self) -> list[StoredArray]:
@@ -298,6 +300,9 @@ class _FlatEpisodes:
         if self.limit is not None:
             flags["truncated"] = truncated_at_limit(self.flags, starts + lengths - 1, lengths == self.limit)
         facts = scalar_facts(self.classified, len(lengths))
+        for name, source in self.scalar_flags.items():
+            flags[name] = np.zeros(len(lengths), np.bool_)
+            flags[name][-1:] = facts[source][-1:]
         episode_column = self.classified.episode_column
         if episode_column is not None:
             ids = self.classified.boundaries[episode_column]
@@ -344,19 +349,31 @@ def _flagged_arrays(
             hint="name a column with --end-column or --episode-column, or give --max-episode-steps "
             "(episodes=EpisodeBoundaries(...))",
         )
-    episodes = _FlatEpisodes(classified, columns, final_row_columns, next_arrays, limit)
+    scalar_flags = _scalar_flags(classified, columns)
+    episodes = _FlatEpisodes(classified, columns, final_row_columns, next_arrays, limit, scalar_flags)
+    sources = {**classified.sources, **scalar_flags}
     return StepArrays(
         name=classified.name,
         bytes=size,
         steps=classified.rows,
         arrays=columns,
-        sources=classified.sources if limit is None else {**classified.sources, "truncated": "truncated"},
+        sources=sources if limit is None else {**sources, "truncated": "truncated"},
         locate=episodes.locate,
         final_row_columns=final_row_columns,
         next_arrays=next_arrays,
-        episode_flags=() if limit is None else ("truncated",),
+        episode_flags=tuple(scalar_flags) if limit is None else ("truncated",),
         seekable=seekable,
     )
+
+
+def _scalar_flags(classified: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> dict[str, str]:
+    """Returns canonical name -> source name of end flags of one value. There are none beside flags of steps."""
+    if classified.boundaries or END_FLAGS & columns.keys():
+        return {}
+    names = {
+        canonical_name(source): source for source, array in classified.scalars.items() if array.dtype.kind in "biu"
+    }
+    return {name: source for name, source in names.items() if name in END_FLAGS}
 
 
 def _first_inner_end(classified: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> int | None:

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError, UnknownFormatError
+from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import Location, files_to_compare, separate_datasets_hint
-from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns, resolve_structure_columns
+from gear_data.ingest.pipeline.columns import choose_columns, resolve_structure_columns
 from gear_data.ingest.pipeline.episode_values import reset_info_left_out
-from gear_data.ingest.pipeline.names import canonical_name, is_observation
+from gear_data.ingest.pipeline.names import is_observation
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.episode_columns import (
@@ -32,6 +32,7 @@ from gear_data.ingest.sources.tables.episode_columns import (
 )
 from gear_data.ingest.sources.tables.left_out_columns import leave_out_columns
 from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES, open_tables, require_tables
+from gear_data.ingest.sources.tables.recognise import why_rows_are_episodes
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
     BadRowsError,
@@ -46,9 +47,6 @@ from gear_data.ingest.sources.tables.variable_length import path_rows, paths_lef
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
 
-#: Rows that are read to see whether lists have one value.
-_HEAD_ROWS = 64
-
 
 def probe(location: Location) -> str | None:
     """Returns the reason if a row of the tables is an episode; otherwise None.
@@ -56,40 +54,7 @@ def probe(location: Location) -> str | None:
     Raises UnknownFormatError if a row may as well be a step.
     """
     tables = open_tables(location)
-    if tables is None:
-        return None
-    for field in tables.schema:
-        name, depth = canonical_name(field.name), list_depth(field.type)
-        if name in SCALAR_COLUMNS and depth:
-            _refuse_lists_of_one(location, tables, field.name)
-            return f"a row is an episode: '{field.name}' is a list"
-    has_scalar_column = any(canonical_name(field.name) in SCALAR_COLUMNS for field in tables.schema)
-    for field in tables.schema:
-        if list_depth(field.type) >= 2 and not has_scalar_column:
-            return f"a row is an episode: '{field.name}' is a list of lists"
-    return None
-
-
-def _refuse_lists_of_one(location: Location, tables: TableStream, column: str) -> None:
-    """Refuses tables whose rewards or flags are lists of one value, beside vectors.
-
-    A row may be a step, where the lists come from arrays [N, 1], or an episode of one step. A list of lists in another
-    column shows that a row is an episode. Raises UnknownFormatError.
-    """
-    depths = [list_depth(field.type) for field in tables.schema if canonical_name(field.name) not in SCALAR_COLUMNS]
-    if 1 not in depths or max(depths) > 1:
-        return
-    tables.select([column])
-    head = tables.head(_HEAD_ROWS)
-    if head is None or len(head) < 2 or (list_lengths(storage_array(head.column(column)).drop_null()) != 1).any():
-        return
-    raise UnknownFormatError(
-        f"could mean two things: each of the first {len(head)} lists has one value, so a row may be a step or an "
-        "episode of one step",
-        file=location.name,
-        column=column,
-        hint="give --format step-rows or --format episode-rows",
-    )
+    return None if tables is None else why_rows_are_episodes(location, tables)
 
 
 def open_(location: Location, options: SourceOptions) -> EpisodeRowSource:

@@ -31,12 +31,13 @@ from gear_data.ingest.pipeline.columns import (
     choose_columns,
     resolve_structure_columns,
 )
-from gear_data.ingest.pipeline.names import DONES, canonical_name, name_map
+from gear_data.ingest.pipeline.names import DONES, name_map
 from gear_data.ingest.pipeline.next_observations import JumpFinder, next_pairs
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.left_out_columns import leave_out_columns
 from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES, open_tables, require_tables
+from gear_data.ingest.sources.tables.recognise import episode_column, is_text, why_rows_are_steps
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
     BadRowsError,
@@ -65,34 +66,7 @@ _FILE_BEGINS = "\0files begin"
 def probe(location: Location) -> str | None:
     """Returns the reason if a row of the tables is a step; otherwise None."""
     tables = open_tables(location)
-    if tables is None:
-        return None
-    if (episode := _episode_column(tables.schema)) is not None:
-        verb = "names" if _is_text(tables.schema.field(episode).type) else "numbers"
-        return f"a row is a step: '{episode}' {verb} the episodes"
-    for field in tables.schema:
-        if canonical_name(field.name) in END_FLAGS and not is_list(field.type):
-            return f"a row is a step: '{field.name}' ends the episodes"
-    names = {canonical_name(field.name): field for field in tables.schema}
-    if (pairs := next_pairs(names)) and "rewards" in names and not is_list(names["rewards"].type):
-        return f"a row is a step: '{names[next(iter(pairs))].name}' holds the observation after it"
-    return None
-
-
-def _episode_column(schema: pa.Schema) -> str | None:
-    """Returns the episode column.
-
-    Integers are preferred, because a text column may hold the kind of episode.
-    """
-    for has_type in (pa.types.is_integer, _is_text):
-        for name in EPISODE_COLUMNS:
-            if name in schema.names and has_type(schema.field(name).type):
-                return name
-    return None
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+    return None if tables is None else why_rows_are_steps(location, tables)
 
 
 def open_(location: Location, options: SourceOptions) -> StepRowSource:
@@ -119,7 +93,7 @@ class StepRowSource:
         self._options = options = resolve_structure_columns(tables.schema.names, options)
         self._name = location.name
         self._units: tuple[tuple[Unit, Any], ...] | None = None
-        self._episode = options.episodes.episode_column or _episode_column(tables.schema)
+        self._episode = options.episodes.episode_column or episode_column(tables.schema, location.rename)
         if self._episode is not None:
             _require_ids(tables.schema, self._episode, location.name)
         self._orders = self._order_columns(tables.schema)
@@ -405,7 +379,7 @@ def _require_ids(schema: pa.Schema, column: str, file: str) -> None:
     Raises UnsupportedColumnError otherwise.
     """
     type_ = schema.field(column).type
-    if not (pa.types.is_integer(type_) or _is_text(type_)):
+    if not (pa.types.is_integer(type_) or is_text(type_)):
         raise UnsupportedColumnError(
             f"holds {type_}, where episode ids are integers or text",
             file=file,
