@@ -54,8 +54,11 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--columns", type=names, metavar="A,B", help="columns to keep, by source or canonical name")
     help = "rename source column OLD to NEW; may be repeated"
     parser.add_argument("--rename", type=renaming, action="append", default=[], metavar="OLD=NEW", help=help)
-    help = "column that identifies the episode of a step, for sources with one row per step"
-    parser.add_argument("--episode-column", metavar="A", help=help)
+    help = "column that identifies the episode of a step, for sources with one row per step; may be repeated: then the "
+    help += "columns identify it together"
+    parser.add_argument("--episode-column", metavar="A", action="append", help=help)
+    help = "each file of a table is one episode"
+    parser.add_argument("--file-is-episode", action="store_true", help=help)
     stack_help = "make one column NEW of columns of numbers, in this order; may be repeated"
     parser.add_argument("--stack", type=stacking, action="append", default=[], metavar="NEW=A,B", help=stack_help)
     help = (
@@ -87,7 +90,7 @@ def _add_videos(parser: argparse.ArgumentParser) -> None:
 
 def _source_options(options: argparse.Namespace, **videos: Any) -> dict[str, Any]:
     names = ("format", "split", "columns", "mapping", "keep_encoded")
-    boundaries = ("episode_column", "step_column", "end_column", "max_episode_steps")
+    boundaries = ("episode_column", "step_column", "end_column", "max_episode_steps", "file_is_episode")
     return {
         **{name: getattr(options, name) for name in names},
         "rename": dict(options.rename),

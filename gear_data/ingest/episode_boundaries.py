@@ -16,33 +16,68 @@ class EpisodeBoundaries:
     `convert(episodes=...)` and `lint(episodes=...)` take it. A source may need none of the values: see its format.
 
     Attributes:
-        episode_column: the column that numbers or names the episodes.
+        episode_column: the column that numbers or names the episodes. Several columns, such as `("seed", "episode")`,
+            name an episode together.
         step_column: the column that numbers the steps of an episode.
         end_column: the column that is true at the last step of an episode.
         max_episode_steps: the length of an episode, if the source does not mark the ends of episodes.
+        file_is_episode: whether each file of a table is one episode.
 
     Raises:
-        InvalidArgumentError: a column is no text, or the length is below 1.
+        InvalidArgumentError: a column is no text, the length is below 1, or files and a column say what an episode is.
     """
 
-    episode_column: str | None = None
+    episode_column: str | tuple[str, ...] | None = None
     step_column: str | None = None
     end_column: str | None = None
     max_episode_steps: int | None = None
+    file_is_episode: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.episode_column, list):
+            object.__setattr__(self, "episode_column", tuple(self.episode_column))
         for name in ("episode_column", "step_column", "end_column"):
-            if not isinstance(column := getattr(self, name), str | None):
+            column = getattr(self, name)
+            several = isinstance(column, tuple) and name == "episode_column" and column != ()
+            if not all(isinstance(each, str | None) for each in (column if several else (column,))):
                 raise InvalidArgumentError(f"{name} must be the name of a column, not {column!r}")
         if self.max_episode_steps is not None:
             check_count("max_episode_steps", self.max_episode_steps, 1)
+        if not isinstance(self.file_is_episode, bool):
+            raise InvalidArgumentError(f"file_is_episode must be True or False, not {self.file_is_episode!r}")
+        if self.file_is_episode and self.episode_column is not None:
+            raise InvalidArgumentError(
+                "episode_column and file_is_episode both say what an episode is", hint="leave one of them out"
+            )
 
     @property
-    def columns(self) -> tuple[str | None, str | None, str | None]:
-        """The columns of episodes, steps and ends; None where none is named."""
-        return self.episode_column, self.step_column, self.end_column
+    def episode_columns(self) -> tuple[str, ...]:
+        """The columns that name an episode together; empty if none is named."""
+        if self.episode_column is None:
+            return ()
+        return (self.episode_column,) if isinstance(self.episode_column, str) else self.episode_column
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Name of a column -> the option that names it."""
+        named = dict.fromkeys(self.episode_columns, "--episode-column")
+        others = {"--step-column": self.step_column, "--end-column": self.end_column}
+        return named | {name: option for option, name in others.items() if name is not None}
 
     @property
     def given(self) -> tuple[str, ...]:
         """The names of the values that are given."""
-        return tuple(each.name for each in fields(self) if getattr(self, each.name) is not None)
+        return tuple(each.name for each in fields(self) if getattr(self, each.name) not in (None, False))
+
+    def one_episode_column(self) -> str | None:
+        """Returns the column of the episodes, for formats that read one; None if none is named.
+
+        Raises:
+            InvalidArgumentError: several columns are named.
+        """
+        if len(self.episode_columns) > 1:
+            raise InvalidArgumentError(
+                f"the format reads one episode column, not {', '.join(self.episode_columns)}",
+                hint="name one of them",
+            )
+        return next(iter(self.episode_columns), None)

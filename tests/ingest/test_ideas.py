@@ -170,6 +170,49 @@ IDEAS |= {
 }
 
 
+def _of_several_runs() -> list[dict[str, Any]]:
+    """Returns episodes of two seeds. The last number of the first seed is the first number of the second."""
+    found = []
+    for number, (seed, episode) in zip(
+        (0, 1, 1, 2), enumerate(episodes_of((4, 2, 3, 3), next_observations="")), strict=True
+    ):
+        del episode["terminals"], episode["timeouts"]
+        steps = np.arange(len(episode["rewards"]))
+        found.append({**episode, "seed": int(seed > 1), "episode": number, "step": steps})
+    return found
+
+
+def _check_lengths(*lengths: int) -> Callable[[gear_data.Dataset, Sequence[Episode], Writer], None]:
+    def check(dataset: gear_data.Dataset, episodes: Sequence[Episode], writer: Writer) -> None:
+        assert dataset.episodes["length"].to_list() == [*lengths]
+
+    return check
+
+
+ROW_IS_AN_EPISODE = Impossible("a row is an episode")
+ONE_EPISODE = Impossible("each file, or each item, is an episode")
+ENDS_BY_FLAGS = Impossible("flags end the episodes")
+NO_IDS: dict[str, Refused | Impossible] = {
+    "episode": ROW_IS_AN_EPISODE,
+    "episodes in memory": ONE_EPISODE,
+    "npz, a file an episode": ONE_EPISODE,
+    "npz with lengths": Impossible("lengths divide the episodes"),
+    "D4RL": ENDS_BY_FLAGS,
+}
+BOTH_COLUMNS = gear_data.EpisodeBoundaries(episode_column=("seed", "episode"))
+IDEAS |= {
+    "equal numbers of neighbouring runs": Idea(
+        _of_several_runs, _check_lengths(4, 5, 3), other=NO_IDS, findings=("steps-not-monotonic", "run-changes")
+    ),
+    "several columns name an episode": Idea(
+        _of_several_runs,
+        _check_lengths(4, 2, 3, 3),
+        {"episodes": BOTH_COLUMNS},
+        other={**NO_IDS, "LeRobot": Impossible("episode_index numbers the episodes")},
+    ),
+}
+
+
 @pytest.mark.parametrize("format", WRITERS)
 @pytest.mark.parametrize("idea", IDEAS)
 def test_an_idea_in_a_format(idea: str, format: str, tmp_path: Path) -> None:

@@ -50,13 +50,16 @@ def _length(episode: Episode) -> int:
 
 
 def _flat(episodes: Sequence[Episode], *, ids: bool = True) -> dict[str, Array]:
-    """Returns the steps of all episodes in one array a column. Values of an episode are repeated."""
+    """Returns the steps of all episodes in one array a column. Values of an episode are repeated.
+
+    With `ids`, there is a column `episode`, of which the episodes may have a value.
+    """
     columns = {
         name: np.concatenate([np.asarray(_per_step(each[name], _length(each))) for each in episodes])
         for name in episodes[0]
     }
     numbers = np.repeat(np.arange(len(episodes)), [_length(each) for each in episodes])
-    return columns | ({"episode": numbers} if ids else {})
+    return columns | ({"episode": columns.get("episode", numbers)} if ids else {})
 
 
 def _per_step(value: Any, length: int) -> Any:

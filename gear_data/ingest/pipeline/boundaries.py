@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,10 @@ from gear_data.ingest.pipeline.step_order import not_increasing
 from gear_data.ingest.sources.tables.stream import TablePart
 from gear_data.ingest.sources.tables.to_numpy import null_rows, storage_array
 
-_SORT = "sort the rows by episode and step first; if every file numbers its episodes from 0, make the ids unique"
+_SORT = (
+    "sort the rows by episode and step first; if several columns name an episode together, give --episode-column for "
+    "each of them; if every file numbers its episodes from 0, make the ids unique"
+)
 _STATE_KEY = "episode_ids"
 
 
@@ -78,11 +82,21 @@ def read_episode_ids(part: TablePart, column: str) -> EpisodeIdColumn:
     return EpisodeIdColumn(encoded.indices.to_numpy().astype(np.int64), names)
 
 
+def _joint(columns: Sequence[EpisodeIdColumn]) -> EpisodeIdColumn:
+    """Returns one id for each row, such as `2/0` of the seed 2 and the episode 0."""
+    if len(columns) == 1:
+        return columns[0]
+    codes = np.stack([column.codes for column in columns], axis=1)
+    _, rows, inverse = np.unique(codes, axis=0, return_index=True, return_inverse=True)
+    names = ["/".join(str(column[row]) for column in columns) for row in rows.tolist()]
+    return EpisodeIdColumn(inverse.reshape(-1).astype(np.int64), np.array(names, object))
+
+
 class EpisodeIdChecker:
     """Finds the first steps of episodes by their ids, and refuses ids that come back.
 
     Args:
-        column: the column of ids.
+        column: the column of ids; with several columns, the first.
         resume_state: receives the ids of ended episodes. A resumed run passes the state of the earlier run.
         low: the lowest id of this part of the source; None for no bound.
         high: all ids of this part are lower; None for no bound.
@@ -95,13 +109,15 @@ class EpisodeIdChecker:
         self._ended = SeenIds(resume_state.get(_STATE_KEY))
         self._last: int | str | None = None
 
-    def starts(self, ids: EpisodeIdColumn, part: TablePart) -> npt.NDArray[np.bool_]:
+    def starts(self, columns: Sequence[EpisodeIdColumn], part: TablePart) -> npt.NDArray[np.bool_]:
         """Returns whether each row begins an episode, bool [n].
+
+        `columns` are the columns that name an episode together.
 
         Raises:
             BadEpisodeError: an episode continues after another one began, or an id belongs to another part.
         """
-        outside = ids.outside(self._low, self._high)
+        outside, ids = columns[0].outside(self._low, self._high), _joint(columns)
         if outside.any():
             row = int(np.argmax(outside))
             raise self._error(

@@ -75,7 +75,7 @@ def resolve_structure_columns(names: Iterable[str], options: SourceOptions) -> S
     """
     names = list(names)
     for name in options.episodes.columns:
-        if name is not None and name not in names:
+        if name not in names:
             raise unknown_name("column", name, names)
     if options.episodes.end_column is None:
         return options

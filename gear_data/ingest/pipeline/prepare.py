@@ -12,6 +12,7 @@ import numpy as np
 from gear_data.common.paths import printable
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnsupportedColumnError
 from gear_data.ingest.findings.episode_checks import check_episodes
+from gear_data.ingest.findings.joined_episodes import check_joined_episodes
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
 from gear_data.ingest.findings.non_finite import check_finite
 from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO, add_returns_to_go, with_derived_columns
@@ -113,6 +114,7 @@ def prepared_blocks(
         check_end_flags(ready, source.findings)
         check_finite(ready, source.findings, strict=strict, rows_are_steps=source.rows_are_steps)
         check_episodes(ready, source.findings, rows_are_steps=source.rows_are_steps)
+        check_joined_episodes(ready, source.findings, rows_are_steps=source.rows_are_steps)
         yield add_returns_to_go(ready) if has_rewards else ready, state
 
 

@@ -135,20 +135,20 @@ def _format_of_named_columns(location: Location, options: SourceOptions) -> tupl
 
     A list implies that a row is an episode. None if the user names no column, or the source is not a table.
     """
-    flags = dict(zip(("--episode-column", "--step-column", "--end-column"), options.episodes.columns, strict=True))
-    tables = open_tables(location) if any(flags.values()) else None
+    named, by_file = options.episodes.columns, options.episodes.file_is_episode
+    tables = open_tables(location) if named or by_file else None
     if tables is None:
         return None
     resolved = resolve_structure_columns(tables.schema.names, options)
-    for flag, name in flags.items():
-        if name is not None:
-            type_ = tables.schema.field(name).type
-            if resolved.episodes.episode_column is None and is_list(type_):
-                return "episode-rows", f"a row is an episode: '{name}', given as {flag}, is {type_}"
-            if (steps := _list_of_steps(tables, resolved)) is not None:
-                return "episode-rows", f"a row is an episode: '{steps}' is a list"
-            return "step-rows", f"a row is a step: '{name}' is given as {flag}"
-    return None
+    if by_file:
+        return "step-rows", "a row is a step: each file is an episode, as --file-is-episode says"
+    name, flag = next(iter(named.items()))
+    type_ = tables.schema.field(name).type
+    if not resolved.episodes.episode_columns and is_list(type_):
+        return "episode-rows", f"a row is an episode: '{name}', given as {flag}, is {type_}"
+    if (steps := _list_of_steps(tables, resolved)) is not None:
+        return "episode-rows", f"a row is an episode: '{steps}' is a list"
+    return "step-rows", f"a row is a step: '{name}' is given as {flag}"
 
 
 def _list_of_steps(tables: TableStream, options: SourceOptions) -> str | None:

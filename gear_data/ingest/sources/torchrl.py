@@ -213,9 +213,10 @@ def _choose_columns(tree: _TensorTree, options: SourceOptions) -> _TensorColumns
     Raises UnknownNameError if the episode column does not exist.
     """
     keys = tree.tensors
-    if options.episodes.episode_column is not None and options.episodes.episode_column not in keys:
-        raise unknown_name("column", options.episodes.episode_column, keys)
-    trajectory = options.episodes.episode_column or next((name for name in _TRAJECTORIES if name in keys), None)
+    named = options.episodes.one_episode_column()
+    if named is not None and named not in keys:
+        raise unknown_name("column", named, keys)
+    trajectory = named or next((name for name in _TRAJECTORIES if name in keys), None)
     rename = {options.episodes.end_column: DONES} if options.episodes.end_column is not None else {}
     # Root keys that have a value under `next` too.
     with_next = {key.removeprefix(_NEXT) for key in keys if key.startswith(_NEXT)}

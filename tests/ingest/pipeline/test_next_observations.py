@@ -93,7 +93,7 @@ def test_next_observations_without_observations_are_reported(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("flags", [True, False])
 def test_episodes_end_where_observations_jump(flags: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else says where an episode was truncated. Batches of a few rows end inside episodes, and at their ends."""
+    """Nothing else says where an episode was truncated. Batches of a few rows also end inside episodes."""
     columns = _steps((4, 5, 3, 1, 2))
     del columns["episode"]
     if not flags:

@@ -52,7 +52,7 @@ class ClassifiedArrays:
         steps: canonical name -> array of a step column, or of a flag or fact per episode.
         sources: canonical name -> source name.
         boundaries: source name -> array that says where episodes are and is not a column.
-        episode_column: name of the array in `boundaries` that holds episode ids, or None.
+        episode_columns: names of the arrays in `boundaries` that hold episode ids.
         scalars: source name -> array of shape ().
         keeps_next: whether `next_observations` is also kept as a column.
         findings: about arrays that are left out.
@@ -62,7 +62,7 @@ class ClassifiedArrays:
     steps: Mapping[str, StoredArray]
     sources: Mapping[str, str]
     boundaries: Mapping[str, StoredArray]
-    episode_column: str | None
+    episode_columns: tuple[str, ...]
     scalars: Mapping[str, StoredArray]
     keeps_next: bool
     findings: tuple[Finding, ...]
@@ -121,12 +121,12 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
         UnknownFormatError: no array holds steps.
     """
     for column in options.episodes.columns:
-        if column is not None and column not in arrays:
+        if column not in arrays:
             raise unknown_name("column", column, arrays)
     objects = [source for source, array in arrays.items() if array.dtype.hasobject]
     scalars = {source: array for source, array in arrays.items() if array.shape == () and source not in objects}
     with_rows = {source: array for source, array in arrays.items() if source not in objects and source not in scalars}
-    boundaries, episode_column = _boundary_arrays(with_rows, options)
+    boundaries, episode_columns = _boundary_arrays(with_rows, options)
     names = [source for source in with_rows if source not in boundaries]
     options = replace(options, rename=_rename(names, boundaries, options))
     if options.columns is None:
@@ -154,7 +154,7 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
         next_source = next((source for source in names if canonical_name(source) == NEXT), None)
         if next_source is not None:
             steps[NEXT], sources[NEXT] = arrays[next_source], next_source
-    return ClassifiedArrays(name, steps, sources, boundaries, episode_column, scalars, keeps_next, findings)
+    return ClassifiedArrays(name, steps, sources, boundaries, episode_columns, scalars, keeps_next, findings)
 
 
 def _rename(names: list[str], boundaries: Mapping[str, StoredArray], options: SourceOptions) -> dict[str, str]:
@@ -177,25 +177,25 @@ def is_old_dreamer(names: Collection[str]) -> bool:
 
 def _boundary_arrays(
     arrays: Mapping[str, StoredArray], options: SourceOptions
-) -> tuple[dict[str, StoredArray], str | None]:
+) -> tuple[dict[str, StoredArray], tuple[str, ...]]:
     """Finds the arrays that say where episodes are.
 
     Arrays that the user names come first, then arrays with a known name, then an episode column.
 
     Returns:
-        Source name -> array, and the name of the array of episode ids, if there is one.
+        Source name -> array, and the names of the arrays of episode ids.
     """
-    named = [name for name in (options.episodes.episode_column, options.episodes.step_column) if name is not None]
-    if named:
-        return {name: arrays[name] for name in named if name in arrays}, options.episodes.episode_column
+    ids, step_column = options.episodes.episode_columns, options.episodes.step_column
+    if named := [*ids, *([step_column] if step_column is not None else [])]:
+        return {name: arrays[name] for name in named if name in arrays}, ids
     for name in (FIRST, INDICES, ENDS, STARTS, *LENGTHS):
         array = arrays.get(name)
         if array is not None and array.dtype.kind in "biu" and len(array.shape) == 1:
-            return {name: array}, None
+            return {name: array}, ()
     for name in EPISODE_COLUMNS:
         if name in arrays and arrays[name].dtype.kind in "iu":
-            return {name: arrays[name]}, name
-    return {}, None
+            return {name: arrays[name]}, (name,)
+    return {}, ()
 
 
 def _dreamer_name(source: str) -> str:

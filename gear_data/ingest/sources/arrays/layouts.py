@@ -303,10 +303,8 @@ class _FlatEpisodes:
         for name, source in self.scalar_flags.items():
             flags[name] = np.zeros(len(lengths), np.bool_)
             flags[name][-1:] = facts[source][-1:]
-        episode_column = self.classified.episode_column
-        if episode_column is not None:
-            ids = self.classified.boundaries[episode_column]
-            facts[episode_column] = values_at(ids, starts).reshape(-1).tolist()
+        for name in self.classified.episode_columns:
+            facts[name] = values_at(self.classified.boundaries[name], starts).reshape(-1).tolist()
         return EpisodeRanges(lengths, starts, facts=facts, flags=flags, findings=self.findings)
 
     def _lengths(self) -> npt.NDArray[np.int64]:
@@ -316,11 +314,12 @@ class _FlatEpisodes:
             return np.array([rows] if rows else [], np.int64)
         has_truncation = bool({DONES, "truncated"} & self.columns.keys())
         jumps = {} if has_truncation else self.next_arrays
+        ids = {name: array for name, array in classified.boundaries.items() if name in classified.episode_columns}
         return scan_lengths(
             rows,
             self.flags,
-            ids=[array for source, array in classified.boundaries.items() if source == classified.episode_column],
-            counters=[array for source, array in classified.boundaries.items() if source != classified.episode_column],
+            ids=[*ids.values()],
+            counters=[array for name, array in classified.boundaries.items() if name not in ids],
             next_pairs=[(self.columns[name], next_array) for name, next_array in jumps.items()],
         )
 

@@ -79,10 +79,10 @@ def open_(location: Location, options: SourceOptions) -> LeRobotSource:
         raise UnknownFormatError(
             f"LeRobot {info.version} is not supported; v2.0, v2.1 and v3.0 are", file=location.name, hint=hint
         )
-    if options.episodes.episode_column not in (None, _EPISODE):
+    if (named := options.episodes.one_episode_column()) not in (None, _EPISODE):
         raise InvalidArgumentError(
             f"the episodes of a LeRobot dataset are numbered by '{_EPISODE}'",
-            column=options.episodes.episode_column,
+            column=named,
             hint=f"leave --episode-column out, or {ROWS_ONLY}",
         )
     return LeRobotSource(location, files, info, options)

@@ -75,11 +75,11 @@ def check_structure_options(types: Mapping[str, pa.DataType], options: SourceOpt
         InvalidArgumentError: an episode column is given.
         UnsupportedColumnError: the end column or the step column is not a list as needed.
     """
-    if options.episodes.episode_column is not None:
+    if options.episodes.episode_columns:
         raise InvalidArgumentError(
             "a row is an episode, so no column can tell the episodes apart",
             file=file,
-            column=options.episodes.episode_column,
+            column=options.episodes.episode_columns[0],
             hint="leave --episode-column out, or read rows as steps with --format step-rows",
         )
     end, step = options.episodes.end_column, options.episodes.step_column

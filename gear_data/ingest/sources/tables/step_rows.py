@@ -93,17 +93,19 @@ class StepRowSource:
         self._options = options = resolve_structure_columns(tables.schema.names, options)
         self._name = location.name
         self._units: tuple[tuple[Unit, Any], ...] | None = None
-        self._episode = options.episodes.episode_column or episode_column(tables.schema, location.rename)
-        if self._episode is not None:
-            _require_ids(tables.schema, self._episode, location.name)
+        self._by_file = options.episodes.file_is_episode
+        self._ids = options.episodes.episode_columns
+        if not self._ids and not self._by_file:
+            self._ids = tuple(filter(None, [episode_column(tables.schema, location.rename)]))
+        for name in self._ids:
+            _require_ids(tables.schema, name, location.name)
         self._orders = self._order_columns(tables.schema)
         names = leave_out_columns(tables.schema, location.name, options, self.findings)
         #: Source name -> canonical name.
-        structure = {*self._orders, *([self._episode] if self._episode else [])}
+        structure = {*self._orders, *self._ids}
         self._sources = choose_columns([n for n in names if n not in structure], options, structure=structure)
         self._ends_by_steps = self._ends_only_by_steps(names)
-        needed = [self._episode, *self._orders, *self._sources]
-        tables.select([name for name in dict.fromkeys(needed) if name is not None])
+        tables.select([*dict.fromkeys([*self._ids, *self._orders, *self._sources])])
         head = tables.head(_HEAD_ROWS)
         if head is None:
             raise EmptySourceError("the source holds no episode", file=location.name)
@@ -123,7 +125,7 @@ class StepRowSource:
             InvalidArgumentError: only columns say it that the user did not choose.
         """
         chosen = set(self._sources.values())
-        if self._episode is not None or {DONES, "truncated"} & chosen:
+        if self._ids or self._by_file or {DONES, "truncated"} & chosen:
             return False
         if self._options.episodes.step_column is not None:
             return not END_FLAGS & chosen
@@ -139,7 +141,8 @@ class StepRowSource:
         raise UnknownFormatError(
             f"has neither an episode column ({', '.join(EPISODE_COLUMNS)}), nor an end flag, nor next observations",
             file=self._name,
-            hint="name it with --episode-column, --end-column or --step-column (episodes=EpisodeBoundaries(...))",
+            hint="name it with --episode-column, --end-column or --step-column (episodes=EpisodeBoundaries(...)); if "
+            "each file is one episode, give --file-is-episode (file_is_episode=True)",
         )
 
     def _order_columns(self, schema: pa.Schema) -> dict[str, bool]:
@@ -151,7 +154,8 @@ class StepRowSource:
         columns, and only the step column counts.
         """
         step_column = self._options.episodes.step_column
-        known = {name: zero for name, zero in ORDER_COLUMNS.items() if name in schema.names and self._episode}
+        has_names = bool(self._ids or self._by_file)
+        known = {name: zero for name, zero in ORDER_COLUMNS.items() if name in schema.names and has_names}
         orders = {name: zero for name, zero in known.items() if pa.types.is_integer(schema.field(name).type)}
         if step_column is not None:
             if not pa.types.is_integer(schema.field(step_column).type):
@@ -186,12 +190,17 @@ class StepRowSource:
     def _spans(self) -> tuple[tuple[Unit, Any], ...]:
         """Returns the units, and the lower bound of the ids in each."""
         if self._units is None:
-            if self._episode is None:
-                spans = self._tables.spans(None)
-                self._units = ((Unit(spans[0].position, sum(span.bytes for span in spans)), None),)
-            else:
-                spans = self._tables.spans(self._episode)
+            if self._ids:
+                # Rows with the same ids have the same first id.
+                spans = self._tables.spans(self._ids[0])
                 self._units = tuple((Unit(span.position, span.bytes), span.low) for span in spans)
+            else:
+                units: list[Unit] = []
+                for span in self._tables.spans(None):
+                    if not units or (self._by_file and span.position.row == 0):
+                        units.append(Unit(span.position, 0))
+                    units[-1] = replace(units[-1], bytes=units[-1].bytes + span.bytes)
+                self._units = tuple((unit, None) for unit in units)
         return self._units
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
@@ -200,7 +209,7 @@ class StepRowSource:
         lows = [*(low for _, low in spans), None]
         for i, end in enumerate(ends):
             if start < end and start < stop:
-                ids = EpisodeIdChecker(self._episode, self.resume_state, lows[i], lows[i + 1])
+                ids = EpisodeIdChecker(next(iter(self._ids), None), self.resume_state, lows[i], lows[i + 1])
                 for block in assemble(self._parts(start, min(end, stop), ids), self.findings, has_final=False):
                     yield self._check(block)
                 start = end
@@ -215,12 +224,14 @@ class StepRowSource:
         for part in read_ahead(self._tables.parts(start, stop)):
             columns, variable, keep, unreadable = self._read_part(part)
             facts: dict[str, npt.NDArray[Any]] = {}
-            if self._episode is not None:
+            if self._ids:
                 if not self._tables.is_one_table:
                     columns[_FILE_BEGINS] = _file_begins(part)[keep]
-                ids = read_episode_ids(part, self._episode)
-                starts = id_checker.starts(ids, part)
-                facts[self._episode] = ids.values()
+                ids = {name: read_episode_ids(part, name) for name in self._ids}
+                starts = id_checker.starts([*ids.values()], part)
+                facts = {name: each.values() for name, each in ids.items()}
+            elif self._by_file:
+                starts = _file_begins(part)
             elif self._ends_by_steps:
                 starts = numbering.by_steps(step_numbers(storage_array(part.table.column(*self._orders))))
             else:
@@ -339,7 +350,7 @@ class StepRowSource:
                 "the start, give the episodes unique ids, or convert the files one by one"
             )
             file, row = block.sources[episode], int(block.rows[episode])
-            self.findings.add(Finding("episode-crosses-files", message, int(crossings.sum()), file, row, self._episode))
+            self.findings.add(Finding("episode-crosses-files", message, int(crossings.sum()), file, row, self._ids[0]))
 
 
 def _ends(columns: Mapping[str, npt.NDArray[Any]], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -393,6 +404,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=20,
-    uses=frozenset({"episode_column", "step_column", "end_column"}),
+    uses=frozenset({"episode_column", "step_column", "end_column", "file_is_episode"}),
     suffixes=TABLE_SUFFIXES,
 )

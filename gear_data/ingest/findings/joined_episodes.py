@@ -1,0 +1,56 @@
+"""Checks for several episodes that were read as one, because their ids are equal."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.storage.episode_block import EpisodeBlock
+
+#: Usual names of columns that rise in an episode.
+_STEP_NUMBERS = ("step", "steps", "step_index", "step_id", "t", "timestep", "timesteps", "time_step", "timestamp")
+#: Usual names of columns that name a run, in which episodes may be numbered from 0.
+_RUNS = ("seed", "run", "run_id", "worker", "worker_id", "env", "env_id", "env_index", "actor", "actor_id", "rank")
+
+
+def check_joined_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are_steps: bool) -> None:
+    """Adds findings about columns that say that an episode is several.
+
+    A step number falls inside an episode (`steps-not-monotonic`), or the seed or the run changes (`run-changes`).
+    """
+    for name in _STEP_NUMBERS:
+        numbers = block.columns.get(name)
+        if numbers is not None and numbers.ndim == 1 and numbers.dtype.kind in "iuf":
+            message = "falls inside an episode"
+            _report(block, findings, numbers[1:] < numbers[:-1], ("steps-not-monotonic", message, name), rows_are_steps)
+    for name in _RUNS:
+        if (values := block.columns.get(name)) is not None and values.ndim == 1:
+            differ = np.asarray(values[1:] != values[:-1])
+        elif (texts := block.variable.get(name)) is not None:
+            differ = np.asarray(pc.not_equal(texts[1:], texts[:-1]).to_numpy(zero_copy_only=False), np.bool_)
+        else:
+            continue
+        _report(block, findings, differ, ("run-changes", "changes inside an episode", name), rows_are_steps)
+
+
+def _report(
+    block: EpisodeBlock,
+    findings: FindingLog,
+    changes: npt.NDArray[np.bool_],
+    kind: tuple[str, str, str],
+    rows_are_steps: bool,
+) -> None:
+    """Adds a finding of a code, message and column for changes between a step and the next, bool [steps - 1]."""
+    changes[block.offsets[1:-1] - 1] = False
+    steps = np.flatnonzero(changes)
+    if len(steps):
+        code, message, column = kind
+        episode = int(np.searchsorted(block.offsets, steps[0], side="right")) - 1
+        step = int(steps[0] + 1 - block.offsets[episode])
+        row = int(block.rows[episode]) + (step if rows_are_steps else 0)
+        message += f", first at step {step} of its episode, as if two were joined; kept as one. If episodes of several "
+        message += "runs have the same number, name all columns that tell them apart: --episode-column RUN "
+        message += "--episode-column EPISODE (episode_column=('RUN', 'EPISODE'))"
+        findings.add(Finding(code, message, len(steps), block.sources[episode], row, column))
