@@ -34,8 +34,9 @@ class EpisodeBoundaries:
     file_is_episode: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.episode_column, list):
-            object.__setattr__(self, "episode_column", tuple(self.episode_column))
+        if isinstance(self.episode_column, list | tuple):
+            names = tuple(self.episode_column)
+            object.__setattr__(self, "episode_column", names[0] if len(names) == 1 else names)
         for name in ("episode_column", "step_column", "end_column"):
             column = getattr(self, name)
             several = isinstance(column, tuple) and name == "episode_column" and column != ()

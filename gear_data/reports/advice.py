@@ -22,8 +22,8 @@ ADVICE: Mapping[str, str] = {
     "episode-crosses-files": "If each file numbers its episodes from 0, give the episodes numbers of their own.",
     "ends-by-length": "Check that the environment has this time limit. Compare the histogram of lengths.",
     "next-observation-differs": _BOUNDARIES,
-    "steps-not-monotonic": "Sort the rows of each episode in the source, and convert again. If two episodes were joined, "
-    "give --episode-column for each column that tells them apart.",
+    "steps-not-monotonic": "Sort the rows of each episode in the source, and convert again. If two episodes were "
+    "joined, give --episode-column for each column that tells them apart.",
     "run-changes": "Give --episode-column for each column that tells the episodes apart, and convert again.",
     "steps-gapped": "Find the missing steps in the source. A model sees a jump there.",
     "timestamps-irregular": "Check for dropped frames. A model takes all steps for equally long.",

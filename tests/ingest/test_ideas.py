@@ -1,7 +1,7 @@
 """Ideas x formats: what a source means does not depend on its format.
 
 An idea is a meaning that many formats can hold, such as a column of next observations. Each idea is tried in each
-format of `tests/support/idea_writers.py`. A cell of the table is right, a refusal that names the way out, or it cannot
+format of `tests.support.makers.ideas.py`. A cell of the table is right, a refusal that names the way out, or it cannot
 occur, for a reason. To add an idea, write an `Idea`; to add a format, write a `Writer`.
 """
 
@@ -18,7 +18,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import GearError
-from tests.support.idea_writers import WRITERS, Episode, Writer
+from tests.support.makers.ideas import WRITERS, Episode, Writer
 
 Array = npt.NDArray[Any]
 
