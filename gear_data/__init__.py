@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gear_data.ingest.merging.linked_dataset import MergeReport
     from gear_data.ingest.repair import RepairReport, repair
     from gear_data.ingest.saving.save import SaveReport
+    from gear_data.ingest.table_options import TableOptions
     from gear_data.ingest.videos.storage_options import VideoStorage
     from gear_data.loaders.arguments.options import (
         BatchOptions,
@@ -102,6 +103,7 @@ _PUBLIC = {
     "Schema": ("gear_data.schema", "Schema"),
     "SequenceLoader": ("gear_data.loaders.sequence_loader", "SequenceLoader"),
     "Shuffle": ("gear_data.selection.samplers", "Shuffle"),
+    "TableOptions": ("gear_data.ingest.table_options", "TableOptions"),
     "TopK": ("gear_data.selection.samplers", "TopK"),
     "TuneReport": ("gear_data.loaders.tuning.report", "TuneReport"),
     "Uniform": ("gear_data.selection.samplers", "Uniform"),
@@ -164,6 +166,7 @@ __all__ = [
     "Schema",
     "SequenceLoader",
     "Shuffle",
+    "TableOptions",
     "TopK",
     "TuneReport",
     "Uniform",

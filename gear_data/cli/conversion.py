@@ -72,6 +72,12 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-episode-steps", type=int, metavar="N", help=help)
     help = "YAML file that says where the episodes and columns are, for HDF5, NumPy and Zarr files of unknown layout"
     parser.add_argument("--map", dest="mapping", metavar="FILE", help=help)
+    help = "read the numbers of a column of a table as another dtype, such as actions=float64; may be repeated"
+    parser.add_argument("--dtype", type=renaming, action="append", default=[], metavar="A=DTYPE", help=help)
+    help = "put a number in place of the nulls of a column of a table, such as force=nan; may be repeated"
+    parser.add_argument("--fill-null", type=renaming, action="append", default=[], metavar="A=N", help=help)
+    help = "whether the first line of CSV files has the names of the columns; without names they are 0, 1, ..."
+    parser.add_argument("--header", action=argparse.BooleanOptionalAction, help=help)
     parser.add_argument(
         "--keep-encoded", action="store_true", help="keep PNG, JPEG and other images as the source encodes them"
     )
@@ -96,6 +102,9 @@ def _source_options(options: argparse.Namespace, **videos: Any) -> dict[str, Any
         "rename": dict(options.rename),
         "stack": dict(options.stack),
         "episodes": gear_data.EpisodeBoundaries(**{name: getattr(options, name) for name in boundaries}),
+        "tables": gear_data.TableOptions(
+            dtype=dict(options.dtype), fill_null=dict(options.fill_null), header=options.header
+        ),
         "videos": gear_data.VideoStorage(cameras=dict(options.video_column), **videos),
     }
 

@@ -38,6 +38,7 @@ from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import MOVED, EpisodeSource, SourceOptions
+from gear_data.ingest.table_options import TableOptions
 from gear_data.ingest.videos.indexed_source import IndexedSource
 from gear_data.ingest.videos.placing import kept_video_bytes
 from gear_data.ingest.videos.sampled_statistics import camera_statistics
@@ -98,6 +99,7 @@ def convert(
     stack: Mapping[str, Sequence[str]] | None = None,
     episodes: EpisodeBoundaries = EpisodeBoundaries(),
     videos: VideoMode | VideoStorage = "keep",
+    tables: TableOptions = TableOptions(),
     keep_encoded: bool = False,
     shard_bytes: int = SHARD_BYTES,
     on_bad_episode: OnBadEpisode = "error",
@@ -136,6 +138,7 @@ def convert(
         videos: what becomes of cameras' video files: `keep`, `link`, `frames` or `jpeg`, as `VideoStorage` describes
             them. Or `VideoStorage`, with the size of frames, and with cameras of video files that the source does not
             name.
+        tables: the types of columns of tables, numbers in place of nulls, and whether CSV files have a header.
         keep_encoded: keep PNG, JPEG and other images as the source encodes them. By default, images of one size
             become uint8 columns [H, W, C].
         shard_bytes: the size at which a shard is closed, in bytes of column data.
@@ -172,6 +175,7 @@ def convert(
         mapping=None if mapping is None else load_mapping(mapping),
         stack=stack,
         videos=video_storage(videos),
+        tables=tables,
     )
     target = choose_target(plain_path(destination), overwrite, resume)
     options = options.with_stacked_parts()

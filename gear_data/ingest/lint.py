@@ -22,6 +22,7 @@ from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.source import MOVED, SourceOptions
 from gear_data.ingest.sources.tree import reader
+from gear_data.ingest.table_options import TableOptions
 from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.ingest.videos.staged_index import stage_videos
 from gear_data.ingest.videos.storage_options import LINK, VideoStorage, video_storage
@@ -89,6 +90,7 @@ def lint(
     stack: Mapping[str, Sequence[str]] | None = None,
     episodes: EpisodeBoundaries = EpisodeBoundaries(),
     videos: VideoMode | VideoStorage = "keep",
+    tables: TableOptions = TableOptions(),
     keep_encoded: bool = False,
     progress: bool | None = None,
     **unknown: Never,
@@ -113,6 +115,7 @@ def lint(
         mapping=None if mapping is None else load_mapping(mapping),
         stack=stack,
         videos=video_storage(videos),
+        tables=tables,
     )
     spec = with_parts(
         ConversionSpec(plain_source(source), check_splits(split), format, options.with_stacked_parts(), keep_encoded)

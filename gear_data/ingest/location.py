@@ -20,6 +20,7 @@ from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteErr
 from gear_data.ingest.sources.memory.objects import as_table, holds_arrays, holds_transitions
 from gear_data.ingest.sources.memory.transitions import transition_episodes
 from gear_data.ingest.splits import choose_split, several_splits
+from gear_data.ingest.table_options import TableOptions
 from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -86,6 +87,7 @@ class Location:
         table: a table in memory.
         split: the split that the format must choose; None if the files are of one split.
         rename: source name -> the name that the user gives the column. Formats are recognised by these names.
+        tables: how the values of tables are read.
         parts: the locations of several sources or splits that are read as one; empty for one source.
     """
 
@@ -98,6 +100,7 @@ class Location:
     table: pa.Table | None = None
     split: str | None = None
     rename: Mapping[str, str] = field(default_factory=dict)
+    tables: TableOptions = field(default_factory=TableOptions)
     parts: tuple[Location, ...] = ()
 
     def with_suffix(self, *suffixes: str) -> tuple[SourceFile, ...]:

@@ -13,6 +13,7 @@ from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location
 from gear_data.ingest.mapping import SourceMapping
+from gear_data.ingest.table_options import TableOptions
 from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.schema import ColumnSpec
 from gear_data.stacking import Stack, check_stack
@@ -32,6 +33,7 @@ class SourceOptions:
         mapping: where the episodes and columns are, for the format `tree`.
         stack: name of a new column -> names of the columns that it is made of. None stacks nothing.
         videos: the video files of cameras, and what becomes of them.
+        tables: how the values of tables are read.
 
     Raises:
         InvalidArgumentError: an option has the wrong type or range.
@@ -44,6 +46,7 @@ class SourceOptions:
     mapping: SourceMapping | None = None
     stack: Stack | None = None
     videos: VideoStorage = field(default_factory=VideoStorage)
+    tables: TableOptions = field(default_factory=TableOptions)
 
     def __post_init__(self) -> None:
         if isinstance(self.columns, str):
@@ -63,6 +66,7 @@ class SourceOptions:
         if self.on_bad_episode not in get_args(OnBadEpisode):
             raise InvalidArgumentError(f"on_bad_episode must be 'error' or 'skip', not {self.on_bad_episode!r}")
         check_group("episodes", self.episodes, EpisodeBoundaries)
+        check_group("tables", self.tables, TableOptions)
         object.__setattr__(self, "stack", check_stack(self.stack) or None)
 
     @property
@@ -189,8 +193,8 @@ class Format:
         probe: returns the reason why a location has this format, or None if it does not.
         open: opens a location of this format.
         priority: formats are probed in descending priority.
-        uses: of `mapping` and the values of `EpisodeBoundaries`, the names that this format uses; "split" if it
-            chooses a split itself.
+        uses: of `mapping` and the values of `EpisodeBoundaries` and `TableOptions`, the names that this format uses;
+            "split" if it chooses a split itself.
         suffixes: the suffixes of the data files that it reads.
     """
 

@@ -22,6 +22,7 @@ from gear_data.ingest.several.parts import SourcePart, locate_parts
 from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import EpisodeSource, SourceOptions, typed_memory_errors
 from gear_data.ingest.sources.registry import known_formats, open_source
+from gear_data.ingest.table_options import TableOptions
 from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.ingest.videos.stored_cameras import stored_cameras
 from gear_data.ingest.videos.video_columns import add_video_columns
@@ -36,7 +37,7 @@ _PLAIN = ("split", "format", "keep_encoded", "strict", "shard_bytes")
 #: Formats whose columns a user named one by one: none of them has a second meaning.
 _NAMED_BY_USER = (GEAR, "journal", "tree")
 #: Argument -> the group of options that it takes.
-_GROUPS: dict[str, type[Any]] = {"episodes": EpisodeBoundaries, "videos": VideoStorage}
+_GROUPS: dict[str, type[Any]] = {"episodes": EpisodeBoundaries, "videos": VideoStorage, "tables": TableOptions}
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def open_source(location: Location, name: str, options: SourceOptions) -> tuple[
     formats = known_formats()
     if name != "auto" and name not in formats:
         raise unknown_name("format", name, [*formats, "auto"])
-    location = replace(location, rename=options.rename or {})
+    location = replace(location, rename=options.rename or {}, tables=options.tables)
     try:
         return _open_as(location, formats, name, options)
     except GearError as error:
@@ -106,7 +106,7 @@ def _open_as(
 
 def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSource:
     """Opens a source, and adds a finding for data files of other formats."""
-    for name in (*options.episodes.given, *(() if options.mapping is None else ("mapping",))):
+    for name in (*options.episodes.given, *options.tables.given, *(() if options.mapping is None else ("mapping",))):
         if name not in item.uses:
             flag = "--map" if name == "mapping" else "--" + name.replace("_", "-")
             raise InvalidArgumentError(

@@ -96,7 +96,7 @@ def unrecognised(location: Location, formats: Mapping[str, Format]) -> UnknownFo
         hint = (
             "if a row is a step, name the column of episode ids with --episode-column, the column of step numbers with "
             "--step-column, or the column that is true at the last steps with --end-column "
-            "(episodes=EpisodeBoundaries(...)); if each file is one episode, give --file-is-episode; give columns their "
+            "(episodes=EpisodeBoundaries(...)), or --file-is-episode, if each file is an episode; give columns their "
             f"usual names (observations, actions, rewards, terminated, truncated) with --rename SOURCE=NAME"
             f"{_example(tables.schema)}; or {hint}"
         )

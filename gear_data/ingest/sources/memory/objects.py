@@ -30,7 +30,7 @@ def as_table(source: Any) -> pa.Table | None:
         if type(source).__module__.partition(".")[0] == "pandas" and name == "DataFrame":
             levels = [level for level in source.index.names if level is not None]
             frame = source.reset_index(level=levels) if levels else source
-            return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+            return pa.Table.from_pandas(frame, preserve_index=False)
         if type(source).__module__.partition(".")[0] == "polars" and name == "LazyFrame":
             source = source.collect()
         return pa.table(source) if hasattr(source, "__arrow_c_stream__") else None

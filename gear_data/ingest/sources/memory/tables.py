@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table
+from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table, is_by_pandas
 from gear_data.ingest.sources.tables.read_units import ReadSpan
 from gear_data.ingest.sources.tables.stream import FileRows, TablePart
 from gear_data.storage.episode_block import BEGIN, Position
@@ -24,6 +24,7 @@ class MemoryTable:
 
     def __init__(self, table: pa.Table, name: str) -> None:
         self._table = table
+        self.by_pandas = is_by_pandas(table.schema)
         self._name = name
         self._columns: dict[str, FlattenedColumn] = flat_columns(table.schema, name)
         self.schema = pa.schema([(name, column.type) for name, column in self._columns.items()])

@@ -28,6 +28,7 @@ class DatasetTables:
     """
 
     is_one_table = True
+    by_pandas = False
 
     def __init__(self, location: Location) -> None:
         self.files: tuple[SourceFile, ...] = ()

@@ -335,6 +335,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=30,
-    uses=frozenset({"episode_column", "step_column", "end_column"}),
+    uses=frozenset({"episode_column", "step_column", "end_column", "dtype", "fill_null", "header"}),
     suffixes=TABLE_SUFFIXES,
 )

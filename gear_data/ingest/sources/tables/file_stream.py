@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,13 @@ from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import SourceFile, files_to_compare, separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES
 from gear_data.ingest.sources.tables.files.kind import FETCH_BYTES, BatchSizer, FileKind, RowGroups, TableFile
-from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table
+from gear_data.ingest.sources.tables.flatten import (
+    FlattenedColumn,
+    flat_columns,
+    flatten_table,
+    is_by_pandas,
+    with_types,
+)
 from gear_data.ingest.sources.tables.read_units import (
     FirstEpisodeStart,
     IdRange,
@@ -43,13 +49,22 @@ class FileTables:
         files: the files, in source order.
         kind: the kind of all files.
         is_one_table: whether the files are known to be consecutive parts of one table.
+        types: returns column -> type of the numbers in it, given the flattened schema. Only kinds that are not
+            `splittable` have such types: their files do not store types.
 
     Raises:
         CorruptSourceError: a file is not of the kind, or its columns differ from the first file's.
         UnsupportedColumnError: two columns have the same name.
     """
 
-    def __init__(self, files: tuple[SourceFile, ...], kind: FileKind, *, is_one_table: bool = False) -> None:
+    def __init__(
+        self,
+        files: tuple[SourceFile, ...],
+        kind: FileKind,
+        *,
+        is_one_table: bool = False,
+        types: Callable[[pa.Schema], Mapping[str, pa.DataType]] = lambda schema: {},
+    ) -> None:
         self.files = files
         self.is_one_table = is_one_table
         self._kind = kind
@@ -60,6 +75,11 @@ class FileTables:
             self._footers = {0: first.row_groups()}
             # Inside `reading`, because this decodes all names, which may not be UTF-8.
             self._columns = flat_columns(self._stored, files[0].name)
+        if not kind.splittable:
+            chosen = types(pa.schema([(name, column.type) for name, column in self._columns.items()]))
+            self._stored = with_types(self._stored, {self._columns[name].path: type_ for name, type_ in chosen.items()})
+            self._columns = flat_columns(self._stored, files[0].name)
+        self.by_pandas = kind.by_pandas or is_by_pandas(self._stored)
         self.schema = pa.schema([self._field(name, column) for name, column in self._columns.items()])
 
     def _field(self, name: str, column: FlattenedColumn) -> pa.Field:

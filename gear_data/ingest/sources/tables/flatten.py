@@ -79,6 +79,11 @@ def _wrap_in_lists(outer: pa.DataType, type_: pa.DataType) -> pa.DataType:
     return _list_like(outer, _wrap_in_lists(outer.value_type, type_))
 
 
+def is_by_pandas(schema: pa.Schema) -> bool:
+    """Returns whether pandas made tables of a schema."""
+    return b"pandas" in (schema.metadata or {})
+
+
 def flatten_table(table: pa.Table, columns: Mapping[str, FlattenedColumn]) -> pa.Table:
     """Returns the flattened columns of a table that has at least their stored parts."""
     return pa.table({name: _flatten_array(table.column(column.path[0]), column) for name, column in columns.items()})
@@ -112,7 +117,7 @@ def _decode(array: pa.Array) -> pa.Array:
     if pa.types.is_run_end_encoded(array.type):  # the cast knows only some types
         return _decode(pc.run_end_decode(array))
     if is_list(array.type):
-        return _with_values(array, _decode(array.values))
+        return with_values(array, _decode(array.values))
     if pa.types.is_struct(array.type):
         fields = [_decode(values) for values in array.flatten()]
         return pa.StructArray.from_arrays(fields, fields=list(type_), mask=array.is_null())
@@ -126,10 +131,10 @@ def _extract_field(array: pa.Array, name: str) -> pa.Array:
     """
     if pa.types.is_struct(array.type):
         return pc.struct_field(array, name)
-    return _with_values(array, _extract_field(array.values, name))
+    return with_values(array, _extract_field(array.values, name))
 
 
-def _with_values(array: pa.Array, values: pa.Array) -> pa.Array:
+def with_values(array: pa.Array, values: pa.Array) -> pa.Array:
     """Returns the lists of an array with other values at the same offsets."""
     buffers = array.buffers()[: 1 if pa.types.is_fixed_size_list(array.type) else 2]
     type_ = _list_like(array.type, values.type)
@@ -157,6 +162,26 @@ def flat_type(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(type_):
         fields = [field.with_type(flat_type(field.type)) for field in type_]
         return type_ if fields == list(type_) else pa.struct(fields)
+    return type_
+
+
+def with_leaf_type(type_: pa.DataType, leaf: pa.DataType) -> pa.DataType:
+    """Returns a type with another type inside all its lists."""
+    return _list_like(type_, with_leaf_type(type_.value_type, leaf)) if is_list(type_) else leaf
+
+
+def with_types(schema: pa.Schema, types: Mapping[tuple[str, ...], pa.DataType]) -> pa.Schema:
+    """Returns a schema in which the columns of some paths (`FlattenedColumn.path`) have other types of numbers."""
+    return pa.schema([field.with_type(_retyped(field.type, (field.name,), types)) for field in schema], schema.metadata)
+
+
+def _retyped(type_: pa.DataType, path: tuple[str, ...], types: Mapping[tuple[str, ...], pa.DataType]) -> pa.DataType:
+    if path in types:
+        return with_leaf_type(type_, types[path])
+    if is_list(type_):
+        return _list_like(type_, _retyped(type_.value_type, path, types))
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_retyped(field.type, (*path, field.name), types)) for field in type_])
     return type_
 
 

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+
+import pyarrow as pa
 
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location
 from gear_data.ingest.sources.memory.tables import MemoryTable
+from gear_data.ingest.sources.tables.cast_tables import cast_tables, given_types
 from gear_data.ingest.sources.tables.dataset_stream import DatasetTables
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.arrow import ARROW
 from gear_data.ingest.sources.tables.files.kind import FileKind
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
-from gear_data.ingest.sources.tables.files.text import CSV, JSON
+from gear_data.ingest.sources.tables.files.text import JSON, csv_kind
 from gear_data.ingest.sources.tables.files.webdataset import WEBDATASET
 from gear_data.ingest.sources.tables.lance import open_lance
+from gear_data.ingest.sources.tables.recognise import usual_name
 from gear_data.ingest.sources.tables.saved import saved_files
 from gear_data.ingest.sources.tables.stream import TableStream
+from gear_data.ingest.sources.tables.to_numpy import leaf_type
 from gear_data.ingest.table_files import table_kinds
 from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.writing.progress_files import PROGRESS
 
 #: Suffixes of the data files that tables may be, of those that `DATA_SUFFIXES` lists.
 TABLE_SUFFIXES = (".parquet", ".arrow", ".arrows", ".feather", ".ipc", ".lance")
-_KINDS: dict[str, FileKind] = {kind.name: kind for kind in (PARQUET, ARROW, CSV, JSON, WEBDATASET)}
+_KINDS: dict[str, FileKind] = {kind.name: kind for kind in (PARQUET, ARROW, JSON, WEBDATASET)}
+#: What files without types say in digits may be a whole number by chance.
+_UNTYPED = ("CSV", "JSON")
 
 
 def open_tables(location: Location, *, requested: bool = False) -> TableStream | None:
@@ -41,6 +49,11 @@ def open_tables(location: Location, *, requested: bool = False) -> TableStream |
         UnknownFormatError: the location holds several datasets.
         CorruptSourceError: a file cannot be read.
     """
+    tables = _located_tables(location, requested)
+    return None if tables is None else cast_tables(tables, location)
+
+
+def _located_tables(location: Location, requested: bool) -> TableStream | None:
     if location.dataset is not None:
         return DatasetTables(location)
     if location.table is not None:
@@ -59,7 +72,22 @@ def open_tables(location: Location, *, requested: bool = False) -> TableStream |
             file=location.name,
             hint="give one file, or move the files that are not data to another folder",
         )
-    return next((FileTables(files, _KINDS[name]) for name, files in kinds.items()), None)
+    for name, files in kinds.items():
+        kind = csv_kind(location.tables.header) if name == "CSV" else _KINDS[name]
+        return FileTables(files, kind, types=partial(_text_types, location, kind.name in _UNTYPED))
+    return None
+
+
+def _text_types(location: Location, untyped: bool, schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Returns the types of columns of text files: those that the user gives, and float64 for whole rewards.
+
+    Rewards of the first rows may be whole numbers, such as 0 and 1, and later ones have fractions.
+    """
+    types = given_types(schema, location)
+    for field in schema if untyped else ():
+        if usual_name(field.name, location.rename) == "rewards" and pa.types.is_integer(leaf_type(field.type)):
+            types.setdefault(field.name, pa.float64())
+    return types
 
 
 def require_tables(location: Location) -> TableStream:

@@ -404,6 +404,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=20,
-    uses=frozenset({"episode_column", "step_column", "end_column", "file_is_episode"}),
+    uses=frozenset({"episode_column", "step_column", "end_column", "file_is_episode", "dtype", "fill_null", "header"}),
     suffixes=TABLE_SUFFIXES,
 )

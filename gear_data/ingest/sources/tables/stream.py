@@ -75,6 +75,8 @@ class TableStream(Protocol):
     schema: pa.Schema
     #: Whether the files are known to be consecutive parts of one table.
     is_one_table: bool
+    #: Whether pandas made the tables, for which a missing number is NaN.
+    by_pandas: bool
 
     @property
     def num_rows(self) -> int | None:

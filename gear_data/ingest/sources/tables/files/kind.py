@@ -100,11 +100,13 @@ class FileKind:
         name: the name of the kind, for messages.
         open: opens a file. The second argument is the schema of the source's first file, or None for that file.
         splittable: whether a file's row groups are found and read without reading the rows before.
+        by_pandas: whether pandas reads the files.
     """
 
     name: str
     open: Callable[[SourceFile, pa.Schema | None], AbstractContextManager[TableFile]]
     splittable: bool = True
+    by_pandas: bool = False
 
     @contextmanager
     def reading(self, name: str) -> Iterator[None]:

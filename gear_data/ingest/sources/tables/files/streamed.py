@@ -37,12 +37,12 @@ class _StreamedFormat:
         return StreamedTable(self, file, model)
 
 
-def streamed_kind(name: str, read: Reader, advice: str = "check the rows") -> FileKind:
+def streamed_kind(name: str, read: Reader, advice: str = "check the rows", *, by_pandas: bool = False) -> FileKind:
     """Returns the kind of files that a function reads from the beginning.
 
-    `advice` is for files that are not of the kind.
+    `advice` is for files that are not of the kind; `by_pandas` says that pandas reads the files.
     """
-    return FileKind(name, _StreamedFormat(name, read, advice).open, splittable=False)
+    return FileKind(name, _StreamedFormat(name, read, advice).open, splittable=False, by_pandas=by_pandas)
 
 
 class StreamedTable:
@@ -136,6 +136,6 @@ def _typed_errors(format: _StreamedFormat, name: str, row: int) -> Iterator[None
             f"from row {row} on, datasets cannot read it as {format.name}: {text[:1000]}",
             file=name,
             row=row,
-            hint=f"{format.advice}; the first rows decide the types: to give others, load the file with datasets "
-            "and its features=..., and pass the datasets.Dataset to gear_data.convert",
+            hint=f"{format.advice}; the first rows decide the types: if they have whole numbers, and later rows "
+            "fractions, give the column another type: --dtype COLUMN=float64 (tables=TableOptions(dtype=...))",
         ) from error

@@ -5,8 +5,10 @@ Compressed files are decompressed while they are read.
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import PurePosixPath
 from typing import IO, Any
 
@@ -14,23 +16,62 @@ import pyarrow as pa
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
 
-from gear_data.errors import MissingExtraError
+from gear_data.errors import MissingExtraError, UnknownFormatError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.files.json_array import array_tables, is_array
+from gear_data.ingest.sources.tables.files.kind import FileKind
 from gear_data.ingest.sources.tables.files.streamed import split_builder, streamed_kind
 
+#: Bytes of a first line that are looked at.
+_LINE = 1 << 20
 #: Suffix -> the name of the compression, and the package that fsspec needs for it.
 _PACKAGES = {".zst": ("zstd", "zstandard"), ".lz4": ("lz4", "lz4")}
 
 
-def _csv_tables(file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table]:
+@cache
+def csv_kind(header: bool | None) -> FileKind:
+    """Returns the kind of CSV files, whose first line has names or not; None refuses a first line of numbers."""
+    return streamed_kind("CSV", partial(_csv_tables, header), by_pandas=True)
+
+
+def _csv_tables(header: bool | None, file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table]:
     from datasets.packaged_modules.csv.csv import Csv
 
     _check_compression(file)
-    options = {"sep": "\t"} if ".tsv" in PurePosixPath(file.name).suffixes else {}
-    builder, split = split_builder(Csv, file, **options)
+    separator = "\t" if ".tsv" in PurePosixPath(file.name).suffixes else ","
+    if header is None:
+        _refuse_numbers(file, separator)
+    builder, split = split_builder(Csv, file, sep=separator, **({"header": None} if header is False else {}))
     for _, table in builder._generate_tables(**split):
         yield table
+
+
+def _refuse_numbers(file: SourceFile, separator: str) -> None:
+    """Refuses a file whose first line has numbers in place of names.
+
+    `numpy.savetxt` writes such files. Raises UnknownFormatError.
+    """
+    if (stream := _decompressed(file)) is None:
+        return
+    with stream:
+        line = stream.readline(_LINE).decode("utf-8-sig", "replace").strip()
+    parts = re.split(r"[\s,;]+", line)
+    if not all(map(_is_number, parts)):
+        return
+    shown = line if len(line) <= 60 else line[:60] + "..."
+    hint = "if it is data, give --no-header (header=False): the columns are '0', '1', ..., for --rename 0=NAME; if it "
+    hint += "has the names of the columns, give --header (header=True)"
+    if len(parts) > 1 and separator not in line:
+        hint = f"separate the columns by {separator!r}, or read the file with pandas or Polars and convert the frame"
+    raise UnknownFormatError(f"has no header: its first line is {shown!r}", file=file.name, hint=hint)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _json_tables(file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table]:
@@ -83,5 +124,4 @@ def _check_compression(file: SourceFile) -> None:
         )
 
 
-CSV = streamed_kind("CSV", _csv_tables)
 JSON = streamed_kind("JSON", _json_tables)

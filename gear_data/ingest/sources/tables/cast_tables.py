@@ -1,0 +1,129 @@
+"""Tables whose columns have other types and no nulls, as the user or the maker of the tables says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
+from gear_data.ingest.location import Location
+from gear_data.ingest.sources.tables.flatten import with_leaf_type, with_values
+from gear_data.ingest.sources.tables.read_units import ReadSpan
+from gear_data.ingest.sources.tables.recognise import usual_name
+from gear_data.ingest.sources.tables.stream import TablePart, TableStream
+from gear_data.ingest.sources.tables.to_numpy import inner_shape, is_list, leaf_type, storage_array
+from gear_data.storage.episode_block import Position
+
+
+def cast_tables(tables: TableStream, location: Location) -> TableStream:
+    """Returns tables in which columns have the types, and nulls the values, that `Location.tables` gives.
+
+    The nulls of pandas' float columns are NaN: pandas has no other mark for a missing number.
+
+    Raises:
+        UnknownNameError: there is no such column.
+        InvalidArgumentError: NaN or a fraction is to fill a column of integers.
+    """
+    schema, types = tables.schema, given_types(tables.schema, location)
+    fills = {}
+    leaves = {field.name: types.get(field.name) or leaf_type(field.type) for field in schema}
+    if tables.by_pandas:
+        fills = {name: float("nan") for name, leaf in leaves.items() if pa.types.is_floating(leaf)}
+    for name, text in _by_source(location.tables.fill_null, schema, location).items():
+        try:
+            fills[name] = pa.scalar(float(text), leaves[name]).as_py()
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, OverflowError) as error:
+            raise InvalidArgumentError(
+                f"holds {leaves[name]}, in which {text} cannot take the place of a null",
+                column=name,
+                hint=f"give it another type, too: --dtype {name}=float64 (dtype={{...}})",
+            ) from error
+    return CastTables(tables, types, fills) if types or fills else tables
+
+
+def given_types(schema: pa.Schema, location: Location) -> dict[str, pa.DataType]:
+    """Returns column -> type of its numbers, as the user gives them. Raises UnknownNameError."""
+    dtypes = _by_source(location.tables.dtype, schema, location)
+    return {name: pa.from_numpy_dtype(np.dtype(dtype)) for name, dtype in dtypes.items()}
+
+
+def _by_source(values: Mapping[str, Any], schema: pa.Schema, location: Location) -> dict[str, Any]:
+    """Returns source name -> value, of columns that are named by their source or canonical name."""
+    sources = {usual_name(name, location.rename): name for name in schema.names}
+    sources |= {name: name for name in schema.names}
+    for name in values:
+        if name not in sources:
+            raise unknown_name("column", name, schema.names)
+    return {sources[name]: value for name, value in values.items()}
+
+
+class CastTables:
+    """A `TableStream` that casts columns of another stream, and fills their nulls.
+
+    Args:
+        tables: the other stream.
+        types: column -> type of its numbers.
+        fills: column -> the number in place of nulls.
+    """
+
+    def __init__(self, tables: TableStream, types: Mapping[str, pa.DataType], fills: Mapping[str, float]) -> None:
+        self.files, self.is_one_table, self.by_pandas = tables.files, tables.is_one_table, tables.by_pandas
+        self._tables = tables
+        self._types = {
+            field.name: with_leaf_type(field.type, types[field.name]) for field in tables.schema if field.name in types
+        }
+        self._fills = fills
+        self.schema = pa.schema([field.with_type(self._types.get(field.name, field.type)) for field in tables.schema])
+
+    @property
+    def num_rows(self) -> int | None:
+        return self._tables.num_rows
+
+    def select(self, columns: list[str]) -> None:
+        self._tables.select(columns)
+
+    def head(self, rows: int) -> pa.Table | None:
+        head = self._tables.head(rows)
+        return None if head is None else self._cast(head, TablePart((), head))
+
+    def spans(self, ids: str | None) -> Sequence[ReadSpan]:
+        return self._tables.spans(ids)
+
+    def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
+        for part in self._tables.parts(start, stop):
+            yield replace(part, table=self._cast(part.table, part))
+
+    def _cast(self, table: pa.Table, part: TablePart) -> pa.Table:
+        for i, field in enumerate(table.schema):
+            array = table.column(i)
+            if field.name in self._types:
+                to_float = pa.types.is_floating(leaf_type(self._types[field.name]))
+                try:  # a float may be rounded, and an integer not
+                    array = array.cast(self._types[field.name], safe=not to_float)
+                except pa.ArrowException as error:
+                    file, row = part.place(0) if part.file_rows else (None, None)
+                    raise UnsupportedColumnError(
+                        f"cannot be read as {self._types[field.name]}: {error}",
+                        file=file,
+                        column=field.name,
+                        row=row,
+                        hint="give it another type with --dtype (dtype={...})",
+                    ) from error
+            if field.name in self._fills:
+                array = pa.chunked_array([_filled(storage_array(array), self._fills[field.name])])
+            table = table.set_column(i, field.name, array)
+        return table
+
+
+def _filled(array: pa.Array, value: float) -> pa.Array:
+    """Returns an array without nulls, at any depth. A null list is replaced by a list of the usual shape."""
+    if not is_list(array.type):
+        return array.fill_null(pa.scalar(value, array.type)) if array.null_count else array
+    if array.null_count and 0 not in (shape := inner_shape(array.drop_null())):
+        array = pc.coalesce(array, pa.scalar(np.full(shape, value).tolist(), array.type))
+    return with_values(array, _filled(array.values, value))
