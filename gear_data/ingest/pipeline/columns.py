@@ -37,8 +37,10 @@ def choose_columns(names: Iterable[str], options: SourceOptions, *, structure: I
         InvalidArgumentError: `options.rename` is invalid, see `name_map`.
         UnsupportedColumnError: the name of a column to read is invalid, see `is_column_name`.
     """
-    mapping = name_map(names, options.rename)
-    chosen = mapping if options.columns is None else _selected(mapping, options.columns, {*structure})
+    structure, rename = set(structure), options.rename or {}
+    mapping = name_map(names, {name: new for name, new in rename.items() if name not in structure})
+    structure |= {rename[name] for name in structure & rename.keys()}
+    chosen = mapping if options.columns is None else _selected(mapping, options.columns, structure)
     for source, name in chosen.items():
         if not is_column_name(name):
             raise UnsupportedColumnError(
@@ -70,13 +72,17 @@ def _selected(mapping: Mapping[str, str], columns: Sequence[str], structure: Set
 def resolve_structure_columns(names: Iterable[str], options: SourceOptions) -> SourceOptions:
     """Checks the columns that define episodes, and turns `end_column` into a renaming.
 
+    A column that the user renames may be named by either name; the options that are returned have the source's.
+
     Raises:
         UnknownNameError: `episode_column`, `step_column` or `end_column` names a column that does not exist.
     """
-    names = list(names)
-    for name in options.episodes.columns:
-        if name not in names:
-            raise unknown_name("column", name, names)
-    if options.episodes.end_column is None:
-        return options
-    return replace(options, rename={**(options.rename or {}), options.episodes.end_column: DONES})
+    rename, boundaries = options.rename or {}, options.episodes
+    sources = {new: name for name, new in rename.items()} | {name: name for name in names}
+    for name in boundaries.columns:
+        if name not in sources:
+            raise unknown_name("column", name, sources)
+    step, end = (None if name is None else sources[name] for name in (boundaries.step_column, boundaries.end_column))
+    ids = tuple(sources[name] for name in boundaries.episode_columns) or None
+    boundaries = replace(boundaries, episode_column=ids, step_column=step, end_column=end)
+    return replace(options, episodes=boundaries, rename=rename if end is None else {**rename, end: DONES})

@@ -85,6 +85,11 @@ def canonical_name(name: str) -> str:
     return dotted
 
 
+def usual_name(name: str, rename: Mapping[str, str] | None) -> str:
+    """Returns the canonical name of a column that the user may have renamed."""
+    return (rename or {}).get(name) or canonical_name(name)
+
+
 def is_observation(name: str) -> bool:
     """Returns whether a canonical name is `observations` or below it."""
     return name.split(".", 1)[0] == "observations"

@@ -12,7 +12,7 @@ from gear_data.errors import GearError, InvalidArgumentError, UnsupportedColumnE
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, resolve_structure_columns
-from gear_data.ingest.pipeline.names import canonical_name
+from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.source import EpisodeSource, Format, SourceOptions
 from gear_data.ingest.sources.mixed_files import (
     PICKLES,
@@ -142,7 +142,7 @@ def _format_of_named_columns(location: Location, options: SourceOptions) -> tupl
     resolved = resolve_structure_columns(tables.schema.names, options)
     if by_file:
         return "step-rows", "a row is a step: each file is an episode, as --file-is-episode says"
-    name, flag = next(iter(named.items()))
+    name, flag = next(iter(resolved.episodes.columns.items()))
     type_ = tables.schema.field(name).type
     if not resolved.episodes.episode_columns and is_list(type_):
         return "episode-rows", f"a row is an episode: '{name}', given as {flag}, is {type_}"
@@ -153,9 +153,8 @@ def _format_of_named_columns(location: Location, options: SourceOptions) -> tupl
 
 def _list_of_steps(tables: TableStream, options: SourceOptions) -> str | None:
     """Returns a column of rewards or end flags with several values per row, or None."""
-    rename = options.rename or {}
     names: list[str] = [field.name for field in tables.schema if is_list(field.type)]
-    names = [name for name in names if (rename.get(name) or canonical_name(name)) in SCALAR_COLUMNS]
+    names = [name for name in names if usual_name(name, options.rename) in SCALAR_COLUMNS]
     if not names:
         return None
     tables.select(names[:1])

@@ -19,7 +19,6 @@ from gear_data.ingest.sources.arrays.classify import (
     STARTS,
     ClassifiedArrays,
 )
-from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 
 #: Arrays that say where episodes are, and so which axis is the steps.
 _BOUNDARIES = {FIRST, INDICES, ENDS, STARTS, *LENGTHS, *EPISODE_COLUMNS}
@@ -34,7 +33,7 @@ def refuse_unclear_axes(name: str, shapes: Shapes, format_name: str) -> None:
 
     Args:
         name: the name of the file or folder.
-        shapes: source name -> shape.
+        shapes: name -> shape; the names that the user gives, and otherwise the source's.
         format_name: the format that reads the first axis as the steps.
 
     Raises:
@@ -81,20 +80,19 @@ def shared_axes(shapes: Shapes) -> tuple[int, int] | None:
     return reference[0], reference[1]
 
 
-def is_padded(classified: ClassifiedArrays, arrays: Mapping[str, StoredArray], lengths: npt.NDArray[np.int64]) -> bool:
+def is_padded(classified: ClassifiedArrays, shapes: Shapes, lengths: npt.NDArray[np.int64]) -> bool:
     """Returns whether arrays with these lengths are padded [episodes, steps, ...].
 
-    Otherwise they are flat steps.
+    Otherwise they are flat steps. `shapes` are canonical name -> shape.
 
     Raises UnknownFormatError if they may be either, or [steps, episodes, ...].
     """
-    shapes = {source: array.shape for source, array in arrays.items()}
     count, shared = len(lengths), shared_axes(shapes)
     name, column = classified.name, next(iter(classified.boundaries))
     if shared is not None and count == shared[1] != classified.rows:
         raise UnknownFormatError(
             f"has {count} values, one for each of the second axis of '{classified.sources[classified.reference]}' "
-            f"{shapes[classified.sources[classified.reference]]}; padded episodes must be [episodes, steps]",
+            f"{shapes[classified.reference]}; padded episodes must be [episodes, steps]",
             file=name,
             column=column,
             hint="transpose the arrays: np.swapaxes(array, 0, 1)",

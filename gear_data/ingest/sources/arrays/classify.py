@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import BadEpisodeError, UnknownFormatError, unknown_name
+from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, choose_columns
-from gear_data.ingest.pipeline.names import DONES, canonical_name
+from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, choose_columns, resolve_structure_columns
+from gear_data.ingest.pipeline.names import DONES, usual_name
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
@@ -51,8 +51,8 @@ class ClassifiedArrays:
         name: the name of the file or folder.
         steps: canonical name -> array of a step column, or of a flag or fact per episode.
         sources: canonical name -> source name.
-        boundaries: source name -> array that says where episodes are and is not a column.
-        episode_columns: names of the arrays in `boundaries` that hold episode ids.
+        boundaries: usual name -> array that says where episodes are and is not a column.
+        episode_columns: usual names of the arrays in `boundaries` that hold episode ids.
         scalars: source name -> array of shape ().
         keeps_next: whether `next_observations` is also kept as a column.
         findings: about arrays that are left out.
@@ -120,19 +120,18 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
         UnknownNameError: an option names an array that does not exist.
         UnknownFormatError: no array holds steps.
     """
-    for column in options.episodes.columns:
-        if column not in arrays:
-            raise unknown_name("column", column, arrays)
+    options = resolve_structure_columns(arrays, options)
     objects = [source for source, array in arrays.items() if array.dtype.hasobject]
     scalars = {source: array for source, array in arrays.items() if array.shape == () and source not in objects}
     with_rows = {source: array for source, array in arrays.items() if source not in objects and source not in scalars}
-    boundaries, episode_columns = _boundary_arrays(with_rows, options)
-    names = [source for source in with_rows if source not in boundaries]
+    found, episode_columns = _boundary_arrays(with_rows, options)
+    names = [source for source in with_rows if source not in found.values()]
+    boundaries = {name: arrays[source] for name, source in found.items()}
     options = replace(options, rename=_rename(names, boundaries, options))
     if options.columns is None:
-        chosen = choose_columns(names, options)
+        chosen = choose_columns(names, options, structure=found.values())
     else:
-        requested = choose_columns([*names, *objects, *scalars], options, structure=boundaries)
+        requested = choose_columns([*names, *objects, *scalars], options, structure=found.values())
         chosen = {source: column for source, column in requested.items() if source in names}
         objects = [source for source in objects if source in requested]
         scalars = {source: array for source, array in scalars.items() if source in requested}
@@ -151,7 +150,7 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
     sources = {column: source for source, column in chosen.items()}
     keeps_next = not {NEXT, sources.get(NEXT)}.isdisjoint(options.columns or ())
     if NEXT not in steps:  # it gives final observations, whatever columns are chosen
-        next_source = next((source for source in names if canonical_name(source) == NEXT), None)
+        next_source = next((source for source in names if usual_name(source, options.rename) == NEXT), None)
         if next_source is not None:
             steps[NEXT], sources[NEXT] = arrays[next_source], next_source
     return ClassifiedArrays(name, steps, sources, boundaries, episode_columns, scalars, keeps_next, findings)
@@ -160,11 +159,9 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
 def _rename(names: list[str], boundaries: Mapping[str, StoredArray], options: SourceOptions) -> dict[str, str]:
     """Returns source name -> canonical name, where they are not the usual ones.
 
-    These are the user's names, the end column, and Dreamer's names.
+    These are the user's names, and Dreamer's names.
     """
     rename = dict(options.rename or {})
-    if options.episodes.end_column is not None:
-        rename[options.episodes.end_column] = DONES
     if FIRST in boundaries or is_old_dreamer(names):
         rename = {source: _dreamer_name(source) for source in names} | rename
     return rename
@@ -177,24 +174,27 @@ def is_old_dreamer(names: Collection[str]) -> bool:
 
 def _boundary_arrays(
     arrays: Mapping[str, StoredArray], options: SourceOptions
-) -> tuple[dict[str, StoredArray], tuple[str, ...]]:
+) -> tuple[dict[str, str], tuple[str, ...]]:
     """Finds the arrays that say where episodes are.
 
     Arrays that the user names come first, then arrays with a known name, then an episode column.
 
     Returns:
-        Source name -> array, and the names of the arrays of episode ids.
+        Usual name -> source name, and the usual names of the arrays of episode ids.
     """
+    rename = options.rename or {}
     ids, step_column = options.episodes.episode_columns, options.episodes.step_column
     if named := [*ids, *([step_column] if step_column is not None else [])]:
-        return {name: arrays[name] for name in named if name in arrays}, ids
+        found = {rename.get(source, source): source for source in named if source in arrays}
+        return found, tuple(rename.get(source, source) for source in ids)
+    sources = {rename.get(source, source): source for source in arrays}
     for name in (FIRST, INDICES, ENDS, STARTS, *LENGTHS):
-        array = arrays.get(name)
+        array = arrays[sources[name]] if name in sources else None
         if array is not None and array.dtype.kind in "biu" and len(array.shape) == 1:
-            return {name: array}, ()
+            return {name: sources[name]}, ()
     for name in EPISODE_COLUMNS:
-        if name in arrays and arrays[name].dtype.kind in "iu":
-            return {name: arrays[name]}, (name,)
+        if name in sources and arrays[sources[name]].dtype.kind in "iu":
+            return {name: sources[name]}, (name,)
     return {}, ()
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
-from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation
+from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, usual_name
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.axes import is_padded, refuse_equal_sizes
 from gear_data.ingest.sources.arrays.boundaries import (
@@ -97,7 +97,8 @@ def build_step_arrays(
     for source in LENGTHS:
         if source in boundaries:
             lengths = all_values(boundaries[source]).astype(np.int64)
-            if is_padded(classified, arrays, lengths):
+            shapes = {usual_name(name, options.rename): array.shape for name, array in arrays.items()}
+            if is_padded(classified, shapes, lengths):
                 return _padded_arrays(classified, size, lengths, seekable)
             return _arrays_with_lengths(classified, size, lengths, seekable)
     return _flagged_arrays(classified, size, options, whole_source, seekable)
@@ -127,7 +128,7 @@ def _refuse_unclear_terminals(name: str, arrays: Mapping[str, StoredArray], opti
     marks terminal steps. Rewards show that the row is a step, unless `masks` beside them mark the terminal states.
     Another array that says where episodes end settles the question, and so do the user's options.
     """
-    names = {canonical_name(source) for source in arrays}
+    names = {usual_name(source, options.rename) for source in arrays}
     ends = {"truncated", DONES, FIRST, INDICES, ENDS, STARTS, *LENGTHS, *EPISODE_COLUMNS}
     if "terminals" not in arrays or names & ends or options.episodes.given or "terminals" in (options.rename or {}):
         return

@@ -15,7 +15,7 @@ from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
-from gear_data.ingest.pipeline.names import canonical_name
+from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
 from gear_data.ingest.sources.arrays.layouts import build_step_arrays
@@ -33,9 +33,10 @@ def probe(location: Location) -> str | None:
     """
     folders = _folders(location)
     for folder, files in folders.items():
-        names = {canonical_name(name) for name in files}
+        names = {usual_name(name, location.rename) for name in files}
         if "actions" in names or names & SCALAR_COLUMNS:
-            refuse_unclear_axes(folder, _shapes(files), "numpy")
+            shapes = {location.rename.get(name, name): shape for name, shape in _shapes(files).items()}
+            refuse_unclear_axes(folder, shapes, "numpy")
             return f"NumPy files: {folder or 'the folder'} holds {', '.join(files)}"
         break
     return None

@@ -17,7 +17,7 @@ from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
-from gear_data.ingest.pipeline.names import canonical_name
+from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
 from gear_data.ingest.sources.arrays.layouts import build_step_arrays
@@ -42,8 +42,9 @@ def probe(location: Location) -> str | None:
         arrays = open_npz(files[0])
     except GearError:
         return "an .npz file"
-    names = {canonical_name(name) for name in arrays}
-    refuse_unclear_axes(files[0].name, {name: array.shape for name, array in arrays.items()}, "npz")
+    names = {usual_name(name, location.rename) for name in arrays}
+    shapes = {location.rename.get(name, name): array.shape for name, array in arrays.items()}
+    refuse_unclear_axes(files[0].name, shapes, "npz")
     if "actions" in names or names & SCALAR_COLUMNS:
         return f"NumPy archives: {files[0].name} holds steps"
     return None

@@ -48,8 +48,9 @@ def probe(location: Location) -> str | None:
     if not files:
         return None
     with open_hdf5(files[0]) as file, reading(files[0].name):
-        if all(isinstance(file.get(name), h5py.Dataset) for name in REQUIRED):
-            datasets = {name: item.shape for name, item in file.items() if isinstance(item, h5py.Dataset)}
+        found = {location.rename.get(name, name): item for name, item in file.items()}
+        if all(isinstance(found.get(name), h5py.Dataset) for name in REQUIRED):
+            datasets = {name: item.shape for name, item in found.items() if isinstance(item, h5py.Dataset)}
             refuse_unclear_axes(files[0].name, {name: shape for name, shape in datasets.items() if shape}, "d4rl")
             return "D4RL: flat HDF5 datasets " + ", ".join(REQUIRED)
     return None

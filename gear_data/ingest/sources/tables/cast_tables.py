@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.location import Location
+from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.sources.tables.flatten import with_leaf_type, with_values
 from gear_data.ingest.sources.tables.read_units import ReadSpan
-from gear_data.ingest.sources.tables.recognise import usual_name
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream
 from gear_data.ingest.sources.tables.to_numpy import inner_shape, is_list, leaf_type, storage_array
 from gear_data.storage.episode_block import Position

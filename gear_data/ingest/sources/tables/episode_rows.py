@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import choose_columns, resolve_structure_columns
 from gear_data.ingest.pipeline.episode_values import reset_info_left_out
@@ -40,6 +40,7 @@ from gear_data.ingest.sources.tables.to_numpy import (
     list_depth,
     list_lengths,
     null_rows,
+    row_hint,
     storage_array,
     to_numpy,
 )
@@ -142,7 +143,7 @@ class EpisodeRowSource:
                         file=file,
                         column=bad.column,
                         row=row,
-                        hint=BAD_EPISODE_HINT,
+                        hint=row_hint(bad.reason, bad.column, table.column(bad.column).type),
                     ) from None
                 self.findings.add(
                     Finding("bad-episode", f"{bad.reason}; skipped", len(bad.rows), file, row, bad.column)

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location
+from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.sources.memory.tables import MemoryTable
 from gear_data.ingest.sources.tables.cast_tables import cast_tables, given_types
 from gear_data.ingest.sources.tables.dataset_stream import DatasetTables
@@ -19,7 +20,6 @@ from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.files.text import JSON, csv_kind
 from gear_data.ingest.sources.tables.files.webdataset import WEBDATASET
 from gear_data.ingest.sources.tables.lance import open_lance
-from gear_data.ingest.sources.tables.recognise import usual_name
 from gear_data.ingest.sources.tables.saved import saved_files
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import leaf_type

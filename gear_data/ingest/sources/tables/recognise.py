@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, SCALAR_COLUMNS
-from gear_data.ingest.pipeline.names import canonical_name
+from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.pipeline.next_observations import next_pairs
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import is_list, list_depth, list_lengths, storage_array
@@ -24,11 +24,6 @@ _HEAD_ROWS = 64
 #: Usual names of the number of a step in its episode.
 _STEP_NUMBERS = ("frame_index", "step_index", "step_id", "step", "steps", "t", "timestep", "time_step")
 _BOTH = "give --format step-rows or --format episode-rows"
-
-
-def usual_name(name: str, rename: Mapping[str, str]) -> str:
-    """Returns the canonical name of a column that the user may have renamed."""
-    return rename.get(name) or canonical_name(name)
 
 
 def episode_column(schema: pa.Schema, rename: Mapping[str, str]) -> str | None:
@@ -99,7 +94,11 @@ def _why_lists_of_lists(location: Location, tables: TableStream, nested: str, *,
         UnknownFormatError: names, types and the first rows contradict each other.
     """
     ids = episode_column(tables.schema, location.rename)
-    counts = [field.name for field in tables.schema if field.name in _STEP_NUMBERS and pa.types.is_integer(field.type)]
+    counts = [
+        field.name
+        for field in tables.schema
+        if location.rename.get(field.name, field.name) in _STEP_NUMBERS and pa.types.is_integer(field.type)
+    ]
     reason = f"a row is an episode: '{nested}' is a list of lists"
     if (flags and ids is not None) or not (flags or ids or counts):
         return None if flags else reason

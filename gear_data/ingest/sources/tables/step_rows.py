@@ -20,7 +20,7 @@ from gear_data.errors import (
     UnknownFormatError,
     UnsupportedColumnError,
 )
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.assemble import StepPart, UnreadableRows, assemble
 from gear_data.ingest.pipeline.boundaries import EpisodeIdChecker, EpisodeNumbering, read_episode_ids
@@ -45,6 +45,7 @@ from gear_data.ingest.sources.tables.to_numpy import (
     inner_shape,
     is_list,
     leaf_dtype,
+    row_hint,
     storage_array,
     to_numpy,
 )
@@ -155,7 +156,8 @@ class StepRowSource:
         """
         step_column = self._options.episodes.step_column
         has_names = bool(self._ids or self._by_file)
-        known = {name: zero for name, zero in ORDER_COLUMNS.items() if name in schema.names and has_names}
+        usual = {name: (self._options.rename or {}).get(name, name) for name in schema.names if has_names}
+        known = {name: ORDER_COLUMNS[usual[name]] for name in usual if usual[name] in ORDER_COLUMNS}
         orders = {name: zero for name, zero in known.items() if pa.types.is_integer(schema.field(name).type)}
         if step_column is not None:
             if not pa.types.is_integer(schema.field(step_column).type):
@@ -229,7 +231,8 @@ class StepRowSource:
                     columns[_FILE_BEGINS] = _file_begins(part)[keep]
                 ids = {name: read_episode_ids(part, name) for name in self._ids}
                 starts = id_checker.starts([*ids.values()], part)
-                facts = {name: each.values() for name, each in ids.items()}
+                rename = self._options.rename or {}
+                facts = {rename.get(name, name): each.values() for name, each in ids.items()}
             elif self._by_file:
                 starts = _file_begins(part)
             elif self._ends_by_steps:
@@ -302,7 +305,7 @@ class StepRowSource:
                     file=file,
                     column=source,
                     row=row,
-                    hint=BAD_EPISODE_HINT,
+                    hint=row_hint(error.reason, source, array.type),
                 ) from None
         for source in self._orders:
             columns[_ORDER_CHECK + source] = step_numbers(storage_array(table.column(source)))

@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.errors import UnsupportedColumnError
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT
 from gear_data.schema import DTYPES
 
+_NULL = "holds a null"
 #: Number of rows from which the shape of a column is inferred.
 _SHAPE_ROWS = 4096
 
@@ -165,8 +167,23 @@ def to_numpy(array: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(values).reshape(rows, *shape)
 
 
+def row_hint(reason: str, column: str, type_: pa.DataType) -> str:
+    """Returns what to do about rows that cannot be converted.
+
+    Args:
+        reason: the problem of the rows.
+        column: their column.
+        type_: the type of the column.
+    """
+    leaf = leaf_type(type_)
+    if not reason.endswith(_NULL) or not (pa.types.is_floating(leaf) or pa.types.is_integer(leaf)):
+        return BAD_EPISODE_HINT
+    value = "nan" if pa.types.is_floating(leaf) else "0"
+    return f"{BAD_EPISODE_HINT}, or put a number in place of the nulls, such as --fill-null {column}={value}"
+
+
 def _refuse_nulls(array: pa.Array, rows: int, count: int) -> None:
     nulls = null_rows(array)
     if len(nulls):
         per_row = max(1, count // max(1, rows))
-        raise IrregularRowsError(np.unique(nulls // per_row).astype(np.int64), "holds a null")
+        raise IrregularRowsError(np.unique(nulls // per_row).astype(np.int64), _NULL)

@@ -114,10 +114,11 @@ def test_the_advice_for_other_columns_works(suffix: str, name: str, tmp_path: Pa
 
 def test_a_dtype_inside_structs(tmp_path: Path) -> None:
     lines = [{"steps": [{"obs": {"x": [x, 1]}, "action": 0.5, "reward": 1} for _ in range(2)]} for x in (1, 1.5)]
+    (tmp_path / "s").mkdir()
     for i, line in enumerate(lines):
-        (tmp_path / f"{i}.jsonl").write_text(json.dumps(line))
+        (tmp_path / f"s/{i}.jsonl").write_text(json.dumps(line))
     tables = gear_data.TableOptions(dtype={"steps.obs.x": "float64"})
-    gear_data.convert(tmp_path, tmp_path / "d", tables=tables)
+    gear_data.convert(tmp_path / "s", tmp_path / "d", tables=tables)
     np.testing.assert_array_equal(gear_data.open(tmp_path / "d")[1]["observations.x"], [[1.5, 1], [1.5, 1]])
 
 
