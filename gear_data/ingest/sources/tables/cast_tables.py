@@ -36,7 +36,7 @@ def cast_tables(tables: TableStream, location: Location) -> TableStream:
         fills = {name: float("nan") for name, leaf in leaves.items() if pa.types.is_floating(leaf)}
     for name, text in _by_source(location.tables.fill_null, schema, location).items():
         try:
-            fills[name] = pa.scalar(float(text), leaves[name]).as_py()
+            fills[name] = _number(text, leaves[name])
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, OverflowError) as error:
             raise InvalidArgumentError(
                 f"holds {leaves[name]}, in which {text} cannot take the place of a null",
@@ -44,6 +44,12 @@ def cast_tables(tables: TableStream, location: Location) -> TableStream:
                 hint=f"give it another type, too: --dtype {name}=float64 (dtype={{...}})",
             ) from error
     return CastTables(tables, types, fills) if types or fills else tables
+
+
+def _number(text: str, type_: pa.DataType) -> float:
+    """Returns the number of a text. Raises an error of pyarrow if a type does not have it."""
+    value = float(text) if pa.types.is_floating(type_) else int(text)
+    return pa.scalar(bool(value) if pa.types.is_boolean(type_) else value, type_).as_py()  # type: ignore[no-any-return]
 
 
 def given_types(schema: pa.Schema, location: Location) -> dict[str, pa.DataType]:

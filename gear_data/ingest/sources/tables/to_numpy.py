@@ -176,7 +176,8 @@ def row_hint(reason: str, column: str, type_: pa.DataType) -> str:
         type_: the type of the column.
     """
     leaf = leaf_type(type_)
-    if not reason.endswith(_NULL) or not (pa.types.is_floating(leaf) or pa.types.is_integer(leaf)):
+    has_numbers = pa.types.is_floating(leaf) or pa.types.is_integer(leaf) or pa.types.is_boolean(leaf)
+    if not (reason.endswith(_NULL) and has_numbers):
         return BAD_EPISODE_HINT
     value = "nan" if pa.types.is_floating(leaf) else "0"
     return f"{BAD_EPISODE_HINT}, or put a number in place of the nulls, such as --fill-null {column}={value}"

@@ -51,6 +51,13 @@ def test_a_first_line_of_numbers_is_no_header(name: str, tmp_path: Path) -> None
     np.testing.assert_array_equal(dataset[0]["actions"], [0, 0.25, 0.5])
 
 
+@pytest.mark.parametrize("line", ["0,0.5,True", '"0","1e-3"', "0,,nan", "-1", "0\t1", "0,1,"])
+def test_lines_of_values(line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"{line}\n{line}\n")
+    with pytest.raises(UnknownFormatError, match="has no header"):
+        gear_data.convert(tmp_path / "a.csv", tmp_path / "d")
+
+
 def _arguments(options: list[str]) -> dict[str, Any]:
     if options[:1] == ["--episode-column"]:
         return {"episodes": gear_data.EpisodeBoundaries(episode_column=options[1])}
@@ -179,6 +186,11 @@ def test_other_nulls_are_refused_with_advice(tmp_path: Path) -> None:
         gear_data.convert(tmp_path / "a.parquet", tmp_path / "d")
     assert "--fill-null obs=nan" in (error.value.hint or "")
     fills = ["--fill-null", "obs=nan", "--fill-null", "action=-1"]
+    steps = pa.table({"episode": [0, 0], "obs": [1.0, 2.0], "done": [None, True]})
+    with pytest.raises(BadEpisodeError) as flag:
+        gear_data.convert(steps, tmp_path / "g")
+    assert "--fill-null done=0" in (flag.value.hint or "")
+    gear_data.convert(steps, tmp_path / "g", tables=gear_data.TableOptions(fill_null={"done": 0}))
     assert main(["convert", str(tmp_path / "a.parquet"), str(tmp_path / "d"), *fills]) == 0
     dataset = gear_data.open(tmp_path / "d")
     np.testing.assert_array_equal(dataset[0]["observations"], [1, np.nan])
