@@ -2,7 +2,8 @@
 
 An idea is a meaning that many formats can hold, such as a column of next observations. Each idea is tried in each
 format of `tests.support.makers.ideas.py`. A cell of the table is right, a refusal that names the way out, or it cannot
-occur, for a reason. To add an idea, write an `Idea`; to add a format, write a `Writer`.
+occur, for a reason. To add an idea, write an `Idea`; to add a format, write a `Writer`. Then write the table again:
+`python -m tests.ingest.test_ideas`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import pytest
 
 import gear_data
-from gear_data.errors import GearError
+from gear_data.errors import CorruptSourceError, GearError
 from tests.support.makers.ideas import WRITERS, Episode, Writer
 
 Array = npt.NDArray[Any]
@@ -30,12 +31,13 @@ class Refused:
     Attributes:
         error: the type of the error.
         match: text of its message or hint.
-        options: the arguments of `convert` that the error names. With them, the cell is right.
+        options: the arguments of `convert` that the error names. With them, the cell is right. None if the source must
+            be written again.
     """
 
     error: type[GearError]
     match: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,11 @@ IDEAS: dict[str, Idea] = {
     ),
     "next_state gives final observations": Idea(
         lambda: episodes_of(next_observations="next_state"), _check_finals(after="next_state")
+    ),
+    "next_state beside state": Idea(
+        lambda: episodes_of(observations="state", next_observations="next_state"),
+        _check_finals("state", "next_state", "state"),
+        other={"D4RL": D4RL_NAMES},
     ),
     "next_observation.image gives final observations": Idea(
         lambda: episodes_of(observations="observation.image", next_observations="next_observation.image"),
@@ -213,11 +220,94 @@ IDEAS |= {
 }
 
 
+def _whole_rewards_first() -> list[dict[str, Any]]:
+    """Returns episodes of which the first has whole rewards, as lists of Python numbers."""
+    found = episodes_of(next_observations="")
+    found[0]["rewards"] = np.array([0, 0, 0, 1])
+    return [{**each, "rewards": each["rewards"].tolist()} for each in found]
+
+
+def _check_rewards(dataset: gear_data.Dataset, episodes: Sequence[Episode], writer: Writer) -> None:
+    assert dataset.schema["rewards"].dtype == "float64"
+    for i, episode in enumerate(episodes):
+        np.testing.assert_array_equal(dataset[i]["rewards"], episode["rewards"])
+
+
+def _with_nan() -> list[dict[str, Any]]:
+    found = episodes_of(next_observations="")
+    found[1]["observations"][2] = np.nan
+    return found
+
+
+def _check_nan(dataset: gear_data.Dataset, episodes: Sequence[Episode], writer: Writer) -> None:
+    for i, episode in enumerate(episodes):
+        np.testing.assert_array_equal(dataset[i]["observations"], writer.seen(np.asarray(episode["observations"])))
+
+
+def _check_renamed(dataset: gear_data.Dataset, episodes: Sequence[Episode], writer: Writer) -> None:
+    assert dataset.episodes["terminated"].to_list() == [True, False, False]
+    assert dataset.num_episodes == 3
+    for i, episode in enumerate(episodes):
+        np.testing.assert_array_equal(dataset[i]["actions"], writer.seen(np.asarray(episode["commands"])))
+        final = dataset.final(i)
+        assert final is not None
+        np.testing.assert_array_equal(final["observations"], writer.seen(np.asarray(episode["following"]))[-1])
+
+
+NEW_NAMES = {"commands": "actions", "following": "next_observations", "over": "terminated", "cut": "truncated"}
+IDEAS |= {
+    "whole rewards before fractions": Idea(
+        _whole_rewards_first,
+        _check_rewards,
+        other={"npz, a file an episode": Refused(CorruptSourceError, "convert the files to one dtype")},
+    ),
+    "NaN in observations": Idea(_with_nan, _check_nan, findings=("non-finite",)),
+    "names that the user gives": Idea(
+        lambda: episodes_of(actions="commands", next_observations="following", terminals="over", timeouts="cut"),
+        _check_renamed,
+        {"rename": NEW_NAMES},
+    ),
+}
+
+
+def _outcome(idea: str, format: str) -> Refused | Impossible | None:
+    other = IDEAS[idea].other
+    return other.get(format) or other.get(WRITERS[format].rows)
+
+
+def page() -> str:
+    """Returns the table of ideas and formats, as docs/reference/ideas.md has it."""
+    lines = [
+        f"Formats: {'; '.join(WRITERS)}.",
+        "",
+        "| idea | read in | refused, with the way out | cannot occur |",
+        "|---|---|---|---|",
+    ]
+    for idea, meaning in IDEAS.items():
+        outcomes = {format: _outcome(idea, format) for format in WRITERS}
+        refused = [f"{format}: {each.match}" for format, each in outcomes.items() if isinstance(each, Refused)]
+        reasons: dict[str, list[str]] = {}
+        for format, each in outcomes.items():
+            if isinstance(each, Impossible):
+                reasons.setdefault(each.reason, []).append(format)
+        never = [f"{', '.join(formats)}: {reason}" for reason, formats in reasons.items()]
+        reported = f" (reported as {', '.join(f'`{code}`' for code in meaning.findings)})" if meaning.findings else ""
+        others = "all others" if refused or never else "all"
+        lines.append(f"| {idea}{reported} | {others} | {'; '.join(refused)} | {'; '.join(never)} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_of_the_docs_is_the_table() -> None:
+    """`python -m tests.ingest.test_ideas` prints the table."""
+    text = (Path(__file__).parents[2] / "docs/reference/ideas.md").read_text()
+    assert text.endswith("\n" + page())
+
+
 @pytest.mark.parametrize("format", WRITERS)
 @pytest.mark.parametrize("idea", IDEAS)
 def test_an_idea_in_a_format(idea: str, format: str, tmp_path: Path) -> None:
     meaning, writer = IDEAS[idea], WRITERS[format]
-    other = meaning.other.get(format) or meaning.other.get(writer.rows)
+    other = _outcome(idea, format)
     if isinstance(other, Impossible):
         pytest.skip(other.reason)
     episodes, folder = meaning.episodes(), tmp_path / "source"
@@ -226,8 +316,14 @@ def test_an_idea_in_a_format(idea: str, format: str, tmp_path: Path) -> None:
     if isinstance(other, Refused):
         with pytest.raises(other.error, match=other.match):
             gear_data.convert(source, tmp_path / "refused", **options)
+        if other.options is None:
+            return
         options |= other.options
     report = gear_data.convert(source, tmp_path / "dataset", **options)
     for code in meaning.findings:
         assert any(line.startswith(f"{code}:") for line in report.warnings), report.warnings
     meaning.check(gear_data.open(tmp_path / "dataset"), episodes, writer)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -25,6 +25,7 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.assemble import StepPart, assemble
 from gear_data.ingest.pipeline.episode_values import rows_differ
+from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.pipeline.next_observations import next_differs
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
@@ -49,7 +50,8 @@ def probe(location: Location) -> str | None:
         return None
     with open_hdf5(files[0]) as file, reading(files[0].name):
         found = {location.rename.get(name, name): item for name, item in file.items()}
-        if all(isinstance(found.get(name), h5py.Dataset) for name in REQUIRED):
+        required = [name if name in file else canonical_name(name) for name in REQUIRED]
+        if all(isinstance(found.get(name), h5py.Dataset) for name in required):
             datasets = {name: item.shape for name, item in found.items() if isinstance(item, h5py.Dataset)}
             refuse_unclear_axes(files[0].name, {name: shape for name, shape in datasets.items() if shape}, "d4rl")
             return "D4RL: flat HDF5 datasets " + ", ".join(REQUIRED)

@@ -155,9 +155,13 @@ class StepRowSource:
         columns, and only the step column counts.
         """
         step_column = self._options.episodes.step_column
-        has_names = bool(self._ids or self._by_file)
-        usual = {name: (self._options.rename or {}).get(name, name) for name in schema.names if has_names}
-        known = {name: ORDER_COLUMNS[usual[name]] for name in usual if usual[name] in ORDER_COLUMNS}
+        usual = {name: (self._options.rename or {}).get(name, name) for name in schema.names}
+        # A user who names a column "index" may want a column of that name.
+        known = {
+            name: ORDER_COLUMNS[new]
+            for name, new in (usual.items() if self._ids or self._by_file else ())
+            if new in ORDER_COLUMNS and (name == new or new != "index")
+        }
         orders = {name: zero for name, zero in known.items() if pa.types.is_integer(schema.field(name).type)}
         if step_column is not None:
             if not pa.types.is_integer(schema.field(step_column).type):

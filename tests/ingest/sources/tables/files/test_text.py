@@ -127,7 +127,7 @@ def test_a_column_that_a_later_file_lacks_is_null(tmp_path: Path) -> None:
 
 
 def test_a_value_of_another_type_is_refused_with_file_and_row(tmp_path: Path) -> None:
-    rows = [{"episode_index": i // 100, "reward": i if i < 10_000 else i + 0.5} for i in range(10_100)]
+    rows = [{"episode_index": i // 100, "force": i if i < 10_000 else i + 0.5} for i in range(10_100)]
     source = _write(tmp_path / "s.csv", _csv(rows))
     with pytest.raises(CorruptSourceError, match=r"from row 10000 on, datasets cannot read it as CSV") as error:
         gear_data.convert(source, tmp_path / "d", progress=False)
