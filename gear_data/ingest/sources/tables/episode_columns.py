@@ -53,6 +53,13 @@ class ColumnRoles:
     reference: str
 
     @property
+    def counter(self) -> str:
+        """Source name of the list that has one value for each step, also if observations have one more."""
+        sources = {name: source for source, name in self.steps.items()}
+        usual = ("actions", "rewards", *sorted(END_FLAGS))
+        return next((sources[name] for name in usual if name in sources), self.reference)
+
+    @property
     def lists(self) -> list[str]:
         """Source names of the columns with one value per step."""
         return [*self.steps, *([self.order] if self.order is not None else [])]
@@ -129,8 +136,7 @@ def assign_roles(
                 f"holds {types[source]}", file=file, column=source, hint="leave it out with --columns"
             )
     sources = {name: source for source, name in steps.items()}
-    usual = ("actions", "rewards", *sorted(END_FLAGS), "observations")
-    reference = next((sources[name] for name in usual if name in sources), next(iter(steps)))
+    reference = sources.get("observations", next(iter(steps)))
     return ColumnRoles(steps, finals, facts, flags, order, reference)
 
 
@@ -190,7 +196,7 @@ def infer_columns(
     if head is None:
         raise EmptySourceError("the source holds no episode", file=file)
     specs = []
-    steps_of = list_lengths(storage_array(head.column(roles.reference)))
+    steps_of = list_lengths(storage_array(head.column(roles.counter)))
     for source, name in roles.steps.items():
         source_name = None if source == name else source
         extra = list_lengths(storage_array(head.column(source))) - steps_of

@@ -217,9 +217,9 @@ class EpisodeRowSource:
             missing = null_rows(array)
             if len(missing):
                 raise BadRowsError(missing, source, "is null")
-        reference = self._roles.reference
-        lengths = list_lengths(lists[reference])
         has_final = {spec.name for spec in self.columns if spec.has_final} - {*self._roles.finals.values()}
+        reference = self._roles.counter if has_final else self._roles.reference
+        lengths = list_lengths(lists[reference])
         extra = {}
         for source, array in lists.items():
             own_lengths, name = list_lengths(array), self._roles.steps.get(source, "")
