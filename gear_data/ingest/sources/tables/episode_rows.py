@@ -173,7 +173,8 @@ class EpisodeRowSource:
             else:
                 first = int(np.argmax(with_extra))
                 findings.append(reset_info_left_out(int(with_extra.sum()), names[first], int(rows[first]), name))
-        columns, variable = self._read_flags(table, offsets), {}
+        columns = self._read_flags(table, offsets)
+        variable: dict[str, pa.Array] = {}
         for source, spec in zip(self._roles.steps, self.columns, strict=False):
             try:
                 values = _values(steps[source], spec)
