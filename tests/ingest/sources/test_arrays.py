@@ -149,7 +149,7 @@ def test_the_progress_bar_has_a_total(kind: str, files: int, sources: Any, tmp_p
         arrays = {"observations": np.zeros((8, 2)), "actions": np.zeros((7, 2))}
         steps = 7
     elif kind == "dreamer":
-        arrays = {"obs": np.zeros((8, 2)), "action": np.zeros((8, 2)), "is_first": np.arange(8) % 4 == 0}
+        arrays = {"image": np.zeros((8, 2)), "action": np.zeros((8, 2)), "is_first": np.arange(8) % 4 == 0}
         steps = 6
     (tmp_path / "in").mkdir()
     for i in range(files):
@@ -219,12 +219,112 @@ def test_dreamer_rewards_of_the_step_itself_are_refused(tmp_path: Path) -> None:
 def test_dreamer_files_next_to_other_files_are_refused(tmp_path: Path) -> None:
     """The rewards of the two files belong to different rows."""
     (tmp_path / "s").mkdir()
-    rows = {"observation": np.zeros((5, 2)), "action": np.ones((5, 2)), "reward": np.zeros(5)}
+    rows = {"image": np.zeros((5, 2)), "action": np.ones((5, 2)), "reward": np.zeros(5)}
     np.savez(tmp_path / "s" / "a.npz", **rows, is_first=np.arange(5) == 0)
-    flat_rows = {name: values if name == "observation" else values[1:] for name, values in rows.items()}
+    flat_rows = {"observations.image": rows["image"], "action": rows["action"][1:], "reward": rows["reward"][1:]}
     np.savez(tmp_path / "s" / "b.npz", **flat_rows)
     with pytest.raises(CorruptSourceError, match=r"b\.npz, column 'reward': belongs to other rows .*is_first"):
         gear_data.convert(tmp_path / "s", tmp_path / "out")
+
+
+def first_rows(lengths: tuple[int, ...]) -> Any:
+    return np.concatenate([np.arange(n) == 0 for n in lengths])
+
+
+@pytest.mark.parametrize(
+    ("names", "others"),
+    [
+        (("observations", "actions", "rewards"), ()),
+        (("observations", "actions", "rewards"), ("terminals", "timeouts")),
+        (("observations", "action", "reward"), ("terminals",)),
+        (("obs", "acts", "rews"), ()),
+        (("obs", "acts", "rews"), ("dones",)),
+        (("observations", "actions", "rewards"), ("next_observations",)),
+        (("observations", "actions", "rewards"), ("terminals", "is_last")),
+    ],
+)
+def test_is_first_beside_usual_names_marks_steps(
+    names: tuple[str, ...], others: tuple[str, ...], tmp_path: Path
+) -> None:
+    lengths, total = (5, 4, 6), 15
+    observations = np.arange(2.0 * total).reshape(total, 2)
+    actions, rewards = 100 + np.arange(total).reshape(total, 1), 1.0 + np.arange(total)
+    last = np.roll(first_rows(lengths), -1)
+    more = {"next_observations": observations + 0.5, "timeouts": np.zeros(total, bool)}
+    arrays = dict(zip(names, (observations, actions, rewards), strict=True))
+    np.savez(tmp_path / "a.npz", is_first=first_rows(lengths), **arrays, **{n: more.get(n, last) for n in others})
+    report = gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    dataset = gear_data.open(tmp_path / "out")
+    assert dataset.lengths.tolist() == list(lengths)
+    assert ("no-end-flag" in warning_codes(report)) == (not {"terminals", "dones"} & {*others})
+    starts = [0, 5, 9]
+    for i, (start, n) in enumerate(zip(starts, lengths, strict=True)):
+        episode, rows = dataset.episode(i), slice(start, start + n)
+        np.testing.assert_array_equal(episode["observations"], observations[rows])
+        np.testing.assert_array_equal(episode["actions"], actions[rows])
+        np.testing.assert_array_equal(episode["rewards"], rewards[rows])
+        if "next_observations" in others:
+            np.testing.assert_array_equal((dataset.final(i) or {})["observations"], observations[start + n - 1] + 0.5)
+    assert dataset.episodes["terminated"].all() == bool({"terminals", "dones"} & {*others})
+
+
+def test_is_first_beside_names_that_are_renamed_to_usual_ones(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", o=np.zeros((15, 2)), a=np.ones(15), r=np.ones(15), is_first=first_rows((5, 4, 6)))
+    rename = {"o": "observations", "a": "actions", "r": "rewards"}
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out", rename=rename)
+    assert gear_data.open(tmp_path / "out").lengths.tolist() == [5, 4, 6]
+
+
+@pytest.mark.parametrize("name", ["observation", "observation/image"])
+def test_is_first_with_the_names_of_rlds(name: str, tmp_path: Path) -> None:
+    """The last row of an episode has no step; its flags are those of the last step."""
+    lengths, total = (5, 4, 6), 15
+    first = first_rows(lengths)
+    observations, rewards = np.arange(2.0 * total).reshape(total, 2), 1.0 + np.arange(total)
+    np.savez(
+        tmp_path / "a.npz",
+        **{name: observations},
+        action=10.0 + np.arange(total),
+        reward=rewards,
+        discount=np.ones(total),
+        is_first=first,
+        is_last=np.roll(first, -1),
+        is_terminal=np.roll(first, -1) & (np.arange(total) > 4),
+    )
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    dataset = gear_data.open(tmp_path / "out")
+    column = "observations" + name[len("observation") :].replace("/", ".")
+    for i, (start, n) in enumerate(zip((0, 5, 9), (4, 3, 5), strict=True)):
+        np.testing.assert_array_equal(dataset.episode(i)[column], observations[start : start + n])
+        np.testing.assert_array_equal(dataset.episode(i)["rewards"], rewards[start : start + n])
+        np.testing.assert_array_equal(dataset.episode(i)["actions"], 10 + np.arange(start, start + n))
+        np.testing.assert_array_equal((dataset.final(i) or {})[column], observations[start + n])
+    assert dataset.episodes["terminated"].to_list() == [False, True, True]
+    assert dataset.episodes["truncated"].to_list() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "renames"),
+    [
+        (("obs", "action", "reward"), {"obs=observations": [5, 4, 6], "obs=observations.obs": [4, 3, 5]}),
+        (("observations", "actions", "rewards", "is_last"), {"is_last=dones": [5, 4, 6]}),
+        (("observations", "actions", "is_terminal"), {"is_terminal=terminated": [5, 4, 6]}),
+    ],
+)
+def test_is_first_with_unclear_names_is_refused(
+    arrays: tuple[str, ...], renames: dict[str, list[int]], tmp_path: Path
+) -> None:
+    first = first_rows((5, 4, 6))
+    flags = {"is_last": np.roll(first, -1), "is_terminal": np.roll(first, -1)}
+    path = tmp_path / "a.npz"
+    np.savez(path, is_first=first, **{name: flags.get(name, np.zeros(15)) for name in arrays})
+    with pytest.raises(UnknownFormatError, match=r"'is_first'(.|\n)*could mean two things") as error:
+        gear_data.convert(path, tmp_path / "none")
+    for number, (advice, lengths) in enumerate(renames.items()):
+        assert f"--rename {advice}" in str(error.value)
+        source, _, target = advice.partition("=")
+        gear_data.convert(path, tmp_path / f"{number}", rename={source: target})
+        assert gear_data.open(tmp_path / f"{number}").lengths.tolist() == lengths
 
 
 def test_folder_of_npy(sources: Any, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ The roles are step columns, episode boundaries, scalars, and arrays that are lef
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,15 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, choose_columns, resolve_structure_columns
-from gear_data.ingest.pipeline.names import DONES, usual_name
+from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
+from gear_data.ingest.sources.arrays.first_rows import (
+    RowConvention,
+    convention_names,
+    is_old_dreamer,
+    row_convention,
+)
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 
 #: Rows between episodes, as `np.split` takes them (`imitation`).
@@ -27,20 +33,9 @@ ENDS = "episode_ends"
 #: The first row of each episode, or a flag per row that is true there (Stable-Baselines2).
 STARTS = "episode_starts"
 LENGTHS = ("lengths", "episode_lengths")
-#: True at an episode's first row, in DreamerV2 and V3: https://github.com/danijar/dreamerv3.
+#: True at an episode's first row. `gear_data.ingest.sources.arrays.first_rows` says what the rows are.
 FIRST = "is_first"
 NEXT = "next_observations"
-#: The arrays of an episode of DreamerV2 before it wrote `is_first`, also in V-D4RL: one file an episode.
-_OLD_DREAMER = frozenset({"image", "action", "reward", "discount"})
-_DREAMER_NAMES = {
-    "is_last": DONES,
-    "is_terminal": "terminated",
-    "action": "actions",
-    "reward": "rewards",
-    "discount": "discount",
-    "observation": "observations",
-    "obs": "observations",
-}
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,7 @@ class ClassifiedArrays:
         boundaries: usual name -> array that says where episodes are and is not a column.
         episode_columns: usual names of the arrays in `boundaries` that hold episode ids.
         scalars: source name -> array of shape ().
+        rows_are: the convention of the rows, if `is_first` or the names of early Dreamer files are there; else None.
         keeps_next: whether `next_observations` is also kept as a column.
         findings: about arrays that are left out.
     """
@@ -64,6 +60,7 @@ class ClassifiedArrays:
     boundaries: Mapping[str, StoredArray]
     episode_columns: tuple[str, ...]
     scalars: Mapping[str, StoredArray]
+    rows_are: RowConvention | None
     keeps_next: bool
     findings: tuple[Finding, ...]
 
@@ -127,7 +124,12 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
     found, episode_columns = _boundary_arrays(with_rows, options)
     names = [source for source in with_rows if source not in found.values()]
     boundaries = {name: arrays[source] for name, source in found.items()}
-    options = replace(options, rename=_rename(names, boundaries, options))
+    rows_are = None
+    if FIRST in boundaries:
+        rows_are = row_convention(names, options.rename or {}, name)
+    elif not boundaries and is_old_dreamer(names):
+        rows_are = RowConvention.DREAMER
+    options = replace(options, rename=_rename(names, rows_are, options))
     if options.columns is None:
         chosen = choose_columns(names, options, structure=found.values())
     else:
@@ -153,23 +155,16 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
         next_source = next((source for source in names if usual_name(source, options.rename) == NEXT), None)
         if next_source is not None:
             steps[NEXT], sources[NEXT] = arrays[next_source], next_source
-    return ClassifiedArrays(name, steps, sources, boundaries, episode_columns, scalars, keeps_next, findings)
+    return ClassifiedArrays(name, steps, sources, boundaries, episode_columns, scalars, rows_are, keeps_next, findings)
 
 
-def _rename(names: list[str], boundaries: Mapping[str, StoredArray], options: SourceOptions) -> dict[str, str]:
+def _rename(names: list[str], rows_are: RowConvention | None, options: SourceOptions) -> dict[str, str]:
     """Returns source name -> canonical name, where they are not the usual ones.
 
-    These are the user's names, and Dreamer's names.
+    These are the user's names, and the names of a convention of rows.
     """
     rename = dict(options.rename or {})
-    if FIRST in boundaries or is_old_dreamer(names):
-        rename = {source: _dreamer_name(source) for source in names} | rename
-    return rename
-
-
-def is_old_dreamer(names: Collection[str]) -> bool:
-    """Returns whether arrays are an episode of DreamerV2 without `is_first`."""
-    return FIRST not in names and _OLD_DREAMER.issubset(names)
+    return rename if rows_are is None else convention_names(names, rows_are, rename)
 
 
 def _boundary_arrays(
@@ -196,16 +191,6 @@ def _boundary_arrays(
         if name in sources and arrays[sources[name]].dtype.kind in "iu":
             return {name: sources[name]}, (name,)
     return {}, ()
-
-
-def _dreamer_name(source: str) -> str:
-    """Returns Dreamer's canonical name.
-
-    All arrays that are not known or logged are parts of the observation.
-    """
-    if source in _DREAMER_NAMES:
-        return _DREAMER_NAMES[source]
-    return f"infos.{source}" if source.startswith("log_") else f"observations.{source}"
 
 
 def all_values(array: StoredArray) -> npt.NDArray[Any]:

@@ -1,7 +1,9 @@
-"""Episodes as DreamerV2 and V3 save them: https://github.com/danijar/dreamerv3.
+"""Episodes as DreamerV2 and V3 save them, https://github.com/danijar/dreamerv3, and episodes whose rows are RLDS's.
 
-A row holds an observation and the reward that came with it, so rewards and flags belong to the previous step. In V2
-the action of a row is the one that led to the observation, and is zero in the first row.
+The last row of an episode is only its final observation. In RLDS the other rows are steps, and the end flags of the
+last row are those of the last step. In Dreamer a row holds an observation and the reward that came with it, so rewards
+and flags belong to the previous step. In V2 the action of a row is the one that led to the observation, and is zero in
+the first row.
 
 Early files have no flags (some of https://github.com/conglu1997/v-d4rl): a file is an episode, which terminated if its
 last `discount` is 0.
@@ -25,6 +27,7 @@ from gear_data.ingest.sources.arrays.classify import (
     scalar_facts,
     values_at,
 )
+from gear_data.ingest.sources.arrays.first_rows import RowConvention
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 
@@ -49,7 +52,8 @@ def dreamer_arrays(
     for name, array in classified.steps.items():
         if len(array) != rows:
             raise classified.wrong_length(name, rows)
-    starts, lengths, findings = _episode_rows(classified, rows, options)
+    starts, cut = first_rows(classified, rows)
+    starts, lengths, empty = without_final_rows(classified.name, FIRST, starts, rows, options)
     shifted = _shifted_columns(classified, starts)
     flags = _flags_by_discount(classified, discount, starts + lengths)
     episodes = EpisodeRanges(
@@ -57,7 +61,7 @@ def dreamer_arrays(
         starts,
         facts=scalar_facts(classified, len(lengths)),
         flags=flags,
-        findings=(*classified.findings, *findings),
+        findings=(*classified.findings, *cut, *empty),
     )
     return StepArrays(
         name=classified.name,
@@ -73,29 +77,27 @@ def dreamer_arrays(
     )
 
 
-def _episode_rows(
-    classified: ClassifiedArrays, rows: int, options: SourceOptions
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[Finding]]:
-    """Returns the episodes' first rows, their lengths (int64 [n]), and findings."""
-    findings: list[Finding] = []
+def first_rows(classified: ClassifiedArrays, rows: int) -> tuple[npt.NDArray[np.int64], list[Finding]]:
+    """Returns the episodes' first rows, int64 [n], by `is_first`, and findings."""
     starts = np.zeros(1, np.int64)
     if FIRST in classified.boundaries:
         starts = np.flatnonzero(all_values(classified.boundaries[FIRST]).astype(np.bool_)).astype(np.int64)
-    if rows and (not len(starts) or starts[0]):
-        starts = np.concatenate([[0], starts]).astype(np.int64)
-        message = "the file begins inside an episode; the rest of the episode is read as an episode"
-        findings.append(Finding("episode-cut", message, file=classified.name, row=0))
-    starts, lengths, empty = without_final_rows(classified.name, FIRST, starts, rows, options)
-    return starts, lengths, [*findings, *empty]
+    if not rows or (len(starts) and not starts[0]):
+        return starts, []
+    message = "the file begins inside an episode; the rest of the episode is read as an episode"
+    finding = Finding("episode-cut", message, file=classified.name, row=0)
+    return np.concatenate([[0], starts]).astype(np.int64), [finding]
 
 
 def _shifted_columns(classified: ClassifiedArrays, starts: npt.NDArray[np.int64]) -> frozenset[str]:
     """Returns the columns whose row t + 1 belongs to step t.
 
-    These are all columns except observations; in V3 also except actions.
+    In RLDS these are the end flags. In Dreamer these are all columns except observations; in V3 also except actions.
 
     Raises BadEpisodeError if an episode's first reward is not zero.
     """
+    if classified.rows_are is RowConvention.RLDS:
+        return END_FLAGS & classified.steps.keys()
     shifted = {name for name in classified.steps if not is_observation(name) and name != "actions"}
     actions = classified.steps.get("actions")
     if actions is not None and actions.dtype.kind == "f" and not values_at(actions, starts).any():

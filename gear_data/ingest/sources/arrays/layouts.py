@@ -34,11 +34,11 @@ from gear_data.ingest.sources.arrays.classify import (
     ClassifiedArrays,
     all_values,
     classify_arrays,
-    is_old_dreamer,
     scalar_facts,
     values_at,
 )
-from gear_data.ingest.sources.arrays.dreamer import dreamer_arrays
+from gear_data.ingest.sources.arrays.dreamer import dreamer_arrays, first_rows
+from gear_data.ingest.sources.arrays.first_rows import RowConvention
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.storage.episode_block import offsets_of
@@ -83,7 +83,11 @@ def build_step_arrays(
     if is_first:
         refuse_equal_sizes(classified, options)
     boundaries = classified.boundaries
-    if FIRST in boundaries or (not boundaries and is_old_dreamer(arrays)):
+    if classified.rows_are is RowConvention.STEPS:
+        starts, cut = first_rows(classified, len(boundaries[FIRST]))
+        found = replace(classified, findings=(*classified.findings, *cut))
+        return _arrays_with_lengths(found, size, np.diff(starts, append=classified.rows), seekable)
+    if classified.rows_are is not None:
         return dreamer_arrays(classified, size, options, seekable, arrays.get("discount"))
     if INDICES in boundaries:
         rows = all_values(boundaries[INDICES]).astype(np.int64)
