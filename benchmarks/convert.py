@@ -10,7 +10,8 @@ memory that grows with the copies is not bounded. gear-data's bound is a few row
 The bound shows only where the data is larger than a shard, hence the second, small shard size.
 
 --layout measures single layouts, each against its own floor (convert_layouts.py) on one core, and two cores against
-one. --quick shows that all parts run; its figures mean little.
+one. --small measures the processor time of many small files and episodes, and of the guard of Zarr stores
+(convert_small.py). --quick shows that all parts run; its figures mean little.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from common import (
 )
 from convert_layouts import LAYOUTS, measure, measure_cores, measure_layout, print_layouts
 from convert_report import MIB, Memory, Scale, Timing, print_memory, print_times
+from convert_small import measure_small, print_small
 
 WAYS = ("floor", "gear")
 #: Values of arguments, and of sizes that have no option: the usual ones, and the ones for `--quick`.
@@ -259,6 +261,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         help="measure this layout in place of --source; may be given several times",
     )
+    parser.add_argument("--small", action="store_true", help="measure many small files and episodes instead")
     parser.add_argument("--worker-layout", choices=LAYOUTS, help=argparse.SUPPRESS)
     parser.add_argument("--worker-cores", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=WAYS, help=argparse.SUPPRESS)
@@ -294,6 +297,17 @@ def run_layouts(names: Sequence[str], args: argparse.Namespace) -> None:
         write_json(args.json, {"benchmark": "convert layouts", "machine": facts, "layouts": records})
 
 
+def run_small(args: argparse.Namespace) -> None:
+    sys.path.insert(0, str(ROOT))
+    facts = machine_facts()
+    with tempfile.TemporaryDirectory(prefix="gear-bench-", dir=args.scratch) as folder:
+        records = measure_small(Path(folder), args.repetitions, args.layout_divisor)
+    print(describe_machine(facts))
+    print_small(records)
+    if args.json is not None:
+        write_json(args.json, {"benchmark": "convert small things", "machine": facts, "cases": records})
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse_arguments(arguments)
     if args.worker_layout is not None:
@@ -301,6 +315,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(json.dumps(measure(args.worker_layout, args.source, args.destination, args.repetitions)))
         else:
             print(json.dumps(measure_cores(args.source, args.destination, args.worker_cores)))
+        return
+    if args.small:
+        run_small(args)
         return
     if args.layout:
         run_layouts(list(LAYOUTS) if "all" in args.layout else args.layout, args)

@@ -73,12 +73,12 @@ def write_episode_rows(episodes: Episodes, folder: Path) -> None:
     write_parquet(episodes, folder / "episodes.parquet")
 
 
-def write_lerobot(episodes: Episodes, folder: Path) -> None:
-    """Writes LeRobot v2.1: one file per episode."""
+def write_lerobot(episodes: Episodes, folder: Path, files: int | None = None) -> None:
+    """Writes LeRobot v2.1: one file per episode. By default as many as `LEROBOT_EPISODES` says."""
     data, meta = folder / "data/chunk-000", folder / "meta"
     data.mkdir(parents=True)
     meta.mkdir()
-    places = bounds(episodes)[: scaled(LEROBOT_EPISODES, episodes) + 1].tolist()
+    places = bounds(episodes)[: (files or scaled(LEROBOT_EPISODES, episodes)) + 1].tolist()
     for i, (first, last) in enumerate(pairwise(places)):
         count = last - first
         table = pa.table(

@@ -31,6 +31,8 @@ Float64Array = npt.NDArray[np.float64]
 
 #: Number of elements reduced at once. As float64 they fit the cache of one core. Results do not depend on it.
 _CHUNK_ELEMENTS = 1 << 16
+#: Episodes merged at once, which bounds the memory of the arrays between.
+_MERGED_EPISODES = 1 << 12
 #: Quantiles of a sample of frames.
 _SAMPLE_QUANTILES = 5
 #: Number of bytes of images reduced at once. Their squares as uint16 fit the cache of one core.
@@ -166,8 +168,9 @@ class RunningStatistics:
         ]
         count, total, m2, low, high = (np.concatenate([part[k] for part in parts], axis=1) for k in range(5))
         mean = total / np.maximum(count, 1)
-        for e in range(len(lengths)):
-            self._merge(count[e], mean[e], m2[e])
+        for first in range(0, len(lengths), _MERGED_EPISODES):
+            merged = slice(first, first + _MERGED_EPISODES)
+            self._merge(count[merged], mean[merged], m2[merged])
         np.minimum(self._min, low.min(axis=0), out=self._min)
         np.maximum(self._max, high.max(axis=0), out=self._max)
 
@@ -175,13 +178,22 @@ class RunningStatistics:
         return columns[self._masks[name]].astype(np.bool_) if name in self._masks else None
 
     def _merge(self, count: Float64Array, mean: Float64Array, m2: Float64Array) -> None:
-        merged = self._count + count
-        divisor = np.maximum(merged, 1)
+        """Adds the statistics of n episodes, one after the other. The arrays are [n, elements]."""
+        merged = self._count + np.cumsum(count, axis=0)
+        before, divisor = merged - count, np.maximum(merged, 1)
         # An episode without finite values has count 0 and changes nothing.
-        delta = mean - self._mean
-        self._m2 += np.where(count > 0, m2 + delta * delta * (self._count * count / divisor), 0.0)
-        self._mean += np.where(count > 0, delta * (count / divisor), 0.0)
-        self._count = merged.astype(np.int64)
+        present = count > 0
+        share = count / divisor
+        delta, change = np.zeros_like(mean), np.empty_like(self._mean)
+        # Only the mean depends on the episode before. These three calls are nearly all that an episode takes.
+        for row, step, part, where in zip(mean, delta, share, [True] * len(mean) if present.all() else present, strict=True):
+            np.subtract(row, self._mean, out=step, where=where)
+            np.multiply(step, part, out=change)
+            np.add(self._mean, change, out=self._mean)
+        added = np.where(present, m2 + delta * delta * (before * count / divisor), 0.0)
+        # Sums in the order of the episodes, unlike `sum`.
+        self._m2 = np.add.accumulate(np.vstack([self._m2, added]), axis=0)[-1]
+        self._count = merged[-1].astype(np.int64)
 
     def merge(self, state: StatisticsState) -> None:
         """Adds the statistics of the episodes that follow.
@@ -189,7 +201,7 @@ class RunningStatistics:
         Merging into empty statistics copies them.
         """
         count, mean, m2 = (np.array(values, np.float64) for values in (state.count, state.mean, state.m2))
-        self._merge(count, mean, m2)
+        self._merge(count[None], mean[None], m2[None])
         has_values = count > 0
         self._min = np.where(has_values, np.minimum(self._min, state.min), self._min)
         self._max = np.where(has_values, np.maximum(self._max, state.max), self._max)

@@ -160,6 +160,16 @@ def test_layouts_are_measured(name: str, layouts: list[str], run: Run) -> None:
         assert record.keys() == expected | reading | (two_cores if number == 0 else set())
 
 
+def test_small_things_are_measured(run: Run) -> None:
+    result = run("small things")
+    assert result.status == 0, result.errors
+    cases = result.record["cases"]
+    assert [row[0] for row in rows_of(result.printed, "floor MB/s")] == [case["case"] for case in cases]
+    assert [case["target"] for case in cases] == [1.3, 1.3, 1.5, *[None] * 5]
+    assert all((case["bytes"] is None) == (case["target"] is not None) for case in cases)
+    assert all(case["times_the_floor"] > 0 for case in cases)
+
+
 # cluster.py
 
 

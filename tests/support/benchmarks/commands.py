@@ -25,6 +25,7 @@ COMMANDS = {
     "conversion of a source": "convert.py --quick --source {source} --repetitions 2 --scale 2 --shard-bytes 4000000 "
     "--small-shard-bytes 1000000 --scratch {scratch} --json {json}",
     "layouts": "convert.py --quick --layout all --json {json}",
+    "small things": "convert.py --quick --small --json {json}",
     "two layouts": "convert.py --quick --layout minari --layout lerobot --json {json}",
     "cluster": "cluster.py --quick --json {json}",
     "rdma": "rdma.py --rounds 3 --json {json}",

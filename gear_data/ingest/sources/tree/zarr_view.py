@@ -32,8 +32,8 @@ def _opened(path: str, array: ZarrArray, reader: ZarrReader) -> TreeArray:
     dtype = str(array.dtype.newbyteorder("="))
     if not array.shape:
         dtype = f"one {dtype} without an axis"
-    elif array.unsupported:
-        dtype = f"{dtype} behind filters or sharding"
+    elif array.problem is not None:
+        dtype = f"{dtype} that {array.problem.message}"
     return TreeArray(path, array.shape, dtype, _Stored(array, reader).read, array.missing_finding())
 
 

@@ -1,11 +1,12 @@
 """Zarr arrays: their metadata, checked before any value is read.
 
-Metadata of version 2: https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html. Of version 3, the data types of numbers
-and the codecs `bytes`, `blosc`, `gzip` and `zstd` are supported.
+`zarr` reads their values. Metadata of version 2: https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html, and of
+version 3: https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,19 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.errors import CorruptSourceError, UnsupportedColumnError
+from gear_data.common.extras import import_extra
+from gear_data.errors import CorruptSourceError, GearError, MissingExtraError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.sources.json_files import json_object
-from gear_data.ingest.sources.zarr.codecs import check_codec
+from gear_data.ingest.sources.zarr.guard import guarded_version_2, guarded_version_3, sharded_chunks
 from gear_data.ingest.sources.zarr.store import ARRAY_V2, ATTRIBUTES_V2, NODE_V3, StoreReader, ZarrStore
 from gear_data.schema import DTYPES
 
 #: Limit for one row, and for the chunks that hold one row: chunks are decompressed as a whole.
 _MAX_PIECE_BYTES = 1 << 30
+#: Memory that zarr needs to plan the read of a chunk, in bytes.
+_CHUNK_BYTES = 2048
 #: Up to this size an array may have no chunks in the store.
 _UNCHECKED_BYTES = 64 << 20
 #: Limit of claimed to stored bytes, above `_UNCHECKED_BYTES`. Deflate reaches 1,032, and Blosc 255.
 _MAX_RATIO = 1040
+#: Data types of version 3 that NumPy does not know.
+_EXTENSIONS = frozenset({"string", "variable_length_bytes"})
 _LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
 _WRITE_AGAIN = "download the store again, or write it again with zarr"
 
@@ -37,18 +43,16 @@ class ZarrArray:
     Attributes:
         store: the store.
         path: the path of the array in its store.
-        dtype: the stored dtype; its byte order may not be native.
+        dtype: the stored dtype; its byte order may not be native. It is object if no column can hold the values.
         shape: the shape. The first axis is the rows.
-        chunks: the shape of a chunk.
-        codec: the numcodecs id of the chunks' compression; None for plain values.
-        config: the configuration of the codec.
+        chunks: the shape of what is decompressed at once: of a chunk, or of a shard if its chunks cannot be read alone.
+        files: the shape of what a key of the store holds: of a chunk or of a shard.
+        version: of Zarr: 2 or 3.
+        guarded: the metadata that `zarr` may read.
+        problem: why the values cannot be read; None if they can.
         fill: the value of chunks that the store does not have; None if it is undefined.
-        fortran: whether the first axis varies fastest in a chunk.
-        prefix: the start of the keys of chunks, in addition to the path.
-        separator: what separates the numbers in the keys of chunks.
-        unsupported: whether the values went through filters or other codecs that are not supported.
         stored_bytes: the bytes of all chunks in the store.
-        missing_chunks: the number of chunks that the store does not have.
+        missing_chunks: the number of chunks, or shards, that the store does not have.
     """
 
     store: ZarrStore
@@ -56,13 +60,11 @@ class ZarrArray:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
-    codec: str | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    fill: Any = 0
-    fortran: bool = False
-    prefix: tuple[str, ...] = ()
-    separator: str = "."
-    unsupported: bool = False
+    files: tuple[int, ...]
+    version: int
+    guarded: Mapping[str, Any] = field(default_factory=dict)
+    problem: GearError | None = None
+    fill: Any = None
     stored_bytes: int = 0
     missing_chunks: int = 0
 
@@ -82,21 +84,21 @@ class ZarrArray:
     def row_bytes(self) -> int:
         return math.prod(self.row_shape) * self.dtype.itemsize
 
+    @property
+    def chunks_of_a_row(self) -> int:
+        """The number of chunks that hold one row."""
+        return math.prod(-(-size // chunk) for size, chunk in zip(self.row_shape, self.chunks[1:], strict=True))
+
     def check_readable(self, column: str) -> None:
         """Checks that the chunks can be decompressed.
 
         Raises:
-            UnsupportedColumnError: the array uses a codec that is not supported. The error names `column`.
+            UnsupportedColumnError: the array has a codec that is not supported. The error names `column`.
             MissingExtraError: the package of the codec is not installed.
         """
-        if self.unsupported:
-            raise UnsupportedColumnError(
-                "has filters, sharding or another chunk grid, which are not supported",
-                file=self.store.name,
-                column=column,
-                hint=f"write the array again without them, or {_LEAVE_OUT}",
-            )
-        check_codec(self.codec, self.config, self.store.name, column)
+        if self.problem is not None:
+            error = self.problem
+            raise type(error)(error.message, file=self.store.name, column=column, hint=error.hint) from error
 
     def column_dtype(self, column: str) -> str:
         """Returns the dtype of a step column with these values, in native byte order.
@@ -120,10 +122,6 @@ class ZarrArray:
             )
         return name
 
-    def chunk_key(self, index: tuple[int, ...]) -> str:
-        """Returns the key of a chunk, given its index along each axis."""
-        return "/".join((self.path, self.separator.join((*self.prefix, *map(str, index)))))
-
     def missing_finding(self) -> Finding | None:
         """Returns the finding for chunks that the store does not have; None if it has all.
 
@@ -134,6 +132,25 @@ class ZarrArray:
             return None
         message = f"chunks are not in the store; read as the fill value {self.fill}, as Zarr does"
         return Finding("missing-chunks", message, self.missing_chunks, self.store.name, column=self.path)
+
+    def open(self, reader: StoreReader) -> Any:
+        """Opens the array as a `zarr.Array` over `GuardedStore`.
+
+        Args:
+            reader: reads the keys of the store.
+
+        Raises:
+            CorruptSourceError: zarr refuses the metadata.
+            MissingExtraError: zarr is not installed.
+        """
+        import_extra("zarr", "zarr")
+        from gear_data.ingest.sources.zarr.bounded import open_guarded
+
+        try:
+            metadata = json.dumps(self.guarded).encode()
+            return open_guarded(reader, self.path, self.version, metadata, self.fill is not None)
+        except Exception as error:  # zarr raises many kinds of errors
+            raise _undescribed(error, self.place) from error
 
 
 def array_paths(store: ZarrStore) -> dict[str, str]:
@@ -165,9 +182,12 @@ def open_arrays(store: ZarrStore, under: str = "") -> dict[str, ZarrArray]:
             if path.startswith(start):
                 metadata = json_object(reader.read(key) or b"", store.place(key))
                 if metadata.get("node_type", "array") == "array":
-                    arrays[path] = _parse(store, path, key, metadata)
+                    arrays[path] = _parse(store, path, key, metadata, reader)
     counts = _chunk_counts(store, arrays)
-    return {path: _with_chunks(array, *counts[path]) for path, array in arrays.items()}
+    return {
+        path: array if array.problem is not None else _with_chunks(array, *counts[path])
+        for path, array in arrays.items()
+    }
 
 
 def read_attributes(store: ZarrStore) -> dict[str, Any]:
@@ -184,64 +204,49 @@ def read_attributes(store: ZarrStore) -> dict[str, Any]:
     return {}
 
 
-def _parse(store: ZarrStore, path: str, key: str, metadata: Mapping[str, Any]) -> ZarrArray:
+def _parse(store: ZarrStore, path: str, key: str, metadata: Mapping[str, Any], reader: StoreReader) -> ZarrArray:
     """Builds an array from its metadata."""
-    place = store.place(key)
+    place, version = store.place(key), 3 if key.endswith(NODE_V3) else 2
     try:
-        values = _version_3(metadata) if key.endswith(NODE_V3) else _version_2(metadata)
-        shape, chunks = (tuple(int(n) for n in values.pop(name)) for name in ("shape", "chunks"))
-        dtype = np.dtype(str(values.pop("dtype")))
-        fill = values.pop("fill")
-        fill = None if fill is None or dtype.kind not in "biuf" else np.array(fill).astype(dtype).item()
+        shape, files = (tuple(int(n) for n in values) for values in _shapes(metadata, version))
+        dtype = _dtype(metadata["dtype"] if version == 2 else metadata["data_type"])
+        chunks = (sharded_chunks(metadata) if version == 3 else None) or files
+        if not len(shape) == len(files) == len(chunks) or min(shape, default=0) < 0 or min(*files, *chunks, 1) < 1:
+            raise CorruptSourceError(f"has the shape {shape} and chunks of {chunks}", file=place, hint=_WRITE_AGAIN)
+        array = ZarrArray(store, path, dtype, shape, chunks, files, version)
+        if dtype.kind not in "biuf":
+            return array
+        try:
+            guarded = guarded_version_2(metadata, dtype) if version == 2 else guarded_version_3(metadata, files, dtype)
+        except (UnsupportedColumnError, MissingExtraError) as error:
+            return replace(array, problem=error)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, SyntaxError) as error:
-        raise CorruptSourceError(
-            f"does not describe a Zarr array: {type(error).__name__}: {error}", file=place, hint=_WRITE_AGAIN
-        ) from error
-    if values["separator"] not in (".", "/") or not isinstance(values["codec"], str | None):
-        raise CorruptSourceError(
-            f"has the separator {values['separator']!r} and the codec {values['codec']!r}",
-            file=place,
-            hint=_WRITE_AGAIN,
-        )
-    if len(shape) != len(chunks) or min(shape, default=0) < 0 or min(chunks, default=1) < 1:
-        raise CorruptSourceError(f"has the shape {shape} and chunks of {chunks}", file=place, hint=_WRITE_AGAIN)
-    return ZarrArray(store, path, dtype, shape, chunks, fill=fill, **values)
+        raise _undescribed(error, place) from error
+    array = replace(array, guarded=guarded)
+    fill = array.open(reader).fill_value
+    return replace(array, fill=None if fill is None else fill.item())
 
 
-def _version_2(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    compressor = metadata["compressor"] or {"id": None}
-    return {
-        "shape": metadata["shape"],
-        "chunks": metadata["chunks"],
-        "dtype": metadata["dtype"],
-        "codec": compressor["id"],
-        "config": compressor,
-        "fill": metadata["fill_value"],
-        "fortran": metadata["order"] == "F",
-        "separator": metadata.get("dimension_separator", "."),
-        "unsupported": bool(metadata["filters"]),
-    }
+def _shapes(metadata: Mapping[str, Any], version: int) -> tuple[Any, Any]:
+    """Returns the shape of an array, and the shape of what a key holds."""
+    if version == 2:
+        return metadata["shape"], metadata["chunks"]
+    grid = metadata["chunk_grid"]
+    # `guarded_version_3` refuses other grids.
+    return metadata["shape"], grid["configuration"]["chunk_shape"] if grid["name"] == "regular" else metadata["shape"]
 
 
-def _version_3(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    grid, encoding, codecs = metadata["chunk_grid"], metadata["chunk_key_encoding"], metadata["codecs"]
-    is_default = encoding["name"] == "default"
-    compressors = [codec for codec in codecs if codec["name"] != "bytes"]
-    to_bytes: Mapping[str, Any] = next((codec for codec in codecs if codec["name"] == "bytes"), {})
-    endian = to_bytes.get("configuration", {}).get("endian", "little")
-    codec = compressors[0] if compressors else {"name": None}
-    supported = len(compressors) <= 1 and codec["name"] in (None, "blosc", "gzip", "zstd")
-    return {
-        "shape": metadata["shape"],
-        "chunks": grid["configuration"]["chunk_shape"],
-        "dtype": np.dtype(str(metadata["data_type"])).newbyteorder(">" if endian == "big" else "<").str,
-        "codec": codec["name"],
-        "config": {},
-        "fill": metadata["fill_value"],
-        "prefix": ("c",) if is_default else (),
-        "separator": encoding.get("configuration", {}).get("separator", "/" if is_default else "."),
-        "unsupported": grid["name"] != "regular" or not to_bytes or not supported,
-    }
+def _dtype(name: Any) -> np.dtype[Any]:
+    """Returns a stored dtype; object for a dtype of several fields, and for an extension of version 3."""
+    if not isinstance(name, str) or name in _EXTENSIONS:
+        return np.dtype(object)
+    return np.dtype(name)
+
+
+def _undescribed(error: Exception, place: str) -> CorruptSourceError:
+    return CorruptSourceError(
+        f"does not describe a Zarr array: {type(error).__name__}: {error}", file=place, hint=_WRITE_AGAIN
+    )
 
 
 def _chunk_counts(store: ZarrStore, arrays: Mapping[str, ZarrArray]) -> dict[str, tuple[int, int]]:
@@ -262,11 +267,10 @@ def _chunk_counts(store: ZarrStore, arrays: Mapping[str, ZarrArray]) -> dict[str
 
 def _with_chunks(array: ZarrArray, number: int, stored: int) -> ZarrArray:
     """Returns the array with the counts of its chunks, after a check of its sizes."""
-    expected = math.prod(-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True))
+    expected = math.prod(-(-size // chunk) for size, chunk in zip(array.shape, array.files, strict=True))
     claimed = math.prod(array.shape) * array.dtype.itemsize
-    # The chunks that hold a row. Chunks at the end of an axis are stored as a whole.
-    columns = (-(-size // chunk) * chunk for size, chunk in zip(array.shape[1:], array.chunks[1:], strict=True))
-    piece = math.prod((*array.chunks[:1], *columns)) * array.dtype.itemsize
+    # Chunks at the end of an axis are stored as a whole.
+    piece = array.chunks_of_a_row * max(math.prod(array.chunks) * array.dtype.itemsize, _CHUNK_BYTES)
     if piece > _MAX_PIECE_BYTES:
         raise CorruptSourceError(
             f"the chunks of one row take {piece} bytes, above the limit of {_MAX_PIECE_BYTES}",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import CorruptSourceError
+from gear_data.errors import CorruptSourceError, GearError
 from gear_data.ingest.sources.zarr.array import ZarrArray
-from gear_data.ingest.sources.zarr.codecs import decode_into
 from gear_data.ingest.sources.zarr.store import StoreReader
+
+#: Chunks that zarr reads at once. It plans a read before it begins, and its plan has an object a chunk.
+_CHUNKS_AT_ONCE = 1024
 
 
 class ZarrReader:
@@ -23,6 +25,8 @@ class ZarrReader:
 
     def __init__(self) -> None:
         self._stores: dict[str, StoreReader] = {}
+        #: Place of an array -> the array as zarr has it.
+        self._arrays: dict[str, Any] = {}
         #: Place of an array -> index along the first axis, and rows, of the chunks that were read in part.
         self._partial: dict[str, tuple[int, npt.NDArray[Any]]] = {}
 
@@ -42,16 +46,21 @@ class ZarrReader:
         Raises:
             CorruptSourceError: a chunk is damaged.
         """
-        out = np.empty((stop - start, *array.row_shape), array.dtype)
+        out = np.empty((stop - start, *array.row_shape), array.dtype.newbyteorder("="))
         rows = array.chunks[0]
-        for index in range(start // rows, -(-stop // rows)) if stop > start else ():
-            first, last = index * rows, min((index + 1) * rows, len(array))
-            begin, end = max(first, start), min(last, stop)
-            if end - begin == last - first:
-                self._decode_rows(array, index, out[begin - start : end - start])
+        at_once = rows * max(1, _CHUNKS_AT_ONCE // array.chunks_of_a_row)
+        at = start
+        while at < stop:
+            first, last = at // rows * rows, min((at // rows + 1) * rows, len(array))
+            if at == first and last <= stop:
+                last = max(last, min(at + at_once, stop // rows * rows))
+                values = self._decode(array, at, last)
             else:
-                out[begin - start : end - start] = self._partial_rows(array, index)[begin - first : end - first]
-        return out.astype(out.dtype.newbyteorder("="), copy=False)
+                last = min(last, stop)
+                values = self._partial_rows(array, first // rows)[at - first : last - first]
+            out[at - start : last - start] = values
+            at = last
+        return out
 
     def release(self, array: ZarrArray) -> None:
         """Forgets the chunks of an array that has been read. It may be read again."""
@@ -64,38 +73,39 @@ class ZarrReader:
         """
         known = self._partial.get(array.place)
         if known is None or known[0] != index:
-            count = min(array.chunks[0], len(array) - index * array.chunks[0])
-            values = np.empty((count, *array.row_shape), array.dtype)
-            self._decode_rows(array, index, values)
+            values = self._decode(array, index * array.chunks[0], min((index + 1) * array.chunks[0], len(array)))
             self._partial[array.place] = known = (index, values)
         return known[1]
 
-    def _decode_rows(self, array: ZarrArray, index: int, out: npt.NDArray[Any]) -> None:
-        """Fills `out` with the rows of the chunks at `index` along the first axis."""
-        counts = (-(-size // chunk) for size, chunk in zip(array.row_shape, array.chunks[1:], strict=True))
-        for rest in itertools.product(*map(range, counts)):
-            key = array.chunk_key((index, *rest))
-            data = self._store(array).read(key)
-            starts = tuple(i * chunk for i, chunk in zip(rest, array.chunks[1:], strict=True))
-            part = out[(slice(None), *(slice(a, a + n) for a, n in zip(starts, array.chunks[1:], strict=True)))]
-            if data is None:
-                self._fill(part, array, key)
-            elif part.shape == array.chunks and part.flags.c_contiguous and not array.fortran:
-                decode_into(part, data, array.codec, array.config, array.store.place(key))
-            else:
-                # Chunks at the end of an axis are stored as a whole, and cut here.
-                chunk = np.empty(array.chunks[::-1] if array.fortran else array.chunks, array.dtype)
-                decode_into(chunk, data, array.codec, array.config, array.store.place(key))
-                chunk = chunk.T if array.fortran else chunk
-                part[...] = chunk[tuple(slice(n) for n in part.shape)]
+    def _decode(self, array: ZarrArray, first: int, last: int) -> npt.NDArray[Any]:
+        """Returns the rows [first, last), which are whole chunks."""
+        if array.place not in self._arrays:
+            store = self._stores.setdefault(array.store.name, StoreReader(array.store))
+            self._arrays[array.place] = array.open(store)
+        opened = self._arrays[array.place]
+        try:
+            return cast("npt.NDArray[Any]", opened[first:last])
+        except GearError:
+            raise
+        except Exception as error:  # the errors of the codecs have no common base
+            raise _damaged(array, opened, first, last, error) from error
 
-    def _fill(self, part: npt.NDArray[Any], array: ZarrArray, key: str) -> None:
-        if array.fill is None:
-            raise CorruptSourceError("is missing", file=array.store.place(key), hint="download the store again")
-        part[...] = array.fill
 
-    def _store(self, array: ZarrArray) -> StoreReader:
-        name = array.store.name
-        if name not in self._stores:
-            self._stores[name] = StoreReader(array.store)
-        return self._stores[name]
+def _damaged(array: ZarrArray, opened: Any, first: int, last: int, error: Exception) -> CorruptSourceError:
+    """Returns the error for the first chunk that cannot be decompressed.
+
+    zarr does not say which of the chunks it is, so they are read again, one by one.
+    """
+    begins = (first, *[0] * len(array.row_shape))
+    axes = zip(begins, (last, *array.row_shape), array.chunks, strict=True)
+    for starts in itertools.product(*(range(begin, end, chunk) for begin, end, chunk in axes)):
+        try:
+            opened[tuple(slice(start, start + chunk) for start, chunk in zip(starts, array.chunks, strict=True))]
+        except Exception as found:
+            error = found
+            break
+    return CorruptSourceError(
+        f"cannot be decompressed: {type(error).__name__}: {error}",
+        file=array.store.place(opened.store.key),
+        hint="the chunk is damaged: download it again",
+    )

@@ -137,20 +137,26 @@ class StoreReader:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def read(self, key: str) -> bytes | None:
-        """Returns the bytes of a key; None if the store does not have the key.
+    def place(self, key: str) -> str:
+        """Returns the name of a key, for messages."""
+        return self._store.place(key)
+
+    def read(self, key: str, first: int = 0, last: int | None = None) -> bytes | None:
+        """Returns the bytes [first, last) of a key; None if the store does not have the key.
+
+        Args:
+            key: the key.
+            first: counted from the end if it is negative.
+            last: None for all bytes that follow.
 
         Raises:
-            CorruptSourceError: the file or the archive is damaged.
+            CorruptSourceError: the file or the archive is damaged, or ends before `last`.
         """
         store = self._store
-        if store.files is not None:
-            file = store.files.get(key)
-            if file is None:
-                return None
+        file, member = (store.files or {}).get(key), (store.members or {}).get(key)
+        if file is not None:
             with _reading(file.name), file.open() as stream:
-                return _exactly(stream, file.size, file.name)
-        member = (store.members or {}).get(key)
+                return _part(stream, first, last, file.size, file.name)
         if member is None or store.archive is None:
             return None
         with _reading(store.place(key)):
@@ -159,14 +165,22 @@ class StoreReader:
                 self._archive = self._open.enter_context(
                     zipfile.ZipFile(self._open.enter_context(store.archive.open()))
                 )
-            return self._archive.read(member)
+            with self._archive.open(member) as stream:
+                return _part(stream, first, last, member.file_size, store.place(key))
 
 
-def _exactly(stream: IO[bytes], size: int, place: str) -> bytes:
-    data = stream.read(size)
-    if len(data) != size:
+def _part(stream: IO[bytes], first: int, last: int | None, size: int, place: str) -> bytes:
+    first, last = max(0, size + first) if first < 0 else first, size if last is None else last
+    if first > last or last > size:
         raise CorruptSourceError(
-            f"has {len(data)} bytes, but had {size} before",
+            f"has {size} bytes, where its index names the bytes {first} to {last}", file=place, hint=_DOWNLOAD_AGAIN
+        )
+    if first:
+        stream.seek(first)
+    data = stream.read(last - first)
+    if len(data) != last - first:
+        raise CorruptSourceError(
+            f"has {first + len(data)} bytes, but had {size} before",
             file=place,
             hint="do not change the source while it is read",
         )

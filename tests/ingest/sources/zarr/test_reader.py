@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import sys
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ import zarr
 
 from gear_data.errors import CorruptSourceError, MissingExtraError, UnsupportedColumnError
 from gear_data.ingest.location import locate
-from gear_data.ingest.sources.zarr import codecs
 from gear_data.ingest.sources.zarr.array import ZarrArray, open_arrays, read_attributes
 from gear_data.ingest.sources.zarr.reader import ZarrReader
-from gear_data.ingest.sources.zarr.store import find_stores
+from gear_data.ingest.sources.zarr.store import StoreReader, find_stores
 
 _COMPRESSORS = {
     "none": None,
@@ -48,6 +48,12 @@ def write(store: Any, **layout: Any) -> dict[str, npt.NDArray[Any]]:
         created[...] = array
         values[f"data/{name}"] = array
     return values
+
+
+def change_metadata(path: Path, change: Callable[[Any], object]) -> None:
+    metadata = json.loads(path.read_text())
+    change(metadata)
+    path.write_text(json.dumps(metadata))
 
 
 def opened(path: Path, under: str = "") -> dict[str, ZarrArray]:
@@ -97,49 +103,113 @@ def test_images_are_those_of_zarr(name: str, tmp_path: Path) -> None:
     assert array.column_dtype("a") == "uint8"
     with ZarrReader() as reader:
         np.testing.assert_array_equal(reader.read(array, 1, 4), group["a"][1:4])
-    changed = replace(array, config={**array.config, "keeporientation": True})
+    change_metadata(tmp_path / "a.zarr/a/.zarray", lambda found: found["compressor"].update(keeporientation=True))
     with pytest.raises(UnsupportedColumnError, match="with the option 'keeporientation'"):
-        changed.column_dtype("a")
+        opened(tmp_path / "a.zarr")["a"].column_dtype("a")
+
+
+def check_version_3(tmp_path: Path, values: npt.NDArray[Any], arrays: dict[str, dict[str, Any]]) -> None:
+    """Writes arrays of version 3 with these options, and compares their rows with zarr's."""
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=3, attributes={"robot": "ur5"})
+    for name, options in arrays.items():
+        options = {"chunks": (8, 3), "dtype": values.dtype, **options}
+        group.create_array(f"data/{name}", shape=values.shape, **options)[...] = values
+    found = opened(tmp_path / "a.zarr")
+    assert found.keys() == {f"data/{name}" for name in arrays}
+    with ZarrReader() as reader:
+        for name, array in found.items():
+            expected = np.asarray(group[name])
+            pieces = [reader.read(array, i, min(i + 9, _ROWS)) for i in range(0, _ROWS, 9)]
+            np.testing.assert_array_equal(np.concatenate(pieces), expected, name)
+            np.testing.assert_array_equal(reader.read(array, 3, 30), expected[3:30], name)
+    assert read_attributes(array.store) == {"robot": "ur5"}
 
 
 def test_version_3_is_read(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(_ROWS, 5)).astype(np.float32)
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=3, attributes={"robot": "ur5"})
-    for name, options in {
-        "default": {},
-        "blosc": {"compressors": zarr.codecs.BloscCodec()},
-        "gzip": {"compressors": zarr.codecs.GzipCodec()},
-        "plain": {"compressors": None},
-        "big": {"serializer": zarr.codecs.BytesCodec(endian="big")},
-        "dots": {"chunk_key_encoding": {"name": "default", "separator": "."}},
-    }.items():
-        group.create_array(f"data/{name}", shape=values.shape, chunks=(8, 3), dtype="f4", **options)[...] = values
+    check_version_3(
+        tmp_path,
+        values,
+        {
+            "default": {},
+            "blosc": {"compressors": zarr.codecs.BloscCodec()},
+            "gzip": {"compressors": zarr.codecs.GzipCodec()},
+            "plain": {"compressors": None},
+            "summed": {"compressors": [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()]},
+            "big": {"serializer": zarr.codecs.BytesCodec(endian="big")},
+            "transposed": {"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]},
+            "dots": {"chunk_key_encoding": {"name": "default", "separator": "."}},
+        },
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+def test_shards_are_read(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(_ROWS, 5)).astype(np.float32)
+    shards = {"shards": (16, 6)}
+    check_version_3(
+        tmp_path,
+        values,
+        {
+            "default": shards,
+            "gzip": {**shards, "compressors": zarr.codecs.GzipCodec()},
+            "plain": {**shards, "compressors": None},
+            "index first": {"shards": {"shape": (16, 6), "index_location": "start"}},
+            # The chunks of such shards cannot be read alone.
+            "transposed": {
+                "filters": [zarr.codecs.TransposeCodec(order=(1, 0))],
+                "serializer": zarr.codecs.ShardingCodec(chunk_shape=(4, 4)),
+                "chunks": (16, 16),
+            },
+        },
+    )
     arrays = opened(tmp_path / "a.zarr")
-    assert len(arrays) == 6
+    assert (arrays["data/default"].chunks, arrays["data/default"].files) == ((8, 3), (16, 6))
+    assert arrays["data/transposed"].chunks == (16, 16)
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
+@pytest.mark.parametrize("version", [2, 3])
+def test_filters_are_read(version: int, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 100, size=(_ROWS, 5)).astype(np.float32)
+    filters: Any = numcodecs if version == 2 else zarr.codecs.numcodecs
+    chains = {
+        "delta": [filters.Delta(dtype="<f4")],
+        "scaled": [filters.FixedScaleOffset(offset=3, scale=2, dtype="<f4", astype="<i4")],
+        "wide": [filters.AsType(encode_dtype="<f8", decode_dtype="<f4")],
+        "rounded": [filters.Quantize(digits=1, dtype="<f4"), filters.BitRound(keepbits=5)],
+    }
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    for name, chain in chains.items():
+        options: Any = {"chunks": (8, 3), "dtype": "f4", "filters": chain}
+        group.create_array(f"data/{name}", shape=values.shape, **options)[...] = values
+    if version == 2:
+        options = {"chunks": (8, 3), "filters": [numcodecs.Shuffle(4), numcodecs.CRC32(), numcodecs.Zlib()]}
+        group.create_array("data/bytes", shape=values.shape, dtype="f4", **options)[...] = values
+        options = {"chunks": (8, 3), "filters": [numcodecs.PackBits()]}
+        group.create_array("data/bits", shape=values.shape, dtype="bool", **options)[...] = values > 50
+    arrays = opened(tmp_path / "a.zarr")
     with ZarrReader() as reader:
         for name, array in arrays.items():
-            np.testing.assert_array_equal(reader.read(array, 3, 30), values[3:30], name)
-    assert read_attributes(array.store) == {"robot": "ur5"}
-    group.create_array("sharded", shape=values.shape, chunks=(8, 5), shards=(16, 5), dtype="f4")
-    with pytest.raises(UnsupportedColumnError, match="sharding"):
-        opened(tmp_path / "a.zarr")["sharded"].column_dtype("a")
+            assert array.column_dtype(name) in ("float32", "bool")
+            np.testing.assert_array_equal(reader.read(array, 3, 30), np.asarray(group[name])[3:30], name)
 
 
-def test_a_chunk_is_decompressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.zarr")
     array = opened(tmp_path / "a.zarr")["data/blosc"]
-    chunks: list[str] = []
-    decode = codecs.decode_into
+    keys: list[str] = []
+    read = StoreReader.read
 
-    def count(out: Any, data: Any, codec: Any, config: Any, place: str) -> None:
-        chunks.append(place)
-        decode(out, data, codec, config, place)
+    def count(reader: StoreReader, key: str, *part: Any) -> bytes | None:
+        keys.append(key)
+        return read(reader, key, *part)
 
-    monkeypatch.setattr("gear_data.ingest.sources.zarr.reader.decode_into", count)
+    monkeypatch.setattr(StoreReader, "read", count)
     with ZarrReader() as reader:
         for i in range(0, _ROWS, 3):
             reader.read(array, i, min(i + 3, _ROWS))
-    assert len(chunks) == len(set(chunks)) == 4
+    assert keys == [f"data/blosc/{i}.0.0" for i in range(4)]
 
 
 def test_missing_chunks_are_the_fill_value_and_are_reported(tmp_path: Path) -> None:
@@ -162,12 +232,18 @@ def test_missing_chunks_are_the_fill_value_and_are_reported(tmp_path: Path) -> N
     ("change", "error", "message"),
     [
         ({"compressor": {"id": "pickle"}}, UnsupportedColumnError, "compressed by 'pickle', which is not supported"),
-        ({"filters": [{"id": "delta", "dtype": "<f4"}]}, UnsupportedColumnError, "has filters"),
+        ({"filters": [{"id": "pickle"}]}, UnsupportedColumnError, "has the filter 'pickle', which is not supported"),
+        (
+            {"filters": [{"id": "astype", "encode_dtype": "<f4", "decode_dtype": "<U9999999"}]},
+            UnsupportedColumnError,
+            "has the filter 'astype' with the decode_dtype '<U9999999'",
+        ),
         ({"shape": [1 << 40, 2]}, CorruptSourceError, "claims 8796093022208 bytes"),
         ({"chunks": [1 << 40, 2]}, CorruptSourceError, "above the limit"),
         ({"chunks": [0, 2]}, CorruptSourceError, "has the shape"),
-        ({"dimension_separator": {}}, CorruptSourceError, "has the separator {}"),
-        ({"compressor": {"id": 3}}, CorruptSourceError, "and the codec 3"),
+        ({"dimension_separator": {}}, CorruptSourceError, "does not describe a Zarr array"),
+        ({"compressor": {"id": []}}, CorruptSourceError, "does not describe a Zarr array"),
+        ({"fill_value": "x"}, CorruptSourceError, "does not describe a Zarr array"),
         ({"dtype": "<q4"}, CorruptSourceError, "does not describe a Zarr array"),
     ],
 )
@@ -204,11 +280,77 @@ def test_a_claimed_size_allocates_nothing(name: str, offset: int, tmp_path: Path
         reader.read(array, 8, 20)
 
 
+@pytest.mark.parametrize("name", sorted(_COMPRESSORS.keys() - {"none"}))
+def test_a_bomb_is_not_unpacked(name: str, tmp_path: Path) -> None:
+    """A chunk of a small array decompresses to 32 MiB."""
+    write(tmp_path / "a.zarr")
+    (tmp_path / f"a.zarr/data/{name}/1.0.0").write_bytes(_COMPRESSORS[name].encode(bytes(32 << 20)))
+    array = opened(tmp_path / "a.zarr")[f"data/{name}"]
+    # Decompressors stop a byte above the limit, or are not called.
+    held = 32 << 20 if name in ("blosc", "lz4") else 1401
+    message = rf"1\.0\.0: .*holds {held} bytes of values, where a chunk has at most 1400"
+    with ZarrReader() as reader, pytest.raises(CorruptSourceError, match=message):
+        reader.read(array, 8, 20)
+
+
+def test_a_bomb_in_a_shard_or_behind_filters_is_not_unpacked(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=3)
+    options: Any = {"chunks": (1 << 20,), "shards": (1 << 20,), "compressors": zarr.codecs.GzipCodec(), "dtype": "u1"}
+    group.create_array("shard", shape=(1 << 20,), **options, fill_value=1)[...] = 0
+
+    def shrink(metadata: Any) -> None:
+        metadata["shape"] = metadata["chunk_grid"]["configuration"]["chunk_shape"] = [8]
+        metadata["codecs"][0]["configuration"]["chunk_shape"] = [8]
+
+    change_metadata(tmp_path / "a.zarr/shard/zarr.json", shrink)
+    group = zarr.open_group(tmp_path / "b.zarr", mode="w", zarr_format=2)
+    group.create_array("bits", shape=(1 << 14,), chunks=(1 << 14,), dtype="u1", compressors=None, fill_value=1)[...] = 0
+    bits = [{"id": "packbits"}] * 9  # 8 ** 9 bytes for each byte
+    change_metadata(tmp_path / "b.zarr/bits/.zarray", lambda metadata: metadata.update(filters=bits))
+    for array in (opened(tmp_path / "a.zarr")["shard"], opened(tmp_path / "b.zarr")["bits"]):
+        with ZarrReader() as reader, pytest.raises(CorruptSourceError, match="bytes of values, where a chunk has"):
+            reader.read(array, 0, 8)
+
+
+def test_a_shard_that_is_cut_is_a_typed_error(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(_ROWS, 5)).astype(np.float32)
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=3)
+    for where in ("start", "end"):
+        shards: Any = {"shape": (16, 5), "index_location": where}
+        group.create_array(where, shape=values.shape, chunks=(4, 5), shards=shards, dtype="f4")[...] = values
+        shard = tmp_path / f"a.zarr/{where}/c/1/0"
+        data = shard.read_bytes()
+        for cut in (len(data) - 1, len(data) // 2, 80, 1, 0):
+            shard.write_bytes(data[:cut])
+            array = opened(tmp_path / "a.zarr")[where]
+            with ZarrReader() as reader:
+                np.testing.assert_array_equal(reader.read(array, 0, 16), values[:16])
+                with pytest.raises(CorruptSourceError, match="c/1/0: "):
+                    reader.read(array, 16, 32)
+                with pytest.raises(CorruptSourceError, match="c/1/0: "):
+                    reader.read(array, 29, 30)
+
+
 def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.zarr")
-    monkeypatch.setitem(sys.modules, "numcodecs", None)
-    with pytest.raises(MissingExtraError, match=r"numcodecs cannot be imported(.|\n)*gear-data\[zarr\]"):
-        opened(tmp_path / "a.zarr")["data/blosc"].column_dtype("blosc")
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    with pytest.raises(MissingExtraError, match=r"zarr cannot be imported(.|\n)*gear-data\[zarr\]"):
+        opened(tmp_path / "a.zarr")
+
+
+@pytest.mark.processes
+def test_a_forked_process_reads_too(tmp_path: Path) -> None:
+    """zarr has a thread, which a fork does not copy."""
+    expected = write(tmp_path / "a.zarr")["data/blosc"]
+    array = opened(tmp_path / "a.zarr")["data/blosc"]
+    with ZarrReader() as reader:
+        reader.read(array, 0, 10)
+        process = os.fork()
+        if not process:
+            same = np.array_equal(reader.read(array, 8, 30), expected[8:30])
+            os._exit(0 if same else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+        np.testing.assert_array_equal(reader.read(array, 8, 30), expected[8:30])
 
 
 def test_stores_of_a_folder(tmp_path: Path) -> None:
