@@ -186,7 +186,8 @@ class RunningStatistics:
         share = count / divisor
         delta, change = np.zeros_like(mean), np.empty_like(self._mean)
         # Only the mean depends on the episode before. These three calls are nearly all that an episode takes.
-        for row, step, part, where in zip(mean, delta, share, [True] * len(mean) if present.all() else present, strict=True):
+        places = [True] * len(mean) if present.all() else present
+        for row, step, part, where in zip(mean, delta, share, places, strict=True):
             np.subtract(row, self._mean, out=step, where=where)
             np.multiply(step, part, out=change)
             np.add(self._mean, change, out=self._mean)

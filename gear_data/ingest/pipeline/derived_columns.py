@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -32,7 +31,9 @@ def add_returns_to_go(block: EpisodeBlock) -> EpisodeBlock:
     """
     rewards = block.columns["rewards"].astype(np.float64)
     result = np.empty(len(rewards), np.float32)
-    offsets = block.offsets.tolist()
-    for first, last in pairwise(offsets):
-        result[first:last] = np.cumsum(rewards[first:last][::-1])[::-1]
+    ends = block.offsets[1:]
+    # Episodes of equal length are summed together. Each sum has the order of a loop over its episode.
+    for length in np.unique(block.lengths).tolist():
+        rows = ends[block.lengths == length, None] - 1 - np.arange(length)
+        result[rows] = np.cumsum(rewards[rows], axis=1)
     return replace(block, columns={**block.columns, RETURNS_TO_GO: result})
