@@ -31,8 +31,8 @@ Float64Array = npt.NDArray[np.float64]
 
 #: Number of elements reduced at once. As float64 they fit the cache of one core. Results do not depend on it.
 _CHUNK_ELEMENTS = 1 << 16
-#: Episodes merged at once, which bounds the memory of the arrays between.
-_MERGED_EPISODES = 1 << 12
+#: Number of episodes merged at once. Arrays of their statistics fit the cache of one core.
+_EPISODES_AT_ONCE = 1 << 10
 #: Quantiles of a sample of frames.
 _SAMPLE_QUANTILES = 5
 #: Number of bytes of images reduced at once. Their squares as uint16 fit the cache of one core.
@@ -146,6 +146,7 @@ class RunningStatistics:
     def __init__(self, schema: Schema) -> None:
         self._widths = {column.name: statistics_width(column) for column in schema.fixed_columns}
         self._masks = {name: mask for name in self._widths if (mask := schema.mask_of(name)) is not None}
+        self._read = {*self._widths, *self._masks.values()}
         total = sum(self._widths.values())
         self._count = np.zeros(total, np.int64)
         self._mean = np.zeros(total)
@@ -160,19 +161,21 @@ class RunningStatistics:
             columns: name -> [sum(lengths), *shape].
             lengths: int64 [episodes].
         """
-        if not len(lengths):
-            return
+        offsets = offsets_of(lengths)
+        for first in range(0, len(lengths), _EPISODES_AT_ONCE):
+            last = min(len(lengths), first + _EPISODES_AT_ONCE)
+            rows = slice(int(offsets[first]), int(offsets[last]))
+            self._update({name: columns[name][rows] for name in self._read}, lengths[first:last])
+
+    def _update(self, columns: Mapping[str, npt.NDArray[Any]], lengths: npt.NDArray[np.int64]) -> None:
         parts = [
             _reduce_episodes(columns[name], lengths, width, self._mask(name, columns))
             for name, width in self._widths.items()
         ]
-        count, total, m2, low, high = (np.concatenate([part[k] for part in parts], axis=1) for k in range(5))
-        mean = total / np.maximum(count, 1)
-        for first in range(0, len(lengths), _MERGED_EPISODES):
-            merged = slice(first, first + _MERGED_EPISODES)
-            self._merge(count[merged], mean[merged], m2[merged])
-        np.minimum(self._min, low.min(axis=0), out=self._min)
-        np.maximum(self._max, high.max(axis=0), out=self._max)
+        count, total, m2, low, high = (np.concatenate([part[k] for part in parts], axis=-1) for k in range(5))
+        self._merge(count, total / np.maximum(count, 1), m2)
+        np.minimum(self._min, low, out=self._min)
+        np.maximum(self._max, high, out=self._max)
 
     def _mask(self, name: str, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_] | None:
         return columns[self._masks[name]].astype(np.bool_) if name in self._masks else None
@@ -181,16 +184,19 @@ class RunningStatistics:
         """Adds the statistics of n episodes, one after the other. The arrays are [n, elements]."""
         merged = self._count + np.cumsum(count, axis=0)
         before, divisor = merged - count, np.maximum(merged, 1)
+        share = count / divisor
+        delta, change = np.empty_like(mean), np.empty_like(self._mean)
         # An episode without finite values has count 0 and changes nothing.
         present = count > 0
-        share = count / divisor
-        delta, change = np.zeros_like(mean), np.empty_like(self._mean)
+        absent = [None] * len(mean) if present.all() else ~present
         # Only the mean depends on the episode before. These three calls are nearly all that an episode takes.
-        places = [True] * len(mean) if present.all() else present
-        for row, step, part, where in zip(mean, delta, share, places, strict=True):
-            np.subtract(row, self._mean, out=step, where=where)
-            np.multiply(step, part, out=change)
-            np.add(self._mean, change, out=self._mean)
+        running, subtract, multiply, add = self._mean, np.subtract, np.multiply, np.add
+        for row, step, part, left_out in zip(mean, delta, share, absent, strict=True):
+            subtract(row, running, step)
+            if left_out is not None:
+                step[left_out] = 0
+            multiply(step, part, change)
+            add(running, change, running)
         added = np.where(present, m2 + delta * delta * (before * count / divisor), 0.0)
         # Sums in the order of the episodes, unlike `sum`.
         self._m2 = np.add.accumulate(np.vstack([self._m2, added]), axis=0)[-1]
@@ -302,9 +308,9 @@ def _reduce_episodes(
     width: int,
     mask: npt.NDArray[np.bool_] | None,
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
-    """Returns count, sum, sum of squared deviations, min and max per episode.
+    """Returns count, sum, and sum of squared deviations per episode; and min and max of all episodes.
 
-    Each is float64 [n, width].
+    The first three are float64 [n, width], the others float64 [width].
     """
     offsets = offsets_of(lengths)
     if column.dtype == np.uint8 and column.ndim > 2:
@@ -319,7 +325,8 @@ def _reduce_episodes(
         present = None if mask is None else mask[offsets[first] : offsets[last]]
         parts.append(_reduce_chunk(part, offsets[first:last] - offsets[first], lengths[first:last], width, present))
         first = last
-    return tuple(np.concatenate([part[k] for part in parts]) for k in range(5))  # type: ignore[return-value]
+    count, total, m2 = (np.concatenate([part[k] for part in parts]) for k in range(3))
+    return count, total, m2, np.min([part[3] for part in parts], axis=0), np.max([part[4] for part in parts], axis=0)
 
 
 def _reduce_images(
@@ -344,7 +351,8 @@ def _reduce_images(
         total, bounds = pc.sum(array).as_py(), pc.min_max(array).as_py()
         m2 = (len(pixels) * squares(pixels) - total * total) / len(pixels)
         rows.append((len(pixels), total, m2, bounds["min"], bounds["max"]))
-    return tuple(np.array(rows, np.float64).T[..., None])
+    count, sums, m2s, low, high = np.array(rows, np.float64).T[..., None]
+    return count, sums, m2s, low.min(axis=0), high.max(axis=0)
 
 
 class _SumOfSquares:
@@ -378,7 +386,7 @@ def _reduce_chunk(
     # [steps, width, repeat] -> [width, steps * repeat], so that the elements of an episode are contiguous.
     values = np.ascontiguousarray(elements.transpose(1, 0, 2), np.float64).reshape(width, -1)
     starts, counts = starts * repeat, lengths * repeat
-    low, high = np.minimum.reduceat(values, starts, axis=1), np.maximum.reduceat(values, starts, axis=1)
+    low, high = values.min(axis=1), values.max(axis=1)
     # NaN propagates through both reductions.
     all_present = mask is None or bool(mask.all())
     all_finite = bool(all_present and np.isfinite(low).all() and np.isfinite(high).all())
@@ -389,12 +397,12 @@ def _reduce_chunk(
         if mask is not None:
             finite &= np.repeat(mask, repeat)
         count = np.add.reduceat(finite.astype(np.float64), starts, axis=1)
-        low = np.minimum.reduceat(np.where(finite, values, np.inf), starts, axis=1)
-        high = np.maximum.reduceat(np.where(finite, values, -np.inf), starts, axis=1)
+        low = np.where(finite, values, np.inf).min(axis=1)
+        high = np.where(finite, values, -np.inf).max(axis=1)
         values = np.where(finite, values, 0.0)
     total = np.add.reduceat(values, starts, axis=1)
     # A new array: for float64 scalars, `values` is the column itself.
     values = values - np.repeat(total / np.maximum(count, 1), counts, axis=1)
     values *= values
     m2 = np.add.reduceat(values if all_finite else np.where(finite, values, 0.0), starts, axis=1)
-    return count.T, total.T, m2.T, low.T, high.T
+    return count.T, total.T, m2.T, low, high

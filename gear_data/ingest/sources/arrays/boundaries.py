@@ -55,7 +55,7 @@ def scan_lengths(
             )
     scanned = [*flags, *ids, *counters, *(next_array for _, next_array in next_pairs)]
     step = max(1, _SCAN_BYTES // max(1, sum(array.row_bytes for array in scanned)))
-    last_rows = [np.array([rows - 1] if rows else [], np.int64)]
+    last_rows = []
     with ArrayReader() as reader:
         for start in range(0, rows if scanned else 0, step):
             stop = min(rows, start + step)
@@ -74,8 +74,10 @@ def scan_lengths(
                 next_values = reader.read(next_array, start, stop_after - 1)
                 values = reader.read(array, start + 1, stop_after)
                 inner_ends |= rows_differ(next_values, values)
+            if stop == rows:
+                ends[-1] = True
             last_rows.append(start + np.flatnonzero(ends))
-    return lengths_between(np.unique(np.concatenate(last_rows)) + 1)
+    return lengths_between(np.concatenate(last_rows) + 1) if last_rows else np.array([rows] if rows else [], np.int64)
 
 
 def lengths_between(ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
