@@ -255,14 +255,13 @@ def warm_up(names: list[str]) -> None:
     for module in (
         "h5py",
         "imagecodecs",
-        "numcodecs",
         "pandas",
         "pyarrow.pandas_compat",
         "pyarrow.parquet",
         "gear_data.ingest.convert",
         "gear_data.dataset.open",
         "gear_data.storage.verify",
-        "zarr",
+        "gear_data.ingest.sources.zarr.bounded",
     ):
         importlib.import_module(module)
     known_formats()

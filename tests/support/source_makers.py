@@ -380,7 +380,8 @@ def numpy_folder(folder: Path, rollouts: Sequence[Rollout]) -> None:
 
 
 def zarr_stores(folder: Path, rollouts: Sequence[Rollout]) -> None:
-    """Writes a folder of version 2, and an archive of version 3."""
+    """Writes a folder of version 2 with filters, and an archive of version 3 with shards."""
+    import numcodecs
     import zarr
 
     folder.mkdir(parents=True)
@@ -392,8 +393,12 @@ def zarr_stores(folder: Path, rollouts: Sequence[Rollout]) -> None:
         arrays["data/img"] = np.zeros((len(arrays["data/action"]), 4, 4, 3), np.uint8)
         arrays["meta/episode_ends"] = np.cumsum([len(rollout) for rollout in rollouts])
         for path, values in arrays.items():
-            chunks = (7, *values.shape[1:])
-            group.create_array(path, shape=values.shape, chunks=chunks, dtype=values.dtype)[...] = values
+            rows, layout = (7, *values.shape[1:]), {"shape": values.shape, "dtype": values.dtype}
+            if version == 2:
+                layout |= {"chunks": rows, "filters": [numcodecs.Shuffle(values.dtype.itemsize)]}
+            else:
+                layout |= {"chunks": (1, *values.shape[1:]), "shards": rows}
+            group.create_array(path, **layout)[...] = values
         if name.endswith("zip"):
             store.close()
 
