@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +220,15 @@ def check_disjoint(location: Location, destination: str) -> None:
     for part in location.parts:
         check_disjoint(part, destination)
     target = Path(os.path.realpath(destination))
+
+    @cache
+    def is_inside(folder: str) -> bool:
+        real = Path(os.path.realpath(folder))
+        return target == real or target in real.parents
+
     for file in location.files:
-        if file.filesystem is None and target in Path(os.path.realpath(file.path)).parents:
+        path = os.path.realpath(file.path) if file.filesystem is None and os.path.islink(file.path) else file.path
+        if file.filesystem is None and is_inside(os.path.dirname(path) or "."):
             raise InvalidArgumentError(
                 "the source lies inside the destination", file=file.path, hint="choose another destination"
             )

@@ -201,13 +201,14 @@ def _local_folder(root: str) -> Location:
     files = []
     for folder, folders, names in os.walk(root, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        inside = os.path.relpath(folder, root)
         for name in names:
-            path = os.path.join(folder, name)
             if _is_hidden(name):
                 continue
-            file = _local_file(path, os.path.relpath(path, root))
+            relative = name if inside == "." else f"{inside}/{name}"
+            file = _local_file(os.path.join(folder, name), relative)
             if file is None:
-                raise _special(os.path.relpath(path, root))
+                raise _special(relative)
             files.append(file)
     return Location(root, tuple(sorted(files, key=_natural_order)), folder=True)
 

@@ -10,7 +10,10 @@ from gear_data.errors import InvalidArgumentError, SplitNeededError
 from gear_data.ingest.table_files import ARROW, NamedFileT, table_kinds
 
 _VAL_ARCHIVE = "-val.npz"
-_SPLITS = ("train", "validation", "valid", "val", "test", "dev", "eval")
+_SPLITS = {
+    split: (re.compile(rf"{split}([-_.]|$)"), re.compile(rf".+-{split}(-\d+-of-\d+)?\.arrow"))
+    for split in ("train", "validation", "valid", "val", "test", "dev", "eval")
+}
 #: Files of `datasets.DatasetDict.save_to_disk`: one of the dictionary, and one of each split.
 _SAVED_DICT, _SAVED_SPLIT = "dataset_dict.json", "state.json"
 
@@ -73,6 +76,8 @@ def _saved_splits(files: Sequence[NamedFileT]) -> dict[str, list[NamedFileT]]:
 
     Returns nothing if there is no dictionary, or several.
     """
+    if not any(file.name.endswith(_SAVED_DICT) for file in files):
+        return {}
     paths = [PurePosixPath(file.name) for file in files]
     roots = [path.parent for path in paths if path.name == _SAVED_DICT]
     if len(roots) != 1:
@@ -90,21 +95,20 @@ def _named_splits(files: Sequence[NamedFileT]) -> dict[str, list[NamedFileT]]:
     splits: dict[str, list[NamedFileT]] = {}
     for kind, tables in table_kinds(files).items():
         for file in tables:
-            if (name := _table_split(PurePosixPath(file.name), kind)) is not None:
+            if (name := _table_split(file.name, kind)) is not None:
                 splits.setdefault(name, []).append(file)
     archive_folders = _folders_of_split_archives(files)
-    for file in files:
+    for file in files if archive_folders else ():
         path = PurePosixPath(file.name)
         if path.suffix == ".npz" and path.parent in archive_folders:
             splits.setdefault("val" if path.name.endswith(_VAL_ARCHIVE) else "train", []).append(file)
     return splits
 
 
-def _table_split(path: PurePosixPath, kind: str) -> str | None:
-    for split in _SPLITS:
-        if split in path.parts[:-1] or re.match(rf"{split}([-_.]|$)", path.name):
-            return split
-        if kind == ARROW and re.fullmatch(rf".+-{split}(-\d+-of-\d+)?\.arrow", path.name):
+def _table_split(path: str, kind: str) -> str | None:
+    *folders, name = path.split("/")
+    for split, (begins, ends) in _SPLITS.items():
+        if split in folders or begins.match(name) or (kind == ARROW and ends.fullmatch(name)):
             return split
     return None
 

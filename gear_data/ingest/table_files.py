@@ -7,21 +7,17 @@ count as tables only if the folder holds no other data.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 PARQUET, ARROW, CSV, JSON, TAR = "Parquet", "Arrow", "CSV", "JSON", "tar"
 
-_COMPRESSIONS = r"(\.(gz|bz2|xz|zst|lz4|zip))?"
-#: Kind -> pattern of its files' names, in lower case.
-_NAMES = {
-    PARQUET: re.compile(r".+\.parquet"),
-    ARROW: re.compile(r".+\.(arrow|arrows|feather|ipc)"),
-    CSV: re.compile(rf".+\.(csv|tsv){_COMPRESSIONS}"),
-    JSON: re.compile(rf".+\.(json|jsonl|ndjson){_COMPRESSIONS}"),
-    TAR: re.compile(r".+\.tar"),
-}
 _TEXT = (CSV, JSON, TAR)
+#: Names of tables, in lower case. The group that matches is the kind.
+_NAMES = re.compile(
+    rf".+\.(?:(?P<{PARQUET}>parquet)|(?P<{ARROW}>arrow|arrows|feather|ipc)|(?P<{TAR}>tar)"
+    rf"|(?:(?P<{CSV}>csv|tsv)|(?P<{JSON}>json|jsonl|ndjson))(?:\.(?:gz|bz2|xz|zst|lz4|zip))?)"
+)
 #: Suffixes and names of files about a dataset, which hold no data.
 _DOCUMENT_SUFFIXES = (".md", ".txt", ".rst", ".pdf", ".py", ".ipynb", ".yaml", ".yml", ".toml", ".cff", ".bib", ".lock")
 _DOCUMENTS = re.compile(r"(readme|license|licence|notice|citation|authors|changelog|makefile|dockerfile)")
@@ -46,11 +42,6 @@ class NamedFile(Protocol):
 NamedFileT = TypeVar("NamedFileT", bound=NamedFile)
 
 
-def files_of_kind(files: Iterable[NamedFileT], kind: str) -> tuple[NamedFileT, ...]:
-    """Returns the files whose names are of a kind."""
-    return tuple(file for file in files if _NAMES[kind].fullmatch(_base(file)))
-
-
 def table_kinds(files: Sequence[NamedFileT], *, requested: bool = False) -> dict[str, tuple[NamedFileT, ...]]:
     """Returns kind -> files of the tables in a source.
 
@@ -60,22 +51,25 @@ def table_kinds(files: Sequence[NamedFileT], *, requested: bool = False) -> dict
         files: all files of the source.
         requested: whether text files count although there are files of other formats.
     """
-    kinds = {kind: found for kind in (PARQUET, ARROW) if (found := files_of_kind(files, kind))}
-    if ARROW in kinds:
-        kinds[ARROW] = tuple(file for file in kinds[ARROW] if not _CACHE.fullmatch(_base(file))) or kinds[ARROW]
-    if kinds:
-        return kinds
-    if len(files) == 1:
-        data: list[NamedFileT] = list(files)
-    else:
-        data = [file for file in files if not (_is_document(file) or _METADATA.fullmatch(_base(file)))]
-    kinds = {kind: found for kind in _TEXT if (found := files_of_kind(data, kind))}
-    return kinds if requested or sum(map(len, kinds.values())) == len(data) else {}
+    # Each step is a single pass: a source may have a file an episode.
+    named = [(file, file.name.rpartition("/")[2].lower()) for file in files]
+    tables: dict[str, list[tuple[NamedFileT, str]]] = {}
+    for file, base in named:
+        if (match := _NAMES.fullmatch(base)) is not None and match.lastgroup is not None:
+            tables.setdefault(match.lastgroup, []).append((file, base))
+    if ARROW in tables:
+        tables[ARROW] = [item for item in tables[ARROW] if not _CACHE.fullmatch(item[1])] or tables[ARROW]
+    kinds = {kind: tables[kind] for kind in (PARQUET, ARROW) if kind in tables}
+    if not kinds and tables:
+        data = named if len(files) == 1 else [item for item in named if not _is_about_others(item[1])]
+        kept = {file.name for file, _ in data}
+        kinds = {kind: [item for item in tables.get(kind, ()) if item[0].name in kept] for kind in _TEXT}
+        kinds = {kind: found for kind, found in kinds.items() if found}
+        if not requested and sum(map(len, kinds.values())) < len(data):
+            kinds = {}
+    return {kind: tuple(file for file, _ in found) for kind, found in kinds.items()}
 
 
-def _base(file: NamedFile) -> str:
-    return file.name.rpartition("/")[2].lower()  # PurePosixPath takes ten times as long, for each of many files
-
-
-def _is_document(file: NamedFile) -> bool:
-    return bool(_base(file).endswith(_DOCUMENT_SUFFIXES) or _DOCUMENTS.match(_base(file)))
+def _is_about_others(base: str) -> bool:
+    """Returns whether a file of this name holds no data."""
+    return bool(base.endswith(_DOCUMENT_SUFFIXES) or _DOCUMENTS.match(base) or _METADATA.fullmatch(base))

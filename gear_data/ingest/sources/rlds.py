@@ -94,9 +94,9 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
 
 def _folders(location: Location) -> list[str]:
     """Returns the folders of datasets: "", or paths with a trailing slash."""
-    names = {file.name for file in location.files if PurePosixPath(file.name).name in (_INFO, _FEATURES)}
-    folders = [file.name.removesuffix(_INFO) for file in location.files if PurePosixPath(file.name).name == _INFO]
-    return [folder for folder in folders if folder + _FEATURES in names]
+    named = {file.name: file.name.rpartition("/")[2] for file in location.files}
+    folders = [path.removesuffix(_INFO) for path, name in named.items() if name == _INFO]
+    return [folder for folder in folders if folder + _FEATURES in named]
 
 
 def _features(location: Location, folder: str) -> dict[str, Any]:

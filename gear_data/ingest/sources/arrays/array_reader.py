@@ -103,6 +103,8 @@ class ArrayReader:
             stream.close()
 
     def _stream(self, array: StoredArray) -> IO[bytes]:
+        if array.archive is not None and array.member is not None:
+            return array.archive.open(array.member)
         key = (array.file.path, array.member)
         if key not in self._streams:
             if array.gzipped:
@@ -171,15 +173,15 @@ def read_small_npz(file: SourceFile, names: Collection[str]) -> dict[str, npt.ND
         CorruptSourceError: the file is damaged, or an array holds Python objects.
     """
     values: dict[str, npt.NDArray[Any]] = {}
-    with reading(file.name):
-        for name, array, stream in npz_members(file):
-            if name not in names:
-                continue
-            if array.dtype.hasobject:
-                raise CorruptSourceError(
-                    "holds pickled Python objects, which are never loaded", file=array.place, hint=DOWNLOAD_AGAIN
-                )
-            whole = np.empty(array.shape[::-1] if array.fortran else array.shape, array.dtype)
+    for name, array, stream in npz_members(file):
+        if name not in names:
+            continue
+        if array.dtype.hasobject:
+            raise CorruptSourceError(
+                "holds pickled Python objects, which are never loaded", file=array.place, hint=DOWNLOAD_AGAIN
+            )
+        whole = np.empty(array.shape[::-1] if array.fortran else array.shape, array.dtype)
+        with reading(file.name):
             _fill(stream, array.start, whole, array.place)
-            values[name] = whole.T if array.fortran else whole
+        values[name] = whole.T if array.fortran else whole
     return values

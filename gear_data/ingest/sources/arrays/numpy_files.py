@@ -13,7 +13,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import IO, Any, cast
@@ -30,12 +30,32 @@ from gear_data.schema import DTYPES
 _MAX_HEADER = 10_000
 #: Parsed headers that are kept.
 _HEADERS = 256
+#: Archives up to this size are read whole, so that an array is opened once for its header and its values.
+_SMALL_BYTES = 1 << 20
 #: Limit for one step. A larger one is an archive bomb, or an array whose first axis is not the steps.
 _MAX_ROW_BYTES = 1 << 30
 DOWNLOAD_AGAIN = "the file may have been truncated: download it again"
 _WRITE_AGAIN = "download it again, or write it again with np.save or np.savez"
 #: Message and hint for members of another compression.
 _OTHER_METHOD = "is compressed by a method that NumPy does not write", "save it with np.savez_compressed"
+
+
+class SmallArchive:
+    """An archive in memory. Its members stay open.
+
+    Args:
+        data: the bytes of the file.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.zip = zipfile.ZipFile(io.BytesIO(data))
+        self._members: dict[str, IO[bytes]] = {}
+
+    def open(self, name: str) -> IO[bytes]:
+        """Returns the values of a member. Whoever reads them seeks first."""
+        if name not in self._members:
+            self._members[name] = self.zip.open(name)
+        return self._members[name]
 
 
 @dataclass(frozen=True)
@@ -52,6 +72,7 @@ class StoredArray:
         member: the name of the array in its archive; None if the file is the array.
         fortran: whether the first axis varies fastest in the file.
         gzipped: whether the file is compressed by gzip.
+        archive: the archive of the member, if it is small.
         rotation: the stored row that is read as row 0, of a ring buffer. The rows before it follow the last stored row.
         values: the values of an array in memory, which is in no file; otherwise None.
     """
@@ -63,6 +84,7 @@ class StoredArray:
     member: str | None = None
     fortran: bool = False
     gzipped: bool = False
+    archive: SmallArchive | None = field(default=None, repr=False, compare=False)
     rotation: int = 0
     values: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
 
@@ -129,8 +151,7 @@ def open_npz(file: SourceFile) -> dict[str, StoredArray]:
     Raises:
         CorruptSourceError: the file is not an archive of complete `.npy` files.
     """
-    with reading(file.name):
-        return {name: array for name, array, _ in npz_members(file)}
+    return {name: array for name, array, _ in npz_members(file)}
 
 
 def npz_members(file: SourceFile) -> Iterator[tuple[str, StoredArray, IO[bytes]]]:
@@ -139,11 +160,21 @@ def npz_members(file: SourceFile) -> Iterator[tuple[str, StoredArray, IO[bytes]]
     The stream of the values is open until the next array is requested.
 
     Raises:
-        CorruptSourceError: the file is not an archive of complete `.npy` files. Errors of zipfile are not converted.
+        CorruptSourceError: the file is not an archive of complete `.npy` files.
     """
-    file.check_readable()
+    try:
+        with reading(file.name), file.open() as stream:
+            yield from _members(file, stream)
+    except CorruptSourceError:
+        file.check_readable()  # raises a clearer error for empty files and Git-LFS pointers
+        raise
+
+
+def _members(file: SourceFile, stream: IO[bytes]) -> Iterator[tuple[str, StoredArray, IO[bytes]]]:
+    small = SmallArchive(stream.read()) if file.size <= _SMALL_BYTES else None
     names: set[str] = set()
-    with file.open() as stream, zipfile.ZipFile(stream) as archive:
+    with ExitStack() as stack:
+        archive = small.zip if small is not None else stack.enter_context(zipfile.ZipFile(stream))
         members = archive.infolist()
         if sum(info.compress_size for info in members) > file.size:
             raise CorruptSourceError(
@@ -160,8 +191,8 @@ def npz_members(file: SourceFile) -> Iterator[tuple[str, StoredArray, IO[bytes]]
                 )
             names.add(name)
             check_member(info, place, other_method=_OTHER_METHOD, impossible_size=DOWNLOAD_AGAIN)
-            with archive.open(info) as member:
-                yield name, _parse(member, info.file_size, file, info.filename), member
+            with nullcontext(small.open(info.filename)) if small is not None else archive.open(info) as member:
+                yield name, replace(_parse(member, info.file_size, file, info.filename), archive=small), member
 
 
 def open_npy(file: SourceFile) -> StoredArray:

@@ -37,8 +37,8 @@ def open_lance(location: Location) -> FileTables | None:
         MissingExtraError: `pylance` is not installed.
         CorruptSourceError: the table cannot be read.
     """
-    paths = [PurePosixPath(file.name) for file in location.files]
-    roots = {path.parent.parent for path in paths if path.suffix == ".manifest" and path.parent.name == _VERSIONS}
+    paths = [PurePosixPath(file.name) for file in location.files if file.name.endswith(".manifest")]
+    roots = {path.parent.parent for path in paths if path.parent.name == _VERSIONS}
     if not roots:
         return None
     if len(roots) > 1:
