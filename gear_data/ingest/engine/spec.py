@@ -139,7 +139,8 @@ class ConversionSpec:
             source.findings.make_strict()
         stack, may_take_next = self.options.stack or {}, name not in _NAMED_BY_USER
         if may_take_next:
-            source = take_next_observations(source, self.options)
+            has_dtypes = "dtype" in known_formats()[name].uses
+            source = take_next_observations(source, self.options, has_dtypes=has_dtypes)
         if not self.keep_encoded:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
         source = stack_columns(source, stack)

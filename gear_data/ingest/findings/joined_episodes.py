@@ -10,9 +10,15 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.storage.episode_block import EpisodeBlock
 
 #: Usual names of columns that rise in an episode.
-_STEP_NUMBERS = ("step", "steps", "step_index", "step_id", "t", "timestep", "timesteps", "time_step", "timestamp")
+_STEP_NUMBERS = (
+    "step", "steps", "step_index", "step_idx", "step_id", "step_number", "elapsed_steps", "t", "timestep", "timesteps",
+    "time_step", "timestamp", "frame", "frame_index", "frame_id", "tick",
+)  # fmt: skip
 #: Usual names of columns that name a run, in which episodes may be numbered from 0.
-_RUNS = ("seed", "run", "run_id", "worker", "worker_id", "env", "env_id", "env_index", "actor", "actor_id", "rank")
+_RUNS = (
+    "seed", "run", "run_id", "run_name", "trial", "experiment", "worker", "worker_id", "worker_index", "env", "env_id",
+    "env_index", "env_idx", "actor", "actor_id", "rank",
+)  # fmt: skip
 
 
 def check_joined_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are_steps: bool) -> None:

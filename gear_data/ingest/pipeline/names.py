@@ -47,7 +47,9 @@ _PREFIXES = (("observation.", "observations."), ("obs.", "observations."), ("act
 
 #: The name of a column with the value of another column after each step.
 _NEXT = re.compile(r"next[._](.+)", re.DOTALL)
-#: Columns that are observations under a name which may also mean something else.
+#: Columns that are observations, or elements of them, under names which may also mean something else.
+_STATE = re.compile(r"(obs|observation|state)s?([._]?\d+|[._].+)?")
+#: Of these, the names of a whole observation.
 _STATES = ("state", "states")
 
 #: Usual names of actions, in lower case, that have no canonical name because they may mean something else.
@@ -98,14 +100,14 @@ def is_observation(name: str) -> bool:
 def is_next(name: str) -> bool:
     """Returns whether a canonical name is the name of observations after each step."""
     found = _NEXT.fullmatch(name)
-    return found is not None and (is_observation(found[1]) or found[1] in _STATES)
+    return found is not None and (is_observation(found[1]) or _STATE.fullmatch(found[1]) is not None)
 
 
 def observations_before(name: str, columns: Container[str]) -> str | None:
     """Returns the column of which a column holds the value after each step.
 
     Args:
-        name: the canonical name of the column, such as `next_observations.image` or `next_state`.
+        name: the canonical name of the column, such as `next_observations.image`, `next_state` or `next_obs_3`.
         columns: the canonical names of the columns that there are.
 
     Returns:

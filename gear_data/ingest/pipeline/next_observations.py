@@ -19,7 +19,7 @@ from gear_data.errors import UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.pipeline.mapped_source import MappedSource
-from gear_data.ingest.pipeline.names import observations_before
+from gear_data.ingest.pipeline.names import is_next, observations_before
 from gear_data.ingest.source import EpisodeSource, SourceOptions
 from gear_data.storage.episode_block import EpisodeBlock
 
@@ -59,25 +59,38 @@ class JumpFinder:
         return starts
 
 
-def take_next_observations(source: EpisodeSource, options: SourceOptions) -> EpisodeSource:
+def take_next_observations(source: EpisodeSource, options: SourceOptions, *, has_dtypes: bool = False) -> EpisodeSource:
     """Returns a source whose columns of next observations have become final observations.
 
-    A column that `options.columns` names stays a column, too.
+    A column that `options.columns` names stays a column, too. A column of which `options.stack` makes next observations
+    waits for the stack. One of another shape than the observations has another meaning, and stays a column.
+
+    Args:
+        source: the source.
+        options: the user's options.
+        has_dtypes: whether the source can be read with other dtypes (`TableOptions.dtype`).
 
     Raises:
-        UnsupportedColumnError: next observations have another dtype or shape than the observations.
+        UnsupportedColumnError: next observations have another dtype than the observations.
     """
     specs = {spec.name: spec for spec in source.columns}
-    before = next_pairs(specs)
+    stacked = {part for new, parts in (options.stack or {}).items() if is_next(new) for part in parts}
+    before = {
+        name: observations
+        for name, observations in next_pairs(specs).items()
+        if stacked.isdisjoint((name, specs[name].source)) and specs[name].shape == specs[observations].shape
+    }
     for name, observations in before.items():
         own, other = specs[name], specs[observations]
-        if (own.dtype, own.shape) != (other.dtype, other.shape):
+        if own.dtype != other.dtype:
             column = own.source or name
+            cast = f"read both as one dtype: --dtype {other.source or observations}={own.dtype}; or "
+            cast = cast if has_dtypes else ""
             raise UnsupportedColumnError(
-                f"is {own.dtype} {own.shape}, where '{other.source or observations}' is {other.dtype} {other.shape}; "
-                "final observations must have the dtype and shape of the others",
+                f"is {own.dtype}, where '{other.source or observations}' is {other.dtype}; final observations must "
+                "have the dtype of the others",
                 column=column,
-                hint=f"keep it as a column of another name: --rename {column}=infos.{name}",
+                hint=f"{cast}keep it as a column of another name: --rename {column}=infos.{name}",
             )
     kept = frozenset(name for name in before if options.names_column(specs[name]))
     return _WithFinals(source, before, kept) if before else source

@@ -52,8 +52,9 @@ def report_names(source: EpisodeSource, *, all_columns: bool) -> None:
     columns = {column.name: column for column in source.columns}
     _report_actions(source, all_columns)
     for name, column in columns.items():
-        if all_columns and is_next(name) and observations_before(name, columns) is None:
-            message = f"no column is '{name[len('next_') :]}', so it gives no final observations; kept as a column"
+        before = columns.get(observations_before(name, columns) or "")
+        if all_columns and is_next(name) and (before is None or before.shape != column.shape):
+            message = f"no column '{name[len('next_') :]}' has its shape, so it gives no final observations; kept"
             source.findings.add(Finding("next-observations-kept", message, column=column.source or name))
     if RETURNS_TO_GO in columns and "rewards" in columns and columns["rewards"].shape == ():
         message = "replaced by values computed from the rewards; --rename keeps the source's column under another name"

@@ -75,17 +75,25 @@ def test_another_dtype_is_refused_with_a_way_out(tmp_path: Path) -> None:
     columns = _steps()
     frame = _frame(columns).with_columns(pl.col("next_obs").cast(pl.List(pl.Float32)))
     frame.write_parquet(tmp_path / "a.parquet")
-    with pytest.raises(UnsupportedColumnError, match=r"float32 \(2,\), where 'obs' is float64 \(2,\)") as error:
+    with pytest.raises(UnsupportedColumnError, match="is float32, where 'obs' is float64") as error:
         gear_data.convert(tmp_path / "a.parquet", tmp_path / "d")
     assert (error.value.file, error.value.column) == (None, "next_obs")
-    advice = (error.value.hint or "").rpartition(": ")[2].split()
-    assert main(["convert", str(tmp_path / "a.parquet"), str(tmp_path / "d"), *advice]) == 0
-    assert gear_data.open(tmp_path / "d").schema["infos.next_observations"].dtype == "float32"
+    casts, rename = (error.value.hint or "").split("; ")
+    for number, advice in enumerate((casts, rename)):
+        options = advice.rpartition(": ")[2].split()
+        assert main(["convert", str(tmp_path / "a.parquet"), str(tmp_path / f"d{number}"), *options]) == 0
+    np.testing.assert_array_equal(
+        (gear_data.open(tmp_path / "d0").final(0) or {})["observations"], columns["next_obs"][3].astype("f4")
+    )
+    assert gear_data.open(tmp_path / "d1").schema["infos.next_observations"].dtype == "float32"
 
 
-def test_next_observations_without_observations_are_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [None, (1,)])
+def test_next_observations_of_other_observations_are_reported(shape: tuple[int] | None, tmp_path: Path) -> None:
     columns = _steps()
     columns["pixels"] = columns.pop("obs")
+    if shape:
+        columns["obs"] = columns["pixels"][:, :1]
     report = gear_data.convert(_frame(columns), tmp_path / "d")
     assert "next-observations-kept" in warning_codes(report)
     assert "next_observations" in gear_data.open(tmp_path / "d").schema.names
@@ -120,20 +128,23 @@ def test_columns_that_say_where_episodes_end_are_needed(tmp_path: Path) -> None:
         gear_data.convert(_frame(columns), tmp_path / "e")
 
 
-def test_stacks_of_scalars(tmp_path: Path) -> None:
-    """A CSV file has a column an element."""
+@pytest.mark.parametrize("both", [True, False])
+def test_stacks_of_scalars(both: bool, tmp_path: Path) -> None:
+    """A CSV file has a column an element. The next elements are stacked by the user, or belong to their elements."""
     columns = _steps()
     for name in ("obs", "next_obs"):
         values = columns.pop(name)
         columns |= {f"{name}_{i}": values[:, i] for i in range(2)}
     _frame(columns).write_csv(tmp_path / "a.csv", float_precision=17)
-    stack = {"observations": ["obs_0", "obs_1"], "next_observations": ["next_obs_0", "next_obs_1"]}
+    stack = {"observations": ["obs_0", "obs_1"]}
+    if both:
+        stack["next_observations"] = ["next_obs_0", "next_obs_1"]
     gear_data.convert(tmp_path / "a.csv", tmp_path / "d", stack=stack)
     dataset = gear_data.open(tmp_path / "d")
-    assert "next_observations" not in dataset.schema.names
-    np.testing.assert_allclose(
-        (dataset.final(0) or {})["observations"], [columns[f"next_obs_{i}"][3] for i in range(2)]
-    )
+    assert set(dataset.schema.names[:3]) == {"observations", "actions", "rewards"}
+    assert not [name for name in dataset.schema.names if name.startswith("next")]
+    last = [columns[f"next_obs_{i}"][3] for i in range(2)]
+    np.testing.assert_allclose((dataset.final(0) or {})["observations"], last)
 
 
 def test_encoded_images(tmp_path: Path) -> None:

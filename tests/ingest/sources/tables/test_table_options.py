@@ -114,7 +114,8 @@ def test_the_advice_for_other_columns_works(suffix: str, name: str, tmp_path: Pa
     source = _two_files(tmp_path / "s", suffix, "action")
     with pytest.raises(CorruptSourceError) as error:
         gear_data.convert(source, tmp_path / "d")
-    assert "--dtype COLUMN=float64" in (error.value.hint or "")
+    assert (error.value.column, error.value.file) == ("action", f"1.{suffix}")
+    assert "--dtype action=float64" in (error.value.hint or "")
     assert main(["convert", str(source), str(tmp_path / "d"), "--dtype", f"{name}=float64", "--overwrite"]) == 0
     np.testing.assert_array_equal(gear_data.open(tmp_path / "d")[1]["actions"], [0.5, 0.25, 1])
 

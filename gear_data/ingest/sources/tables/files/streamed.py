@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,8 @@ from gear_data.common.extras import import_datasets
 from gear_data.errors import CorruptSourceError, GearError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.files.kind import UNKNOWN_ROWS, BatchSizer, FileKind, RowGroups, batch_slices
-from gear_data.ingest.sources.tables.flatten import FlattenedColumn
+from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns
+from gear_data.ingest.sources.tables.to_numpy import leaf_type
 
 #: Yields the blocks of a file. The second argument is the schema of the source's first file, or None for that file.
 Reader = Callable[[SourceFile, pa.Schema | None], Iterator[pa.Table]]
@@ -80,14 +81,31 @@ class StreamedTable:
         names, row = list(dict.fromkeys(column.path[0] for column in columns)), 0
         tables = self._format.read(self._file, self.schema)
         while True:
-            with _typed_errors(self._format, self._file.name, row):
-                table = next(tables, None)
-                if table is None:
-                    return
-                table = table_cast(table, self.schema)
+            try:
+                with _typed_errors(self._format, self._file.name, row):
+                    table = next(tables, None)
+                    if table is None:
+                        return
+                    table = table_cast(table, self.schema)
+            except CorruptSourceError as error:
+                self._name_fractions(error)
+                raise
             for batch in table.select(names).to_batches():
                 yield from batch_slices(batch, sizer)
             row += len(table)
+
+    def _name_fractions(self, error: CorruptSourceError) -> None:
+        """Adds the way out to an error about fractions in a column that has whole numbers in the first rows."""
+        expected = flat_columns(self.schema, self._file.name)
+        with suppress(Exception):  # the file may have other faults
+            for table in self._format.read(self._file, None):
+                for name, column in flat_columns(table.schema, self._file.name).items():
+                    is_whole = name in expected and pa.types.is_integer(leaf_type(expected[name].type))
+                    if is_whole and pa.types.is_floating(leaf_type(column.type)):
+                        error.column = name
+                        error.hint = "the first rows have whole numbers, and later rows fractions: give --dtype "
+                        error.hint += f"{name}=float64 (tables=TableOptions(dtype={{{name!r}: 'float64'}}))"
+                        return
 
 
 @lru_cache(maxsize=16)
@@ -136,6 +154,6 @@ def _typed_errors(format: _StreamedFormat, name: str, row: int) -> Iterator[None
             f"from row {row} on, datasets cannot read it as {format.name}: {text[:1000]}",
             file=name,
             row=row,
-            hint=f"{format.advice}; the first rows decide the types: if they have whole numbers, and later rows "
-            "fractions, give the column another type: --dtype COLUMN=float64 (tables=TableOptions(dtype=...))",
+            hint=f"{format.advice}; the first rows decide the types: to give others, load the file with datasets "
+            "and its features=..., and pass the datasets.Dataset to gear_data.convert",
         ) from error
