@@ -75,6 +75,12 @@ def looks_like_image(encoded: bytes) -> bool:
     return encoded.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a"))
 
 
+def without_padding(encoded: bytes) -> bytes:
+    """Returns a JPEG or PNG file without the zeros after its end; other bytes unchanged."""
+    end = encoded.rstrip(b"\0")
+    return end if end.endswith((b"\xff\xd9", b"IEND\xaeB`\x82")) else encoded
+
+
 @contextmanager
 def open_image(encoded: bytes) -> Iterator[Image.Image]:
     """Opens a PNG, JPEG, WebP, BMP or GIF. Only its header is read.

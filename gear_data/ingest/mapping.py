@@ -15,137 +15,48 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from gear_data.errors import MappingError
+from gear_data.ingest.layout import (
+    AFTER_RESET,
+    AXES,
+    DATASETS,
+    ENDS,
+    EPISODE,
+    EPISODE_KINDS,
+    EXCLUSIVE,
+    FILES,
+    FLAGS,
+    GROUPS,
+    INCLUSIVE,
+    LENGTHS,
+    MASK,
+    PADDED,
+    ROLES,
+    STEP,
+    WITH_FINAL,
+    Column,
+    EpisodeRule,
+    Layout,
+    SplitRule,
+)
 from gear_data.ingest.pipeline.names import canonical_name, is_column_name
 from gear_data.schema import DTYPES, VARIABLE_TYPES
-
-#: The keys of `episodes`, of which a mapping has one.
-GROUPS, DATASETS, FILES, IDS, ENDS = "groups", "datasets", "files", "ids", "ends"
-EPISODE_KINDS = (GROUPS, DATASETS, FILES, IDS, ENDS)
-#: Values of `ends_are`.
-EXCLUSIVE, INCLUSIVE, FLAGS = "exclusive", "inclusive", "flags"
-#: Values of a column's `role`.
-STEP, WITH_FINAL, AFTER_RESET, EPISODE = "step", "with-final", "after-reset", "episode"
-ROLES = (STEP, WITH_FINAL, AFTER_RESET, EPISODE)
 
 #: A larger file is no mapping. YAML of this size is parsed in a few seconds.
 _MAX_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class EpisodeRule:
-    """Where a source's episodes are.
-
-    Attributes:
-        kind: `groups`, `datasets`, `files`, `ids` or `ends`.
-        paths: for `groups`, a glob of groups; for `datasets`, a glob whose one `*` is the number of the episode; for
-            `files`, a glob of file names; else paths of arrays. Only `ends` may have several.
-        ends_are: `exclusive`, `inclusive` or `flags`; None unless the kind is `ends`.
-    """
-
-    kind: str
-    paths: tuple[str, ...]
-    ends_are: str | None = None
-
-    @property
-    def flat(self) -> bool:
-        """Whether the arrays hold the steps of all episodes, one after another."""
-        return self.kind in (IDS, ENDS)
-
-
-@dataclass(frozen=True)
-class MappedColumn:
-    """A column, and the array that it is read from.
-
-    Attributes:
-        name: the canonical name; for role `episode` the name of a fact about the episode.
-        path: the path of the array in its file, or in the episode's group. For role `episode`, `@NAME` is an attribute
-            of the group.
-        dtype: the dtype to store; None keeps the array's.
-        role: `step`: a row per step. `with-final`: one row more, the final observation. `after-reset`: one row more,
-            the first, which belongs to the reset and is dropped. `episode`: one value.
-        next: the path of the array of observations after each step. Its last row is the final observation.
-    """
-
-    name: str
-    path: str
-    dtype: str | None = None
-    role: str = STEP
-    next: str | None = None
-
-
-@dataclass(frozen=True)
-class SplitRule:
-    """The episodes of one split.
-
-    Attributes:
-        name: the name of the split.
-        files: a glob of file names; None for all.
-        groups: a glob of groups; None for all.
-    """
-
-    name: str
-    files: str | None = None
-    groups: str | None = None
-
-
-@dataclass(frozen=True)
-class SourceMapping:
-    """A checked mapping.
-
-    Attributes:
-        episodes: where the episodes are.
-        columns: the columns, at least one of which has a row per step.
-        splits: the splits; empty if the source has only one.
-    """
-
-    episodes: EpisodeRule
-    columns: tuple[MappedColumn, ...]
-    splits: tuple[SplitRule, ...] = ()
-
-    @property
-    def step_columns(self) -> tuple[MappedColumn, ...]:
-        """The columns with a row per step."""
-        return tuple(column for column in self.columns if column.role != EPISODE)
-
-    @property
-    def facts(self) -> tuple[MappedColumn, ...]:
-        """The columns with one value per episode."""
-        return tuple(column for column in self.columns if column.role == EPISODE)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the mapping as a dict of the same keys as in YAML."""
-        rule = self.episodes
-        episodes: dict[str, Any] = {rule.kind: rule.paths[0] if len(rule.paths) == 1 else list(rule.paths)}
-        if rule.ends_are is not None:
-            episodes["ends_are"] = rule.ends_are
-        data: dict[str, Any] = {"episodes": episodes, "columns": {c.name: _column_json(c) for c in self.columns}}
-        if self.splits:
-            data["splits"] = {split.name: _given(files=split.files, groups=split.groups) for split in self.splits}
-        return data
-
-
-def _column_json(column: MappedColumn) -> Any:
-    given = _given(dtype=column.dtype, role=None if column.role == STEP else column.role, next=column.next)
-    return {"path": column.path, **given} if given else column.path
-
-
-def _given(**values: str | None) -> dict[str, str]:
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def load_mapping(source: str | os.PathLike[str] | Mapping[str, Any] | SourceMapping) -> SourceMapping:
+def load_mapping(source: str | os.PathLike[str] | Mapping[str, Any] | Layout) -> Layout:
     """Reads a mapping from a YAML file or a dict, and checks it.
 
     Raises:
         MappingError: the file cannot be read, is not YAML, or a key or value is wrong. The error names the key.
     """
-    if isinstance(source, SourceMapping):
+    if isinstance(source, Layout):
         return source
     if isinstance(source, Mapping):
         return parse_mapping(source, "mapping")
@@ -186,7 +97,7 @@ def _refuse_repeated_keys(node: Any, seen: set[int]) -> None:
         _refuse_repeated_keys(value, seen)
 
 
-def parse_mapping(data: Any, file: str) -> SourceMapping:
+def parse_mapping(data: Any, file: str) -> Layout:
     """Checks the keys and values of a mapping.
 
     Args:
@@ -197,14 +108,14 @@ def parse_mapping(data: Any, file: str) -> SourceMapping:
         MappingError: a key or value is wrong.
     """
     keys = _Keys(data, "", file, ("episodes", "columns"), ("splits",))
-    rule = _episode_rule(keys.child("episodes", (), (*EPISODE_KINDS, "ends_are")))
+    rule = _episode_rule(keys.child("episodes", (), (*EPISODE_KINDS, "ends_are", LENGTHS, MASK)))
     columns = keys.names("columns")
     mapped = tuple(_column(columns, name, rule) for name in columns.data)
     if not any(column.role != EPISODE for column in mapped):
         raise columns.error("", "has no column with a row per step", "add at least one, such as 'actions: action'")
     _refuse_repeated_paths(columns, mapped)
     splits = keys.names("splits") if "splits" in keys.data else None
-    return SourceMapping(rule, mapped, () if splits is None else tuple(_split(splits, n, rule) for n in splits.data))
+    return Layout(rule, mapped, () if splits is None else tuple(_split(splits, n, rule) for n in splits.data))
 
 
 class _Keys:
@@ -262,12 +173,16 @@ def _episode_rule(keys: _Keys) -> EpisodeRule:
         raise keys.error("", found, f"give exactly one of: {', '.join(EPISODE_KINDS)}")
     kind = kinds[0]
     value = keys.data[kind]
+    if kind == PADDED:
+        return _padded_rule(keys)
     if kind == ENDS and isinstance(value, list) and value and all(isinstance(path, str) and path for path in value):
         paths: tuple[str, ...] = tuple(value)
     else:
         paths = (keys.text(kind) or "",)
     if kind == DATASETS and paths[0].count("*") != 1:
         raise keys.error(kind, f"is '{paths[0]}', without one '*'", "write one '*' for the number: actions_*")
+    for other in (key for key in (LENGTHS, MASK) if key in keys.data):
+        raise keys.error(other, f"is given, but the episodes are {kind}, not {PADDED}", "leave it out")
     ends_are = keys.choice("ends_are", (EXCLUSIVE, INCLUSIVE, FLAGS))
     if (kind == ENDS) != (ends_are is not None):
         message = "is missing" if kind == ENDS else f"is '{ends_are}', but the episodes have no ends"
@@ -278,17 +193,30 @@ def _episode_rule(keys: _Keys) -> EpisodeRule:
     return EpisodeRule(kind, tuple(path if kind == FILES else path.strip("/") for path in paths), ends_are)
 
 
-def _column(columns: _Keys, name: str, rule: EpisodeRule) -> MappedColumn:
+def _padded_rule(keys: _Keys) -> EpisodeRule:
+    value = keys.data[PADDED]
+    axes = tuple(axis for axis in value if axis != "...") if isinstance(value, list) else ()
+    if axes not in AXES:
+        hint = "write [E, T, ...] for arrays [episodes, steps, ...], or [T, E, ...] for [steps, episodes, ...]"
+        raise keys.error(PADDED, f"is {_shown(value)}, which names no two axes", hint)
+    given = [key for key in (LENGTHS, MASK, "ends_are") if key in keys.data]
+    if len(given) != 1 or given[0] == "ends_are":
+        found = f"has {' and '.join(given)}" if given else "does not say which steps are padding"
+        raise keys.error("", found, f"beside {PADDED}, give the path of an array, {LENGTHS} or {MASK}")
+    return EpisodeRule(PADDED, ((keys.text(given[0]) or "").strip("/"),), given[0], steps_first=AXES[axes])
+
+
+def _column(columns: _Keys, name: str, rule: EpisodeRule) -> Column:
     if isinstance(columns.data[name], str):
         path = columns.text(name)
         keys = columns
-        column = MappedColumn(name, (path or "").strip("/"))
+        column = Column(name, (path or "").strip("/"))
     else:
         keys = columns.child(name, ("path",), ("dtype", "role", "next"))
         role = keys.choice("role", ROLES) or STEP
         dtype, next_path = keys.choice("dtype", (*DTYPES, *VARIABLE_TYPES)), keys.text("next")
         path = (keys.text("path") or "").strip("/")
-        column = MappedColumn(name, path, dtype, role, None if next_path is None else next_path.strip("/"))
+        column = Column(name, path, dtype, role, None if next_path is None else next_path.strip("/"))
     if canonical_name(name) != name and column.role != EPISODE:
         raise columns.error(name, "is a source's name, not a column's", f"call it '{canonical_name(name)}'")
     if column.next is not None and column.role != STEP:
@@ -310,7 +238,7 @@ def _column(columns: _Keys, name: str, rule: EpisodeRule) -> MappedColumn:
     return column
 
 
-def _refuse_repeated_paths(columns: _Keys, mapped: Iterable[MappedColumn]) -> None:
+def _refuse_repeated_paths(columns: _Keys, mapped: Iterable[Column]) -> None:
     known: dict[str, str] = {}
     for column in mapped:
         if column.path in known:

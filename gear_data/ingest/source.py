@@ -11,8 +11,8 @@ from gear_data.common.keywords import check_group
 from gear_data.errors import GearError, HostMemoryError, InvalidArgumentError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.log import FindingLog
+from gear_data.ingest.layout import Layout
 from gear_data.ingest.location import Location
-from gear_data.ingest.mapping import SourceMapping
 from gear_data.ingest.table_options import TableOptions
 from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.schema import ColumnSpec
@@ -43,7 +43,7 @@ class SourceOptions:
     rename: Mapping[str, str] | None = None
     episodes: EpisodeBoundaries = field(default_factory=EpisodeBoundaries)
     on_bad_episode: OnBadEpisode = "error"
-    mapping: SourceMapping | None = None
+    mapping: Layout | None = None
     stack: Stack | None = None
     videos: VideoStorage = field(default_factory=VideoStorage)
     tables: TableOptions = field(default_factory=TableOptions)

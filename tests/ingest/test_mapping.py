@@ -47,6 +47,15 @@ def test_a_mapping_is_read_and_written_alike(tmp_path: Path) -> None:
     assert parse_mapping(read.to_json(), "again") == read
 
 
+@pytest.mark.parametrize("text", ["[E, T, ...]", "[T, E]"])
+def test_padded_axes_are_read_and_written_alike(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "mapping.yaml"
+    file.write_text(f"episodes: {{padded: {text}, mask: /valid}}\ncolumns: {{actions: act}}\n")
+    read = load_mapping(file)
+    assert (read.episodes.paths, read.episodes.steps_first) == (("valid",), text.startswith("[T"))
+    assert parse_mapping(read.to_json(), "again") == read
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -63,6 +72,11 @@ def test_a_mapping_is_read_and_written_alike(tmp_path: Path) -> None:
         (mapping({"ends": "e", "ends_are": "last"}), "episodes.ends_are: is 'last', which is no choice"),
         (mapping({"ends": ["e", "f"], "ends_are": "inclusive"}), "episodes.ends: lists 2 arrays"),
         (mapping({"groups": "a", "ends_are": "flags"}), "episodes.ends_are: is 'flags', but"),
+        (mapping({"groups": "a", "lengths": "n"}), "episodes.lengths: is given, but the episodes are groups"),
+        (mapping({"padded": "act", "lengths": "n"}), "episodes.padded: is 'act', which names no two axes"),
+        (mapping({"padded": ["T", "T"], "lengths": "n"}), "episodes.padded: is ['T', 'T']"),
+        (mapping({"padded": ["E", "T"]}), "episodes: does not say which steps are padding"),
+        (mapping({"padded": ["E", "T"], "lengths": "n", "mask": "m"}), "episodes: has lengths and mask"),
         (mapping(columns={}), "columns: has no column"),
         (mapping(columns={"a": {"path": "x", "role": "episode"}}), "columns: has no column"),
         (mapping(columns={True: "action"}), "columns.True: True is not a name"),

@@ -2,7 +2,7 @@
 
     python -m tests.unchanged record before/                     # at the commit before a change
     python -m tests.unchanged compare before/                    # at the commit after it
-    python -m tests.unchanged compare before/ --only '*npz*'     # only the entries whose names match
+    python -m tests.unchanged compare before/ --only '*npz*'     # only the entries whose names match; also of record
 
 `record` makes a source of every format and damaged copies of it, converts them, and saves fingerprints, hashes of
 files, findings and errors. It also saves digests of batches, windows, states and specs of loaders over all presets and
@@ -36,10 +36,12 @@ def _entries(
         yield name, partial(conversion.observe, folder / "converted")
 
 
-def _observe(folder: Path, data: Path | None, only: str, before: Mapping[str, Any]) -> dict[str, Any]:
+def _observe(
+    folder: Path, data: Path | None, wanted: Callable[[str], bool], before: Mapping[str, Any]
+) -> dict[str, Any]:
     found = {}
     for name, observe in _entries(folder, data, before):
-        if fnmatchcase(name, only):
+        if wanted(name):
             try:
                 found[name] = observe()
             except GearError as error:
@@ -47,21 +49,21 @@ def _observe(folder: Path, data: Path | None, only: str, before: Mapping[str, An
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 
 
-def record(folder: Path, data: Path | None) -> int:
+def record(folder: Path, data: Path | None, wanted: Callable[[str], bool]) -> int:
     """Makes sources and datasets in a new folder, and writes `entries.json`."""
     make_datasets(folder)
-    make_sources(folder)
-    entries = _observe(folder, data, "*", {})
+    make_sources(folder, wanted)
+    entries = _observe(folder, data, wanted, {})
     (folder / "entries.json").write_text(json.dumps({"data": data and str(data), "entries": entries}, indent=1))
     print(f"{len(entries)} entries in {folder}/entries.json")
     return 0
 
 
-def compare(folder: Path, only: str) -> int:
+def compare(folder: Path, wanted: Callable[[str], bool]) -> int:
     """Prints the entries that differ from the recorded ones."""
     recorded = json.loads((folder / "entries.json").read_text())
-    before = {name: entry for name, entry in recorded["entries"].items() if fnmatchcase(name, only)}
-    after = _observe(folder, recorded["data"] and Path(recorded["data"]), only, before)
+    before = {name: entry for name, entry in recorded["entries"].items() if wanted(name)}
+    after = _observe(folder, recorded["data"] and Path(recorded["data"]), wanted, before)
     differing = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     for name in differing:
         old, new = before.get(name, {}), after.get(name, {})
@@ -78,11 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("job", choices=("record", "compare"))
     parser.add_argument("folder", type=Path, help="a new folder, or a recorded one")
     parser.add_argument("--data", type=Path, help="with record: a folder of further sources")
-    parser.add_argument("--only", default="*", help="with compare: a glob of names of entries")
+    parser.add_argument("--only", nargs="*", default=["*"], help="globs of names of entries")
     options = parser.parse_args(arguments)
+
+    def wanted(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in options.only)
+
     if options.job == "record":
-        return record(options.folder, None if options.data is None else options.data.resolve())
-    return compare(options.folder, options.only)
+        return record(options.folder, None if options.data is None else options.data.resolve(), wanted)
+    return compare(options.folder, wanted)
 
 
 if __name__ == "__main__":

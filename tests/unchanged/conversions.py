@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,12 @@ from tests.support.source_makers import MAKERS
 
 #: Keys of a manifest, at any depth, that differ between two conversions of one source.
 _OF_A_RUN = frozenset(("seconds", "created", "time", "started", "finished", "version", "source", "location"))
-#: Small sizes of units and blocks, so that a small source has many tasks and shards.
+#: Sizes of units and blocks, so that a small source has many tasks and shards; and the size of its shards.
 _SMALL = {"UNIT_BYTES": 1, "_BLOCK_BYTES": 600, "_BATCH_BYTES": 600, "_CHUNK_BYTES": 600}
 _SHARD_BYTES = 2048
+#: The same for a source from elsewhere.
+_MEDIUM = dict.fromkeys(_SMALL, 1 << 20)
+_MEDIUM_SHARD_BYTES = 1 << 21
 #: Damaged copies of each source.
 _DAMAGED = 12
 #: Lance ends the process if a damaged count is too large to allocate.
@@ -43,13 +46,13 @@ class Conversion:
     Attributes:
         source: the file or folder.
         options: the arguments of `convert`.
-        small: whether units and blocks are small.
+        sizes: names of sizes of units and blocks -> bytes; empty for the usual ones.
         killed: whether a first run is killed before its second shard, and the conversion resumes.
     """
 
     source: Path
     options: Mapping[str, Any]
-    small: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
     killed: bool = False
 
     def observe(self, destination: Path) -> dict[str, Any]:
@@ -60,7 +63,7 @@ class Conversion:
             options |= {"resume": True}
             _run_killed(self.source, destination, options)
         try:
-            with _small_sizes(self.small):
+            with _sizes(self.sizes):
                 report = gear_data.convert(self.source, destination, **options)
         except GearError as error:
             place = [error.file, error.column, error.row]
@@ -72,15 +75,28 @@ class Conversion:
         return {**facts, "warnings": list(report.warnings), **files}
 
 
-def make_sources(folder: Path) -> None:
-    """Writes a source of every format, and damaged copies of it."""
+def make_sources(folder: Path, wanted: Callable[[str], bool]) -> None:
+    """Writes a source of every format, and damaged copies of it.
+
+    Args:
+        folder: the folder to write to.
+        wanted: whether an entry is wanted, given its name. A source without a wanted entry is not written.
+    """
     rollouts = make_rollouts(24, seed=3)
     for name, maker in MAKERS.items():
+        if not any(map(wanted, _entries_of(name))):
+            continue
         maker(folder / "sources" / name, rollouts)
         for i in range(0 if name in _NOT_DAMAGED else _DAMAGED):
             copy = folder / "damaged" / name / str(i)
             shutil.copytree(folder / "sources" / name, copy)
             damage(copy, random.Random(f"{name} {i}"))
+
+
+def _entries_of(name: str) -> Iterator[str]:
+    """Yields the names of the entries of a source."""
+    yield from (f"source {name}{variant}" for variant in ("", ", in tasks", ", in processes", ", killed"))
+    yield from (f"damaged {name} {i}, {bad}" for i in range(_DAMAGED) for bad in ("error", "skip"))
 
 
 def conversions(folder: Path, data: Path | None) -> Iterator[tuple[str, Conversion]]:
@@ -95,30 +111,30 @@ def conversions(folder: Path, data: Path | None) -> Iterator[tuple[str, Conversi
         below = sorted(path for pattern in ("*", "*/*") for path in data.glob(pattern) if path.is_dir())
         sources |= {str(path.relative_to(data)): path for path in below}
     for name, source in sources.items():
-        if not source.exists():  # a format that was added after the recording
+        if not source.exists():  # it was not recorded
             continue
-        small, many = {"shard_bytes": _SHARD_BYTES}, {"jobs": _PROCESSES}
-        yield f"source {name}", Conversion(source, {"jobs": 1})
-        yield f"source {name}, in tasks", Conversion(source, {"jobs": 1, **small}, small=True)
-        yield f"source {name}, in processes", Conversion(source, {**many, **small}, small=True)
-        yield f"source {name}, killed", Conversion(source, {"jobs": 1, **small}, killed=True)
-    for name in MAKERS:
-        for i in range(_DAMAGED):
-            for bad in ("error", "skip"):
-                copy = folder / "damaged" / name / str(i)
-                if copy.exists():
-                    yield f"damaged {name} {i}, {bad}", Conversion(copy, {"jobs": 1, "on_bad_episode": bad})
+        sizes, shard_bytes = (_SMALL, _SHARD_BYTES) if name in MAKERS else (_MEDIUM, _MEDIUM_SHARD_BYTES)
+        found = [
+            Conversion(source, {"jobs": 1}),
+            Conversion(source, {"jobs": 1, "shard_bytes": shard_bytes}, sizes),
+            Conversion(source, {"jobs": _PROCESSES, "shard_bytes": shard_bytes}, sizes),
+            Conversion(source, {"jobs": 1, "shard_bytes": shard_bytes}, killed=True),
+        ]
+        if name in MAKERS and name not in _NOT_DAMAGED:
+            copies = [folder / "damaged" / name / str(i) for i in range(_DAMAGED)]
+            found += [Conversion(c, {"jobs": 1, "on_bad_episode": bad}) for c in copies for bad in ("error", "skip")]
+        yield from zip(_entries_of(name), found, strict=False)
 
 
 @contextmanager
-def _small_sizes(small: bool) -> Iterator[None]:
-    """Makes units and blocks small, in this process."""
+def _sizes(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Sets the sizes of units and blocks, in this process."""
     known_formats()  # imports them all
     modules = [module for name, module in sys.modules.items() if name.startswith("gear_data.ingest.")]
-    changed = [(module, name) for module in modules for name in _SMALL if small and hasattr(module, name)]
+    changed = [(module, name) for module in modules for name in sizes if hasattr(module, name)]
     usual = [getattr(module, name) for module, name in changed]
     for module, name in changed:
-        setattr(module, name, _SMALL[name])
+        setattr(module, name, sizes[name])
     try:
         yield
     finally:

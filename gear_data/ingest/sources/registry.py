@@ -36,7 +36,7 @@ _MODULES = (
     "d3rlpy",
     "d4rl.reader",
     "journal",
-    "robomimic.reader",
+    "robomimic",
     "memory.episodes",
     "lerobot.reader",
     "minari.arrow",

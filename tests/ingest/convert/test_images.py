@@ -25,9 +25,9 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline import images
 from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.source import EpisodeSource, SourceOptions
-from gear_data.ingest.sources.hdf5 import grouped_source
 from gear_data.ingest.sources.registry import open_source
 from gear_data.ingest.sources.tables import file_stream
+from gear_data.ingest.sources.tree import source as tree_source
 from gear_data.loaders.decoding.images import ImageDecoder
 from gear_data.storage.episode_block import BEGIN, END
 from tests.support.encoded_images import (
@@ -401,8 +401,8 @@ def test_finals_stay_with_their_episodes_in_blocks_and_pieces(
     sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "_PIECE_BYTES", 6 * 72)
-    monkeypatch.setattr(grouped_source, "_BLOCK_BYTES", 4000)
-    monkeypatch.setattr(grouped_source, "UNIT_BYTES", 1 << 15)
+    monkeypatch.setattr(tree_source, "_BLOCK_BYTES", 4000)
+    monkeypatch.setattr(tree_source, "UNIT_BYTES", 1 << 15)
     episodes = _with_final(24)
     frames = encode_episodes(episodes)
     bad = [3, 5, 6, 7, 8, 9, 13, 23]

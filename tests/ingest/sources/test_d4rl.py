@@ -5,6 +5,7 @@ The usual cases are in tests/ingest/convert/test_formats.py.
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,13 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import yaml
+from PIL import Image
 
 import gear_data
 from gear_data.errors import CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
+from gear_data.ingest.lint import suggest_mapping
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.d4rl import reader as d4rl
@@ -174,6 +178,28 @@ def test_infos_and_float64_keep_their_dtype(sources: Any, tmp_path: Path) -> Non
     np.testing.assert_array_equal(np.concatenate([ds.episode(i)["infos.goal"] for i in range(5)]), goals)
     for i, rollout in enumerate(rollouts):
         np.testing.assert_array_equal((ds.final(i) or {})["observations"], rollout.final)
+
+
+@pytest.mark.parametrize("form", ["text", "rows"])
+def test_encoded_images_are_refused_and_the_mapping_reads_them(form: str, tmp_path: Path) -> None:
+    frames = [png(i) for i in range(30)]
+    padded = [frame.ljust(max(map(len, frames)), b"\0") for frame in frames]
+    rows = np.array(padded) if form == "text" else np.array([np.frombuffer(frame, np.uint8) for frame in padded])
+    path = write_flat(tmp_path / "a.hdf5", [9, 29], timeouts=np.zeros(30, bool), rgb=rows)
+    with pytest.raises(UnsupportedColumnError, match=r"column 'rgb'(.|\n)*--suggest-map"):
+        gear_data.convert(path, tmp_path / "none", progress=False)
+    mapping = yaml.safe_load(suggest_mapping(path))
+    gear_data.convert(path, tmp_path / "d", mapping=mapping, progress=False)
+    dataset = gear_data.open(tmp_path / "d")
+    assert dataset.lengths.tolist() == [10, 20]
+    expected = np.stack([np.asarray(Image.open(io.BytesIO(frame))) for frame in frames])
+    np.testing.assert_array_equal(np.concatenate([dataset.episode(i)["rgb"] for i in range(2)]), expected)
+
+
+def png(seed: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((6, 5, 3), 8 * seed, np.uint8)).save(file, "PNG")
+    return file.getvalue()
 
 
 def test_soccer_with_its_empty_files(shared_data: Path, tmp_path: Path) -> None:

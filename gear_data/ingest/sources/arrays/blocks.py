@@ -104,7 +104,8 @@ def merge_small_blocks(blocks: Iterator[EpisodeBlock], row_bytes: int, block_byt
     size = 0
     for block in blocks:
         pending.append(block)
-        size += int(block.lengths.sum()) * row_bytes + sum(array.nbytes for array in block.variable.values())
+        variable = (*block.variable.values(), *block.variable_finals.values())
+        size += int(block.lengths.sum()) * row_bytes + sum(array.nbytes for array in variable)
         if size >= block_bytes:
             yield _concatenate_blocks(pending)
             pending, size = [], 0

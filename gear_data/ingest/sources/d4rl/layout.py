@@ -18,7 +18,7 @@ from gear_data.ingest.pipeline.names import DONES, canonical_name, name_map
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.d4rl.episode_ends import EndRule
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts, plain_value
-from gear_data.ingest.sources.hdf5.datasets import check_dataset, step_spec
+from gear_data.ingest.sources.hdf5.datasets import check_dataset, hold_images, step_spec
 from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
 from gear_data.ingest.sources.hdf5.inventory import LEAVE_OUT, SCALAR, inventory, links_of, refuse_links
 from gear_data.ingest.sources.hdf5.open_file import reading
@@ -129,6 +129,8 @@ def check_file(file: h5py.File, source: SourceFile, layout: D4rlLayout, files: t
             raise CorruptSourceError(f"is missing; {layout.file} has it", file=name, column=column, hint=hint)
         with reading(name, column):
             check_dataset(datasets[column].id, source, column)
+            if hold_images(datasets[column]):
+                raise _no_numbers("encoded images", name, column)
     rows = int(datasets[layout.observations].shape[0])
     for column in names:
         own_rows = int(datasets[column].shape[0])
@@ -175,13 +177,17 @@ def _column(
     with reading(file, source):
         spec = step_spec(datasets[source], source, name, file, has_final=has_final)
     if spec.variable_length:
-        raise UnsupportedColumnError(
-            f"holds {spec.dtype} values, where D4RL's columns hold numbers",
-            file=file,
-            column=source,
-            hint=LEAVE_OUT,
-        )
+        raise _no_numbers(f"{spec.dtype} values", file, source)
     return spec
+
+
+def _no_numbers(found: str, file: str, column: str) -> UnsupportedColumnError:
+    return UnsupportedColumnError(
+        f"holds {found}, where D4RL's columns hold numbers",
+        file=file,
+        column=column,
+        hint=f"read it with --map: 'gear-data lint SRC --suggest-map' writes a mapping; or {LEAVE_OUT}",
+    )
 
 
 def _read_metadata(file: h5py.File, non_columns: Mapping[str, str], name: str) -> dict[str, Any]:

@@ -14,17 +14,16 @@ from typing import Any
 import h5py
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from h5py import h5d, h5s
 
+from gear_data.common.images import looks_like_image
 from gear_data.errors import CorruptSourceError, UnsupportedColumnError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.sources.hdf5.chunk_checks import check_chunk_sizes
-from gear_data.ingest.sources.hdf5.heap_checks import HEAP_REFERENCE_BYTES, check_heaps, is_variable
+from gear_data.ingest.sources.hdf5.heap_checks import HEAP_REFERENCE_BYTES, is_variable
 from gear_data.ingest.sources.hdf5.inventory import LEAVE_OUT
-from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError
-from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
+from gear_data.schema import DTYPES, ColumnSpec
 
 #: Limit for one row and for one chunk: HDF5 reads and decompresses whole chunks.
 _MAX_PIECE_BYTES = 1 << 30
@@ -92,9 +91,7 @@ def _check_sizes(
             )
 
 
-def step_spec(
-    dataset: h5py.Dataset, source: str, name: str, file: str, *, has_final: bool = False, encoded: bool = False
-) -> ColumnSpec:
+def step_spec(dataset: h5py.Dataset, source: str, name: str, file: str, *, has_final: bool = False) -> ColumnSpec:
     """Returns the column that a dataset of [steps, ...] becomes.
 
     Numbers and booleans keep dtype and shape; text becomes `string`, variable-length bytes become `binary`. Rewards
@@ -106,18 +103,14 @@ def step_spec(
         name: the canonical name of the column.
         file: the name of the file, for errors.
         has_final: whether the column has final observations, if its values have a fixed size.
-        encoded: rows of uint8, or of text, are encoded images. They may be padded to one length.
 
     Raises:
         UnsupportedColumnError: the dataset holds objects, references, compounds, or another type that no column has.
     """
     source_name = None if source == name else source
     dtype = _variable_dtype(dataset)
-    is_padded = dtype is None and dataset.dtype == np.uint8 and dataset.ndim == 2
-    if encoded and (is_padded or dtype == "string"):
-        dtype = "binary"
     shape = tuple(int(n) for n in dataset.shape[1:])
-    if dtype is not None and (shape == () or encoded) and name not in SCALAR_COLUMNS:
+    if dtype is not None and shape == () and name not in SCALAR_COLUMNS:
         return ColumnSpec(name, dtype, source=source_name)
     stored = dataset.dtype
     dtype = str(stored.newbyteorder("=")) if stored.kind in "biuf" else str(stored)
@@ -152,18 +145,8 @@ def read_fixed(dataset: h5d.DatasetID, shape: tuple[int, ...], dtype: np.dtype[A
     return values
 
 
-def read_variable(dataset: h5py.Dataset, spec: ColumnSpec) -> pa.Array:
-    """Reads the texts or bytes of all rows, as `EpisodeBlock.variable` holds them.
-
-    Raises:
-        IrregularRowsError: a row is not UTF-8.
-    """
-    if is_variable(dataset.dtype):
-        check_heaps(dataset)
-    values: list[str | bytes] = []
-    for row, value in enumerate(dataset[...]):
-        try:
-            values.append(bytes(value).decode() if spec.dtype == "string" else bytes(value))
-        except UnicodeDecodeError as error:
-            raise IrregularRowsError(np.array([row]), "is not UTF-8") from error
-    return pa.array(values, VARIABLE_TYPES[spec.dtype])
+def hold_images(dataset: h5py.Dataset) -> bool:
+    """Returns whether rows of uint8 are encoded images, by the first row. The dataset must have been checked."""
+    if dataset.dtype != np.uint8 or dataset.ndim != 2 or not dataset.shape[0]:
+        return False
+    return looks_like_image(np.asarray(dataset[0]).tobytes())

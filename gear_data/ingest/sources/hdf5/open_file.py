@@ -12,7 +12,7 @@ from gear_data.ingest.location import Location, SourceFile
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 #: h5py maps errors of the C library to these classes. SystemError comes from its walk over a damaged group's links.
-_RAISED = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError, SystemError)
+HDF5_ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError, SystemError)
 
 
 def hdf5_files(location: Location) -> tuple[SourceFile, ...]:
@@ -42,7 +42,7 @@ def reading(file: str, column: str | None = None, row: int | None = None) -> Ite
         yield
     except GearError:
         raise
-    except _RAISED as error:
+    except HDF5_ERRORS as error:
         raise CorruptSourceError(
             f"cannot be read as HDF5: {error}",
             file=file,

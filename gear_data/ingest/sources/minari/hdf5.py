@@ -12,30 +12,27 @@ Layout: https://minari.farama.org/content/dataset_standards (versions 0.4 and 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import PurePosixPath
 
-import h5py
-
 from gear_data.errors import GearError, UnknownFormatError
-from gear_data.ingest.findings.log import FindingLog
+from gear_data.ingest.layout import GROUPS, INFOS, STEP, WITH_FINAL, Column, EpisodeRule
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.hdf5.attributes import attribute_facts
-from gear_data.ingest.sources.hdf5.datasets import step_spec
-from gear_data.ingest.sources.hdf5.episode_reader import GroupColumn, GroupContents
-from gear_data.ingest.sources.hdf5.group_layout import GroupLayout
-from gear_data.ingest.sources.hdf5.grouped_source import GroupedEpisodeSource, open_groups
-from gear_data.ingest.sources.hdf5.inventory import links_of, refuse_links
-from gear_data.ingest.sources.hdf5.open_file import hdf5_files, open_hdf5, reading
+from gear_data.ingest.sources.hdf5.open_file import hdf5_files
 from gear_data.ingest.sources.minari.metadata import METADATA, MinariMetadata, parse_metadata, read_metadata
+from gear_data.ingest.sources.tree.episodes import find_places
+from gear_data.ingest.sources.tree.formats import Model, TreeFormat, count_steps, open_format
+from gear_data.ingest.sources.tree.hdf5_view import hdf5_tree
+from gear_data.ingest.sources.tree.source import Hooks, TreeSource
+from gear_data.ingest.sources.tree.view import Container
 
 _MAIN = "main_data.hdf5"
-_PREFIX = "episode_"
+_EPISODES = EpisodeRule(GROUPS, ("episode_*",), numbered=True)
+_STEPS = "rewards"
 _TUPLE_ENTRY = re.compile(r"(?<=/)_index_([0-9]+)")
 _REQUIRED = ("observations", "actions", "rewards", "terminations", "truncations")
+#: Group of an array -> its role.
+_ROLES = {"observations": WITH_FINAL, "infos": INFOS}
 #: Attributes of an episode that repeat its number or its length, or statistics of its rewards.
 _IGNORED = frozenset({"id", "rewards_max", "rewards_mean", "rewards_min", "rewards_std", "rewards_sum", "total_steps"})
 
@@ -46,17 +43,17 @@ def probe(location: Location) -> str | None:
     if not files:
         return None
     try:
-        with open_hdf5(files[0]) as file, reading(files[0].name):
-            name = next((key for key in file if re.fullmatch(_PREFIX + "[0-9]+", key)), None)
-            group = None if name is None else file[name]
-            if isinstance(group, h5py.Group) and all(key in group for key in _REQUIRED):
+        with hdf5_tree(files[0]).open() as tree:
+            places = find_places(tree, _EPISODES, None)
+            if places and set(_REQUIRED) <= tree.children(places[0].key).keys():
+                name = places[0].key
                 return f"Minari HDF5: '{name}' in {files[0].name} is a group of {', '.join(_REQUIRED)}"
     except GearError:
         pass  # a damaged file is not recognised as Minari
     return None
 
 
-def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
+def open_(location: Location, options: SourceOptions) -> TreeSource:
     """Opens a Minari dataset. Raises UnknownFormatError for none or several datasets."""
     files = _main_files(location)
     if len(files) != 1:
@@ -65,7 +62,23 @@ def open_(location: Location, options: SourceOptions) -> GroupedEpisodeSource:
         raise UnknownFormatError(
             message, file=location.name, hint=f"convert one of: {folders}" if files else "leave --format out"
         )
-    return _open_file(files[0], _metadata_file(location, files[0]), options)
+    tree = hdf5_tree(files[0])
+    metadata_file = location.file(str(PurePosixPath(tree.name).with_name(METADATA)))
+    metadata = _root_attributes(tree) if metadata_file is None else read_metadata(metadata_file)
+    form = TreeFormat(
+        episodes=_EPISODES,
+        steps=_STEPS,
+        column=_column,
+        alias=lambda path: _TUPLE_ENTRY.sub(r"\1", path),
+        declared="total_steps",
+        ignored=_IGNORED,
+        hooks=Hooks(
+            check_file=lambda tree, places, findings: metadata.check_counts(
+                len(places), sum(count_steps(tree, place, _STEPS) for place in places), findings
+            )
+        ),
+    )
+    return open_format(form, (tree,), options, metadata.facts)
 
 
 def _main_files(location: Location) -> tuple[SourceFile, ...]:
@@ -73,74 +86,19 @@ def _main_files(location: Location) -> tuple[SourceFile, ...]:
     return tuple(file for file in files if PurePosixPath(file.name).name == _MAIN) if location.folder else files
 
 
-def _open_file(file: SourceFile, metadata_file: SourceFile | None, options: SourceOptions) -> GroupedEpisodeSource:
-    metadata = _root_attributes(file) if metadata_file is None else read_metadata(metadata_file)
-
-    def check(opened: h5py.File, name: str, episodes: int, steps: int, findings: FindingLog) -> None:
-        metadata.check_counts(episodes, steps, findings)
-
-    def describe(datasets: Mapping[str, h5py.Dataset], non_columns: Mapping[str, str], name: str) -> GroupContents:
-        paths = {_TUPLE_ENTRY.sub(r"\1", path): path for path in [*datasets, *links_of(non_columns)]}
-        chosen = choose_columns(paths, options)
-        refuse_links(non_columns, [paths[alias] for alias in chosen], name)
-        columns = (_column(paths[alias], alias, column, datasets, metadata, name) for alias, column in chosen.items())
-        return GroupContents(tuple(columns))
-
-    layout = GroupLayout(
-        parent="/",
-        prefix=_PREFIX,
-        steps="rewards",
-        declared="total_steps",
-        ignored=_IGNORED,
-        facts=lambda opened, source: {},
-        check=check,
-    )
-    return open_groups((file,), layout, describe, metadata=metadata.facts, skip_bad=options.skip_bad)
-
-
-def _metadata_file(location: Location, main: SourceFile) -> SourceFile | None:
-    return location.file(str(PurePosixPath(main.name).with_name(METADATA)))
-
-
-def _root_attributes(file: SourceFile) -> MinariMetadata:
+def _root_attributes(item: Container) -> MinariMetadata:
     """Reads the metadata from the file's attributes.
 
     Minari 0.4 stores metadata there. They are also used if `metadata.json` is missing.
     """
-    with open_hdf5(file) as opened, reading(file.name):
-        facts, _ = attribute_facts(opened, ())
-    return parse_metadata(facts, file.name)
+    with item.open() as tree:
+        facts = {key: value for key, value in tree.attributes("").items() if value is not None}
+    return parse_metadata(facts, item.name)
 
 
-def _column(
-    path: str,
-    alias: str,
-    name: str,
-    datasets: Mapping[str, h5py.Dataset],
-    metadata: MinariMetadata,
-    file: str,
-) -> GroupColumn:
-    """Returns the column of a dataset.
-
-    Args:
-        path: the path of the dataset in the episode's group.
-        alias: the path with the entries of Tuple spaces as plain numbers.
-        name: the canonical name.
-        datasets: path -> dataset.
-        metadata: the metadata of the Minari dataset.
-        file: the name of the file, for errors.
-    """
-    group = path.split("/", 1)[0]
-    leaf = metadata.leaves.get(alias.replace("/", "."))
-    encoded = leaf is not None and leaf.encoded
-    with reading(file, path):
-        spec = step_spec(datasets[path], path, name, file, encoded=encoded)
-    spec = replace(spec, has_final=group == "observations")
-    if name == "rewards" and spec.dtype.startswith(("int", "uint")):
-        # Minari writes lists of Python numbers: an episode of whole rewards is int64, the next may be float64.
-        spec = replace(spec, dtype="float64")
-    final = path if group == "observations" else None
-    return GroupColumn(spec, path, final, reset=group == "infos", encoded=encoded)
+def _column(model: Model, path: str, name: str) -> Column:
+    # Minari writes lists of Python numbers: an episode of whole rewards is int64, the next may be float64.
+    return Column(name, path, role=_ROLES.get(path.partition("/")[0], STEP), fractions=name == "rewards")
 
 
 FORMAT = Format(

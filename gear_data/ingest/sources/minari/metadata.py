@@ -23,8 +23,6 @@ METADATA = "metadata.json"
 _MAX_FACT = 10_000
 _MAX_DEPTH = 32
 _HINT = "download the dataset again, or write it again with Minari"
-#: Minari encodes a uint8 Box as JPEG if both its first axes have at least this many elements.
-_IMAGE_SIDE = 32
 _SPACES = {"observations": "observation_space", "actions": "action_space"}
 #: Facts about one space that are kept. Bounds per element and character sets are not.
 _SPACE_FACTS = ("type", "dtype", "shape", "n", "nvec", "start", "min_length", "max_length")
@@ -38,14 +36,11 @@ class SpaceLeaf:
         kind: the Gymnasium class: `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary`, `Text`.
         dtype: NumPy name; None for a Text.
         shape: the shape of one step; `()` for a Discrete and a Text.
-        encoded: whether its steps are stored as JPEG bytes: a uint8 Box of an image's size, in a dataset that encodes
-            images.
     """
 
     kind: str
     dtype: str | None
     shape: tuple[int, ...]
-    encoded: bool
 
 
 @dataclass(frozen=True)
@@ -95,8 +90,6 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
 
     Raises CorruptSourceError for an invalid space.
     """
-    # Before the flag existed (Minari 0.5.4) images were always encoded. Readers also look at the stored type.
-    jpeg = raw.get("jpeg_encoding", True) is not False
     leaves: dict[str, SpaceLeaf] = {}
     facts = {key: value for key, value in raw.items() if key not in _SPACES.values() and _is_small(value)}
     for column, key in _SPACES.items():
@@ -105,7 +98,7 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
             continue
         if isinstance(space, str | bytes):
             space = json_object(space, file, column=key)
-        leaves.update(_leaves(space, column, jpeg, f"{file} {key}", 0))
+        leaves.update(_leaves(space, column, f"{file} {key}", 0))
         summary = _space_summary(space)
         if _is_small(summary):
             facts[key] = summary
@@ -119,21 +112,20 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
     )
 
 
-def _leaves(space: Any, name: str, jpeg: bool, where: str, depth: int) -> Iterator[tuple[str, SpaceLeaf]]:
+def _leaves(space: Any, name: str, where: str, depth: int) -> Iterator[tuple[str, SpaceLeaf]]:
     """Yields the leaves of a space under dotted names."""
     if not isinstance(space, dict) or depth > _MAX_DEPTH:
         raise CorruptSourceError(f"'{name}' is not a space", file=where, hint=_HINT)
     kind, subspaces = str(space.get("type")), space.get("subspaces")
     if kind == "Dict" and isinstance(subspaces, dict):
         for key, subspace in subspaces.items():
-            yield from _leaves(subspace, f"{name}.{key.replace('/', '.')}", jpeg, where, depth + 1)
+            yield from _leaves(subspace, f"{name}.{key.replace('/', '.')}", where, depth + 1)
     elif kind == "Tuple" and isinstance(subspaces, list):
         for index, subspace in enumerate(subspaces):
-            yield from _leaves(subspace, f"{name}.{index}", jpeg, where, depth + 1)
+            yield from _leaves(subspace, f"{name}.{index}", where, depth + 1)
     else:
         shape, dtype = _shape(kind, space, name, where), space.get("dtype")
-        encoded = jpeg and kind == "Box" and _is_image(dtype, shape, space.get("low"), space.get("high"))
-        yield name, SpaceLeaf(kind, dtype if isinstance(dtype, str) else None, shape, encoded)
+        yield name, SpaceLeaf(kind, dtype if isinstance(dtype, str) else None, shape)
 
 
 def _shape(kind: str, space: Mapping[str, Any], name: str, where: str) -> tuple[int, ...]:
@@ -150,24 +142,6 @@ def _shape(kind: str, space: Mapping[str, Any], name: str, where: str) -> tuple[
     if not isinstance(sides, list | tuple) or not all(type(n) is int and n >= 0 for n in sides):
         raise CorruptSourceError(f"'{name}' has shape {shape!r}, not a list of sizes", file=where, hint=_HINT)
     return tuple(sides)
-
-
-def _is_image(dtype: object, shape: tuple[int, ...], low: object, high: object) -> bool:
-    """Returns whether Minari encodes this space as images.
-
-    The rule is `minari.dataset.minari_storage.is_image_space`.
-    """
-    return (
-        dtype == "uint8"
-        and len(shape) in (2, 3)
-        and min(shape[:2]) >= _IMAGE_SIDE
-        and _all_equal(low, 0)
-        and _all_equal(high, 255)
-    )
-
-
-def _all_equal(values: object, expected: int) -> bool:
-    return all(_all_equal(value, expected) for value in values) if isinstance(values, list) else values == expected
 
 
 def _space_summary(space: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,16 +13,16 @@ import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.mapping import AFTER_RESET, MappedColumn
-from gear_data.ingest.sources.tree.columns import TreeColumn, Values, check_matches, column_values
+from gear_data.ingest.layout import INFOS, ROWS, WITH_FINAL, Column
+from gear_data.ingest.sources.tree.columns import TreeColumn, Values, check_matches, read_values
 from gear_data.ingest.sources.tree.episodes import EpisodePlace, FlatEpisodes
-from gear_data.ingest.sources.tree.view import Tree, TreeArray
+from gear_data.ingest.sources.tree.view import GROUP, LINKS, Tree, TreeArray, contents
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
 #: A fact about an episode: one value, a nested list of numbers, or None if the episode lacks it.
 Fact = str | bool | int | float | list[Any] | None
-#: Most numbers of a fact.
-_MAX_FACT_VALUES = 1024
+#: Most numbers of a fact that a mapping names, and of a fact that every episode must have in the same form.
+_MAX_FACT_VALUES, MAX_ROW_VALUES = 1024, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,25 @@ class TreeLayout:
     Attributes:
         columns: the columns.
         steps: the column whose rows are the steps.
-        facts: the facts of an episode that the mapping names.
+        facts: attributes and arrays of one row that are facts. An episode may lack them.
         fact_types: name -> type of a fact, as in the first episode, by `type_of`.
         model: the name of the first episode, for messages.
+        rows: arrays that are facts, of the same shape in every episode that has them.
+        known: the names below the first episode. Other names of an episode are reported; None reports nothing, because
+            the user chose the arrays.
+        ignored: attributes that are no facts. The others that `facts` lacks are reported; None reports nothing.
+        declared: the attribute that declares an episode's number of steps; None if there is none.
     """
 
     columns: tuple[TreeColumn, ...]
-    steps: TreeColumn
-    facts: tuple[MappedColumn, ...]
+    steps: Column
+    facts: tuple[Column, ...]
     fact_types: Mapping[str, object]
     model: str
+    rows: tuple[TreeColumn, ...] = ()
+    known: frozenset[str] | None = None
+    ignored: frozenset[str] | None = None
+    declared: str | None = None
 
 
 @dataclass
@@ -58,9 +67,9 @@ class PlacedEpisode:
 
     number: int
     steps: int
-    facts: dict[str, Fact]
     columns: dict[str, Values] = field(default_factory=dict)
     finals: dict[str, Values] = field(default_factory=dict)
+    facts: dict[str, Fact] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -72,75 +81,145 @@ def read_place(tree: Tree, place: EpisodePlace, layout: TreeLayout, findings: Fi
 
     Raises:
         BadEpisodeError: an array is missing, differs from the first episode's, or has the wrong number of rows.
+        CorruptSourceError: an array is damaged.
     """
-    steps_array = _array(tree, place, layout.steps.mapped.path, layout.model)
-    steps = steps_array.rows - layout.steps.extra_rows
-    if steps < 1:
-        raise BadEpisodeError("the episode has no steps", file=tree.name, column=steps_array.path, row=place.number)
-    episode = PlacedEpisode(place.number, steps, _facts(tree, place, layout, findings))
-    for column in layout.columns:
-        is_steps = column is layout.steps
-        array = steps_array if is_steps else _array(tree, place, column.mapped.path, layout.model)
+    with place.errors():
+        return _OpenEpisode(tree, place, layout, findings).read()
+
+
+@dataclass(frozen=True)
+class _OpenEpisode:
+    """An episode, and its arrays that have been opened."""
+
+    tree: Tree
+    place: EpisodePlace
+    layout: TreeLayout
+    findings: FindingLog
+    arrays: dict[str, TreeArray] = field(default_factory=dict)
+
+    def read(self) -> PlacedEpisode:
+        place, layout = self.place, self.layout
+        self._check_contents()
+        steps = self._array(layout.steps.path).rows - layout.steps.extra_rows
+        if steps < 1:
+            raise self._error("the episode has no steps", layout.steps.path)
+        episode = PlacedEpisode(place.number, steps)
+        for column in layout.columns:
+            self._read_column(column, episode)
+        episode.facts = {**self._facts(steps), **{row.name: self._row(row) for row in layout.rows}}
+        return episode
+
+    def _check_contents(self) -> None:
+        """Reports names that are not below the first episode. They are read only if the user does not name columns."""
+        place, known = self.place, self.layout.known
+        if place.rule.numbered and self._kind(place.key) != GROUP:
+            name = place.key.rpartition("/")[2]
+            raise BadEpisodeError(f"'{name}' is not a group of this file", file=self.tree.name)
+        if known is not None and (extra := sorted(contents(self.tree, place.key).keys() - known)):
+            message = f"'{extra[0]}' is not in {self.layout.model}, so it is not a column; left out"
+            self.findings.add(Finding("column-left-out", message, len(extra), self.tree.name, place.number))
+
+    def _kind(self, path: str) -> str | None:
+        parent, _, name = path.rpartition("/")
+        return self.tree.children(parent).get(name)
+
+    def _read_column(self, column: TreeColumn, episode: PlacedEpisode) -> None:
+        mapped, steps = column.mapped, episode.steps
+        array = self._array(mapped.path)
         if array.finding is not None:
-            findings.add(array.finding)
-        expected = steps + column.extra_rows
-        values = _rows(array, column, tree.name, place.number, layout, expected, steps_array, findings)
-        if column.mapped.role == AFTER_RESET:
-            values = values[1:]
-        elif column.extra_rows:
+            self.findings.add(array.finding)
+        extra = mapped.extra_rows
+        if mapped.role == INFOS and array.rows == steps + 1:
+            extra = 1
+            message = "the first of T + 1 values belongs to the reset, not to a step; left out"
+            label = self.place.label(array.path)
+            self.findings.add(Finding("reset-info-left-out", message, 1, self.tree.name, episode.number, label))
+        values = self._rows(column, mapped.path, steps + extra)
+        if mapped.role == WITH_FINAL:
             episode.finals[column.name] = values[steps:]
-        elif column.mapped.next is not None:
-            after = _array(tree, place, column.mapped.next, layout.model)
-            found = _rows(after, column, tree.name, place.number, layout, steps, steps_array, findings)
-            episode.finals[column.name] = found[steps - 1 :]
+        elif extra:
+            values = values[1:]
+        elif mapped.next is not None:
+            episode.finals[column.name] = self._rows(column, mapped.next, steps, start=steps - 1)
         episode.columns[column.name] = values[:steps]
-    return episode
 
+    def _rows(self, column: TreeColumn, path: str, expected: int, start: int = 0) -> Values:
+        """Reads the rows from `start` on of an array that must have `expected` rows."""
+        array, place, file = self._array(path), self.place, self.tree.name
+        check_matches(array, column, file, place.number, self.layout.model)
+        if array.rows != expected:
+            steps = self._array(self.layout.steps.path)
+            message = f"has {array.rows} rows, where {expected} are expected: "
+            raise self._error(f"{message}'{place.label(steps.path)}' has {steps.rows}", path)
+        label = place.label(array.path)
+        return read_values(array, column, start, expected, label, file, place.number, self.findings)
 
-def _array(tree: Tree, place: EpisodePlace, column_path: str, model: str) -> TreeArray:
-    path = place.path(column_path)
-    array = tree.array(path)
-    if array is None:
-        raise BadEpisodeError(f"is missing; {model} has it", file=tree.name, column=path, row=place.number)
-    return array
+    def _array(self, column_path: str) -> TreeArray:
+        path = self.place.path(column_path)
+        if path not in self.arrays:
+            array = self.tree.array(path)
+            if array is None:
+                is_link = self._kind(path) in LINKS
+                found = "is a link to elsewhere, which is not followed" if is_link else "is missing"
+                raise self._error(f"{found}; {self.layout.model} has it", column_path)
+            self.arrays[path] = array
+        return self.arrays[path]
 
+    def _error(self, message: str, column_path: str) -> BadEpisodeError:
+        return BadEpisodeError(message, file=self.tree.name, column=self.place.path(column_path))
 
-def _rows(
-    array: TreeArray,
-    column: TreeColumn,
-    file: str,
-    number: int,
-    layout: TreeLayout,
-    expected: int,
-    steps_array: TreeArray,
-    findings: FindingLog,
-) -> Values:
-    check_matches(array, column, file, number, layout.model)
-    if array.rows != expected:
-        raise BadEpisodeError(
-            f"has {array.rows} rows, where {expected} are expected: '{steps_array.path}' has {steps_array.rows}",
-            file=file,
-            column=array.path,
-            row=number,
-        )
-    return column_values(array.read(0, expected), array, column, file, number, findings)
-
-
-def _facts(tree: Tree, place: EpisodePlace, layout: TreeLayout, findings: FindingLog) -> dict[str, Fact]:
-    facts: dict[str, Fact] = dict.fromkeys(fact.name for fact in layout.facts)
-    for name, value in read_facts(tree, place, layout.facts).items():
-        expected = layout.fact_types.get(name)
-        if expected is float and type(value) is int:
-            value = float(value)
-        if value is not None and type_of(value) == expected:
-            facts[name] = value
+    def _row(self, fact: TreeColumn) -> Fact:
+        """Returns a fact that is the row of an array, or its rows; None if the episode lacks the array."""
+        if self._kind(self.place.path(fact.mapped.path)) is None:
+            return None
+        is_list = fact.mapped.role == ROWS
+        rows = self._array(fact.mapped.path)
+        if is_list and (count := math.prod(rows.shape)) > MAX_ROW_VALUES:
+            message = f"holds {count} values, above the limit of {MAX_ROW_VALUES} for a fact"
+            raise self._error(message, fact.mapped.path)
+        values = self._rows(fact, fact.mapped.path, rows.rows if is_list else 1)
+        if isinstance(values, pa.Array):
+            found: list[Any] = values.to_pylist()
         else:
+            found = values.tolist() if is_list or values.size > 1 else [values.item()]
+        value: Fact = found if is_list else found[0]
+        return value
+
+    def _facts(self, steps: int) -> dict[str, Fact]:
+        """Returns the facts that an episode may lack, of the types of the first episode's facts.
+
+        The facts of a mapping are all reported if they are missing. Of a built-in format, all attributes are facts, and
+        those that cannot be one are reported.
+        """
+        layout, place, name = self.layout, self.place, self.tree.name
+        attributes: Mapping[str, Any] = {} if layout.ignored is None else self.tree.attributes(place.key)
+        found = {fact.name: attributes.get(fact.path[1:]) for fact in layout.facts}
+        if layout.ignored is None:
+            found = read_facts(self.tree, place, layout.facts)
+        declared = attributes.get(layout.declared or "")
+        if declared is not None and declared != steps:
+            message = f"'{layout.declared}' is {declared}, but there are {steps} steps; all are read"
+            column = f"episode {layout.declared}"
+            self.findings.add(Finding("metadata-disagrees", message, 1, name, place.number, column))
+        facts: dict[str, Fact] = {}
+        for fact in layout.facts:
+            value, expected = found[fact.name], layout.fact_types.get(fact.name)
+            value = float(value) if expected is float and type(value) is int else value
+            facts[fact.name] = value if value is not None and type_of(value) == expected else None
+        if layout.ignored is None:
+            left_out = [key for key, value in facts.items() if value is None]
             message = "is missing, not one row, or of another type than in the first episode; left out"
-            findings.add(Finding("fact-left-out", message, 1, tree.name, place.number, name))
-    return facts
+        else:
+            used = {fact.path[1:] for fact in layout.facts if facts[fact.name] is not None}
+            left_out = [key for key in attributes if key not in used | layout.ignored]
+            message = "an attribute that is not a number or a short text, or that the first episodes lack or have with "
+            message += "another type; left out"
+        for key in left_out:
+            self.findings.add(Finding("fact-left-out", message, 1, name, place.number, key))
+        return facts
 
 
-def read_facts(tree: Tree, place: EpisodePlace, facts: Sequence[MappedColumn]) -> dict[str, Fact]:
+def read_facts(tree: Tree, place: EpisodePlace, facts: Sequence[Column]) -> dict[str, Fact]:
     """Reads the facts of an episode: name -> value.
 
     A value is None if its array is missing or has several rows.
@@ -202,13 +281,14 @@ def block_of(
     """
     columns = {c.name: _join([e.columns[c.name] for e in episodes]) for c in layout.columns}
     finals = {c.name: _join([e.finals[c.name] for e in episodes]) for c in layout.columns if c.spec.has_final}
+    facts = dict.fromkeys(name for episode in episodes for name in episode.facts)
     return EpisodeBlock(
         position=position,
         lengths=np.array([episode.steps for episode in episodes], np.int64),
         sources=[file] * len(episodes),
         rows=np.array([episode.number for episode in episodes], np.int64),
         has_final=np.full(len(episodes), bool(finals)),
-        metadata={fact.name: [episode.facts[fact.name] for episode in episodes] for fact in layout.facts},
+        metadata={name: [episode.facts.get(name) for episode in episodes] for name in facts},
         source_rows=rows,
         **_by_size(columns, "columns", "variable"),
         **_by_size(finals, "finals", "variable_finals"),
@@ -261,7 +341,7 @@ def read_flat(
         check_matches(array, column, name, first, layout.model)
         if array.finding is not None and position.row == 0:
             findings.add(array.finding)
-        return column_values(array.read(first, last), array, column, name, first, findings)
+        return read_values(array, column, first, last, array.path, name, first, findings)
 
     columns: dict[str, Values] = {}
     finals: dict[str, Values] = {}
@@ -286,7 +366,7 @@ def read_flat(
     )
 
 
-def _facts_of_rows(array: TreeArray | None, fact: MappedColumn, indices: npt.NDArray[np.int64], name: str) -> list[Any]:
+def _facts_of_rows(array: TreeArray | None, fact: Column, indices: npt.NDArray[np.int64], name: str) -> list[Any]:
     """Returns a fact of each episode, from an array with a row per episode."""
     first, stop = int(indices[0]), int(indices[-1]) + 1
     if array is None or array.rows < stop or not 0 < math.prod(array.shape[1:]) <= _MAX_FACT_VALUES or not array.shape:

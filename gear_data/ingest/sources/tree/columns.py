@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.mapping import STEP, WITH_FINAL, MappedColumn
+from gear_data.ingest.layout import ROW, ROWS, WITH_FINAL, Column
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.pipeline.episode_values import cast_exactly
 from gear_data.ingest.sources.tree.view import TreeArray
@@ -20,38 +20,35 @@ from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
 
 #: Limit for one step. HDF5 has the same one.
 _MAX_ROW_BYTES = 1 << 30
-_LEAVE_OUT = "leave it out of the mapping, or name the columns to keep with --columns (columns=[...])"
+_LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
 
 Values: TypeAlias = npt.NDArray[Any] | pa.Array
 
 
 @dataclass(frozen=True)
 class TreeColumn:
-    """A column, and where the mapping says it comes from."""
+    """A column, and where the layout says it comes from."""
 
     spec: ColumnSpec
-    mapped: MappedColumn
+    mapped: Column
 
     @property
     def name(self) -> str:
         return self.spec.name
 
-    @property
-    def extra_rows(self) -> int:
-        """1 if the array has one row more than the episode has steps."""
-        return int(self.mapped.role != STEP)
 
-
-def describe(array: TreeArray, mapped: MappedColumn, file: str) -> TreeColumn:
+def describe(array: TreeArray, mapped: Column, file: str) -> TreeColumn:
     """Returns the column that an array of [rows, ...] becomes.
+
+    Byte strings of one size that are encoded images become `binary`, unless the layout gives another dtype.
 
     Args:
         array: the array.
-        mapped: its entry in the mapping.
+        mapped: its entry in the layout.
         file: the name of the file, for errors.
 
     Raises:
-        UnsupportedColumnError: no column can hold the values, or not as the dtype of the mapping.
+        UnsupportedColumnError: no column can hold the values, or not as the dtype of the layout.
     """
 
     def error(message: str, hint: str = _LEAVE_OUT) -> UnsupportedColumnError:
@@ -59,9 +56,12 @@ def describe(array: TreeArray, mapped: MappedColumn, file: str) -> TreeColumn:
 
     if not array.shape:
         raise error("is a scalar, where one row per step is expected", "give it role: episode in the mapping")
+    is_column = mapped.role not in (ROW, ROWS) and mapped.name not in SCALAR_COLUMNS
+    if is_column and mapped.dtype is None and array.holds_images():
+        mapped = replace(mapped, dtype="binary")
     dtype, shape = mapped.dtype or array.dtype, array.shape[1:]
-    if dtype == "binary" and array.dtype == "uint8" and len(shape) == 1:
-        shape = ()  # encoded images of one length
+    if dtype == "binary" and array.holds_bytes:
+        shape = ()
     elif (dtype in VARIABLE_TYPES) != (array.dtype in VARIABLE_TYPES) or (dtype != array.dtype and not array.kind):
         if mapped.dtype is None or array.dtype not in (*DTYPES, *VARIABLE_TYPES):
             raise error(f"holds {array.dtype}, which is not a number, a boolean or text")
@@ -79,6 +79,8 @@ def describe(array: TreeArray, mapped: MappedColumn, file: str) -> TreeColumn:
         raise error(f"one step has shape {shape}, above the limit of {_MAX_ROW_BYTES} bytes")
     if mapped.name in SCALAR_COLUMNS and shape == (1,):
         shape = ()
+    if mapped.fractions and array.kind in ("i", "u"):
+        dtype = "float64"
     has_final = mapped.role == WITH_FINAL or mapped.next is not None
     source = None if mapped.path == mapped.name else mapped.path
     return TreeColumn(ColumnSpec(mapped.name, dtype, shape, False, source, has_final), mapped)
@@ -100,7 +102,7 @@ def check_matches(array: TreeArray, column: TreeColumn, file: str, row: int, mod
     try:
         found = describe(array, column.mapped, file).spec
     except UnsupportedColumnError as error:
-        raise BadEpisodeError(error.message, file=file, column=array.path, row=row, hint=error.hint) from error
+        raise BadEpisodeError(error.message, file=file, column=array.path, row=row) from error
     spec = column.spec
     both_numbers = array.kind in ("i", "u", "f") and not spec.variable_length and spec.dtype != "bool"
     if found.shape != spec.shape or (found.dtype != spec.dtype and not both_numbers):
@@ -112,17 +114,19 @@ def check_matches(array: TreeArray, column: TreeColumn, file: str, row: int, mod
         )
 
 
-def column_values(
-    values: Values, array: TreeArray, column: TreeColumn, file: str, row: int, findings: FindingLog
+def read_values(
+    array: TreeArray, column: TreeColumn, start: int, stop: int, path: str, file: str, row: int, findings: FindingLog
 ) -> Values:
-    """Returns the rows of an array as the values of a column.
+    """Reads the rows [start, stop) of an array as the values of a column.
 
-    A dtype of the mapping rounds floats. No other number changes.
+    A dtype of the layout rounds floats. No other number changes.
 
     Args:
-        values: the rows that were read.
-        array: the array that they are from.
+        array: the array.
         column: the column.
+        start: the first row.
+        stop: the row after the last.
+        path: the name of the array, for errors and findings.
         file: the name of the file, for errors.
         row: the number of the episode, for errors.
         findings: receives a finding if the dtype differs from the first episode's.
@@ -131,21 +135,21 @@ def column_values(
         BadEpisodeError: a value does not fit the dtype.
     """
     spec = column.spec
+    if spec.dtype == "binary" and array.dtype != "binary":
+        return pa.array(array.byte_strings(start, stop), VARIABLE_TYPES["binary"])
+    values = array.read(start, stop)
     if isinstance(values, pa.Array):
         return values
-    if spec.dtype == "binary":
-        return pa.array([step.tobytes() for step in values], VARIABLE_TYPES["binary"])
     values = values.reshape(-1, *spec.shape)
     if values.dtype == spec.numpy_dtype:
         return values
     cast = _cast(values, spec.dtype, rounds=column.mapped.dtype is not None)
     if cast is None:
-        raise BadEpisodeError(
-            f"is {array.dtype}, and holds values that do not fit {spec.dtype}", file=file, column=array.path, row=row
-        )
+        message = f"is {array.dtype}, and holds values that do not fit {spec.dtype}"
+        raise BadEpisodeError(message, file=file, column=path, row=row)
     if column.mapped.dtype is None:
         message = f"{array.dtype} in some episodes; the same numbers are kept as {spec.dtype}"
-        findings.add(Finding("dtype-differs", message, 1, file, row, array.path))
+        findings.add(Finding("dtype-differs", message, 1, file, row, path))
     return cast
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError
-from gear_data.ingest.mapping import (
+from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError
+from gear_data.ingest.layout import (
     DATASETS,
     FILES,
     FLAGS,
@@ -21,10 +23,10 @@ from gear_data.ingest.mapping import (
     IDS,
     INCLUSIVE,
     EpisodeRule,
-    SourceMapping,
+    Layout,
     SplitRule,
 )
-from gear_data.ingest.sources.tree.view import ARRAY, GROUP, Container, Tree, TreeArray, matching
+from gear_data.ingest.sources.tree.view import ARRAY, GROUP, Container, Tree, TreeArray, join, matching
 from gear_data.ingest.splits import no_such_split, several_splits
 
 #: Rows of ids and flags that are read at once.
@@ -37,19 +39,45 @@ class EpisodePlace:
 
     Attributes:
         key: the group of the episode, or the number in the names of its datasets; "" for a whole file.
-        kind: the kind of the mapping's episodes.
+        rule: where the episodes are.
         number: the last number in the key, or the index of the episode, for messages and the episode table.
     """
 
     key: str
-    kind: str
+    rule: EpisodeRule
     number: int
 
     def path(self, column_path: str) -> str:
         """Returns the path of a column's array in the file."""
-        if self.kind == DATASETS:
+        if self.rule.kind == DATASETS:
             return column_path.replace("*", self.key)
         return f"{self.key}/{column_path}" if self.key else column_path
+
+    def label(self, path: str) -> str:
+        """Returns the name of an array for messages, given its path in the file.
+
+        It is the path in the group if the number of the episode names the group.
+        """
+        return path.removeprefix(self.key).lstrip("/") if self.rule.numbered else path
+
+    @contextmanager
+    def labels(self) -> Iterator[None]:
+        """Names the arrays of the episode in errors by `label`."""
+        try:
+            yield
+        except GearError as error:
+            error.column = None if error.column is None else self.label(error.column) or None
+            raise
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Adds the number of the episode to errors about its arrays, as `labels`."""
+        try:
+            with self.labels():
+                yield
+        except GearError as error:
+            error.row = self.number
+            raise
 
 
 @dataclass(frozen=True)
@@ -72,7 +100,7 @@ class FlatEpisodes:
         return len(self.lengths)
 
 
-def choose_split(mapping: SourceMapping, name: str | None, source: str) -> SplitRule | None:
+def choose_split(mapping: Layout, name: str | None, source: str) -> SplitRule | None:
     """Returns the rule of the split to read; None if the mapping has no splits.
 
     Raises:
@@ -90,7 +118,7 @@ def choose_split(mapping: SourceMapping, name: str | None, source: str) -> Split
 
 
 def chosen_containers(
-    found: Sequence[Container], mapping: SourceMapping, split: SplitRule | None, source: str
+    found: Sequence[Container], mapping: Layout, split: SplitRule | None, source: str
 ) -> tuple[Container, ...]:
     """Returns the files that a mapping and a split name.
 
@@ -128,10 +156,15 @@ def _is_named(name: str, pattern: str) -> bool:
 def find_places(tree: Tree, rule: EpisodeRule, split: SplitRule | None) -> list[EpisodePlace]:
     """Returns the episodes of a tree that have their own arrays.
 
-    They are in the order of their numbers.
+    They are in the order of their numbers. With `numbered`, an episode may be something else than a group.
+
+    Raises:
+        CorruptSourceError: the episodes are numbered, and two have the same number.
     """
     if rule.kind == FILES:
-        return [EpisodePlace("", FILES, 0)]
+        return [EpisodePlace("", rule, 0)]
+    if rule.numbered:
+        return _numbered_places(tree, rule)
     if rule.kind == GROUPS:
         keys = matching(tree, rule.paths[0], GROUP)
         if split is not None and split.groups is not None:
@@ -140,7 +173,23 @@ def find_places(tree: Tree, rule: EpisodeRule, split: SplitRule | None) -> list[
         head, tail = rule.paths[0].split("*")
         keys = [path[len(head) : len(path) - len(tail)] for path in matching(tree, rule.paths[0], ARRAY)]
         keys = [key for key in keys if key.isdecimal()]
-    return [EpisodePlace(key, rule.kind, _number(key, i)) for i, key in enumerate(keys)]
+    return [EpisodePlace(key, rule, _number(key, i)) for i, key in enumerate(keys)]
+
+
+def _numbered_places(tree: Tree, rule: EpisodeRule) -> list[EpisodePlace]:
+    parent, _, prefix = rule.paths[0].removesuffix("*").rpartition("/")
+    pattern = re.compile(f"{re.escape(prefix)}([0-9]{{1,18}})")
+    matches = [match for name in tree.children(parent) if (match := pattern.fullmatch(name))]
+    found = sorted((int(match[1]), match[0]) for match in matches)
+    for (number, name), (next_number, next_name) in pairwise(found):
+        if number == next_number:
+            raise CorruptSourceError(
+                f"groups '{name}' and '{next_name}' have the same number",
+                file=tree.name,
+                row=number,
+                hint="rename one of the two groups",
+            )
+    return [EpisodePlace(join(parent, name), rule, number) for number, name in found]
 
 
 def _number(key: str, index: int) -> int:

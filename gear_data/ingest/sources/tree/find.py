@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from gear_data.common.progress import pluralize
-from gear_data.ingest.mapping import (
+from gear_data.ingest.layout import (
     DATASETS,
     ENDS,
     EXCLUSIVE,

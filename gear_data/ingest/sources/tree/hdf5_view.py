@@ -1,6 +1,6 @@
 """An HDF5 file as a tree.
 
-Sizes, layouts and heaps are validated before values are read.
+Sizes, layouts and heaps are validated before values are read. Links are listed, never followed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import h5py
@@ -17,16 +17,44 @@ import numpy.typing as npt
 import pyarrow as pa
 from h5py import h5d, h5g, h5l, h5o
 
-from gear_data.errors import BadEpisodeError
-from gear_data.ingest.location import SourceFile
+from gear_data.errors import BadEpisodeError, UnknownFormatError
+from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts
 from gear_data.ingest.sources.hdf5.datasets import check_dataset
-from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
-from gear_data.ingest.sources.hdf5.open_file import open_hdf5, reading
-from gear_data.ingest.sources.tree.view import ARRAY, GROUP, LINK, TreeArray, natural_order
+from gear_data.ingest.sources.hdf5.heap_checks import check_heaps, is_variable
+from gear_data.ingest.sources.hdf5.open_file import HDF5_ERRORS, hdf5_files, open_hdf5, reading
+from gear_data.ingest.sources.tree.view import (
+    ARRAY,
+    EXTERNAL_LINK,
+    GROUP,
+    SOFT_LINK,
+    Container,
+    TreeArray,
+    join,
+    natural_order,
+)
 from gear_data.schema import VARIABLE_TYPES
 
 _KINDS = {h5o.TYPE_GROUP: GROUP, h5o.TYPE_DATASET: ARRAY}
+#: Groups whose children are kept in memory.
+_LISTED = 1000
+
+
+def hdf5_trees(location: Location) -> tuple[Container, ...]:
+    """Returns the HDF5 files of a source, in natural order.
+
+    Raises:
+        UnknownFormatError: there is no HDF5 file.
+    """
+    files = hdf5_files(location)
+    if not files:
+        raise UnknownFormatError("holds no HDF5 file", file=location.name, hint="leave --format out")
+    return tuple(map(hdf5_tree, files))
+
+
+def hdf5_tree(file: SourceFile) -> Container:
+    """Returns an HDF5 file that can be opened as a tree."""
+    return Container(file.name, file.size, partial(open_tree, file))
 
 
 @contextmanager
@@ -44,13 +72,13 @@ class Hdf5Tree:
         file: the open file.
         source: the file, for sizes and messages.
         listed: path of a group -> its children, if they have been listed.
-        last_group: path and group of the array that was opened last.
+        opened: path and group of the array that was opened last, and of its parents.
     """
 
     file: h5py.File
     source: SourceFile
     listed: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    last_group: list[tuple[str, h5py.Group]] = field(default_factory=list)
+    opened: list[tuple[str, h5py.Group]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -58,6 +86,8 @@ class Hdf5Tree:
 
     def children(self, group: str) -> Mapping[str, str]:
         if group not in self.listed:
+            if len(self.listed) >= _LISTED:
+                self.listed.clear()
             self.listed[group] = self._list(group)
         return self.listed[group]
 
@@ -75,8 +105,8 @@ class Hdf5Tree:
             found = {}
             for name, link in links:
                 if link != h5l.TYPE_HARD:
-                    found[name.decode()] = LINK
-                elif (kind := _KINDS.get(h5o.get_info(opened.id, name).type)) is not None:
+                    found[name.decode()] = EXTERNAL_LINK if link == h5l.TYPE_EXTERNAL else SOFT_LINK
+                elif (kind := _kind(opened, name)) is not None:
                     found[name.decode()] = kind
         return dict(sorted(found.items(), key=lambda item: natural_order(item[0])))
 
@@ -87,25 +117,36 @@ class Hdf5Tree:
             item = None if group is None else _open(group, name)
             if not isinstance(item, h5d.DatasetID):
                 return None
+            if item.shape is None:
+                return TreeArray(path, (), "no value", lambda start, stop: np.zeros(0))
             shape = check_dataset(item, self.source, path)
             return _Dataset(item, self.source, path, shape).as_array()
 
     def attributes(self, group: str) -> Mapping[str, Any]:
         with reading(self.name, group or "/"):
             opened = self._group(group)
-            return {} if opened is None else attribute_facts(opened, ())[0]
+            facts, others = ({}, []) if opened is None else attribute_facts(opened, ())
+        return facts | dict.fromkeys(others)
 
     def _group(self, path: str) -> h5py.Group | None:
-        if self.last_group and self.last_group[0][0] == path:
-            return self.last_group[0][1]
-        group: h5py.Group = self.file
-        for name in path.split("/") if path else ():
+        while self.opened and not f"{path}/".startswith(f"{self.opened[-1][0]}/"):
+            self.opened.pop()
+        at, group = self.opened[-1] if self.opened else ("", self.file)
+        for name in path[len(at) :].strip("/").split("/") if path != at else ():
             item = _open(group, name)
             if not isinstance(item, h5g.GroupID):
                 return None
-            group = h5py.Group(item)
-        self.last_group[:] = [(path, group)]
+            at, group = join(at, name), h5py.Group(item)
+            self.opened.append((at, group))
         return group
+
+
+def _kind(group: h5py.Group, name: bytes) -> str | None:
+    """Returns the kind of an object; None if it is neither a group nor an array."""
+    try:
+        return _KINDS.get(h5o.get_info(group.id, name).type)
+    except HDF5_ERRORS:
+        return ARRAY  # opening it raises the error
 
 
 def _open(group: h5py.Group, name: str) -> Any:
@@ -132,7 +173,8 @@ class _Dataset:
     def as_array(self) -> TreeArray:
         dtype = self.id.dtype
         if h5py.check_string_dtype(dtype) is not None:
-            return TreeArray(self.path, self.shape, "string", self._read_variable)
+            raw = self._read_raw if dtype.kind == "S" and len(self.shape) == 1 else None
+            return TreeArray(self.path, self.shape, "string", self._read_variable, raw=raw)
         base = h5py.check_vlen_dtype(dtype)
         if base is not None and np.dtype(base) == np.uint8:
             return TreeArray(self.path, self.shape, "binary", self._read_variable)
@@ -148,9 +190,13 @@ class _Dataset:
                 return values.reshape(-1) if not self.shape else values
             return np.ascontiguousarray(h5py.Dataset(self.id)[start:stop].astype(native, copy=False))
 
+    def _read_raw(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        values = self._read(start, stop)
+        return values.view(np.uint8).reshape(len(values), -1)
+
     def _read_variable(self, start: int, stop: int) -> pa.Array:
         with reading(self.source.name, self.path):
-            values = self._checked[start:stop] if self.shape else [self._checked[()]]
+            values = np.ravel(self._checked[start:stop]) if self.shape else [self._checked[()]]
             if self._is_text:
                 return pa.array(self._texts(values, start), VARIABLE_TYPES["string"])
             return pa.array([bytes(value) for value in values], VARIABLE_TYPES["binary"])
@@ -159,7 +205,8 @@ class _Dataset:
     def _checked(self) -> h5py.Dataset:
         """The dataset, after its heap was checked."""
         dataset = h5py.Dataset(self.id)
-        check_heaps(dataset)
+        if is_variable(self.id.dtype):
+            check_heaps(dataset)
         return dataset
 
     @property
@@ -168,11 +215,11 @@ class _Dataset:
 
     def _texts(self, values: Iterable[Any], start: int) -> list[str]:
         texts = []
-        for row, value in enumerate(values):
+        for row, value in enumerate(values, start):
             try:
                 texts.append(value if isinstance(value, str) else bytes(value).decode())
             except UnicodeDecodeError as error:
                 raise BadEpisodeError(
-                    "is not UTF-8", file=self.source.name, column=self.path, row=start + row
+                    f"step {row} is not UTF-8", file=self.source.name, column=self.path, row=row
                 ) from error
         return texts

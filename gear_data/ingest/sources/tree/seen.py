@@ -70,4 +70,4 @@ def _lines(tree: Tree, group: str, depth: int) -> Iterator[str]:
                 yield f"{path}/{more}"
             yield from _lines(tree, path, depth + 1)
         else:
-            yield f"{path}: a {kind}, not followed"
+            yield f"{path}: {kind}, not followed"

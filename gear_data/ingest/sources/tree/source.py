@@ -5,15 +5,15 @@ The mapping is the user's, or it follows from the names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import files_to_compare
-from gear_data.ingest.mapping import FILES, GROUPS, MappedColumn, SourceMapping
+from gear_data.ingest.layout import FILES, GROUPS, PADDED, Column, Layout
+from gear_data.ingest.location import files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, SourceOptions, Unit
 from gear_data.ingest.sources.arrays.blocks import episode_runs, merge_small_blocks
@@ -26,7 +26,7 @@ from gear_data.ingest.sources.tree.blocks import (
     read_place,
     type_of,
 )
-from gear_data.ingest.sources.tree.columns import TreeColumn, check_matches, describe
+from gear_data.ingest.sources.tree.columns import TreeColumn, describe
 from gear_data.ingest.sources.tree.episodes import (
     EpisodePlace,
     FlatEpisodes,
@@ -35,6 +35,8 @@ from gear_data.ingest.sources.tree.episodes import (
     find_flat,
     find_places,
 )
+from gear_data.ingest.sources.tree.padded import EPISODES as UNPADDED
+from gear_data.ingest.sources.tree.padded import unpadded
 from gear_data.ingest.sources.tree.view import Container, Tree
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position
@@ -46,7 +48,7 @@ _TRIED_EPISODES = 16
 
 
 def open_mapped(
-    found: Sequence[Container], mapping: SourceMapping, options: SourceOptions, split: str | None, name: str
+    found: Sequence[Container], mapping: Layout, options: SourceOptions, split: str | None, name: str
 ) -> TreeSource:
     """Opens the trees of a source with a mapping.
 
@@ -62,8 +64,12 @@ def open_mapped(
         GearError: a file does not fit the mapping.
     """
     rule = choose_split(mapping, split, name)
+    rule_text = f"{mapping.episodes.kind}: {', '.join(mapping.episodes.paths)}"
     mapping = replace(mapping, columns=_chosen(mapping, options), splits=() if rule is None else (rule,))
     trees = chosen_containers(found, mapping, rule, name)
+    if mapping.episodes.kind == PADDED:
+        trees = tuple(unpadded(item, mapping) for item in trees)
+        mapping = replace(mapping, episodes=UNPADDED)
     for item in trees:
         with item.open() as tree:
             if mapping.episodes.flat:
@@ -72,10 +78,9 @@ def open_mapped(
                 layout = _placed_layout(tree, mapping, skip_bad=options.skip_bad)
             if layout is not None:
                 rows = _rows(tree, layout.steps) if mapping.episodes.flat else 1
-                source = TreeSource(trees, mapping, layout, item.size // rows, skip_bad=options.skip_bad)
+                source = TreeSource(trees, mapping, layout, variable_bytes=item.size // rows, skip_bad=options.skip_bad)
                 source.metadata = _metadata(tree, mapping)
                 return source
-    rule_text = f"{mapping.episodes.kind}: {', '.join(mapping.episodes.paths)}"
     raise EmptySourceError(
         f"no episode with a step is at {rule_text}",
         file=trees[0].name if trees else name,
@@ -83,7 +88,7 @@ def open_mapped(
     )
 
 
-def _chosen(mapping: SourceMapping, options: SourceOptions) -> tuple[MappedColumn, ...]:
+def _chosen(mapping: Layout, options: SourceOptions) -> tuple[Column, ...]:
     """Returns the columns to read, under the names of --rename."""
     by_path = {column.path: column for column in mapping.step_columns}
     names = {path: column.name for path, column in by_path.items()}
@@ -91,7 +96,7 @@ def _chosen(mapping: SourceMapping, options: SourceOptions) -> tuple[MappedColum
     return (*(replace(by_path[path], name=name) for path, name in chosen.items()), *mapping.facts)
 
 
-def _placed_layout(tree: Tree, mapping: SourceMapping, *, skip_bad: bool) -> TreeLayout | None:
+def _placed_layout(tree: Tree, mapping: Layout, *, skip_bad: bool) -> TreeLayout | None:
     """Returns the columns of the first sound episode.
 
     Returns None if the tree has no episode with steps.
@@ -113,35 +118,36 @@ def _placed_layout(tree: Tree, mapping: SourceMapping, *, skip_bad: bool) -> Tre
     return None
 
 
-def _layout_of(tree: Tree, place: EpisodePlace, mapping: SourceMapping) -> TreeLayout | None:
+def _layout_of(tree: Tree, place: EpisodePlace, mapping: Layout) -> TreeLayout | None:
     """Returns the columns of an episode; None if it has no steps."""
     columns = []
-    for mapped in mapping.step_columns:
-        array = tree.array(place.path(mapped.path))
-        if array is None:
-            raise _missing(tree, place.path(mapped.path), mapped)
-        columns.append(describe(array, mapped, tree.name))
-        if mapped.next is not None and tree.array(place.path(mapped.next)) is None:
-            raise _missing(tree, place.path(mapped.next), mapped)
+    with place.labels():
+        for mapped in mapping.step_columns:
+            array = tree.array(place.path(mapped.path))
+            if array is None:
+                raise _missing(tree, place.label(place.path(mapped.path)), mapped)
+            columns.append(describe(array, mapped, tree.name))
+            if mapped.next is not None and tree.array(place.path(mapped.next)) is None:
+                raise _missing(tree, place.label(place.path(mapped.next)), mapped)
     steps = _steps_of(columns)
     array = tree.array(place.path(steps.mapped.path))
-    if array is not None and array.rows > steps.extra_rows:
+    if array is not None and array.rows > steps.mapped.extra_rows:
         facts = read_facts(tree, place, mapping.facts)
         types = {name: type_of(value) for name, value in facts.items() if value is not None}
-        return TreeLayout(tuple(columns), steps, mapping.facts, types, f"{tree.name} {place.key}".rstrip())
+        return TreeLayout(tuple(columns), steps.mapped, mapping.facts, types, f"{tree.name} {place.key}".rstrip())
     return None
 
 
-def _metadata(tree: Tree, mapping: SourceMapping) -> dict[str, Any]:
+def _metadata(tree: Tree, mapping: Layout) -> dict[str, Any]:
     """Returns the attributes of the file, and of the parent of the first episode."""
     found = dict(tree.attributes(""))
     if mapping.episodes.kind == GROUPS:
         places = find_places(tree, mapping.episodes, mapping.splits[0] if mapping.splits else None)
         found |= tree.attributes(places[0].key.rpartition("/")[0])
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _flat_layout(tree: Tree, mapping: SourceMapping) -> TreeLayout | None:
+def _flat_layout(tree: Tree, mapping: Layout) -> TreeLayout | None:
     columns = []
     for mapped in mapping.step_columns:
         array = tree.array(mapped.path)
@@ -149,11 +155,11 @@ def _flat_layout(tree: Tree, mapping: SourceMapping) -> TreeLayout | None:
             raise _missing(tree, mapped.path, mapped)
         columns.append(describe(array, mapped, tree.name))
     steps = _steps_of(columns)
-    return TreeLayout(tuple(columns), steps, mapping.facts, {}, tree.name) if _rows(tree, steps) else None
+    return TreeLayout(tuple(columns), steps.mapped, mapping.facts, {}, tree.name) if _rows(tree, steps.mapped) else None
 
 
-def _rows(tree: Tree, column: TreeColumn) -> int:
-    array = tree.array(column.mapped.path)
+def _rows(tree: Tree, column: Column) -> int:
+    array = tree.array(column.path)
     return 0 if array is None else array.rows
 
 
@@ -162,17 +168,34 @@ def _steps_of(columns: Sequence[TreeColumn]) -> TreeColumn:
 
     It is the actions, or the first column without an extra row.
     """
-    ranked = sorted(columns, key=lambda column: (column.extra_rows, column.name != _ACTIONS))
+    ranked = sorted(columns, key=lambda column: (column.mapped.extra_rows, column.name != _ACTIONS))
     return ranked[0]
 
 
-def _missing(tree: Tree, path: str, mapped: MappedColumn) -> BadEpisodeError:
+def _missing(tree: Tree, path: str, mapped: Column) -> BadEpisodeError:
     return BadEpisodeError(
         f"has no array '{path}', which columns.{mapped.name} names",
         file=tree.name,
         column=path,
         hint="correct the path in the mapping; 'gear-data lint SRC --suggest-map' writes a mapping that fits",
     )
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What is particular to a built-in format. A mapping has none of these.
+
+    Attributes:
+        file_facts: reads facts that a file keeps outside of its episodes: path of an episode -> facts.
+        check_file: checks a file as a whole, given its episodes, when the first one is read.
+        check_files: checks all files before they are read, unless bad episodes are skipped.
+        check_episode: checks an episode that was read.
+    """
+
+    file_facts: Callable[[Tree], Mapping[str, Mapping[str, Any]]] = lambda tree: {}
+    check_file: Callable[[Tree, Sequence[EpisodePlace], FindingLog], None] = lambda tree, places, findings: None
+    check_files: Callable[[Sequence[Container]], None] = lambda trees: None
+    check_episode: Callable[[Tree, PlacedEpisode, FindingLog], None] = lambda tree, episode, findings: None
 
 
 @dataclass(frozen=True)
@@ -193,8 +216,9 @@ class TreeSource:
 
     Args:
         trees: the files, in source order.
-        mapping: where the episodes and columns are, with only the split to read.
-        layout: the columns, as in the first episode.
+        layout: where the episodes and columns are, with only the split to read.
+        contents: the columns, as in the first episode.
+        hooks: what is particular to the format.
         variable_bytes: the most bytes that the texts and encoded images of one step take, if all episodes share arrays.
         skip_bad: leave out bad episodes and report them, instead of raising an error.
     """
@@ -202,99 +226,86 @@ class TreeSource:
     def __init__(
         self,
         trees: Sequence[Container],
-        mapping: SourceMapping,
-        layout: TreeLayout,
-        variable_bytes: int,
+        layout: Layout,
+        contents: TreeLayout,
+        hooks: Hooks | None = None,
         *,
+        variable_bytes: int = 0,
         skip_bad: bool,
     ) -> None:
         self.findings = FindingLog()
         self.resume_state: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = {}
-        self.columns: tuple[ColumnSpec, ...] = tuple(column.spec for column in layout.columns)
-        self.num_rows: int | None = len(trees) if mapping.episodes.kind == FILES else None
-        self.rows_are_steps = mapping.episodes.flat
+        self.columns: tuple[ColumnSpec, ...] = tuple(column.spec for column in contents.columns)
+        self.num_rows: int | None = len(trees) if layout.episodes.kind == FILES else None
+        self.rows_are_steps = layout.episodes.flat
         self._trees = trees
-        self._mapping = mapping
-        self._layout = layout
+        self._rule = layout.episodes
+        self._split = layout.splits[0] if layout.splits else None
+        self._contents = contents
+        self._hooks = hooks or Hooks()
         self._skip_bad = skip_bad
         self._row_bytes = sum(spec.row_bytes for spec in self.columns if not spec.variable_length)
-        if mapping.episodes.flat and any(spec.variable_length for spec in self.columns):
+        if self._rule.flat and any(spec.variable_length for spec in self.columns):
             self._row_bytes += variable_bytes
 
     def units(self) -> Sequence[Unit]:
         names, sizes = [item.name for item in self._trees], [item.size for item in self._trees]
         if not self._skip_bad:
+            self._hooks.check_files(self._trees)
             for index in files_to_compare(names, sizes, UNIT_BYTES):
                 self._compare(index)
-        pieces: list[Unit] = []
+        units: list[Unit] = []
         rows = 0
-        for index, item in enumerate(self._trees):
-            counted = self._pieces(index)
-            rows += counted[-1]
-            for first in counted[:-1]:
-                size = item.size // (len(counted) - 1)
-                if pieces and pieces[-1].bytes < UNIT_BYTES:
-                    pieces[-1] = replace(pieces[-1], bytes=pieces[-1].bytes + size)
+        for index in range(len(self._trees)):
+            pieces, counted = self._pieces(index)
+            rows += counted
+            for first, size in pieces:
+                if units and units[-1].bytes < UNIT_BYTES and not self._rule.numbered:
+                    units[-1] = replace(units[-1], bytes=units[-1].bytes + size)
                 else:
-                    pieces.append(Unit(Position(index, first) if pieces else BEGIN, size))
+                    units.append(Unit(Position(index, first) if units else BEGIN, size))
         self.num_rows = rows
-        return pieces or (Unit(BEGIN, 0),)
+        return units or (Unit(BEGIN, 0),)
 
-    def _pieces(self, index: int) -> list[int]:
-        """Returns the first episodes of runs of about `UNIT_BYTES`.
-
-        The last number is the tree's rows, for the progress bar.
-        """
-        if self._mapping.episodes.kind == FILES:
-            return [0, 1]
+    def _pieces(self, index: int) -> tuple[list[tuple[int, int]], int]:
+        """Returns (first episode, bytes) of runs of about `UNIT_BYTES`, and the tree's rows for the progress bar."""
         item = self._trees[index]
+        if self._rule.kind == FILES:
+            return [(0, item.size)], 1
         with item.open() as tree:
             episodes = self._find(tree)
-        if not len(episodes):
-            return [0, 0]
+        total = len(episodes)
         if episodes.flat is not None:
-            runs = [first for first, _ in episode_runs(episodes.flat.lengths, self._row_bytes, UNIT_BYTES)]
-            return [*runs, int(episodes.flat.lengths.sum())]
-        count = max(1, UNIT_BYTES * len(episodes) // max(1, item.size))
-        return [*range(0, len(episodes), count), len(episodes)]
+            starts = [first for first, _ in episode_runs(episodes.flat.lengths, self._row_bytes, UNIT_BYTES)]
+            return [(first, item.size // len(starts)) for first in starts], int(episodes.flat.lengths.sum())
+        count = max(1, UNIT_BYTES * total // max(1, item.size))
+        starts = list(range(0, total, count))
+        if self._rule.numbered:
+            return [(first, item.size * min(count, total - first) // total) for first in starts], total
+        return [(first, item.size // len(starts)) for first in starts], total
 
     def _compare(self, index: int) -> None:
-        """Compares the first episode of a tree with the columns.
+        """Reads the first episode of a tree.
 
-        So a tree that does not fit is refused before anything is read.
+        If it does not fit, the conversion ends here, and not after it has read the trees before.
         """
-        with self._trees[index].open() as tree:
-            if self._mapping.episodes.flat:
-                paths = [(column, column.mapped.path) for column in self._layout.columns]
-                row = 0
-            else:
-                places = find_places(tree, self._mapping.episodes, self._split)
-                if not places:
-                    return
-                paths = [(column, places[0].path(column.mapped.path)) for column in self._layout.columns]
-                row = places[0].number
-            for column, path in paths:
-                array = tree.array(path)
-                if array is None:
-                    raise BadEpisodeError(
-                        f"is missing; {self._layout.model} has it",
-                        file=tree.name,
-                        column=path,
-                        row=row,
-                        hint="if the files are separate datasets, convert one at a time",
-                    )
-                check_matches(array, column, tree.name, row, self._layout.model)
-
-    @property
-    def _split(self) -> Any:
-        return self._mapping.splits[0] if self._mapping.splits else None
+        findings = self.findings.to_json()
+        try:
+            for _ in self.blocks(Position(index, 0), Position(index, 1)):
+                pass
+        except BadEpisodeError as error:
+            names = [item.name for item in self._trees]
+            separate = "if the files are separate datasets, convert one at a time"
+            error.hint = separate_datasets_hint(names, names[0], names[index]) or separate
+            raise
+        self.findings.restore(findings)  # the episode will be read again
 
     def _find(self, tree: Tree) -> _Episodes:
-        rule = self._mapping.episodes
-        if rule.flat:
-            return _Episodes(flat=find_flat(tree, rule, _rows(tree, self._layout.steps), skip_bad=self._skip_bad))
-        return _Episodes(places=find_places(tree, rule, self._split))
+        if self._rule.flat:
+            rows = _rows(tree, self._contents.steps)
+            return _Episodes(flat=find_flat(tree, self._rule, rows, skip_bad=self._skip_bad))
+        return _Episodes(places=find_places(tree, self._rule, self._split))
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         yield from merge_small_blocks(self._blocks(start, stop), self._row_bytes, _BLOCK_BYTES)
@@ -312,7 +323,7 @@ class TreeSource:
                 elif episodes.flat is not None:
                     yield from self._flat_blocks(tree, episodes.flat, index, first, last)
                 else:
-                    yield from self._placed_blocks(tree, episodes.places[first:last], index, first)
+                    yield from self._placed_blocks(tree, episodes.places, index, first, last)
 
     def _flat_blocks(
         self, tree: Tree, episodes: FlatEpisodes, index: int, first: int, last: int
@@ -320,30 +331,45 @@ class TreeSource:
         if first == 0 and len(episodes.indices) <= int(episodes.indices[-1]):
             missing = int(episodes.indices[-1]) + 1 - len(episodes.indices)
             message = "an episode without a step; skipped"
-            self.findings.add(Finding("bad-episode", message, missing, tree.name, 0, self._mapping.episodes.paths[0]))
+            self.findings.add(Finding("bad-episode", message, missing, tree.name, 0, self._rule.paths[0]))
         array_of = cache(tree.array)
         for begin, end in episode_runs(episodes.lengths[first:last], self._row_bytes, _BLOCK_BYTES):
             position = Position(index, first + begin)
-            yield read_flat(tree.name, array_of, episodes, self._layout, position, first + end, self.findings)
+            yield read_flat(tree.name, array_of, episodes, self._contents, position, first + end, self.findings)
 
     def _placed_blocks(
-        self, tree: Tree, places: Sequence[EpisodePlace], index: int, first: int
+        self, tree: Tree, places: Sequence[EpisodePlace], index: int, first: int, last: int
     ) -> Iterator[EpisodeBlock]:
+        if first == 0:
+            self._check_file(tree, places)
+        file_facts = self._hooks.file_facts(tree)
         pending: list[PlacedEpisode] = []
         size, rows, position = 0, 0, Position(index, first)
-        for row, place in enumerate(places, first):
+        for row, place in enumerate(places[first:last], first):
             if not rows:
                 # A run of bad episodes makes no block; the next block then starts at the first of them.
                 position = Position(index, row)
             rows += 1
             try:
-                pending.append(read_place(tree, place, self._layout, self.findings))
+                episode = read_place(tree, place, self._contents, self.findings)
             except BadEpisodeError as error:
                 self.findings.add_bad_episode(error, skip=self._skip_bad)
                 continue
-            size += pending[-1].nbytes
+            self._hooks.check_episode(tree, episode, self.findings)
+            episode.facts |= file_facts.get(place.key, {})
+            pending.append(episode)
+            size += episode.nbytes
             if size >= _BLOCK_BYTES:
-                yield block_of(pending, self._layout, tree.name, position, rows)
+                yield block_of(pending, self._contents, tree.name, position, rows)
                 pending, size, rows = [], 0, 0
         if pending:
-            yield block_of(pending, self._layout, tree.name, position, rows)
+            yield block_of(pending, self._contents, tree.name, position, rows)
+
+    def _check_file(self, tree: Tree, places: Sequence[EpisodePlace]) -> None:
+        """Reports gaps in the numbers of episodes, and runs the format's own check."""
+        missing = places[-1].number - places[0].number + 1 - len(places)
+        if self._rule.numbered and missing:
+            row = next(place.number for i, place in enumerate(places) if place.number != places[0].number + i)
+            message = "numbers are missing before this episode's number; the other episodes are read in order"
+            self.findings.add(Finding("gapped-episodes", message, missing, tree.name, row))
+        self._hooks.check_file(tree, places, self.findings)

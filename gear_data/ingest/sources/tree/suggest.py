@@ -13,7 +13,7 @@ import yaml
 
 from gear_data.common.paths import printable
 from gear_data.errors import UnknownFormatError
-from gear_data.ingest.mapping import (
+from gear_data.ingest.layout import (
     AFTER_RESET,
     DATASETS,
     EPISODE,
@@ -21,9 +21,9 @@ from gear_data.ingest.mapping import (
     GROUPS,
     STEP,
     WITH_FINAL,
+    Column,
     EpisodeRule,
-    MappedColumn,
-    SourceMapping,
+    Layout,
 )
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import canonical_name, is_column_name
@@ -49,7 +49,7 @@ class Suggestion:
         left_out: path -> why the array is no column.
     """
 
-    mapping: SourceMapping
+    mapping: Layout
     reason: str
     doubts: tuple[str, ...]
     left_out: Mapping[str, str]
@@ -101,6 +101,7 @@ def suggest(trees: Sequence[Container]) -> Suggestion | None:
         if not any(array.shape for array in samples[0].values()):
             return None
         attributes = {} if found.rule.kind == DATASETS else tree.attributes(places[0].key)
+        attributes = {name: value for name, value in attributes.items() if value is not None}
         outside = _outside(tree, places, found.rule)
         if found.rule.kind == FILES and len(trees) > 1:
             with trees[-1].open() as last:
@@ -159,16 +160,16 @@ def _suggestion(
     after = _next_paths(roles, samples[0])
     roles = {path: role for path, role in roles.items() if path not in after.values()}
     names = _names(roles, actions, samples[0])
-    columns = [MappedColumn(names[path], path, None, role, after.get(path)) for path, role in roles.items()]
+    columns = [Column(names[path], path, None, role, after.get(path)) for path, role in roles.items()]
     taken = set(names.values())
     for attribute in attributes:
         name = attribute.replace("/", ".")
         name = f"episode_{name}" if name in taken else name
         if is_column_name(name):
-            columns.append(MappedColumn(name, f"@{attribute}", None, EPISODE))
+            columns.append(Column(name, f"@{attribute}", None, EPISODE))
         else:
             left_out[f"@{attribute}"] = "has no name that a fact can have"
-    mapping = SourceMapping(found.rule, tuple(columns), found.splits)
+    mapping = Layout(found.rule, tuple(columns), found.splits)
     return Suggestion(mapping, found.reason, (*found.doubts, *doubts), left_out)
 
 

@@ -16,14 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.common.images import looks_like_image, without_padding
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.findings.log import Finding
 from gear_data.schema import DTYPES
 
 #: Kinds of a group's children.
-GROUP, ARRAY, LINK = "group", "array", "link"
-#: Limits of `walk`, which hard links in a circle would otherwise make endless.
-_MAX_ARRAYS, _MAX_DEPTH = 10_000, 32
+GROUP, ARRAY, SOFT_LINK, EXTERNAL_LINK = "a group", "an array", "a soft link", "an external link"
+LINKS = (SOFT_LINK, EXTERNAL_LINK)
+#: Limits of `walk` and `contents`, which hard links in a circle would otherwise make endless.
+_MAX_ARRAYS, _MAX_CONTENTS, _MAX_DEPTH = 10_000, 100_000, 32
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class TreeArray:
         dtype: the name of the NumPy dtype in native byte order, `string`, or `binary`. Columns can have no other dtype.
         read: reads the rows [start, stop), as [rows, ...] or as an Arrow array of text or bytes. A scalar has one row.
         finding: about the array as a whole, to report when it is read; None for most.
+        raw: reads rows of text of one size as uint8 [rows, bytes]; None for other values.
     """
 
     path: str
@@ -43,6 +46,7 @@ class TreeArray:
     dtype: str
     read: Callable[[int, int], npt.NDArray[Any] | pa.Array]
     finding: Finding | None = None
+    raw: Callable[[int, int], npt.NDArray[np.uint8]] | None = None
 
     @property
     def rows(self) -> int:
@@ -54,6 +58,22 @@ class TreeArray:
         """The kind of the NumPy dtype: one of `biuf`; "" if the values are not numbers."""
         return np.dtype(self.dtype).kind if self.dtype in DTYPES else ""
 
+    @property
+    def holds_bytes(self) -> bool:
+        """Whether a row is a byte string of one size, padded with zeros: text, or a row of uint8."""
+        return self.raw is not None or (self.dtype == "uint8" and len(self.shape) == 2)
+
+    def byte_strings(self, start: int, stop: int) -> list[bytes]:
+        """Reads byte strings. Those that are images lose the zeros after their ends."""
+        rows = (self.raw or self.read)(start, stop)
+        return [without_padding(row.tobytes()) for row in rows]
+
+    def holds_images(self) -> bool:
+        """Returns whether byte strings are encoded images, by three of them."""
+        if not self.holds_bytes or not self.rows:
+            return False
+        return any(looks_like_image(self.byte_strings(row, row + 1)[0]) for row in (0, self.rows // 2, self.rows - 1))
+
 
 class Tree(Protocol):
     """An open file of named arrays."""
@@ -63,7 +83,7 @@ class Tree(Protocol):
         """The name of the file, for messages."""
 
     def children(self, group: str) -> Mapping[str, str]:
-        """Returns name -> `GROUP`, `ARRAY` or `LINK`, in natural order."""
+        """Returns name -> `GROUP`, `ARRAY` or one of `LINKS`, in natural order."""
 
     def array(self, path: str) -> TreeArray | None:
         """Opens an array; returns None if no array is at the path.
@@ -73,7 +93,10 @@ class Tree(Protocol):
         """
 
     def attributes(self, group: str) -> Mapping[str, Any]:
-        """Returns the attributes of a group that are one number, flag or text."""
+        """Returns the attributes of a group.
+
+        An attribute that is not one number, flag or short text is None.
+        """
 
 
 @dataclass(frozen=True)
@@ -174,6 +197,31 @@ def paths_below(tree: Tree, group: str = "", depth: int = 0) -> Iterator[str]:
             yield path
         elif kind == GROUP:
             yield from paths_below(tree, path, depth + 1)
+
+
+def contents(tree: Tree, group: str) -> dict[str, str]:
+    """Returns everything below a group, in order of names: path in the group -> kind.
+
+    Raises:
+        CorruptSourceError: the group holds more than 100,000 names, or is more than 32 levels deep.
+    """
+    found: dict[str, str] = {}
+
+    def add(path: str, depth: int) -> None:
+        for name, kind in sorted(tree.children(join(group, path)).items()):
+            found[join(path, name)] = kind
+            if len(found) > _MAX_CONTENTS or depth > _MAX_DEPTH:
+                raise CorruptSourceError(
+                    f"has more than {_MAX_CONTENTS} groups and arrays in '{group or '/'}', or is over {_MAX_DEPTH} "
+                    "levels deep",
+                    file=tree.name,
+                    hint="copy the arrays of steps to a new file",
+                )
+            if kind == GROUP:
+                add(join(path, name), depth + 1)
+
+    add("", 0)
+    return found
 
 
 def _too_large(tree: Tree, group: str) -> CorruptSourceError:

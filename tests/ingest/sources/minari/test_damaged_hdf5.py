@@ -16,8 +16,8 @@ import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.hdf5 import inventory
 from gear_data.ingest.sources.minari import hdf5 as minari_format
+from gear_data.ingest.sources.tree import view
 from gear_data.storage.episode_block import BEGIN, END
 from tests.support.makers.minari_files import MAIN, METADATA, Write, blocks, nested_dataset, plain
 
@@ -104,7 +104,7 @@ def test_dtype_that_does_not_fit(edit: Any) -> None:
     del file["episode_1/actions"]
     file["episode_1/actions"] = [0.25]
     file.close()
-    with pytest.raises(BadEpisodeError, match="is float64, and does not fit int64"):
+    with pytest.raises(BadEpisodeError, match="is float64, and holds values that do not fit int64"):
         blocks(source)
 
 
@@ -305,7 +305,7 @@ def test_text_behind_an_unknown_filter_is_refused(edit: Any) -> None:
 
 
 def test_endless_groups(edit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inventory, "_MAX_LINKS", 20)
+    monkeypatch.setattr(view, "_MAX_CONTENTS", 20)
     source, file = edit()
     for i in range(30):
         file.create_group(f"episode_1/infos/{i}")

@@ -20,8 +20,8 @@ from PIL import Image
 import gear_data
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.hdf5 import grouped_source
 from gear_data.ingest.sources.minari import hdf5 as minari_format
+from gear_data.ingest.sources.tree import source as tree_source
 from tests.support.makers.minari_files import MAIN, METADATA, Write, blocks, episode, nested_dataset, plain
 
 
@@ -263,8 +263,8 @@ def test_columns_and_rename(write: Write, tmp_path: Path) -> None:
 
 def test_units_are_the_whole(write: Write, sources: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source = nested_dataset(write)
-    monkeypatch.setattr(grouped_source, "UNIT_BYTES", 1)
-    monkeypatch.setattr(grouped_source, "_BLOCK_BYTES", 200)
+    monkeypatch.setattr(tree_source, "UNIT_BYTES", 1)
+    monkeypatch.setattr(tree_source, "_BLOCK_BYTES", 200)
     with h5py.File(source / MAIN, "r+") as file:
         file.move("episode_2", "episode_12")
         del file["episode_1/actions/_index_0"]

@@ -18,9 +18,9 @@ import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.hdf5 import grouped_source
+from gear_data.ingest.sources import robomimic
 from gear_data.ingest.sources.registry import open_source
-from gear_data.ingest.sources.robomimic import reader as robomimic
+from gear_data.ingest.sources.tree import source as tree_source
 from gear_data.storage.episode_block import BEGIN, END
 
 Demo = dict[str, Any]
@@ -169,8 +169,8 @@ def test_folders_of_several_datasets_are_refused_before_reading(tmp_path: Path) 
 
 
 def test_units_are_the_whole(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouped_source, "UNIT_BYTES", 20_000)
-    monkeypatch.setattr(grouped_source, "_BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(tree_source, "UNIT_BYTES", 20_000)
+    monkeypatch.setattr(tree_source, "_BLOCK_BYTES", 1_000)
     for i in range(2):
         path = write(tmp_path / "s" / f"{i}.hdf5", make_demos((3, 1, 4, 2, 5), seed=i), [3, 4, 7, 8, 9])
         change(path, lambda file: file.__delitem__("data/demo_7/rewards"))

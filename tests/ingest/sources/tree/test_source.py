@@ -134,7 +134,7 @@ BAD = {
     "text": ({"demo_2__act": [b"x", b"y"]}, "in a.h5 demo_0 float64"),
     "no steps": ({"demo_2__act": rows(0, 2)}, "the episode has no steps"),
     "scalar": ({"demo_2__act": 3.0}, "scalar"),
-    "link": ({"demo_2__act": h5py.SoftLink("/demo_1/act")}, "is missing"),
+    "link": ({"demo_2__act": h5py.SoftLink("/demo_1/act")}, "is a link to elsewhere"),
 }
 
 

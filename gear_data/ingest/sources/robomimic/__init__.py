@@ -1,1 +1,0 @@
-"""robomimic's HDF5 layout, which Isaac Lab, LIBERO and MimicGen write, too."""
