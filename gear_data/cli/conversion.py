@@ -8,7 +8,7 @@ from typing import Any, get_args
 import gear_data
 from gear_data.cli.arguments import add_command, frame_size, names, print_json, renaming, size, stacking
 from gear_data.common.progress import format_bytes, pluralize
-from gear_data.words import EngineName, OnBadEpisode, SourceFormat, VideoMode
+from gear_data.words import EngineName, OnBadEpisode, ResetSteps, SourceFormat, VideoMode
 
 
 def add_commands(commands: Any) -> None:
@@ -70,6 +70,9 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--end-column", metavar="A", help="column that is true at the last step of an episode")
     help = "end episodes after N steps, for sources that mark no ends"
     parser.add_argument("--max-episode-steps", type=int, metavar="N", help=help)
+    help = "first steps of episodes that only reset the environment: drop or keep them; default: drop them if they are "
+    help += "clear"
+    parser.add_argument("--reset-steps", choices=get_args(ResetSteps), help=help)
     help = "YAML file that says where the episodes and columns are, for HDF5, NumPy and Zarr files of unknown layout"
     parser.add_argument("--map", dest="mapping", metavar="FILE", help=help)
     help = "read the numbers of a column of a table as another dtype, such as actions=float64; may be repeated"
@@ -96,7 +99,14 @@ def _add_videos(parser: argparse.ArgumentParser) -> None:
 
 def _source_options(options: argparse.Namespace, **videos: Any) -> dict[str, Any]:
     names = ("format", "split", "columns", "mapping", "keep_encoded")
-    boundaries = ("episode_column", "step_column", "end_column", "max_episode_steps", "file_is_episode")
+    boundaries = (
+        "episode_column",
+        "step_column",
+        "end_column",
+        "max_episode_steps",
+        "file_is_episode",
+        "reset_steps",
+    )
     return {
         **{name: getattr(options, name) for name in names},
         "rename": dict(options.rename),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import get_args
 
 from gear_data.common.keywords import check_count, suggest_fields
 from gear_data.errors import InvalidArgumentError
+from gear_data.words import ResetSteps
 
 
 @suggest_fields
@@ -22,9 +24,12 @@ class EpisodeBoundaries:
         end_column: the column that is true at the last step of an episode.
         max_episode_steps: the length of an episode, if the source does not mark the ends of episodes.
         file_is_episode: whether each file of a table is one episode.
+        reset_steps: what becomes of first steps that only reset the environment, as Gymnasium's vector environments
+            have them: `drop` leaves them out, `keep` keeps them. None leaves them out if they are clear.
 
     Raises:
-        InvalidArgumentError: a column is no text, the length is below 1, or files and a column say what an episode is.
+        InvalidArgumentError: a column is no text, the length is below 1, files and a column say what an episode is, or
+            `reset_steps` is another word.
     """
 
     episode_column: str | tuple[str, ...] | None = None
@@ -32,6 +37,7 @@ class EpisodeBoundaries:
     end_column: str | None = None
     max_episode_steps: int | None = None
     file_is_episode: bool = False
+    reset_steps: ResetSteps | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.episode_column, list | tuple):
@@ -50,6 +56,8 @@ class EpisodeBoundaries:
             raise InvalidArgumentError(
                 "episode_column and file_is_episode both say what an episode is", hint="leave one of them out"
             )
+        if self.reset_steps not in (None, *get_args(ResetSteps)):
+            raise InvalidArgumentError(f"reset_steps must be 'drop', 'keep' or None, not {self.reset_steps!r}")
 
     @property
     def episode_columns(self) -> tuple[str, ...]:
@@ -67,8 +75,9 @@ class EpisodeBoundaries:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The names of the values that are given."""
-        return tuple(each.name for each in fields(self) if getattr(self, each.name) not in (None, False))
+        """The names of the values that are given and that a format must support."""
+        names = (each.name for each in fields(self) if each.name != "reset_steps")
+        return tuple(name for name in names if getattr(self, name) not in (None, False))
 
     def one_episode_column(self) -> str | None:
         """Returns the column of the episodes, for formats that read one; None if none is named.

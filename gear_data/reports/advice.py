@@ -38,7 +38,9 @@ ADVICE: Mapping[str, str] = {
     "missing-chunks": "Download the store again. Missing chunks are read as the fill value.",
     "bad-episode": "Repair the episode in the source, and convert again.",
     "gapped-episodes": "Check that no file is missing.",
-    "files-left-out": "Convert the other files separately, if they belong to the data.",
+    "files-left-out": "Convert the other files separately, if they belong to the data. Facts can be joined by episode.",
+    "reset-step-left-out": "Nothing. The step was a reset, and its action had no effect.",
+    "reset-steps-possible": "Look at first steps in the viewer. Convert with --reset-steps drop if they are resets.",
     "journal-torn": "Nothing. The episode that its process did not finish is not in the dataset.",
     "empty-file": "Remove the file from the source, or download it again.",
     "non-finite": "A NaN in a batch makes the loss NaN. Find the cause in the source; leave the episodes out, or "

@@ -10,6 +10,7 @@ import msgspec
 from gear_data.common.keywords import check_count
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
+from gear_data.ingest.ideas.reset_steps import leave_out_reset_steps
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.mapping import parse_mapping
 from gear_data.ingest.merging.dataset_source import GEAR, DatasetSource
@@ -36,6 +37,8 @@ SHARD_BYTES = 512 << 20
 _PLAIN = ("split", "format", "keep_encoded", "strict", "shard_bytes")
 #: Formats whose columns a user named one by one: none of them has a second meaning.
 _NAMED_BY_USER = (GEAR, "journal", "tree")
+#: Formats of steps in the order of time.
+_FLAT = ("d4rl", "in-memory", "npz", "numpy", "step-rows", "torchrl")
 #: Argument -> the group of options that it takes.
 _GROUPS: dict[str, type[Any]] = {"episodes": EpisodeBoundaries, "videos": VideoStorage, "tables": TableOptions}
 
@@ -138,16 +141,26 @@ class ConversionSpec:
         if self.strict:
             source.findings.make_strict()
         stack, may_take_next = self.options.stack or {}, name not in _NAMED_BY_USER
+        is_late = may_take_next and any(map(is_next, stack))  # stacks give the final observations
         if may_take_next:
             has_dtypes = "dtype" in known_formats()[name].uses
             source = take_next_observations(source, self.options, has_dtypes=has_dtypes)
+        if not is_late:
+            source = self._without_reset_steps(source, name)
         if not self.keep_encoded:
             source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
         source = stack_columns(source, stack)
-        if may_take_next and any(map(is_next, stack)):
-            source = take_next_observations(source, self.options)
+        if is_late:
+            source = self._without_reset_steps(take_next_observations(source, self.options), name)
         report_names(source, all_columns=self.options.columns is None)
         return source, name, reason
+
+    def _without_reset_steps(self, source: EpisodeSource, format: str) -> EpisodeSource:
+        if format in (GEAR, "journal"):
+            return source
+        # Without a number of rows, the source may be an iterator, which can be read only once.
+        flat = format in _FLAT and (source.rows_are_steps or source.num_rows is not None)
+        return leave_out_reset_steps(source, self.options, flat=flat)
 
     def with_stored_cameras(self, source: EpisodeSource, store: FileStore, threads: int = 1) -> EpisodeSource:
         """Returns an opened source with its cameras as the dataset stores them.

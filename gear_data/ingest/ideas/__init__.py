@@ -1,0 +1,1 @@
+"""What a source means, for every format: one module an idea."""
