@@ -25,6 +25,7 @@ from gear_data.storage.remote.range_reader import filesystem_of, open_range_read
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".feather", ".json", ".jsonl", ".csv", ".tsv", ".tar")
+_HDF5_SUFFIXES = (".hdf5", ".h5")
 _LFS_POINTER = b"version https://git-lfs"
 #: More folders than this usually hold one episode each.
 _FEW_FOLDERS = 64
@@ -183,7 +184,7 @@ def locate(source: Any, split: str | None) -> Location:
         file = _local_file(text, os.path.basename(text))
         if file is None:
             raise SourceNotFoundError("is neither a file nor a folder", file=text, hint="give a file or a folder")
-        return Location(text, (file,), split=split)
+        return Location(text, (file, *_json_beside(text, file)), split=split)
     if _HUB_ID.fullmatch(text) and not text.lower().endswith(_DATA_SUFFIXES):
         return _hub(text, split)
     hint = None
@@ -228,6 +229,16 @@ def _local_file(path: str, name: str) -> SourceFile | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     return SourceFile(path, name, status.st_size, str(status.st_mtime_ns))
+
+
+def _json_beside(path: str, file: SourceFile) -> list[SourceFile]:
+    """Returns the JSON file of the same name beside an HDF5 file: it may have facts about the episodes."""
+    stem, suffix = os.path.splitext(path)
+    beside = f"{stem}.json"
+    if suffix.lower() not in _HDF5_SUFFIXES or not os.path.isfile(beside):
+        return []
+    found = _local_file(beside, os.path.basename(beside))
+    return [] if found is None else [found]
 
 
 def _special(name: str) -> CorruptSourceError:

@@ -196,6 +196,8 @@ class Format:
         uses: of `mapping` and the values of `EpisodeBoundaries` and `TableOptions`, the names that this format uses;
             "split" if it chooses a split itself.
         suffixes: the suffixes of the data files that it reads.
+        beside: a pattern of the names of further files that it reads, or that only describe the format. A finding
+            reports other text files.
     """
 
     name: str
@@ -204,6 +206,7 @@ class Format:
     priority: int = 0
     uses: frozenset[str] = frozenset()
     suffixes: tuple[str, ...] = ()
+    beside: str = r"(?!)"
 
 
 @contextmanager

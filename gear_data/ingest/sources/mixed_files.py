@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Container, Iterable, Sequence
 
 from gear_data.errors import GearError, UnknownFormatError
+from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import DATA_SUFFIXES, Format
+from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES
+from gear_data.ingest.table_files import table_kinds
 
 #: Suffixes of pickles. None is ever loaded.
 PICKLES = (".pickle", ".pkl", ".pt", ".pth")
+#: Suffixes of text files that may hold facts about the episodes.
+_TEXT_SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".yaml", ".yml", ".txt")
+#: Beginnings of the names of files that describe a dataset or a program, in lower case.
+_DESCRIPTIONS = re.compile(
+    r"readme|licen[cs]e|notice|citation|authors|changelog|contributing|makefile|dockerfile|requirements|pyproject|"
+    r"package(-lock)?\.json|croissant|dataset_infos?\.json|dataset_dict\.json|state\.json"
+)
 #: Files of a folder that are recognised one by one, if the folder is not; and names in a message.
 _MAX_FILES, _MAX_NAMES = 100, 10
 
@@ -19,6 +30,38 @@ def files_of_other_formats(item: Format, location: Location) -> list[SourceFile]
     if not item.suffixes:
         return []
     return [file for file in location.with_suffix(*DATA_SUFFIXES) if not file.path.lower().endswith(item.suffixes)]
+
+
+def files_left_out(item: Format, location: Location, read: Container[str]) -> Finding | None:
+    """Returns the finding about files that may belong to the data, and that a format does not read; None without.
+
+    Args:
+        item: the format.
+        location: the source.
+        read: the names of further files that the source reads.
+    """
+    others = files_of_other_formats(item, location)
+    texts = [file for file in _text_files(item, location) if file.name not in read]
+    if not others and not texts:
+        return None
+    names = _listed([*others, *texts])
+    message = f"no column or fact is read from {names}; left out"
+    if others:
+        message = f"files of another format than {item.name}; left out: convert them separately: {names}"
+    return Finding("files-left-out", message, len(others) + len(texts), (others or texts)[0].name)
+
+
+def _text_files(item: Format, location: Location) -> list[SourceFile]:
+    """Returns the text files that neither the format reads, nor describe the dataset in words."""
+    tables = table_kinds(location.files, requested=True) if item.suffixes == TABLE_SUFFIXES else {}
+    read = {file.name for files in tables.values() for file in files}
+    return [
+        file
+        for file in location.with_suffix(*_TEXT_SUFFIXES)
+        if file.name not in read
+        and not _DESCRIPTIONS.match(file.name.rpartition("/")[2].lower())
+        and not re.fullmatch(item.beside, file.name)
+    ]
 
 
 def refuse_files_of_other_formats(item: Format, location: Location) -> None:

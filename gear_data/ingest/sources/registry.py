@@ -16,7 +16,7 @@ from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.source import EpisodeSource, Format, SourceOptions
 from gear_data.ingest.sources.mixed_files import (
     PICKLES,
-    files_of_other_formats,
+    files_left_out,
     refuse_files_of_other_formats,
 )
 from gear_data.ingest.sources.tables.open import open_tables
@@ -124,9 +124,8 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
             )
     for file in location.with_suffix(*PICKLES):
         source.findings.add(Finding("pickle-left-out", "a pickle, which is never loaded; left out", file=file.name))
-    if left_out := files_of_other_formats(item, location):
-        message = f"files of another format than {item.name}; left out: convert them separately"
-        source.findings.add(Finding("files-left-out", message, len(left_out), left_out[0].name))
+    if (finding := files_left_out(item, location, getattr(source, "files_read", frozenset()))) is not None:
+        source.findings.add(finding)
     return source
 
 

@@ -390,4 +390,5 @@ FORMAT = Format(
     open=open_,
     priority=44,
     suffixes=(".memmap",),
+    beside=r".*\.json",
 )

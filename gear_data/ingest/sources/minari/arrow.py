@@ -260,4 +260,5 @@ FORMAT = Format(
     open=open_,
     priority=48,
     suffixes=(".arrow", ".parquet"),
+    beside=r"(.*/)?(namespace_)?metadata\.json",
 )

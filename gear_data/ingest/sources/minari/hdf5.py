@@ -107,4 +107,5 @@ FORMAT = Format(
     open=open_,
     priority=50,
     suffixes=(".hdf5", ".h5"),
+    beside=r"(.*/)?(namespace_)?metadata\.json",
 )

@@ -9,10 +9,11 @@ from __future__ import annotations
 from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import Location
-from gear_data.ingest.source import Format, SourceOptions
+from gear_data.ingest.source import EpisodeSource, Format, SourceOptions
 from gear_data.ingest.sources.tree.containers import SUFFIXES, containers
+from gear_data.ingest.sources.tree.listed_facts import with_listed_facts
 from gear_data.ingest.sources.tree.seen import unclear
-from gear_data.ingest.sources.tree.source import TreeSource, open_mapped
+from gear_data.ingest.sources.tree.source import open_mapped
 from gear_data.ingest.sources.tree.suggest import suggest, suggestion_text
 from gear_data.ingest.sources.tree.view import Container
 
@@ -29,7 +30,7 @@ def probe(location: Location) -> str | None:
     return f"{suggestion.reason} (--suggest-map prints the mapping)"
 
 
-def open_(location: Location, options: SourceOptions) -> TreeSource:
+def open_(location: Location, options: SourceOptions) -> EpisodeSource:
     """Opens a source with its mapping, or with the one that its names suggest.
 
     Raises:
@@ -37,14 +38,15 @@ def open_(location: Location, options: SourceOptions) -> TreeSource:
     """
     trees = _trees(location)
     if options.mapping is not None:
-        return open_mapped(trees, options.mapping, options, location.split, location.name)
+        source = open_mapped(trees, options.mapping, options, location.split, location.name)
+        return with_listed_facts(source, location, [item.name for item in trees])
     suggestion = suggest(trees)
     if suggestion is None or suggestion.doubts:
         raise unclear(trees, location.name)
     source = open_mapped(trees, suggestion.mapping, options, location.split, location.name)
     for path, why in suggestion.left_out.items():
         source.findings.add(Finding("column-left-out", f"{why}; left out", 1, trees[0].name, None, path))
-    return source
+    return with_listed_facts(source, location, [item.name for item in trees])
 
 
 def suggest_mapping(location: Location) -> str:
@@ -74,4 +76,5 @@ FORMAT = Format(
     priority=-10,
     uses=frozenset({"mapping", "split"}),
     suffixes=SUFFIXES,
+    beside=r"(.*/)?zarr\.json",
 )

@@ -40,7 +40,9 @@ def unclear(trees: Sequence[Container], name: str) -> UnknownFormatError:
     hint = (
         "say where the episodes and columns are: write a mapping with 'gear-data lint SRC --suggest-map > map.yaml', "
     )
-    hint += f"check it, and convert with --map map.yaml{nearest}"
+    actions = [] if suggestion is None else suggestion.parts_of_actions
+    joined = f"; --stack actions={','.join(actions)} makes one column of the {len(actions)} actions" if actions else ""
+    hint += f"check it, and convert with --map map.yaml{joined}{nearest}"
     return UnknownFormatError(f"{message}; {trees[0].name} holds:{seen}", file=name, hint=hint)
 
 

@@ -54,6 +54,13 @@ class Suggestion:
     doubts: tuple[str, ...]
     left_out: Mapping[str, str]
 
+    @property
+    def parts_of_actions(self) -> list[str]:
+        """The columns that hold a part of the actions each; empty if one column is the actions."""
+        names = [column.name for column in self.mapping.step_columns]
+        parts = [name for name in names if name.startswith(f"{ACTIONS}.")]
+        return [] if ACTIONS in names or len(parts) < 2 else parts
+
     def yaml(self) -> str:
         """Returns the mapping as YAML.
 

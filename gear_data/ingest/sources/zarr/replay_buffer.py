@@ -245,4 +245,5 @@ FORMAT = Format(
     open=open_,
     priority=35,
     suffixes=(ZIP_SUFFIX,),
+    beside=r"(.*/)?zarr\.json",
 )
