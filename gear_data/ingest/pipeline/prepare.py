@@ -129,10 +129,11 @@ def _advice_about_columns(source: EpisodeSource) -> Iterator[None]:
         yield
     except BadEpisodeError as error:
         names = [spec.name for spec in source.columns if error.column not in (spec.name, spec.source or spec.name)]
-        if error.hint == BAD_EPISODE_HINT and 0 < len(names) < len(source.columns):
+        if (error.hint or "").startswith(BAD_EPISODE_HINT) and 0 < len(names) < len(source.columns):
+            more = str(error.hint).removeprefix(BAD_EPISODE_HINT)
             error.hint = (
-                f"leave the column out with --columns {shlex.quote(','.join(names))}, leave such episodes out with "
-                "--on-bad-episode skip, or repair the source"
+                f"leave the column out with --columns {shlex.quote(','.join(names))} (columns=[...]), leave such "
+                f"episodes out with --on-bad-episode skip (on_bad_episode='skip'), or repair the source{more}"
             )
         raise
 

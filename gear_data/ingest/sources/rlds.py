@@ -112,7 +112,7 @@ def _features(location: Location, folder: str) -> dict[str, Any]:
     for key in ("featuresDict", "features"):
         inner = inner.get(key) if isinstance(inner, dict) else None
     if not isinstance(inner, dict):
-        raise CorruptSourceError("does not describe features", file=file.name, hint="download it again")
+        raise CorruptSourceError("does not describe features", file=file.name, hint="restore the file")
     return features
 
 
@@ -377,4 +377,5 @@ FORMAT = Format(
     open=open_,
     priority=46,
     uses=frozenset({"split"}),
+    beside=r"(.*/)?(dataset_info|features|metadata.*)\.json",
 )

@@ -76,7 +76,11 @@ def unrecognised(location: Location, formats: Mapping[str, Format]) -> UnknownFo
             hint=f"resume it: gear-data convert SRC {shlex.quote(location.name)} --resume",
         )
     if location.folder and not location.files:
-        return UnknownFormatError("holds no files (hidden files are ignored)", file=location.name)
+        return UnknownFormatError(
+            "holds no files (hidden files are ignored)",
+            file=location.name,
+            hint="give the folder that holds the data; rename files whose names begin with '.'",
+        )
     for file in location.with_suffix(*_PICKLES):
         if (hint := _stable_baselines3_hint(file)) is not None:
             return UnknownFormatError("is a pickled replay buffer; pickles are never loaded", file=file.name, hint=hint)

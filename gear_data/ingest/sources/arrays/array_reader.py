@@ -178,7 +178,9 @@ def read_small_npz(file: SourceFile, names: Collection[str]) -> dict[str, npt.ND
             continue
         if array.dtype.hasobject:
             raise CorruptSourceError(
-                "holds pickled Python objects, which are never loaded", file=array.place, hint=DOWNLOAD_AGAIN
+                "holds pickled Python objects, which are never loaded",
+                file=array.place,
+                hint="save the values as numbers: np.asarray(values, 'float32')",
             )
         whole = np.empty(array.shape[::-1] if array.fortran else array.shape, array.dtype)
         with reading(file.name):

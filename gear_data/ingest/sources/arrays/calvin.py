@@ -178,7 +178,7 @@ def _recordings(
     ranges = _integers(split.ranges)
     if ranges.ndim != 2 or ranges.shape[1] != 2 or not len(ranges):
         raise CorruptSourceError(
-            f"has the shape {ranges.shape}, not (recordings, 2)", file=name, hint="download it again"
+            f"has the shape {ranges.shape}, not (recordings, 2)", file=name, hint="restore the file"
         )
     if split.lengths is not None and not np.array_equal(_integers(split.lengths), ranges[:, 1] - ranges[:, 0] + 1):
         message = f"gives other lengths than {_RANGES}, which counts"
@@ -224,7 +224,7 @@ def _integers(file: SourceFile) -> npt.NDArray[np.int64]:
     array = open_npy(file)
     if array.dtype.kind not in "iu" or not array.shape:
         raise CorruptSourceError(
-            f"holds {array.dtype} {array.shape}, not a list of integers", file=file.name, hint="download it again"
+            f"holds {array.dtype} {array.shape}, not a list of integers", file=file.name, hint="restore the file"
         )
     return all_values(array).astype(np.int64)
 
@@ -338,4 +338,5 @@ FORMAT = Format(
     priority=42,  # before the tables, which look at every file
     uses=frozenset({"max_episode_steps", "split"}),
     suffixes=(".npz", ".npy"),
+    beside=r"(.*/)?statistics\.yaml",
 )

@@ -221,7 +221,7 @@ def _add_count(checkpoint: _Checkpoint, capacity: int) -> tuple[int, tuple[Findi
         values = _integers(file)
         if values.size != 1 or values[0] < 0:
             raise CorruptSourceError(
-                f"holds {values[:4].tolist()}, not one number of rows", file=file.name, hint="download it again"
+                f"holds {values[:4].tolist()}, not one number of rows", file=file.name, hint="restore the file"
             )
         return int(values[0]), ()
     last = max(0, capacity - 1)
@@ -245,7 +245,7 @@ def _integers(file: SourceFile) -> npt.NDArray[np.int64]:
     array = open_gzipped_npy(file)
     if array.dtype.kind not in "iu" or array.dtype.itemsize > 8 or len(array.shape) > 1:
         raise CorruptSourceError(
-            f"holds {array.dtype} {array.shape}, not integers", file=file.name, hint="download it again"
+            f"holds {array.dtype} {array.shape}, not integers", file=file.name, hint="restore the file"
         )
     return all_values(replace(array, shape=array.shape or (1,))).astype(np.int64)
 

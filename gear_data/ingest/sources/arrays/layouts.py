@@ -44,7 +44,8 @@ from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArray
 from gear_data.storage.episode_block import offsets_of
 
 _OTHER_BOUNDARIES = (
-    "repair this array, or name a column of episode ids with --episode-column (episodes=EpisodeBoundaries(...))"
+    "correct this array; or leave it out with --columns (columns=[...]), and name a column of episode ids with "
+    "--episode-column (episodes=EpisodeBoundaries(...))"
 )
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.json_files import read_json_lines
-from gear_data.ingest.sources.lerobot.metadata import ROWS_ONLY, read_int, read_records
+from gear_data.ingest.sources.lerobot.metadata import HINT, read_int, read_records
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 
@@ -187,6 +187,6 @@ def _tasks(record: Mapping[str, Any], name: str, row: int) -> tuple[str, ...]:
             file=name,
             column="tasks",
             row=row,
-            hint=f"download it again, or {ROWS_ONLY}",
+            hint=HINT,
         )
     return tuple(texts)

@@ -18,7 +18,7 @@ from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.lerobot.cameras import DeclaredCamera
 from gear_data.ingest.sources.lerobot.episode_list import VIDEOS, EpisodeList
-from gear_data.ingest.sources.lerobot.metadata import ROWS_ONLY, LeRobotInfo, read_int
+from gear_data.ingest.sources.lerobot.metadata import HINT, LeRobotInfo, read_int
 from gear_data.ingest.sources.lerobot.video_names import FileKey, VideoNames
 from gear_data.schema import ColumnSpec
 from gear_data.video.declared_places import DeclaredPlaces
@@ -230,6 +230,6 @@ def _seconds(record: Mapping[str, object], name: str, prefix: str, file: str, ro
             file=file,
             column=prefix + name,
             row=row,
-            hint=f"download it again, or {ROWS_ONLY}",
+            hint=HINT,
         )
     return float(value)

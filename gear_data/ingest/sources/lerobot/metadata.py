@@ -26,7 +26,7 @@ INFO = "meta/info.json"
 OLD_INFO = "meta_data/info.json"
 #: Hint of errors about metadata, which `step-rows` does not read.
 ROWS_ONLY = "convert only the rows: the folder data/ with --format step-rows"
-_HINT = f"download it again, or {ROWS_ONLY}"
+HINT = f"correct the file, or {ROWS_ONLY}"
 #: Columns of the number of each frame's task and subtask.
 TASK, SUBTASK = "task_index", "subtask_index"
 SUBTASKS = "meta/subtasks.parquet"
@@ -76,7 +76,7 @@ def read_info(location: Location) -> LeRobotInfo | None:
         return None
     features = values.get("features", {})
     if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
-        raise CorruptSourceError("should be an object of objects", file=file.name, column="features", hint=_HINT)
+        raise CorruptSourceError("should be an object of objects", file=file.name, column="features", hint=HINT)
     fps = _number(values, "fps", file.name)
     return LeRobotInfo(
         name=file.name,
@@ -92,14 +92,14 @@ def read_info(location: Location) -> LeRobotInfo | None:
 def _number(values: Mapping[str, Any], name: str, file: str) -> float | None:
     value = values.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise CorruptSourceError(f"should be a number, not {value!r:.40}", file=file, column=name, hint=_HINT)
+        raise CorruptSourceError(f"should be a number, not {value!r:.40}", file=file, column=name, hint=HINT)
     return value
 
 
 def _count(values: Mapping[str, Any], name: str, file: str) -> int | None:
     value = _number(values, name, file)
     if value is not None and (not isinstance(value, int) or value < 0):
-        raise CorruptSourceError(f"should be a count, not {value!r:.40}", file=file, column=name, hint=_HINT)
+        raise CorruptSourceError(f"should be a count, not {value!r:.40}", file=file, column=name, hint=HINT)
     return value
 
 
@@ -136,7 +136,7 @@ def _read_texts(location: Location, name: str, number: str) -> dict[int, str]:
     tables = FileTables((file,), PARQUET)
     texts = [field.name for field in tables.schema if _is_text(field.type)]
     if len(texts) != 1 or number not in tables.schema.names:
-        raise CorruptSourceError(f"should have the column '{number}' and one column of text", file=name, hint=_HINT)
+        raise CorruptSourceError(f"should have the column '{number}' and one column of text", file=name, hint=HINT)
     return _numbered(read_records(tables, [number, texts[0]], name), name, number, texts[0])
 
 
@@ -165,7 +165,7 @@ def read_records(tables: FileTables, columns: list[str], name: str) -> Iterator[
             part.table.validate(full=True)
             yield from part.table.to_pylist()
         except (pa.ArrowException, ValueError, OverflowError) as error:
-            raise CorruptSourceError(f"cannot be read: {error}", file=name, hint=_HINT) from error
+            raise CorruptSourceError(f"cannot be read: {error}", file=name, hint=HINT) from error
 
 
 def read_int(record: Mapping[str, Any], key: str, file: str, row: int) -> int:
@@ -173,7 +173,7 @@ def read_int(record: Mapping[str, Any], key: str, file: str, row: int) -> int:
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
         message = f"should be a whole number, not {value!r:.40}"
-        raise CorruptSourceError(message, file=file, column=key, row=row, hint=_HINT)
+        raise CorruptSourceError(message, file=file, column=key, row=row, hint=HINT)
     return value
 
 
@@ -181,5 +181,5 @@ def _read_text(record: Mapping[str, Any], key: str, file: str, row: int) -> str:
     value = record.get(key)
     if not isinstance(value, str):
         message = f"should be text, not {value!r:.40}"
-        raise CorruptSourceError(message, file=file, column=key, row=row, hint=_HINT)
+        raise CorruptSourceError(message, file=file, column=key, row=row, hint=HINT)
     return value

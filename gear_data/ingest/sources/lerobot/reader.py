@@ -260,4 +260,5 @@ FORMAT = Format(
     priority=40,
     uses=frozenset({"episode_column", "step_column", "end_column"}),
     suffixes=(".parquet",),
+    beside=r"(meta|meta_data)/.*",
 )
