@@ -61,12 +61,20 @@ def names(text: str) -> list[str]:
     return names
 
 
-def renaming(text: str) -> tuple[str, str]:
-    """Parses 'OLD=NEW' to ('OLD', 'NEW')."""
-    old, separator, new = text.partition("=")
-    if not (old and separator and new):
-        raise argparse.ArgumentTypeError(f"expected OLD=NEW, not {text!r}")
-    return old, new
+def pair(form: str) -> Callable[[str], tuple[str, str]]:
+    """Returns a parser of two texts with `=` between them, such as 'OLD=NEW'."""
+
+    def parse(text: str) -> tuple[str, str]:
+        first, separator, second = text.partition("=")
+        if not (first and separator and second):
+            raise argparse.ArgumentTypeError(f"expected {form}, not {text!r}")
+        return first, second
+
+    return parse
+
+
+#: Parses 'OLD=NEW' to ('OLD', 'NEW').
+renaming = pair("OLD=NEW")
 
 
 def stacking(text: str) -> tuple[str, list[str]]:

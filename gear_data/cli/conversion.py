@@ -6,7 +6,7 @@ import argparse
 from typing import Any, get_args
 
 import gear_data
-from gear_data.cli.arguments import add_command, frame_size, names, print_json, renaming, size, stacking
+from gear_data.cli.arguments import add_command, frame_size, names, pair, print_json, renaming, size, stacking
 from gear_data.common.progress import format_bytes, pluralize
 from gear_data.words import EngineName, OnBadEpisode, ResetSteps, SourceFormat, VideoMode
 
@@ -76,9 +76,9 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     help = "YAML file that says where the episodes and columns are, for HDF5, NumPy and Zarr files of unknown layout"
     parser.add_argument("--map", dest="mapping", metavar="FILE", help=help)
     help = "read the numbers of a column of a table as another dtype, such as actions=float64; may be repeated"
-    parser.add_argument("--dtype", type=renaming, action="append", default=[], metavar="A=DTYPE", help=help)
+    parser.add_argument("--dtype", type=pair("A=DTYPE"), action="append", default=[], metavar="A=DTYPE", help=help)
     help = "put a number in place of the nulls of a column of a table, such as force=nan; may be repeated"
-    parser.add_argument("--fill-null", type=renaming, action="append", default=[], metavar="A=N", help=help)
+    parser.add_argument("--fill-null", type=pair("A=N"), action="append", default=[], metavar="A=N", help=help)
     help = "whether the first line of CSV files has the names of the columns; without names they are 0, 1, ..."
     parser.add_argument("--header", action=argparse.BooleanOptionalAction, help=help)
     parser.add_argument(

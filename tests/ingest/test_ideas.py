@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 
 import gear_data
-from gear_data.errors import CorruptSourceError, GearError
+from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError
 from tests.support.makers.ideas import WRITERS, Episode, Writer
 
 Array = npt.NDArray[Any]
@@ -254,12 +254,48 @@ def _check_renamed(dataset: gear_data.Dataset, episodes: Sequence[Episode], writ
         np.testing.assert_array_equal(final["observations"], writer.seen(np.asarray(episode["following"]))[-1])
 
 
+def _stacks_of_frames() -> list[dict[str, Any]]:
+    """Returns episodes of stacks of four frames and chunks of two actions, without rewards and flags."""
+    rng = np.random.default_rng(6)
+    return [{"observations": rng.normal(size=(n, 4, 3)), "actions": rng.normal(size=(n, 2, 2))} for n in (4, 5, 3)]
+
+
+def _with_nulls() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [*episodes_of(next_observations="")]
+    for i, episode in enumerate(found):
+        episode["force"] = np.array([1.5, None if i == 1 else 2.5, *([3.5] * (len(episode["rewards"]) - 2))], object)
+    return found
+
+
+def _check_nulls(dataset: gear_data.Dataset, episodes: Sequence[Episode], writer: Writer) -> None:
+    for i, episode in enumerate(episodes):
+        expected = np.array([np.nan if value is None else value for value in episode["force"]])
+        np.testing.assert_array_equal(dataset[i]["force"], expected)
+
+
+NULL_REFUSED = Refused(
+    BadEpisodeError, "--fill-null force=nan", {"tables": gear_data.TableOptions(fill_null={"force": "nan"})}
+)
+NO_NULLS = Impossible("arrays have no nulls")
 NEW_NAMES = {"commands": "actions", "following": "next_observations", "over": "terminated", "cut": "truncated"}
 IDEAS |= {
     "whole rewards before fractions": Idea(
         _whole_rewards_first,
         _check_rewards,
         other={"npz, a file an episode": Refused(CorruptSourceError, "convert the files to one dtype")},
+    ),
+    "stacks of frames, chunks of actions": Idea(
+        _stacks_of_frames, _check_nan, other={"D4RL": Impossible("D4RL's files have rewards")}
+    ),
+    "nulls in a float column": Idea(
+        _with_nulls,
+        _check_nulls,
+        other={
+            **dict.fromkeys((name for name in WRITERS if "row" in name or name == "LeRobot"), NULL_REFUSED),
+            **dict.fromkeys((name for name in WRITERS if "npz" in name or "memory" in name), NO_NULLS),
+            "D4RL": NO_NULLS,
+        },
+        findings=("non-finite",),
     ),
     "NaN in observations": Idea(_with_nan, _check_nan, findings=("non-finite",)),
     "names that the user gives": Idea(

@@ -18,7 +18,7 @@ from gear_data.ingest.sources.tables.to_numpy import null_rows, storage_array
 
 _SORT = (
     "sort the rows by episode and step first; if several columns name an episode together, give --episode-column for "
-    "each of them; if every file numbers its episodes from 0, make the ids unique"
+    "each of them; if every file numbers its episodes from 0, give the files as several sources"
 )
 _STATE_KEY = "episode_ids"
 

@@ -40,6 +40,7 @@ from gear_data.ingest.sources.lerobot.metadata_checks import (
     task_texts,
     with_element_names,
 )
+from gear_data.ingest.sources.tables.cast_tables import cast_tables
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.step_rows import StepRowSource
@@ -104,7 +105,7 @@ class LeRobotSource:
     def __init__(
         self, location: Location, files: tuple[SourceFile, ...], info: LeRobotInfo, options: SourceOptions
     ) -> None:
-        tables = FileTables(files, PARQUET)
+        tables = cast_tables(FileTables(files, PARQUET), location)
         names = tables.schema.names
         if _EPISODE not in names:
             raise CorruptSourceError(
@@ -258,7 +259,7 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=40,
-    uses=frozenset({"episode_column", "step_column", "end_column"}),
+    uses=frozenset({"episode_column", "step_column", "end_column", "dtype", "fill_null"}),
     suffixes=(".parquet",),
     beside=r"(meta|meta_data)/.*",
 )

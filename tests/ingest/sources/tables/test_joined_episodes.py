@@ -110,3 +110,17 @@ def test_files_or_a_column(tmp_path: Path) -> None:
         gear_data.EpisodeBoundaries(episode_column="run", file_is_episode=True)
     with pytest.raises(InvalidArgumentError, match="must be the name of a column, not"):
         gear_data.EpisodeBoundaries(episode_column=("run", 3))  # type: ignore[arg-type]
+
+
+def test_files_that_number_their_episodes_from_0_are_several_sources(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for i in range(2):
+        pl.DataFrame({"episode": [0, 0, 1], "obs": [0.0, 1.0, i], "action": [0.0, 1.0, 2.0]}).write_csv(
+            folder / f"{i}.csv"
+        )
+    with pytest.raises(BadEpisodeError, match="episode 0 continues here") as error:
+        gear_data.convert(folder, tmp_path / "d")
+    assert (error.value.hint or "").endswith("give the files as several sources")
+    assert main(["convert", str(folder / "0.csv"), str(folder / "1.csv"), str(tmp_path / "d")]) == 0
+    assert gear_data.open(tmp_path / "d").episodes["length"].to_list() == [2, 1, 2, 1]

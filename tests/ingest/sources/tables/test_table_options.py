@@ -238,3 +238,19 @@ def test_a_resumed_run_has_the_same_options(tmp_path: Path) -> None:
 def test_wrong_options(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError):
         gear_data.TableOptions(**arguments)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--dtype", "A=DTYPE"), ("--fill-null", "A=N")])
+def test_a_wrong_pair(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["convert", "a", "b", option, "obs"])
+    assert f"expected {value}, not 'obs'" in capsys.readouterr().err
+
+
+def test_the_advice_about_nulls_leaves_the_column_out(tmp_path: Path) -> None:
+    table = _table(force=[1.0, None, 2.0])
+    with pytest.raises(BadEpisodeError) as error:
+        gear_data.convert(table, tmp_path / "d")
+    hint = error.value.hint or ""
+    assert hint.startswith("leave the column out with --columns observations,actions")
+    assert hint.endswith("or put a number in place of the nulls, such as --fill-null force=nan")
