@@ -7,6 +7,6 @@ from tests.chaos.result import Limit, run_in_own_process
 
 
 def test_random_worlds_read_what_one_process_reads() -> None:
-    result = run_in_own_process(worlds, seed=1, limit=Limit(runs=5))
+    result = run_in_own_process(worlds, seed=1, limit=Limit(runs=3))
     assert not result.failures, "\n".join(result.failures)
-    assert result.runs == 5
+    assert result.runs == 3
