@@ -25,7 +25,7 @@ PYTEST_OPTIONS := -n $(WORKERS) --dist loadfile --max-worker-restart 0
 PYTEST := $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 FIRST_TIER := 'not processes and not nightly'
 
-.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot coverage first-tier lint docs site chaos gpu clean
+.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot coverage first-tier both-tiers lint docs site chaos gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
@@ -38,7 +38,10 @@ test: $(VENV)/installed-test
 first-tier: $(VENV)/installed-test
 	$(PYTEST) -m $(FIRST_TIER)
 
-test-all: lint site
+test-all: $(VENV)/installed-test
+	$(MAKE) -j 2 lint both-tiers
+
+both-tiers: site
 	@if [ -n "$$GEAR_DATA_REQUIRE_VERBS" ]; then $(BIN)/python tests/support/rdma/image.py; fi
 	@if [ -n "$$GEAR_DATA_REQUIRE_BROWSER" ]; then $(BIN)/python tests/support/browser/chromium.py; fi
 	$(PYTEST) -m 'not nightly'
