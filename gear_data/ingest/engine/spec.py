@@ -10,13 +10,13 @@ import msgspec
 from gear_data.common.keywords import check_count
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
+from gear_data.ingest.ideas.next_observations import take_next_observations
 from gear_data.ingest.ideas.reset_steps import leave_out_reset_steps
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.mapping import parse_mapping
 from gear_data.ingest.merging.dataset_source import GEAR, DatasetSource
 from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.pipeline.names import is_next
-from gear_data.ingest.pipeline.next_observations import take_next_observations
 from gear_data.ingest.pipeline.prepare import report_names
 from gear_data.ingest.pipeline.stack import stack_columns
 from gear_data.ingest.several.parts import SourcePart, locate_parts

@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from gear_data.errors import EmptySourceError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.ideas.next_observations import next_differs
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.assemble import StepPart, assemble
 from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.pipeline.names import canonical_name
-from gear_data.ingest.pipeline.next_observations import next_differs
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
 from gear_data.ingest.sources.d4rl.episode_ends import BoolArray, age_after

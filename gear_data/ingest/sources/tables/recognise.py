@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.errors import UnknownFormatError
+from gear_data.ingest.ideas.next_observations import next_pairs
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import usual_name
-from gear_data.ingest.pipeline.next_observations import next_pairs
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import is_list, list_depth, list_lengths, storage_array
 

@@ -21,6 +21,7 @@ from gear_data.errors import (
     UnsupportedColumnError,
 )
 from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.ideas.next_observations import JumpFinder, next_pairs
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.assemble import StepPart, UnreadableRows, assemble
 from gear_data.ingest.pipeline.boundaries import EpisodeIdChecker, EpisodeNumbering, read_episode_ids
@@ -32,7 +33,6 @@ from gear_data.ingest.pipeline.columns import (
     resolve_structure_columns,
 )
 from gear_data.ingest.pipeline.names import DONES, name_map
-from gear_data.ingest.pipeline.next_observations import JumpFinder, next_pairs
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.left_out_columns import leave_out_columns
