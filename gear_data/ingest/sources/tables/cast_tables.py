@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.location import Location
+from gear_data.ingest.pipeline.columns import END_FLAGS
 from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.sources.tables.flatten import with_leaf_type, with_values
 from gear_data.ingest.sources.tables.read_units import ReadSpan
@@ -23,7 +25,7 @@ from gear_data.storage.episode_block import Position
 def cast_tables(tables: TableStream, location: Location) -> TableStream:
     """Returns tables in which columns have the types, and nulls the values, that `Location.tables` gives.
 
-    The nulls of pandas' float columns are NaN: pandas has no other mark for a missing number.
+    The nulls of pandas' float columns are NaN: pandas has no other mark for a missing number. End flags cannot be NaN.
 
     Raises:
         UnknownNameError: there is no such column.
@@ -33,7 +35,8 @@ def cast_tables(tables: TableStream, location: Location) -> TableStream:
     fills = {}
     leaves = {field.name: types.get(field.name) or leaf_type(field.type) for field in schema}
     if tables.by_pandas:
-        fills = {name: float("nan") for name, leaf in leaves.items() if pa.types.is_floating(leaf)}
+        flags = {name for name in leaves if usual_name(name, location.rename) in END_FLAGS}
+        fills = {name: math.nan for name, leaf in leaves.items() if pa.types.is_floating(leaf) and name not in flags}
     for name, text in _by_source(location.tables.fill_null, schema, location).items():
         try:
             fills[name] = _number(text, leaves[name])

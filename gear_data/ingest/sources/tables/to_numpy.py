@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 
 from gear_data.errors import UnsupportedColumnError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT
+from gear_data.ingest.pipeline.columns import END_FLAGS
+from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.schema import DTYPES
 
 _NULL = "holds a null"
@@ -179,7 +181,7 @@ def row_hint(reason: str, column: str, type_: pa.DataType) -> str:
     has_numbers = pa.types.is_floating(leaf) or pa.types.is_integer(leaf) or pa.types.is_boolean(leaf)
     if not (reason.endswith(_NULL) and has_numbers):
         return BAD_EPISODE_HINT
-    value = "nan" if pa.types.is_floating(leaf) else "0"
+    value = "nan" if pa.types.is_floating(leaf) and canonical_name(column) not in END_FLAGS else "0"
     return f"{BAD_EPISODE_HINT}, or put a number in place of the nulls, such as --fill-null {column}={value}"
 
 

@@ -254,3 +254,12 @@ def test_the_advice_about_nulls_leaves_the_column_out(tmp_path: Path) -> None:
     hint = error.value.hint or ""
     assert hint.startswith("leave the column out with --columns observations,actions")
     assert hint.endswith("or put a number in place of the nulls, such as --fill-null force=nan")
+
+
+def test_an_empty_cell_of_an_end_flag(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("obs,action,done\n0.5,1,\n1.5,2,1\n")
+    with pytest.raises(BadEpisodeError) as error:
+        gear_data.convert(tmp_path / "a.csv", tmp_path / "d")
+    assert "--fill-null done=0" in (error.value.hint or "")
+    assert main(["convert", str(tmp_path / "a.csv"), str(tmp_path / "d"), "--fill-null", "done=0"]) == 0
+    assert gear_data.open(tmp_path / "d").episodes["terminated"].to_list() == [True]
