@@ -93,7 +93,7 @@ def unrecognised(location: Location, formats: Mapping[str, Format]) -> UnknownFo
     if (mixed := mixed_files_error(formats.values(), location)) is not None:
         return mixed
     if trees := containers(location):
-        return unclear(trees, location.name)
+        return unclear(trees, location.name, location.rename)
     hint = f"name the format with --format: {', '.join(formats)}"
     if tables is not None:
         contents = "its columns are " + ", ".join(f"{field.name}: {field.type}" for field in tables.schema)

@@ -137,3 +137,31 @@ def test_d4rl(tmp_path: Path) -> None:
         file["terminals"], file["timeouts"] = np.zeros(6, np.bool_), np.arange(6) % 3 == 2
     assert main(["convert", str(tmp_path / "a.hdf5"), str(tmp_path / "d"), "--rename", "act=actions"]) == 0
     assert gear_data.open(tmp_path / "d").episodes["length"].to_list() == [3, 3]
+
+
+def _hdf5(path: Path, arrays: dict[str, Any]) -> Path:
+    with h5py.File(path / "a.h5", "w") as file:
+        for name, values in arrays.items():
+            file[name] = values
+    return path / "a.h5"
+
+
+def test_actions_and_ids_of_hdf5(tmp_path: Path) -> None:
+    arrays = _arrays(number=np.repeat([7, 8, 9], LENGTHS))
+    arrays["commands"] = arrays.pop("actions")
+    source = _hdf5(tmp_path, arrays)
+    with pytest.raises(UnknownFormatError):
+        gear_data.convert(source, tmp_path / "d")
+    gear_data.convert(source, tmp_path / "d", rename={"commands": "actions", "number": "episode_id"})
+    dataset = gear_data.open(tmp_path / "d")
+    assert dataset.episodes["length"].to_list() == LENGTHS
+    np.testing.assert_array_equal(dataset[0]["actions"], [0, 1, 2, 3])
+
+
+def test_actions_of_groups(tmp_path: Path) -> None:
+    arrays = {f"run_{i}/{name}": np.ones((3, 2)) for i in range(2) for name in ("state", "twist")}
+    source = _hdf5(tmp_path, arrays)
+    with pytest.raises(UnknownFormatError, match="no array looks like actions"):
+        gear_data.convert(source, tmp_path / "d")
+    gear_data.convert(source, tmp_path / "d", rename={"twist": "actions"})
+    assert gear_data.open(tmp_path / "d").episodes["length"].to_list() == [3, 3]

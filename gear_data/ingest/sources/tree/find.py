@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -58,7 +58,7 @@ class FoundEpisodes:
     splits: tuple[SplitRule, ...] = ()
 
 
-def find_episodes(tree: Tree, trees: Sequence[Container]) -> FoundEpisodes | None:
+def find_episodes(tree: Tree, trees: Sequence[Container], rename: Mapping[str, str]) -> FoundEpisodes | None:
     """Returns where the episodes of a source seem to be.
 
     If no array looks like actions, the largest family of numbered groups is a guess, or else the whole file, and the
@@ -67,25 +67,33 @@ def find_episodes(tree: Tree, trees: Sequence[Container]) -> FoundEpisodes | Non
     Args:
         tree: the first tree, open.
         trees: all trees of the source.
+        rename: path of an array -> the name that the user gives it.
     """
     return (
-        _numbered_groups(tree)
-        or _numbered_datasets(tree)
-        or _whole_tree(tree, trees)
+        _numbered_groups(tree, rename)
+        or _numbered_datasets(tree, rename)
+        or _whole_tree(tree, trees, rename)
         or _unnamed_groups(tree)
         or _unnamed_tree(tree, trees)
     )
 
 
-def is_actions(path: str) -> bool:
+def last_name(path: str, rename: Mapping[str, str]) -> str:
+    """Returns the last name of a path, or the name that the user gives the array: `demo_0/act` has the path `act`."""
+    return next((new for old, new in rename.items() if f"/{path}".endswith(f"/{old}")), path.rpartition("/")[2])
+
+
+def is_actions(path: str, rename: Mapping[str, str]) -> bool:
     """Returns whether the last name of a path means actions: `action`, `acts`."""
-    return canonical_name(path.rpartition("/")[2]) == ACTIONS
+    return canonical_name(last_name(path, rename)) == ACTIONS
 
 
-def resembles_actions(path: str) -> bool:
+def resembles_actions(path: str, rename: Mapping[str, str]) -> bool:
     """Returns whether the last name of a path may mean actions: `joint_action`."""
-    name = path.rpartition("/")[2].lower()
-    return is_actions(path) or ("act" in re.split(r"[^a-z]", name.replace("action", "act_")) and "prev" not in name)
+    name = last_name(path, rename).lower()
+    return is_actions(path, rename) or (
+        "act" in re.split(r"[^a-z]", name.replace("action", "act_")) and "prev" not in name
+    )
 
 
 def number_of(name: str) -> tuple[str, str] | None:
@@ -97,14 +105,14 @@ def number_of(name: str) -> tuple[str, str] | None:
     return None if match is None else (match[1], match[2])
 
 
-def _numbered_groups(tree: Tree) -> FoundEpisodes | None:
+def _numbered_groups(tree: Tree, rename: Mapping[str, str]) -> FoundEpisodes | None:
     found: list[tuple[str, str, int]] = []
     doubt = False
     for parent, prefix, names in _families(tree, "", 0):
         arrays = [array for array in walk(tree, join(parent, names[0])) if array.shape]
-        if any(is_actions(array.path) for array in arrays):
+        if any(is_actions(array.path, rename) for array in arrays):
             found.append((parent, prefix, len(names)))
-        elif any(resembles_actions(array.path) for array in arrays):
+        elif any(resembles_actions(array.path, rename) for array in arrays):
             found.append((parent, prefix, len(names)))
             doubt = True
     if not found:
@@ -182,7 +190,7 @@ def _common(paths: Sequence[str]) -> str:
     return "/".join(glob.escape(parts[0]) if len(set(parts)) == 1 else "*" for parts in columns)
 
 
-def _numbered_datasets(tree: Tree, group: str = "", depth: int = 0) -> FoundEpisodes | None:
+def _numbered_datasets(tree: Tree, rename: Mapping[str, str], group: str = "", depth: int = 0) -> FoundEpisodes | None:
     stems: dict[str, list[str]] = {}
     children = tree.children(group)
     for name, kind in children.items():
@@ -191,7 +199,7 @@ def _numbered_datasets(tree: Tree, group: str = "", depth: int = 0) -> FoundEpis
             stems.setdefault(parts[0], []).append(parts[1])
     for stem, numbers in stems.items():
         alike = [other for other, found in stems.items() if found == numbers]
-        if is_actions(stem.rstrip("_-. ")) and len(alike) > 1:
+        if is_actions(stem.rstrip("_-. "), rename) and len(alike) > 1:
             pattern = f"{join(group, stem)}*"
             doubts = [f"'{other}' has other numbers than '{stem}'" for other in stems if other not in alike]
             arrays = [array for n in numbers[:8] if (array := tree.array(join(group, stem) + n)) is not None]
@@ -201,21 +209,23 @@ def _numbered_datasets(tree: Tree, group: str = "", depth: int = 0) -> FoundEpis
             return FoundEpisodes(EpisodeRule(DATASETS, (pattern,)), reason, tuple(doubts))
     for name, kind in children.items():
         if kind == GROUP and depth < _MAX_DEPTH:
-            found = _numbered_datasets(tree, join(group, name), depth + 1)
+            found = _numbered_datasets(tree, rename, join(group, name), depth + 1)
             if found is not None:
                 return found
     return None
 
 
-def _whole_tree(tree: Tree, trees: Sequence[Container]) -> FoundEpisodes | None:
+def _whole_tree(tree: Tree, trees: Sequence[Container], rename: Mapping[str, str]) -> FoundEpisodes | None:
     arrays = {array.path: array for array in walk(tree)}
-    candidates = [array for array in arrays.values() if array.shape and resembles_actions(array.path) and array.kind]
+    candidates = [
+        array for array in arrays.values() if array.shape and resembles_actions(array.path, rename) and array.kind
+    ]
     if not candidates:
         return None
-    actions = min(candidates, key=lambda array: (not is_actions(array.path), array.path.count("/")))
-    doubts: tuple[str, ...] = () if is_actions(actions.path) else ("no array is called actions",)
+    actions = min(candidates, key=lambda array: (not is_actions(array.path, rename), array.path.count("/")))
+    doubts: tuple[str, ...] = () if is_actions(actions.path, rename) else ("no array is called actions",)
     rows = actions.rows
-    named = {path.rpartition("/")[2].lower(): array for path, array in reversed(arrays.items())}
+    named = {last_name(path, rename).lower(): array for path, array in reversed(arrays.items())}
     for name in _ENDS_NAMES:
         if name in named and (ends_are := _ends_are(named[name], rows)) is not None:
             rule = EpisodeRule(ENDS, (named[name].path,), ends_are)
@@ -223,7 +233,7 @@ def _whole_tree(tree: Tree, trees: Sequence[Container]) -> FoundEpisodes | None:
     for name in EPISODE_COLUMNS:
         if name in named and named[name].shape == (rows,) and (named[name].kind in ("i", "u") or not named[name].kind):
             return FoundEpisodes(EpisodeRule(IDS, (named[name].path,)), f"'{named[name].path}' has the ids", doubts)
-    flags = [array for array in arrays.values() if _is_flag(array, rows)]
+    flags = [array for array in arrays.values() if _is_flag(array, rows, rename)]
     if any(array.read(0, rows - 1).any() for array in flags if rows > 1):
         paths = tuple(array.path for array in flags)
         doubts += (f"{', '.join(paths)} may not mark every end: a time limit may have none",)
@@ -248,8 +258,8 @@ def _ends_are(array: TreeArray, rows: int) -> str | None:
     return {rows: EXCLUSIVE, rows - 1: INCLUSIVE}.get(int(values[-1]))
 
 
-def _is_flag(array: TreeArray, rows: int) -> bool:
-    name = canonical_name(array.path.rpartition("/")[2])
+def _is_flag(array: TreeArray, rows: int, rename: Mapping[str, str]) -> bool:
+    name = canonical_name(last_name(array.path, rename))
     return name in END_FLAGS and bool(array.kind) and array.shape in ((rows,), (rows, 1))
 
 

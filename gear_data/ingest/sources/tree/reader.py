@@ -22,7 +22,7 @@ def probe(location: Location) -> str | None:
     """Returns the reason if names show the episodes without doubt; otherwise None."""
     try:
         trees = containers(location)
-        suggestion = suggest(trees) if trees else None
+        suggestion = suggest(trees, location.rename) if trees else None
     except GearError:
         return None  # a damaged file is not recognised
     if suggestion is None or suggestion.doubts:
@@ -40,9 +40,9 @@ def open_(location: Location, options: SourceOptions) -> EpisodeSource:
     if options.mapping is not None:
         source = open_mapped(trees, options.mapping, options, location.split, location.name)
         return with_listed_facts(source, location, [item.name for item in trees])
-    suggestion = suggest(trees)
+    suggestion = suggest(trees, location.rename)
     if suggestion is None or suggestion.doubts:
-        raise unclear(trees, location.name)
+        raise unclear(trees, location.name, location.rename)
     source = open_mapped(trees, suggestion.mapping, options, location.split, location.name)
     for path, why in suggestion.left_out.items():
         source.findings.add(Finding("column-left-out", f"{why}; left out", 1, trees[0].name, None, path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from gear_data.common.paths import printable
@@ -15,7 +15,7 @@ _MAX_LINES = 20
 _MAX_DEPTH = 16
 
 
-def unclear(trees: Sequence[Container], name: str) -> UnknownFormatError:
+def unclear(trees: Sequence[Container], name: str, rename: Mapping[str, str]) -> UnknownFormatError:
     """Returns the error for trees whose episodes are not clear.
 
     It has at most 20 lines about the first tree, and the nearest mapping.
@@ -23,13 +23,14 @@ def unclear(trees: Sequence[Container], name: str) -> UnknownFormatError:
     Args:
         trees: the trees of the source, at least one.
         name: the name of the source.
+        rename: path of an array -> the name that the user gives it.
     """
     with trees[0].open() as tree:
         lines = list(islice(_lines(tree, "", 0), _MAX_LINES + 1))
     if len(lines) > _MAX_LINES:
         lines[_MAX_LINES - 1 :] = ["..."]
     seen = "".join(f"\n    {printable(line)}" for line in lines)
-    suggestion = suggest(trees)
+    suggestion = suggest(trees, rename)
     if suggestion is None:
         message, nearest = "the format is not recognised, and it holds no array", ""
     else:

@@ -92,7 +92,8 @@ def _chosen(mapping: Layout, options: SourceOptions) -> tuple[Column, ...]:
     """Returns the columns to read, under the names of --rename."""
     by_path = {column.path: column for column in mapping.step_columns}
     names = {path: column.name for path, column in by_path.items()}
-    chosen = choose_columns(by_path, replace(options, rename={**names, **(options.rename or {})}))
+    options = replace(options, rename={**names, **(options.rename or {})})
+    chosen = choose_columns(by_path, options, structure={*mapping.episodes.paths} - by_path.keys())
     return (*(replace(by_path[path], name=name) for path, name in chosen.items()), *mapping.facts)
 
 

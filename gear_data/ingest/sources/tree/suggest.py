@@ -78,7 +78,7 @@ def suggestion_text(trees: Sequence[Container], source: str) -> str:
     Raises:
         UnknownFormatError: there is no array.
     """
-    suggestion = suggest(trees)
+    suggestion = suggest(trees, {})
     if suggestion is None:
         raise UnknownFormatError(
             "it holds no array, so no mapping can be suggested",
@@ -90,19 +90,20 @@ def suggestion_text(trees: Sequence[Container], source: str) -> str:
     return head + suggestion.yaml()
 
 
-def suggest(trees: Sequence[Container]) -> Suggestion | None:
+def suggest(trees: Sequence[Container], rename: Mapping[str, str]) -> Suggestion | None:
     """Suggests a mapping for a source; returns None if its first episode has no arrays.
 
     Args:
         trees: all trees of the source. The first one, and the last if a file is an episode, are looked at.
+        rename: path of an array -> the name that the user gives it.
     """
     with trees[0].open() as tree:
-        found = find_episodes(tree, trees)
+        found = find_episodes(tree, trees, rename)
         if found is None:
             return None
         if found.rule.flat:
             samples = [{array.path: array for array in walk(tree)}]
-            return _suggestion(found, samples, {}, {})
+            return _suggestion(found, samples, {}, {}, rename)
         places = find_places(tree, found.rule, None)
         samples = [_arrays_of(tree, place, found.rule) for place in (places[0], places[len(places) // 2], places[-1])]
         if not any(array.shape for array in samples[0].values()):
@@ -112,8 +113,10 @@ def suggest(trees: Sequence[Container]) -> Suggestion | None:
         outside = _outside(tree, places, found.rule)
         if found.rule.kind == FILES and len(trees) > 1:
             with trees[-1].open() as last:
-                return _suggestion(found, [*samples, _arrays_of(last, places[0], found.rule)], attributes, outside)
-        return _suggestion(found, samples, attributes, outside)
+                return _suggestion(
+                    found, [*samples, _arrays_of(last, places[0], found.rule)], attributes, outside, rename
+                )
+        return _suggestion(found, samples, attributes, outside, rename)
 
 
 def _arrays_of(tree: Tree, place: EpisodePlace, rule: EpisodeRule) -> dict[str, TreeArray]:
@@ -151,8 +154,9 @@ def _suggestion(
     samples: Sequence[Mapping[str, TreeArray]],
     attributes: Mapping[str, object],
     outside: Mapping[str, str],
+    rename: Mapping[str, str],
 ) -> Suggestion:
-    actions, doubts = _choose_actions(samples[0])
+    actions, doubts = _choose_actions(samples[0], rename)
     left_out = dict(outside)
     roles: dict[str, str] = {}
     for path in samples[0]:
@@ -180,16 +184,18 @@ def _suggestion(
     return Suggestion(mapping, found.reason, (*found.doubts, *doubts), left_out)
 
 
-def _choose_actions(arrays: Mapping[str, TreeArray]) -> tuple[str, tuple[str, ...]]:
+def _choose_actions(arrays: Mapping[str, TreeArray], rename: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """Returns the path of the actions, and doubts about it.
 
     If no array looks like actions, the path is an array of as many rows as most arrays have.
     """
     candidates = [
-        path for path, array in arrays.items() if array.shape and array.kind and is_actions(path.rstrip("*_-. "))
+        path
+        for path, array in arrays.items()
+        if array.shape and array.kind and is_actions(path.rstrip("*_-. "), rename)
     ]
     if not candidates:
-        candidates = [path for path, array in arrays.items() if array.shape and resembles_actions(path)]
+        candidates = [path for path, array in arrays.items() if array.shape and resembles_actions(path, rename)]
         if not candidates:
             rows = [array.rows for array in arrays.values() if array.shape]
             most = max(rows, key=rows.count)
@@ -249,7 +255,7 @@ def _names(roles: Mapping[str, str], actions: str, arrays: Mapping[str, TreeArra
     for path in roles:
         name = path[len(shared) :] if path.startswith(shared) else path
         names[path] = canonical_name("/".join(part.rstrip("*_-. ") or part for part in name.split("/")))
-    if ACTIONS not in names.values() and resembles_actions(actions):
+    if ACTIONS not in names.values() and resembles_actions(actions, {}):
         names[actions] = ACTIONS
     if not any(name.split(".")[0] == _OBSERVATIONS for name in names.values()):
         states = [path for path, name in names.items() if name.rpartition(".")[2] in _STATES and roles[path] != EPISODE]
