@@ -52,7 +52,7 @@ def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tupl
         raise CorruptSourceError("is a dataset without a shape", file=file.name, column=column, hint=LEAVE_OUT)
     dtype = dataset.dtype
     chunk_shape = plist.get_chunk() if layout == h5d.CHUNKED else None
-    _check_sizes(dataset, shape, chunk_shape, file, column)
+    _check_sizes(dataset, shape, dtype.itemsize, chunk_shape, file, column)
     if chunk_shape is not None and dtype.kind in "biufS":
         check_chunk_sizes(dataset, dataset.get_type().get_size(), file.name, column)
     elif chunk_shape is not None and is_variable(dtype):
@@ -63,12 +63,12 @@ def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tupl
 def _check_sizes(
     dataset: h5d.DatasetID,
     shape: tuple[int, ...],
+    item_bytes: int,
     chunk_shape: tuple[int, ...] | None,
     file: SourceFile,
     column: str,
 ) -> None:
     """Checks the sizes of one row, of one chunk and of the whole dataset."""
-    item_bytes = dataset.dtype.itemsize
     claimed, row_bytes = math.prod(shape) * item_bytes, math.prod(shape[1:]) * item_bytes
     chunk_bytes = math.prod(chunk_shape) * item_bytes if chunk_shape is not None else 0
     largest = max(row_bytes, chunk_bytes)

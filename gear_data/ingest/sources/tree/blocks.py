@@ -16,7 +16,7 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.layout import INFOS, ROWS, WITH_FINAL, Column
 from gear_data.ingest.sources.tree.columns import TreeColumn, Values, check_matches, read_values
 from gear_data.ingest.sources.tree.episodes import EpisodePlace, FlatEpisodes
-from gear_data.ingest.sources.tree.view import GROUP, LINKS, Tree, TreeArray, contents
+from gear_data.ingest.sources.tree.view import GROUP, LINKS, Tree, TreeArray
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
 #: A fact about an episode: one value, a nested list of numbers, or None if the episode lacks it.
@@ -115,7 +115,7 @@ class _OpenEpisode:
         if place.rule.numbered and self._kind(place.key) != GROUP:
             name = place.key.rpartition("/")[2]
             raise BadEpisodeError(f"'{name}' is not a group of this file", file=self.tree.name)
-        if known is not None and (extra := sorted(contents(self.tree, place.key).keys() - known)):
+        if known is not None and (extra := sorted(self.tree.names(place.key) - known)):
             message = f"'{extra[0]}' is not in {self.layout.model}, so it is not a column; left out"
             self.findings.add(Finding("column-left-out", message, len(extra), self.tree.name, place.number))
 
@@ -170,7 +170,8 @@ class _OpenEpisode:
 
     def _row(self, fact: TreeColumn) -> Fact:
         """Returns a fact that is the row of an array, or its rows; None if the episode lacks the array."""
-        if self._kind(self.place.path(fact.mapped.path)) is None:
+        path = self.place.path(fact.mapped.path)
+        if self.tree.array(path) is None and self._kind(path) is None:
             return None
         is_list = fact.mapped.role == ROWS
         rows = self._array(fact.mapped.path)

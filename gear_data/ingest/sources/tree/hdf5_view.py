@@ -5,10 +5,10 @@ Sizes, layouts and heaps are validated before values are read. Links are listed,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import h5py
@@ -27,11 +27,13 @@ from gear_data.ingest.sources.tree.view import (
     ARRAY,
     EXTERNAL_LINK,
     GROUP,
+    MAX_NAMES,
     SOFT_LINK,
     Container,
     TreeArray,
     join,
     natural_order,
+    too_many_names,
 )
 from gear_data.schema import VARIABLE_TYPES
 
@@ -73,12 +75,14 @@ class Hdf5Tree:
         source: the file, for sizes and messages.
         listed: path of a group -> its children, if they have been listed.
         opened: path and group of the array that was opened last, and of its parents.
+        visited: the group whose names were read last: its path, the group, and path in the group -> type of the link.
     """
 
     file: h5py.File
     source: SourceFile
     listed: dict[str, Mapping[str, str]] = field(default_factory=dict)
     opened: list[tuple[str, h5py.Group]] = field(default_factory=list)
+    visited: list[tuple[str, h5py.Group, Mapping[str, int]]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -110,23 +114,52 @@ class Hdf5Tree:
                     found[name.decode()] = kind
         return dict(sorted(found.items(), key=lambda item: natural_order(item[0])))
 
+    def names(self, group: str) -> Set[str]:
+        links: list[tuple[bytes, int]] = []
+
+        def visit(path: bytes, info: Any) -> bool | None:
+            # h5py calls this from C, so it must not raise. True stops the walk.
+            links.append((path, info.type))
+            return True if len(links) > MAX_NAMES else None
+
+        self.visited.clear()
+        with reading(self.name, group or "/"):
+            opened = self._group(group)
+            if opened is None:
+                return frozenset()
+            opened.id.links.visit(visit, info=True)
+            if len(links) > MAX_NAMES:
+                raise too_many_names(self.name, group)
+            types = {path.decode(): kind for path, kind in links}
+        self.visited.append((group, opened, types))
+        return types.keys()
+
     def array(self, path: str) -> TreeArray | None:
         with reading(self.name, path):
-            parent, _, name = path.rpartition("/")
-            group = self._group(parent)
-            item = None if group is None else _open(group, name)
+            item = self._item(path)
             if not isinstance(item, h5d.DatasetID):
                 return None
             if item.shape is None:
                 return TreeArray(path, (), "no value", lambda start, stop: np.zeros(0))
             shape = check_dataset(item, self.source, path)
-            return _Dataset(item, self.source, path, shape).as_array()
+            return _Dataset(item, self.source, path, shape, item.dtype.newbyteorder("=")).as_array()
 
     def attributes(self, group: str) -> Mapping[str, Any]:
         with reading(self.name, group or "/"):
             opened = self._group(group)
             facts, others = ({}, []) if opened is None else attribute_facts(opened, ())
         return facts | dict.fromkeys(others)
+
+    def _item(self, path: str) -> Any:
+        """Opens an object; returns None if it does not exist, or a link to elsewhere is on the way."""
+        for group, opened, types in self.visited:
+            inside = path[len(group) :].lstrip("/")
+            if path == join(group, inside):  # the types of all links on the way are known
+                is_hard = all(types.get(each) == h5l.TYPE_HARD for each in (inside, *_parents(inside)))
+                return h5o.open(opened.id, inside.encode()) if is_hard else None
+        parent, _, name = path.rpartition("/")
+        above = self._group(parent)
+        return None if above is None else _open(above, name)
 
     def _group(self, path: str) -> h5py.Group | None:
         while self.opened and not f"{path}/".startswith(f"{self.opened[-1][0]}/"):
@@ -139,6 +172,17 @@ class Hdf5Tree:
             at, group = join(at, name), h5py.Group(item)
             self.opened.append((at, group))
         return group
+
+
+@cache
+def _parents(path: str) -> tuple[str, ...]:
+    parts = path.split("/")
+    return tuple("/".join(parts[:i]) for i in range(1, len(parts)))
+
+
+@cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)
 
 
 def _kind(group: h5py.Group, name: bytes) -> str | None:
@@ -163,32 +207,33 @@ def _open(group: h5py.Group, name: str) -> Any:
 
 @dataclass(frozen=True)
 class _Dataset:
-    """A checked dataset."""
+    """A checked dataset; `dtype` is in native byte order."""
 
     id: h5d.DatasetID
     source: SourceFile
     path: str
     shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
     def as_array(self) -> TreeArray:
-        dtype = self.id.dtype
-        if h5py.check_string_dtype(dtype) is not None:
-            raw = self._read_raw if dtype.kind == "S" and len(self.shape) == 1 else None
+        if self.dtype.kind in "biuf":
+            return TreeArray(self.path, self.shape, _dtype_name(self.dtype), self._read)
+        if h5py.check_string_dtype(self.dtype) is not None:
+            raw = self._read_raw if self.dtype.kind == "S" and len(self.shape) == 1 else None
             return TreeArray(self.path, self.shape, "string", self._read_variable, raw=raw)
-        base = h5py.check_vlen_dtype(dtype)
+        base = h5py.check_vlen_dtype(self.dtype)
         if base is not None and np.dtype(base) == np.uint8:
             return TreeArray(self.path, self.shape, "binary", self._read_variable)
-        return TreeArray(self.path, self.shape, str(dtype.newbyteorder("=")), self._read)
+        return TreeArray(self.path, self.shape, str(self.dtype), self._read)
 
     def _read(self, start: int, stop: int) -> npt.NDArray[Any]:
         with reading(self.source.name, self.path):
-            native = self.id.dtype.newbyteorder("=")
             if not self.shape or (start, stop) == (0, self.shape[0]):
-                values = np.empty(self.shape, native)
+                values = np.empty(self.shape, self.dtype)
                 if values.size:
                     self.id.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
                 return values.reshape(-1) if not self.shape else values
-            return np.ascontiguousarray(h5py.Dataset(self.id)[start:stop].astype(native, copy=False))
+            return np.ascontiguousarray(h5py.Dataset(self.id)[start:stop].astype(self.dtype, copy=False))
 
     def _read_raw(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         values = self._read(start, stop)
@@ -205,13 +250,13 @@ class _Dataset:
     def _checked(self) -> h5py.Dataset:
         """The dataset, after its heap was checked."""
         dataset = h5py.Dataset(self.id)
-        if is_variable(self.id.dtype):
+        if is_variable(self.dtype):
             check_heaps(dataset)
         return dataset
 
     @property
     def _is_text(self) -> bool:
-        return h5py.check_string_dtype(self.id.dtype) is not None
+        return h5py.check_string_dtype(self.dtype) is not None
 
     def _texts(self, values: Iterable[Any], start: int) -> list[str]:
         texts = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError
 from gear_data.ingest.layout import EPISODE, GROUPS, MASK, EpisodeRule, Layout
-from gear_data.ingest.sources.tree.view import GROUP, Container, Tree, TreeArray
+from gear_data.ingest.sources.tree.view import GROUP, Container, Tree, TreeArray, contents
 
 #: A group an episode, whose name is the index of the episode.
 EPISODES = EpisodeRule(GROUPS, ("*",), numbered=True)
@@ -84,6 +84,9 @@ class PaddedTree:
 
     def children(self, group: str) -> Mapping[str, str]:
         return {} if group else dict.fromkeys(map(str, range(len(self.lengths))), GROUP)
+
+    def names(self, group: str) -> Set[str]:
+        return contents(self, group).keys()
 
     def attributes(self, group: str) -> Mapping[str, Any]:
         return {} if group else self.tree.attributes("")

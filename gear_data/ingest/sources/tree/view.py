@@ -6,7 +6,7 @@ Paths have the form `group/subgroup/array`; "" is the root. Listing a group read
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -24,8 +24,8 @@ from gear_data.schema import DTYPES
 #: Kinds of a group's children.
 GROUP, ARRAY, SOFT_LINK, EXTERNAL_LINK = "a group", "an array", "a soft link", "an external link"
 LINKS = (SOFT_LINK, EXTERNAL_LINK)
-#: Limits of `walk` and `contents`, which hard links in a circle would otherwise make endless.
-_MAX_ARRAYS, _MAX_CONTENTS, _MAX_DEPTH = 10_000, 100_000, 32
+#: Limits of `walk`, `contents` and `Tree.names`, which hard links in a circle would otherwise make endless.
+_MAX_ARRAYS, MAX_NAMES, _MAX_DEPTH = 10_000, 100_000, 32
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,13 @@ class Tree(Protocol):
             CorruptSourceError: the array is damaged.
         """
 
+    def names(self, group: str) -> Set[str]:
+        """Returns the paths in a group of everything below it.
+
+        Raises:
+            CorruptSourceError: the group holds more than 100,000 names, or is damaged.
+        """
+
     def attributes(self, group: str) -> Mapping[str, Any]:
         """Returns the attributes of a group.
 
@@ -141,6 +148,9 @@ class NamedArrays:
     def array(self, path: str) -> TreeArray | None:
         opener = self.arrays.get(path)
         return None if opener is None else opener()
+
+    def names(self, group: str) -> Set[str]:
+        return contents(self, group).keys()
 
     def attributes(self, group: str) -> Mapping[str, Any]:
         return {} if group else self.root_attributes
@@ -210,18 +220,22 @@ def contents(tree: Tree, group: str) -> dict[str, str]:
     def add(path: str, depth: int) -> None:
         for name, kind in sorted(tree.children(join(group, path)).items()):
             found[join(path, name)] = kind
-            if len(found) > _MAX_CONTENTS or depth > _MAX_DEPTH:
-                raise CorruptSourceError(
-                    f"has more than {_MAX_CONTENTS} groups and arrays in '{group or '/'}', or is over {_MAX_DEPTH} "
-                    "levels deep",
-                    file=tree.name,
-                    hint="copy the arrays of steps to a new file",
-                )
+            if len(found) > MAX_NAMES or depth > _MAX_DEPTH:
+                raise too_many_names(tree.name, group)
             if kind == GROUP:
                 add(join(path, name), depth + 1)
 
     add("", 0)
     return found
+
+
+def too_many_names(file: str, group: str) -> CorruptSourceError:
+    """Returns the error about a group that holds too many names."""
+    return CorruptSourceError(
+        f"has more than {MAX_NAMES} groups and arrays in '{group or '/'}', or is over {_MAX_DEPTH} levels deep",
+        file=file,
+        hint="copy the arrays of steps to a new file",
+    )
 
 
 def _too_large(tree: Tree, group: str) -> CorruptSourceError:
