@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gear_data import EpisodeBoundaries, VideoStorage
+from gear_data import EpisodeBoundaries, TableOptions, VideoStorage
 from gear_data.errors import MappingError
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.mapping import load_mapping
@@ -29,12 +29,17 @@ _DEFAULTS = {
     "step_column": None,
     "end_column": None,
     "max_episode_steps": None,
+    "file_is_episode": None,
+    "reset_steps": None,
     "on_bad_episode": "error",
     "mapping": None,
     "stack": None,
     "video_columns": None,
     "videos": None,
     "video_size": None,
+    "dtype": None,
+    "fill_null": None,
+    "header": None,
 }
 #: The same with a value for every option.
 _ALL = {
@@ -49,13 +54,20 @@ _ALL = {
     "step_column": "t",
     "end_column": "done",
     "max_episode_steps": 7,
+    "file_is_episode": None,
+    "reset_steps": "drop",
     "on_bad_episode": "skip",
     "mapping": _MAPPING,
     "stack": {"observations": ["a", "b"]},
     "video_columns": {"observations.images.top": "top/*.mp4"},
     "videos": "frames",
     "video_size": [24, 32],
+    "dtype": {"actions": "float64"},
+    "fill_null": {"force": "nan"},
+    "header": False,
 }
+#: Options that exclude others of their group.
+_EXCLUSIVE = ("file_is_episode",)
 
 
 def test_a_record_without_options() -> None:
@@ -65,20 +77,40 @@ def test_a_record_without_options() -> None:
 
 
 def test_every_option_is_recorded_and_restored() -> None:
-    episodes = EpisodeBoundaries(episode_column="run", step_column="t", end_column="done", max_episode_steps=7)
+    episodes = EpisodeBoundaries(
+        episode_column="run", step_column="t", end_column="done", max_episode_steps=7, reset_steps="drop"
+    )
+    tables = TableOptions(dtype={"actions": "float64"}, fill_null={"force": float("nan")}, header=False)
     videos = VideoStorage(cameras={"observations.images.top": "top/*.mp4"}, mode="frames", size=(24, 32))
     options = SourceOptions(
-        ["a", "b"], {"x": "actions"}, episodes, "skip", load_mapping(_MAPPING), {"observations": ["a", "b"]}, videos
+        ["a", "b"],
+        {"x": "actions"},
+        episodes,
+        "skip",
+        load_mapping(_MAPPING),
+        {"observations": ["a", "b"]},
+        videos,
+        tables,
     )
-    for group in (episodes, videos, options):
+    for group in (episodes, videos, tables, options):
         default = type(group)()
-        assert not [each.name for each in fields(group) if getattr(group, each.name) == getattr(default, each.name)]
+        names = [each.name for each in fields(group) if each.name not in _EXCLUSIVE]
+        assert not [name for name in names if getattr(group, name) == getattr(default, name)]
     spec = ConversionSpec("source", ("train", "val"), "tree", options, True, True, 2048)
     assert json.dumps(spec.to_json()) == json.dumps(_ALL)
     assert ConversionSpec.from_json("source", json.loads(json.dumps(_ALL))) == spec
 
 
-@pytest.mark.parametrize("added", ["mapping", "stack", "video_columns", "videos", "video_size"])
+@pytest.mark.parametrize(
+    "episodes",
+    [EpisodeBoundaries(file_is_episode=True), EpisodeBoundaries(episode_column=("seed", "episode"))],
+)
+def test_boundaries_are_recorded_and_restored(episodes: EpisodeBoundaries) -> None:
+    spec = ConversionSpec("source", None, "auto", SourceOptions(episodes=episodes), keep_encoded=False)
+    assert ConversionSpec.from_json("source", json.loads(json.dumps(spec.to_json()))) == spec
+
+
+@pytest.mark.parametrize("added", ["mapping", "stack", "video_columns", "videos", "video_size", "dtype", "header"])
 def test_older_manifests_lack_later_options(added: str) -> None:
     older = {name: value for name, value in _DEFAULTS.items() if name != added}
     assert ConversionSpec.from_json("source", older).to_json() == _DEFAULTS
@@ -100,6 +132,9 @@ def test_older_manifests_lack_later_options(added: str) -> None:
         {"video_size": [24, 32]},  # the files are kept as they are
         {"video_columns": {"": "x"}},
         {"stack": {"a": "b"}},
+        {"dtype": {"a": "text"}},
+        {"header": "yes"},
+        {"file_is_episode": 1},
         {"later_option": 1},
         {"source": "x"},
     ],
