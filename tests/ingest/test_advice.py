@@ -28,6 +28,8 @@ from gear_data.errors import (
     BadEpisodeError,
     CorruptSourceError,
     GearError,
+    InvalidArgumentError,
+    SplitNeededError,
     UnknownFormatError,
     UnsupportedColumnError,
 )
@@ -92,6 +94,33 @@ def lerobot(**files: str) -> Make:
         return folder / "robot"
 
     return make
+
+
+def folders(**makers: Make) -> Make:
+    """Returns a maker of a folder that has a folder of each name."""
+
+    def make(folder: Path) -> Path:
+        for name, each in makers.items():
+            (folder / "all" / name).mkdir(parents=True)
+            each(folder / "all" / name)
+        return folder / "all"
+
+    return make
+
+
+def two_kinds(folder: Path) -> Path:
+    rows = [{"episode": i // 6, "observations": i, "actions": 0.5} for i in range(12)]
+    (folder / "a.csv").write_text("episode,observations,actions\n" + "".join(f"{i // 6},{i},0.5\n" for i in range(12)))
+    (folder / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def without_videos(folder: Path) -> Path:
+    source = lerobot()(folder)
+    info = json.loads((source / "meta/info.json").read_text())
+    info["features"]["observation.images.cam"] = {"dtype": "video", "shape": [4, 4, 3]}
+    (source / "meta/info.json").write_text(json.dumps(info))
+    return source
 
 
 def mixed(folder: Path) -> Path:
@@ -245,6 +274,42 @@ ADVICE: dict[str, Advice] = {
     ),
     "two formats in a folder": Advice(
         mixed, UnknownFormatError, "--format step-rows leaves them out", "--format step-rows"
+    ),
+    "two kinds of tables": Advice(
+        two_kinds, UnknownFormatError, "give one file", source=lambda source: source / "a.csv"
+    ),
+    "two splits": Advice(
+        folders(train=parquet(), test=parquet()), SplitNeededError, "--split (split=)", "--split train"
+    ),
+    "two splits, all of them": Advice(
+        folders(train=parquet(), test=parquet()), SplitNeededError, "--split all", "--split all", steps=24
+    ),
+    "two datasets in a folder": Advice(
+        folders(a=npz(**steps(timeouts=END)), b=npz(**{**steps(timeouts=END), "observations": np.zeros((12, 2))})),
+        CorruptSourceError, "convert one folder at a time: a, b", source=lambda source: source / "b",
+    ),
+    "two columns of one name": Advice(
+        parquet(action=[0.0] * 12), InvalidArgumentError, "--rename action=OTHER", "--rename action=infos.action"
+    ),
+    "D4RL, another length": Advice(
+        hdf5("", {**FLAT, "terminals": END, "timeouts": END & False, "extra": np.zeros(5)}), BadEpisodeError,
+        "--columns", "--columns observations,actions,rewards",
+    ),
+    "npz, complex numbers": Advice(
+        npz(**steps(timeouts=END, signal=np.zeros(12, complex))), UnsupportedColumnError, "--columns",
+        "--columns observations,actions",
+    ),
+    "robomimic, another shape: without it": Advice(
+        hdf5("data/demo_{}/", DEMO | {"states": np.zeros((6, 2))}, DEMO | {"states": np.zeros((6, 3))}),
+        BadEpisodeError, "--columns", "--columns actions,observations.x",
+    ),
+    "robomimic, a missing dataset: without it": Advice(
+        hdf5("data/demo_{}/", DEMO | {"states": np.zeros((6, 2))}, {name: DEMO[name] for name in ("actions", "obs/x")}),
+        BadEpisodeError, "--columns", "--columns actions,observations.x",
+    ),
+    "LeRobot, no videos: without the camera": Advice(
+        without_videos, CorruptSourceError, "leave the camera out with --columns",
+        "--columns observations,actions,rewards,terminated,truncated,timestamp,task_index", steps=-1,
     ),
     "an archive": Advice(zipped, UnknownFormatError, "unpack it first", source=unpack),
     "LeRobot, info.json is no JSON: rows": Advice(
