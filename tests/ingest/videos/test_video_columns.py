@@ -69,7 +69,7 @@ def test_numbers_of_files_are_numbers_of_episodes(tmp_path: Path) -> None:
 
 
 def test_any_task_finds_its_videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gear_data.ingest.sources.act.UNIT_BYTES", 1)
+    monkeypatch.setattr("gear_data.ingest.sources.tree.source.UNIT_BYTES", 1)
     folder = aloha(tmp_path / "s", [0, 1, 2])
     add_videos(folder, *(f"videos/cam_{i}.mp4" for i in range(3)))
     source = open_(str(folder), "videos/cam_*.mp4")
