@@ -17,10 +17,13 @@ from gear_data.errors import GearError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.mapped_source import MappedSource
+from gear_data.ingest.pipeline.names import is_storable
 from gear_data.ingest.source import EpisodeSource
 from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.storage.episode_block import EpisodeBlock
 
+#: Facts in deeper mappings are JSON.
+_MAX_DEPTH = 8
 _EPISODES, _NUMBER, _STEPS = "episodes", "episode_id", "elapsed_steps"
 
 
@@ -38,36 +41,46 @@ def with_listed_facts(source: EpisodeSource, location: Location, files: Sequence
     for name in files:
         beside = location.file(str(PurePosixPath(name).with_suffix(".json")))
         if beside is not None and (contents := _contents(beside)) is not None:
-            found[name] = {entry[_NUMBER]: _flat(entry) for entry in contents.pop(_EPISODES)}
+            found[name] = contents.pop(_EPISODES)
             metadata = {**contents, **metadata}
             read.append(beside.name)
+    _make_alike([entry for entries in found.values() for entry in entries.values()])
     return _WithFacts(source, found, {**metadata, **source.metadata}, frozenset(read)) if found else source
 
 
 def _contents(file: SourceFile) -> dict[str, Any] | None:
-    """Returns the contents of a file that lists episodes; None for another file."""
-    contents: dict[str, Any] = {}
-    with suppress(GearError):
+    """Returns the contents of a file that lists episodes, as number -> facts; None for another file."""
+    with suppress(GearError, RecursionError):
         contents = read_json_object(file)
-    listed = contents.get(_EPISODES)
-    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        return None
-    numbers = [entry.get(_NUMBER) for entry in listed]
-    is_list = bool(numbers) and all(type(number) is int for number in numbers) and len({*numbers}) == len(numbers)
-    return contents if is_list else None
+        listed = contents.get(_EPISODES)
+        if isinstance(listed, list) and all(isinstance(entry, dict) for entry in listed):
+            numbers = [entry.get(_NUMBER) for entry in listed]
+            if numbers and all(type(number) is int for number in numbers) and len({*numbers}) == len(numbers):
+                return {**contents, _EPISODES: {entry[_NUMBER]: _flat(entry) for entry in listed}}
+    return None
 
 
-def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the facts of an entry. Nested names are dotted, and lists are JSON."""
+def _make_alike(entries: Sequence[dict[str, Any]]) -> None:
+    """Turns the values of a fact into JSON where they are lists, have several types, or do not fit 64 bits."""
+    for name in dict.fromkeys(name for entry in entries for name in entry):
+        values = [entry[name] for entry in entries if entry.get(name) is not None]
+        types = {*map(type, values)}
+        alike = (len(types) < 2 and list not in types) or types == {int, float}
+        if not alike or any(type(value) is int and not -(1 << 63) <= value < 1 << 63 for value in values):
+            for entry in entries:
+                if entry.get(name) is not None:
+                    entry[name] = json.dumps(entry[name])
+
+
+def _flat(entry: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """Returns the facts of an entry. Nested names are dotted; names that no fact can have are left out."""
     found: dict[str, Any] = {}
     for name, value in entry.items():
-        if isinstance(value, dict):
-            found |= {f"{name}.{key}": each for key, each in _flat(value).items()}
-        elif isinstance(value, list):
-            found[name] = json.dumps(value)
+        if isinstance(value, dict) and depth < _MAX_DEPTH:
+            found |= {f"{name}.{key}": each for key, each in _flat(value, depth + 1).items()}
         elif name != _NUMBER:
-            found[name] = value
-    return found
+            found[name] = json.dumps(value) if isinstance(value, dict) else value
+    return {name: value for name, value in found.items() if is_storable(name)}
 
 
 class _WithFacts(MappedSource):

@@ -83,9 +83,27 @@ def test_a_list_that_disagrees(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "stored"),
+    [
+        ((1, "a", True), ["1", '"a"', "true"]),
+        ((1, 2.5, None), [1.0, 2.5, None]),
+        ((10**30, 1, None), [str(10**30), "1", None]),
+        (([1], {"a": 1}, 3), ["[1]", None, "3"]),
+    ],
+)
+def test_values_of_several_types_are_json(values: Any, stored: Any, tmp_path: Path) -> None:
+    file = write(tmp_path / "s") / "trajectory.json"
+    entries = [{"episode_id": i, "value": value, "": 1} for i, value in enumerate(values)]
+    file.write_text(json.dumps({"episodes": entries}))
+    gear_data.convert(tmp_path / "s", tmp_path / "d", progress=False)
+    assert gear_data.open(tmp_path / "d").episodes["value"].to_list() == stored
+
+
+@pytest.mark.parametrize(
     "text",
     ["{", "[]", '{"episodes": 3}', '{"episodes": []}', '{"episodes": [{"seed": 1}]}',
-     '{"episodes": [{"episode_id": 1}, {"episode_id": 1}]}', '{"episodes": [{"episode_id": true}]}'],
+     '{"episodes": [{"episode_id": 1}, {"episode_id": 1}]}', '{"episodes": [{"episode_id": true}]}',
+     '{"episodes": [{"episode_id": 0, "a": ' + '{"a": ' * 5000 + "1" + "}" * 5000 + "}]}"],
 )  # fmt: skip
 def test_another_json_file_is_named(text: str, tmp_path: Path) -> None:
     (write(tmp_path / "s") / "trajectory.json").write_text(text)
