@@ -78,6 +78,8 @@ def resolve_structure_columns(names: Iterable[str], options: SourceOptions) -> S
         UnknownNameError: `episode_column`, `step_column` or `end_column` names a column that does not exist.
     """
     rename, boundaries = options.rename or {}, options.episodes
+    if not boundaries.columns:
+        return options
     sources = {new: name for name, new in rename.items()} | {name: name for name in names}
     for name in boundaries.columns:
         if name not in sources:

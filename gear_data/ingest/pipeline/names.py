@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Container, Iterable, Mapping
+from functools import lru_cache
 
 from gear_data.common.paths import is_utf8
 from gear_data.errors import InvalidArgumentError
@@ -69,6 +70,7 @@ def conflicting_presets(name: str) -> tuple[str, ...]:
     return ("lerobot",) if name.endswith(_PAD_SUFFIX) else _BATCH_KEYS.get(name, ())
 
 
+@lru_cache(maxsize=1024)
 def canonical_name(name: str) -> str:
     """Returns the canonical name of a column. Unknown names do not change.
 

@@ -42,6 +42,7 @@ def read_block(
     selected = slice(position.row, stop)
     lengths, starts = episodes.lengths[selected], episodes.starts[selected]
     offsets = offsets_of(lengths)
+    plain_rows = _step_rows(starts - starts[0], lengths)
     values: dict[str, npt.NDArray[Any]] = {}
     variable: dict[str, pa.Array] = {}
     finals: dict[str, npt.NDArray[Any]] = {}
@@ -58,7 +59,7 @@ def read_block(
         first = int(own_starts[0]) + shift
         last = int(own_starts[-1] + lengths[-1]) + shift + int(has_final_row)
         stored = reader.read(arrays.arrays[spec.name], first, last)
-        rows = _step_rows(own_starts + shift - first, lengths)
+        rows = plain_rows if own_starts is starts else _step_rows(own_starts - own_starts[0], lengths)
         steps = stored[: offsets[-1]] if rows is None else stored[rows]
         if spec.variable_length:
             variable[spec.name] = pa.array(steps.tolist(), spec.arrow_type)

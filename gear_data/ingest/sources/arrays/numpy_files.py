@@ -28,6 +28,8 @@ from gear_data.schema import DTYPES
 
 #: Limit for a header, which is parsed as a Python literal. NumPy has the same limit.
 _MAX_HEADER = 10_000
+#: Bytes of a header as NumPy writes it, with what is before it. More are read if it is longer.
+_USUAL_HEADER = 128
 #: Parsed headers that are kept.
 _HEADERS = 256
 #: Archives up to this size are read whole, so that an array is opened once for its header and its values.
@@ -118,7 +120,7 @@ class StoredArray:
         """
         if self.is_text:
             return "string"
-        name = self.dtype.newbyteorder("=").name
+        name = _native_name(self.dtype)
         if name not in DTYPES:
             raise UnsupportedColumnError(
                 f"holds {name}, which is not a number, a boolean or text",
@@ -192,7 +194,7 @@ def _members(file: SourceFile, stream: IO[bytes]) -> Iterator[tuple[str, StoredA
             names.add(name)
             check_member(info, place, other_method=_OTHER_METHOD, impossible_size=DOWNLOAD_AGAIN)
             with nullcontext(small.open(info.filename)) if small is not None else archive.open(info) as member:
-                yield name, replace(_parse(member, info.file_size, file, info.filename), archive=small), member
+                yield name, _parse(member, info.file_size, file, info.filename, archive=small), member
 
 
 def open_npy(file: SourceFile) -> StoredArray:
@@ -223,7 +225,15 @@ def unpacked(packed: IO[bytes]) -> IO[bytes]:
     return cast("IO[bytes]", gzip.GzipFile(fileobj=packed))
 
 
-def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None, *, exact: bool = True) -> StoredArray:
+def _parse(
+    stream: IO[bytes],
+    size: int,
+    file: SourceFile,
+    member: str | None,
+    *,
+    exact: bool = True,
+    archive: SmallArchive | None = None,
+) -> StoredArray:
     """Reads a header, and checks that its values take the bytes that follow.
 
     Args:
@@ -232,9 +242,10 @@ def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None, *
         file: the file.
         member: the name of the member in its archive.
         exact: whether `size` is the size, and not only a bound of it.
+        archive: the archive, if it is small.
     """
     place = file.name if member is None else f"{file.name}:{member}"
-    head = stream.read(12)
+    head = stream.read(_USUAL_HEADER)
     if len(head) < 12 or head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
         raise CorruptSourceError("is not a NumPy array file", file=place, hint="write it with np.save")
     # The header's length takes two bytes in version 1, and four from version 2 on.
@@ -244,7 +255,7 @@ def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None, *
             f"its header claims {length} bytes, above the limit of {_MAX_HEADER}", file=place, hint=_WRITE_AGAIN
         )
     try:
-        shape, fortran, dtype = _parse_header(head[6], head[8:] + stream.read(prefix + length - 12))
+        shape, fortran, dtype = _parse_header(head[6], _bytes_between(stream, head, 8, prefix + length))
     except Exception as error:  # NumPy passes on all errors of Python's literal parser
         raise CorruptSourceError(
             f"its header cannot be read: {type(error).__name__}: {error}", file=place, hint=_WRITE_AGAIN
@@ -259,7 +270,12 @@ def _parse(stream: IO[bytes], size: int, file: SourceFile, member: str | None, *
             file=place,
             hint=DOWNLOAD_AGAIN,
         )
-    return StoredArray(file, dtype, shape, start, member, fortran and len(shape) > 1)
+    return StoredArray(file, dtype, shape, start, member, fortran and len(shape) > 1, archive=archive)
+
+
+def _bytes_between(stream: IO[bytes], head: bytes, first: int, last: int) -> bytes:
+    """Returns the bytes [first, last) of a stream whose first bytes were read."""
+    return head[first:last] + stream.read(max(0, last - len(head)))
 
 
 @lru_cache(maxsize=_HEADERS)
@@ -274,6 +290,11 @@ def _parse_header(version: int, text: bytes) -> tuple[tuple[int, ...], bool, np.
     parse = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = parse(io.BytesIO(text))
     return tuple(shape), bool(fortran), dtype
+
+
+@lru_cache(maxsize=_HEADERS)
+def _native_name(dtype: np.dtype[Any]) -> str:
+    return dtype.newbyteorder("=").name
 
 
 @contextmanager
