@@ -101,9 +101,13 @@ def _decode(codec: Mapping[str, Any], data: Any, limit: int) -> Any:
     Raises ValueError if that is more than `limit` bytes. Decompressors are asked before they allocate it.
     """
     name = codec["id"]
-    if name in _SIZED:
+    if name in _BOUNDED:
+        plain = _BOUNDED[name](data, limit, codec)
+    elif name in _SIZED:
         _check_size(_SIZED[name](data), limit)
-    plain = _BOUNDED[name](data, limit, codec) if name in _BOUNDED else numcodecs.get_codec(dict(codec)).decode(data)
+        plain = numcodecs.get_codec({"id": name}).decode(data)
+    else:
+        plain = numcodecs.get_codec(dict(codec)).decode(data)
     _check_size(memoryview(plain).nbytes, limit)
     return plain
 
