@@ -151,12 +151,15 @@ def files_to_compare(names: Sequence[str], sizes: Sequence[int], large: int) -> 
 
 def _first_of_folders(names: Sequence[str]) -> dict[str, int]:
     """Returns folder -> index of its first file, for the topmost folders that differ."""
-    parents = [PurePosixPath(name).parent for name in names]
+    parents: dict[str, int] = {}
+    for index, name in enumerate(names):
+        parents.setdefault(name.rpartition("/")[0], index)
     depth = len(PurePosixPath(os.path.commonpath(parents)).parts)
     folders: dict[str, int] = {}
-    for index, path in enumerate(parents):
-        if len(path.parts) > depth:
-            folders.setdefault("/".join(path.parts[: depth + 1]), index)
+    for parent, index in parents.items():
+        parts = PurePosixPath(parent).parts
+        if len(parts) > depth:
+            folders.setdefault("/".join(parts[: depth + 1]), index)
     return folders
 
 

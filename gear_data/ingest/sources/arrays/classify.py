@@ -129,7 +129,8 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
         rows_are = row_convention(names, options.rename or {}, name)
     elif not boundaries and is_old_dreamer(names):
         rows_are = RowConvention.DREAMER
-    options = replace(options, rename=_rename(names, rows_are, options))
+    rename = _rename(names, rows_are, options)
+    options = replace(options, rename=rename) if rename else options
     if options.columns is None:
         chosen = choose_columns(names, options, structure=found.values())
     else:

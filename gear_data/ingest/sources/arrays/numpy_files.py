@@ -13,7 +13,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import IO, Any, cast
@@ -32,7 +32,7 @@ _MAX_HEADER = 10_000
 _USUAL_HEADER = 128
 #: Parsed headers that are kept.
 _HEADERS = 256
-#: Archives up to this size are read whole, so that an array is opened once for its header and its values.
+#: Archives and their members up to this size are read whole: an array is opened once for its header and its values.
 _SMALL_BYTES = 1 << 20
 #: Limit for one step. A larger one is an archive bomb, or an array whose first axis is not the steps.
 _MAX_ROW_BYTES = 1 << 30
@@ -56,8 +56,15 @@ class SmallArchive:
     def open(self, name: str) -> IO[bytes]:
         """Returns the values of a member. Whoever reads them seeks first."""
         if name not in self._members:
-            self._members[name] = self.zip.open(name)
+            self._members[name] = self._open(name)
         return self._members[name]
+
+    def _open(self, name: str) -> IO[bytes]:
+        if self.zip.getinfo(name).file_size <= _SMALL_BYTES:
+            # A member that is damaged is an error only for those who read all its values.
+            with suppress(zipfile.BadZipFile, zlib.error, EOFError):
+                return io.BytesIO(self.zip.read(name))
+        return self.zip.open(name)
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,11 @@ class ArraySource:
                 column=arrays.sources[min(differ)],
                 hint=_SEPARATELY,
             )
+        columns = arrays.columns()
+        if columns == self.columns:
+            return
         model = {spec.name: spec for spec in self.columns}
-        found = {spec.name: spec for spec in arrays.columns()}
+        found = {spec.name: spec for spec in columns}
         for name in dict.fromkeys([*model, *found]):
             own, first = found.get(name), model.get(name)
             if own is None or first is None:
