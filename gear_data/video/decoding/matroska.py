@@ -1,4 +1,9 @@
-"""Puts packets into a Matroska container, for libraries that want whole files."""
+"""Puts packets into a Matroska container, for libraries that want whole files.
+
+PyAV cannot write these files (tried with 18.1). A stream that it makes without an encoder takes neither the codec's
+parameters nor colours, so H.264 is refused. With an encoder, each group of pictures would start one; x265 also refuses
+the parameters of another encoder.
+"""
 
 from __future__ import annotations
 

@@ -55,6 +55,8 @@ class ZarrReader:
             if at == first and last <= stop:
                 last = max(last, min(at + at_once, stop // rows * rows))
                 values = self._decode(array, at, last)
+                if (at, last) == (start, stop):
+                    return np.ascontiguousarray(values, out.dtype)
             else:
                 last = min(last, stop)
                 values = self._partial_rows(array, first // rows)[at - first : last - first]
