@@ -168,6 +168,7 @@ def _contents(folder: Path) -> Iterator[tuple[str, Any]]:
             manifest = _lasting(json.loads(path.read_text()))
             provenance = manifest.pop("provenance", {})
             yield "findings", manifest.pop("findings", [])
+            manifest.pop("checksum", None)
             yield from ((f"{name} {key}", _hash(json.dumps(value).encode())) for key, value in manifest.items())
             yield from ((f"{name} provenance {key}", _hash(json.dumps(v).encode())) for key, v in provenance.items())
         elif path.is_file() and path.name != "README.md":  # which repeats the manifest

@@ -124,23 +124,38 @@ def test_arrays_with_one_meaning_are_read(arrays: Arrays, tmp_path: Path) -> Non
 
 
 def test_padded_episodes_must_have_the_episodes_first(tmp_path: Path) -> None:
-    arrays = {name: values.swapaxes(0, 1) for name, values in padded(without=("dones",)).items()}
+    arrays = {name: values.swapaxes(0, 1).copy() for name, values in padded(without=("dones",)).items()}
     lengths = np.array([20, 1, 5, 7, 20, 3, 9, 11])
-    with pytest.raises(UnknownFormatError, match=r"'episode_lengths': has 8 values, .*\n.*swapaxes\(array, 0, 1\)"):
-        gear_data.convert(write(tmp_path / "a.npz", {**arrays, "episode_lengths": lengths}), tmp_path / "d")
+    source = write(tmp_path / "a.npz", {**arrays, "episode_lengths": lengths})
+    with pytest.raises(
+        UnknownFormatError, match=r"'episode_lengths': has 8 values, .*\n.*swapaxes\(array, 0, 1\)"
+    ) as error:
+        gear_data.convert(source, tmp_path / "d")
+    check_mapping(str(error.value), "[T, E, ...]", source, tmp_path / "d", arrays, lengths)
+
+
+def check_mapping(error: str, axes: str, source: Path, destination: Path, arrays: Arrays, lengths: Any) -> None:
+    """Converts with the mapping that an error advises."""
+    advice = f"episodes: {{padded: {axes}, lengths: episode_lengths}}"
+    assert axes in error
+    assert "--map, episodes: {padded: [" in error
+    assert ", lengths: episode_lengths}" in error
+    file = source.with_suffix(".yaml")
+    file.write_text(f"{advice}\ncolumns: {{{', '.join(f'{name}: {name}' for name in arrays)}}}\n")
+    gear_data.convert(source, destination, mapping=file, overwrite=True)
+    dataset = gear_data.open(destination)
+    for i, length in enumerate(lengths):
+        rewards = arrays["rewards"][:, i] if axes.startswith("[T") else arrays["rewards"][i]
+        np.testing.assert_array_equal(dataset.episode(i)["rewards"], rewards[:length])
 
 
 def test_a_square_of_padded_episodes_is_unclear(tmp_path: Path) -> None:
     arrays, lengths = padded(8, 8, without=("dones",)), np.array([3, 8, 5, 2, 7, 4, 8, 6])
     source = write(tmp_path / "a.npz", {**arrays, "episode_lengths": lengths})
-    with pytest.raises(UnknownFormatError, match=r"\[episodes, steps\] or \[steps, episodes\], because both .* 8"):
+    with pytest.raises(UnknownFormatError, match=r"\[episodes, steps\] or \[steps, episodes\], because both") as error:
         gear_data.convert(source, tmp_path / "d")
-    # As the error says: one step more.
-    longer = {name: np.concatenate([array, np.zeros_like(array[:, :1])], axis=1) for name, array in arrays.items()}
-    gear_data.convert(write(tmp_path / "b.npz", {**longer, "episode_lengths": lengths}), tmp_path / "d")
-    dataset = gear_data.open(tmp_path / "d")
-    for i, length in enumerate(lengths):
-        np.testing.assert_array_equal(dataset.episode(i)["rewards"], arrays["rewards"][i, :length])
+    for axes in ("[E, T, ...]", "[T, E, ...]"):
+        check_mapping(str(error.value), axes, source, tmp_path / "d", arrays, lengths)
 
 
 def test_padded_episodes_of_one_step_are_unclear(tmp_path: Path) -> None:

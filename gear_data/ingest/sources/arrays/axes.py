@@ -95,7 +95,8 @@ def is_padded(classified: ClassifiedArrays, shapes: Shapes, lengths: npt.NDArray
             f"{shapes[classified.reference]}; padded episodes must be [episodes, steps]",
             file=name,
             column=column,
-            hint="transpose the arrays: np.swapaxes(array, 0, 1)",
+            hint=f"describe them with --map, episodes: {{padded: [T, E, ...], lengths: {column}}}; or "
+            "transpose the arrays: np.swapaxes(array, 0, 1)",
         )
     if count != classified.rows:
         return False
@@ -105,8 +106,7 @@ def is_padded(classified: ClassifiedArrays, shapes: Shapes, lengths: npt.NDArray
             f"both axes have {count}",
             file=name,
             column=column,
-            hint="pad [episodes, steps, ...] with one step more, so that the axes differ: np.concatenate([array, "
-            "np.zeros_like(array[:, :1])], axis=1)",
+            hint=f"say which with --map, episodes: {{padded: [E, T, ...], lengths: {column}}}, or [T, E, ...]",
         )
     if int(lengths.sum()) != classified.rows:
         return True
