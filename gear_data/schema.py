@@ -179,6 +179,11 @@ class ColumnSpec:
         """Number of bytes of one step in the shard."""
         return self.size * self.storage_dtype.itemsize
 
+    def reorders(self, other: ColumnSpec) -> bool:
+        """Returns whether two columns have the same named elements in another order."""
+        mine, others = self.element_names, other.element_names
+        return mine != others and sorted(mine) == sorted(others)
+
     @property
     def arrow_type(self) -> pa.DataType:
         """The Arrow type in the shard.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,9 @@ def declared_columns(schema: Schema | Mapping[str, Any]) -> tuple[ColumnSpec, ..
         found = dict(schema)
     videos = {spec.name: spec for spec in schema.videos} if isinstance(schema, Schema) else {}
     columns = tuple(videos.get(name) or _column(name, each) for name, each in found.items() if name not in _END_FLAGS)
+    if isinstance(schema, Schema):
+        names = {spec.name: spec.element_names for spec in (*schema.columns, *schema.videos)}
+        columns = tuple(replace(spec, element_names=names[spec.name]) for spec in columns)
     if not columns:
         raise InvalidArgumentError("schema has no columns", hint="give observations, actions, rewards, ...")
     return columns

@@ -91,6 +91,13 @@ def check_joins(columns: Iterable[ColumnSpec], schema: Schema, dataset: str) -> 
                 column=name,
                 hint="nothing is cast: convert the values before append",
             )
+        if given[name].reorders(wanted[name]):
+            raise UnsupportedColumnError(
+                f"has the elements {', '.join(given[name].element_names)}, and the dataset has them in another order",
+                file=dataset,
+                column=name,
+                hint=f"give them in the order {', '.join(wanted[name].element_names)}, and the dataset's schema",
+            )
 
 
 def _infer(name: str, value: Any, where: str) -> ColumnSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
+from gear_data.schema import Schema
 
 SCHEMA = {
     "observations.position": (np.float32, (3,)),
@@ -57,6 +59,23 @@ def test_the_schema_of_a_dataset(tmp_path: Path) -> None:
     second = record(tmp_path / "second", first.schema)
     assert second.schema == first.schema
     assert second.fingerprint == first.fingerprint
+
+
+def test_names_of_elements_are_kept_in_their_order(tmp_path: Path) -> None:
+    plain = record(tmp_path / "plain", SCHEMA).schema
+    named = ("x", "y", "z")
+
+    def with_names(names: tuple[str, ...]) -> Schema:
+        columns = (replace(c, element_names=names if c.shape == (3,) else ()) for c in plain.columns)
+        return Schema(tuple(columns))
+
+    for _ in range(2):
+        ds = record(tmp_path / "named", with_names(named))
+    assert len(ds) == 2
+    assert ds.schema["observations.position"].element_names == named
+    with pytest.raises(UnsupportedColumnError, match="has the elements z, y, x, and the dataset has them in another"):
+        record(tmp_path / "named", with_names(named[::-1]))
+    assert len(record(tmp_path / "named", SCHEMA)) == 3
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,7 @@ def united_columns(parts: Sequence[NamedColumns]) -> tuple[ColumnSpec, ...]:
                     hint="nothing is cast: convert one of them again with --rename, so that the names differ, or "
                     "leave the column out with --columns",
                 )
-            if known.element_names != column.element_names and sorted(known.element_names) == sorted(
-                column.element_names
-            ):
+            if column.reorders(known):
                 raise UnsupportedColumnError(
                     f"has the elements {', '.join(column.element_names)} here, and the same elements in another order "
                     f"in {owners[column.name]}",
