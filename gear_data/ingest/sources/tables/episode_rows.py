@@ -31,7 +31,7 @@ from gear_data.ingest.sources.tables.episode_columns import (
     marked_facts,
 )
 from gear_data.ingest.sources.tables.left_out_columns import leave_out_columns
-from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES, open_tables, require_tables
+from gear_data.ingest.sources.tables.open import BESIDE_TABLES, TABLE_SUFFIXES, open_tables, require_tables
 from gear_data.ingest.sources.tables.recognise import why_rows_are_episodes
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
@@ -339,4 +339,5 @@ FORMAT = Format(
     priority=30,
     uses=frozenset({"episode_column", "step_column", "end_column", "dtype", "fill_null", "header"}),
     suffixes=TABLE_SUFFIXES,
+    beside=BESIDE_TABLES,
 )

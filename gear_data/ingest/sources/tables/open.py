@@ -29,6 +29,8 @@ from gear_data.storage.writing.progress_files import PROGRESS
 
 #: Suffixes of the data files that tables may be, of those that `DATA_SUFFIXES` lists.
 TABLE_SUFFIXES = (".parquet", ".arrow", ".arrows", ".feather", ".ipc", ".lance")
+#: Files beside the data of a Lance table.
+BESIDE_TABLES = r"(.*/)?_versions/.*"
 _KINDS: dict[str, FileKind] = {kind.name: kind for kind in (PARQUET, ARROW, JSON, WEBDATASET)}
 #: What files without types say in digits may be a whole number by chance.
 _UNTYPED = ("CSV", "JSON")

@@ -36,7 +36,7 @@ from gear_data.ingest.pipeline.names import DONES, name_map
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.left_out_columns import leave_out_columns
-from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES, open_tables, require_tables
+from gear_data.ingest.sources.tables.open import BESIDE_TABLES, TABLE_SUFFIXES, open_tables, require_tables
 from gear_data.ingest.sources.tables.recognise import episode_column, is_text, why_rows_are_steps
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
@@ -413,4 +413,5 @@ FORMAT = Format(
     priority=20,
     uses=frozenset({"episode_column", "step_column", "end_column", "file_is_episode", "dtype", "fill_null", "header"}),
     suffixes=TABLE_SUFFIXES,
+    beside=BESIDE_TABLES,
 )
