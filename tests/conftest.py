@@ -6,6 +6,7 @@ import gc
 import multiprocessing.spawn
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -207,6 +208,20 @@ def quick_spawn() -> Iterator[None]:
     multiprocessing.set_executable(python())
     yield
     multiprocessing.set_executable(before)
+
+
+#: Folders whose tests let the packages start many interpreters, for videos and the tasks of a conversion.
+_QUICK_FOLDERS = (
+    "dataset/curation", "exports/lerobot", "ingest/engine", "ingest/videos", "recording", "storage/videos",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick_interpreters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets interpreters that the packages start be forks of one that has imported torch."""
+    folder = request.path.parent.relative_to(Path(__file__).parent).as_posix()
+    if f"{folder}/".startswith(tuple(f"{each}/" for each in _QUICK_FOLDERS)) and "processes" in request.keywords:
+        monkeypatch.setattr(sys, "executable", python())
 
 
 Make = Callable[..., gear_data.Dataset]

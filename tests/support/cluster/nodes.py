@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.support.running.warm_python import INTERPRETER
 
 
 class NodeProcess:
@@ -22,7 +23,7 @@ class NodeProcess:
     """
 
     def __init__(self, dataset: Path, shards: str | None = None, options: Sequence[str] = ()) -> None:
-        self._command = [sys.executable, "-m", "gear_data.cli", "serve", str(dataset), "--json", *options]
+        self._command = [INTERPRETER, "-m", "gear_data.cli", "serve", str(dataset), "--json", *options]
         self._command += [] if shards is None else ["--shards", shards]
         self._process: subprocess.Popen[str] | None = None
         self.address = "127.0.0.1:0"

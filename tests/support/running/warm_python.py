@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
+#: The interpreter itself, whose processes take signals. Tests may replace `sys.executable`.
+INTERPRETER = sys.executable
 #: Modules that most programs of the tests import.
 MODULES = ("numba", "polars", "pyarrow.flight", "pyarrow.parquet", "torch.distributed.launcher.api", "torch.utils.data")
 
@@ -44,7 +46,7 @@ def _start(modules: Sequence[str]) -> tuple[Path, subprocess.Popen[str]]:
     """Starts a server, which ends with its standard input, and removes its folder."""
     folder = tempfile.mkdtemp(prefix="warm-")
     place, executable = Path(folder, "socket"), Path(folder, "python")
-    client = [sys.executable, "-IS", str(_HERE / "fork_client.py"), str(place)]
+    client = [INTERPRETER, "-IS", str(_HERE / "fork_client.py"), str(place)]
     executable.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$0" "$@"\n')
     torchrun = Path(folder, "torchrun")
     torchrun.write_text(f'#!/bin/sh\nexec {executable} -m torch.distributed.run "$@"\n')
@@ -52,7 +54,7 @@ def _start(modules: Sequence[str]) -> tuple[Path, subprocess.Popen[str]]:
         program.chmod(0o755)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     server = subprocess.Popen(
-        [sys.executable, str(_HERE / "fork_server.py"), str(place), *modules],
+        [INTERPRETER, str(_HERE / "fork_server.py"), str(place), *modules],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**variables, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     if server.stdout is None or not any(line == "ready\n" for line in server.stdout):
