@@ -57,15 +57,22 @@ def _starts_workers(config: pytest.Config) -> bool:
     return bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
 
 
+def _in_folders(file: Path, folders: Sequence[str]) -> bool:
+    return file.relative_to(Path(__file__).parent).as_posix().startswith(tuple(f"{folder}/" for folder in folders))
+
+
 #: Folders whose tests all belong to the second tier. Elsewhere, the marker `processes` says it of a module or a test.
-SECOND_TIER = {"benchmarks", "chaos", "docs", "fuzz", "gpu", "integration", "integrations"}
+SECOND_TIER = (
+    "benchmarks", "chaos", "cluster", "docs", "fuzz", "gpu", "integration", "integrations", "rdma",
+    "recording/object_store", "storage/remote",
+)  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Marks the tests of some folders, before `-m` chooses the tests of a tier by their markers."""
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] in SECOND_TIER:
+        if _in_folders(item.path, SECOND_TIER):
             item.add_marker("processes")
 
 
@@ -219,8 +226,7 @@ _QUICK_FOLDERS = (
 @pytest.fixture(autouse=True)
 def quick_interpreters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets interpreters that the packages start be forks of one that has imported torch."""
-    folder = request.path.parent.relative_to(Path(__file__).parent).as_posix()
-    if f"{folder}/".startswith(tuple(f"{each}/" for each in _QUICK_FOLDERS)) and "processes" in request.keywords:
+    if _in_folders(request.path, _QUICK_FOLDERS) and "processes" in request.keywords:
         monkeypatch.setattr(sys, "executable", python())
 
 

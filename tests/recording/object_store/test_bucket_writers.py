@@ -62,15 +62,15 @@ def test_an_unchanged_manifest_is_not_fetched_again(url: str, server: S3Server) 
 
 def test_a_new_generation_fetches_only_new_shards(url: str, server: S3Server) -> None:
     writer = gear_data.Writer(url, shard_bytes=1024)
-    add_episodes(writer, range(40))  # a full shard is not joined with a later one
+    add_episodes(writer, range(12))  # a full shard is not joined with a later one
     writer.seal()
     ds = gear_data.open(url)
     numbers_in(ds)
-    add_episodes(writer, [40])
+    add_episodes(writer, [12])
     writer.close()
     before = len(server.requests)
     newer = ds.refresh()
-    assert numbers_in(newer) == list(range(41))
+    assert numbers_in(newer) == list(range(13))
     fetched = {path for method, path in server.requests[before:] if method == "GET" and "/shards/" in path}
     assert len(fetched) < len(newer.manifest.shards)
     assert {file.rpartition("/")[2] for file in fetched} <= {
@@ -166,10 +166,11 @@ def test_a_journal_that_is_published_while_it_is_read(url: str, server: S3Server
     """Before each of the reads, once: its files are gone then."""
     read = published = 0
     while published == read:
-        with gear_data.Writer(url) as first, gear_data.Writer(url) as second:
-            add_episodes(first, [2 * read])
+        place = f"{url}-{read}"
+        with gear_data.Writer(place) as first, gear_data.Writer(place) as second:
+            add_episodes(first, [0])
             first.flush()
-            add_episodes(second, [2 * read + 1])
+            add_episodes(second, [1])
             count = 0
 
             def publish(method: str, path: str, first: gear_data.Writer = first, at: int = read) -> None:
@@ -184,8 +185,8 @@ def test_a_journal_that_is_published_while_it_is_read(url: str, server: S3Server
             second.seal()
             server.reset()
         read += 1
+        assert sorted(numbers_in(gear_data.open(place))) == [0, 1]
     assert published > 3
-    assert sorted(numbers_in(gear_data.open(url))) == list(range(2 * read))
 
 
 def test_a_put_whose_answer_is_lost(url: str, server: S3Server) -> None:
