@@ -86,6 +86,12 @@ class EpisodeBlock:
         """int64 [n + 1]. Episode i has the steps offsets[i] to offsets[i + 1]."""
         return offsets_of(self.lengths)
 
+    def locate(self, step: int) -> tuple[int, int]:
+        """Returns the episode of a step of the block, and the index of the step in its episode."""
+        offsets = self.offsets
+        episode = int(np.searchsorted(offsets, step, side="right")) - 1
+        return episode, int(step - offsets[episode])
+
     @property
     def has_rewards(self) -> npt.NDArray[np.bool_]:
         """bool [n]: whether the source of each episode has rewards.

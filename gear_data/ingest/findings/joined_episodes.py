@@ -53,8 +53,8 @@ def _report(
     steps = np.flatnonzero(changes)
     if len(steps):
         code, message, column = kind
-        episode = int(np.searchsorted(block.offsets, steps[0], side="right")) - 1
-        step = int(steps[0] + 1 - block.offsets[episode])
+        episode, before = block.locate(steps[0])
+        step = before + 1
         row = int(block.rows[episode]) + (step if rows_are_steps else 0)
         message += f", first at step {step} of its episode, as if two were joined; kept as one. If episodes of several "
         message += "runs have the same number, name all columns that tell them apart: --episode-column RUN "

@@ -18,7 +18,6 @@ def check_finite(block: EpisodeBlock, findings: FindingLog, *, strict: bool, row
     Raises:
         NonFiniteError: there is such a value, and `strict` is set.
     """
-    offsets = block.offsets
     for name, values in block.columns.items():
         if values.dtype.kind != "f" or name == RETURNS_TO_GO:
             continue
@@ -26,8 +25,7 @@ def check_finite(block: EpisodeBlock, findings: FindingLog, *, strict: bool, row
         if finite.all():
             continue
         steps = np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1))
-        episode = int(np.searchsorted(offsets, steps[0], side="right") - 1)
-        step = int(steps[0] - offsets[episode])
+        episode, step = block.locate(steps[0])
         row = int(block.rows[episode]) + (step if rows_are_steps else 0)
         first_place = "" if rows_are_steps else f", first at step {step} of its episode"
         if strict:

@@ -150,8 +150,8 @@ class _WithFinals(MappedSource):
         differ[block.offsets[1:-1] - 1] = False
         steps = np.flatnonzero(differ)
         if len(steps):
-            episode = int(np.searchsorted(block.offsets, steps[0], side="right")) - 1
-            row = int(block.rows[episode]) + (int(steps[0] - block.offsets[episode]) if self.rows_are_steps else 0)
+            episode, step = block.locate(steps[0])
+            row = int(block.rows[episode]) + (step if self.rows_are_steps else 0)
             self.findings.add(next_differs(len(steps), block.sources[episode], row, spec.source or name))
 
 

@@ -117,8 +117,7 @@ def _check_flags(block: EpisodeBlock) -> None:
             continue
         wrong = np.flatnonzero((values != 0) & (values != 1))
         if len(wrong):
-            episode = int(np.searchsorted(block.offsets, wrong[0], side="right")) - 1
-            step = int(wrong[0] - block.offsets[episode])
+            episode, step = block.locate(wrong[0])
             raise BadEpisodeError(
                 f"step {step} of the episode has {values[wrong[0]]}, but an end flag must be 0 or 1",
                 file=block.sources[episode],

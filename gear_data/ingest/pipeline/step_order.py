@@ -56,8 +56,7 @@ def check_step_order(
     for code, (found, message) in kinds.items():
         steps = np.flatnonzero(found)
         if len(steps):
-            episode = int(np.searchsorted(block.offsets, steps[0], side="right")) - 1
-            step = int(steps[0] - block.offsets[episode])
+            episode, step = block.locate(steps[0])
             # The row of the episode: the step itself may be in another file.
             message = f"{message}, first at step {step} of its episode; the source's order of rows is kept"
             row = int(block.rows[episode])

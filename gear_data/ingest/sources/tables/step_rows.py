@@ -333,9 +333,8 @@ class StepRowSource:
             self._check_crossing(block)
         for name in block.columns.keys() - columns.keys():
             if name.startswith(_PATH_CHECK) and (paths := block.columns[name]).any():
-                step = int(np.argmax(paths))
-                episode = int(np.searchsorted(block.offsets, step, side="right")) - 1
-                row = int(block.rows[episode] + step - block.offsets[episode])
+                episode, step = block.locate(int(np.argmax(paths)))
+                row = int(block.rows[episode]) + step
                 source = name.removeprefix(_PATH_CHECK)
                 self.findings.add(paths_left_out(int(paths.sum()), block.sources[episode], row, source))
         return replace(block, columns=columns)
@@ -351,7 +350,7 @@ class StepRowSource:
             numbers = block.columns[_ORDER_CHECK + source]
             crossings[1:] &= numbers[1:] != numbers[:-1] + 1
         if crossings.any():
-            episode = int(np.searchsorted(block.offsets, np.argmax(crossings), side="right")) - 1
+            episode, _ = block.locate(int(np.argmax(crossings)))
             message = (
                 "an episode continues in the next file; kept as one episode. If every file numbers its episodes from "
                 "the start, give the episodes unique ids, or convert the files one by one"
