@@ -34,8 +34,6 @@ from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import clones, same
 
-pytestmark = pytest.mark.processes
-
 #: Seconds that a response may take.
 TIMEOUT = 2.0
 #: Seconds that only a hang takes, however busy the machine is.

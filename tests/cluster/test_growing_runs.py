@@ -19,8 +19,6 @@ from tests.support.cluster.runs import Rank, runs, servers, torchrun
 from tests.support.feed.growing import GrowingDataset
 from tests.support.running.eventually import eventually
 
-pytestmark = pytest.mark.processes
-
 
 @pytest.fixture
 def run() -> Iterator[Callable[..., list[Rank]]]:

@@ -36,8 +36,6 @@ from tests.support.feed.data import run_two_ranks
 from tests.support.feed.growing import GrowingDataset
 from tests.support.running.eventually import eventually
 
-pytestmark = pytest.mark.processes
-
 #: Seconds that a response may take.
 TIMEOUT = 3.0
 Start = Callable[..., NodeProcess]

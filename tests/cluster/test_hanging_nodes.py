@@ -27,8 +27,6 @@ from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import clones, same
 
-pytestmark = pytest.mark.processes
-
 #: Seconds. A busy machine may take up to twice as long; waiting twice takes longer.
 TIMEOUT = 5.0
 OPTIONS = {"batch_size": 8, "context": 5, "seed": 2}

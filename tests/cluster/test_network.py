@@ -21,7 +21,7 @@ from tests.support.cluster import hold_rank, network_link, vanishing_client
 from tests.support.feed import data as feed_data
 
 MISSING = network_link.missing()
-pytestmark = [pytest.mark.skipif(MISSING is not None, reason=str(MISSING)), pytest.mark.processes]
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 TIMEOUT = 3.0
 #: Seconds that only a hang takes, however busy the machine is.
 HANG = 60.0

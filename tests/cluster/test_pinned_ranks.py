@@ -35,8 +35,6 @@ from tests.support.cuda.loader_checks import CASES, OPTIONS, GpuUnderTest, conve
 from tests.support.cuda.streams import ORDERS
 from tests.support.feed.arguments import grouped
 
-pytestmark = pytest.mark.processes
-
 Join = Callable[..., Dataset]
 
 

@@ -92,7 +92,6 @@ def found():
     return dict(zip(NODE_NAMES, json.loads(output), strict=True))
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("launcher", NODE_NAMES)
 def test_processes_of_a_launcher_find_each_other(found, launcher):
     size = len(NODES)

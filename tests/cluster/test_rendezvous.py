@@ -86,7 +86,6 @@ def parts(folder, nodes, to):
     return to / "part-{node}"
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 1), (2, 2), (3, 1)])
 def test_runs_give_the_batches_of_one_process(filmed, expected, tmp_path, nodes, ranks):
     folder, dataset = filmed, parts(filmed, nodes, tmp_path)
@@ -154,7 +153,6 @@ def run():
         yield begin
 
 
-@pytest.mark.processes
 def test_a_server_lives_as_long_as_any_of_its_ranks(folder, run):
     before = {process.pid for process in servers()}
     expected = next(hold_rank.digests(gear_data.open(folder), 0))
@@ -189,7 +187,6 @@ def _new_servers(before):
     return found()
 
 
-@pytest.mark.processes
 def test_a_server_that_dies_is_restarted(folder, run):
     """Servers die several times during reads, and the batches do not change."""
     expected = iter(list(itertools.islice(hold_rank.digests(gear_data.open(folder), 0), 91)))
@@ -215,7 +212,6 @@ def test_a_server_that_dies_is_restarted(folder, run):
     assert not any(map(has_ended, mine))
 
 
-@pytest.mark.processes
 def test_an_error_on_one_rank_is_raised_on_all(folder, run, tmp_path):
     parted = str(parts(folder, 2, tmp_path))
     mine = [parted.replace("{node}", str(node)) for node in range(2)]
@@ -227,7 +223,6 @@ def test_an_error_on_one_rank_is_raised_on_all(folder, run, tmp_path):
     assert errors == errors[:1] * 3
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -242,7 +237,6 @@ def test_missing_hardware_is_raised_on_all_ranks(folder, run, options, problem):
     assert errors[1] == errors[0]
 
 
-@pytest.mark.processes
 def test_ranks_that_open_different_datasets(folder, run, tmp_path):
     feed_data.convert_episodes(feed_data.locomotion([9, 20], seed=4), tmp_path / "other")
     ranks = run([(folder, 0), (tmp_path / "other", 1)])
@@ -250,7 +244,6 @@ def test_ranks_that_open_different_datasets(folder, run, tmp_path):
         assert rank.line().startswith("ClusterError rank 0: rank 1 opens another dataset than rank 0")
 
 
-@pytest.mark.processes
 def test_a_rank_that_never_starts(folder, run):
     (rank,) = run([(folder, 0)], SLURM_NTASKS=2, GEAR_DATA_JOIN_TIMEOUT=2)
     assert rank.line().startswith("ClusterError None: cannot reach torch.distributed's store at 127.0.0.1:")

@@ -84,7 +84,6 @@ def test_a_token_file_that_is_refused(tmp_path, text):
     assert not shows_secret(error.value)
 
 
-@pytest.mark.processes
 def test_connections_that_fail(folder, token, tmp_path, monkeypatch):
     (tmp_path / "other").write_text(secrets.token_hex(32))
     (tmp_path / "pem").write_text("not a certificate")
@@ -154,7 +153,6 @@ def test_a_stream_that_breaks(folder, token):
         assert hides(error.value, token)
 
 
-@pytest.mark.processes
 def test_servers_that_do_not_start(folder, token, tmp_path, caplog):
     run = create_run_credentials(tls=True)
     secret = tmp_path / "secret"

@@ -25,8 +25,6 @@ from tests.support.cuda.loader_checks import OPTIONS, convert, copies, from_devi
 from tests.support.cuda.streams import ORDERS
 from tests.support.rdma import stand_in
 
-pytestmark = pytest.mark.processes
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

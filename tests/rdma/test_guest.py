@@ -26,7 +26,7 @@ from tests.support.feed import data as feed_data
 from tests.support.rdma import guest, remote_batches
 
 #: Seconds: ten times what an idle machine needs. Above the limits below, whose errors have the guest's output.
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(2600)]
+pytestmark = pytest.mark.timeout(2600)
 
 HERE = Path(guest.__file__).parent
 REQUIRED = "GEAR_DATA_REQUIRE_VERBS"

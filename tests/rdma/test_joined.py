@@ -21,8 +21,6 @@ from tests.support.feed import data as feed_data
 from tests.support.feed.growing import GrowingDataset
 from tests.support.rdma import stand_in
 
-pytestmark = pytest.mark.processes
-
 #: The stand-in for a device, and this gear-data.
 PYTHONPATH = os.pathsep.join(
     [str(Path(stand_in.__file__).parent / "site"), str(Path(gear_data.__file__).parent.parent)]

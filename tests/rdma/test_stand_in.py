@@ -312,7 +312,6 @@ def test_an_interrupt_leaves_nothing_in_flight(folder, serve, world, monkeypatch
     same(batches(verbs), batches(gear_data.open(folder)))
 
 
-@pytest.mark.processes
 def test_reading_after_a_fork(folder, serve, world):
     verbs, expected = gear_data.open(url(serve()), transport="verbs"), batches(gear_data.open(folder))
     same(batches(verbs), expected)

@@ -37,7 +37,7 @@ from tests.support.feed.arguments import grouped
 from tests.support.running.eventually import eventually
 
 LENGTHS = [7, 1, 23, 40, 2, 20, 19, 21, 5, 9]
-pytestmark = [pytest.mark.filterwarnings("ignore:This DataLoader will create"), pytest.mark.processes]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @pytest.fixture(scope="module")

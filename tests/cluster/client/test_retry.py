@@ -22,8 +22,6 @@ from gear_data.storage.dataset_files import open_files
 from tests.support.cluster.nodes import NodeProcess
 from tests.support.feed import data as feed_data
 
-pytestmark = pytest.mark.processes
-
 TIMEOUT = 4.0
 OPTIONS = {"batch_size": 8, "context": 5, "seed": 2}
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-import pytest
-
 from gear_data.cluster.flight import grpc_fork
-
-pytestmark = pytest.mark.processes
 
 
 class Connections:

@@ -35,7 +35,6 @@ def probed_in(local, remote):
     return None
 
 
-@pytest.mark.processes
 def test_a_nodes_connections_are_probed(tmp_path):
     feed_data.convert_episodes(feed_data.locomotion([9], seed=0), tmp_path / "d")
     node = NodeProcess(tmp_path / "d")

@@ -9,7 +9,6 @@ import threading
 import time
 
 import numpy as np
-import pytest
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.client.options import ClientOptions
@@ -49,7 +48,6 @@ def test_a_server_is_in_use_while_it_answers(tmp_path, monkeypatch):
     server.shutdown()
 
 
-@pytest.mark.processes
 def test_servers_that_cannot_start(tmp_path):
     feed_data.convert_episodes(feed_data.locomotion([9], seed=0), tmp_path / "d")
     (tmp_path / "token").write_text("0123456789abcdef")

@@ -22,8 +22,6 @@ from gear_data.errors import GearError
 from tests.support.feed.data import shared_out
 from tests.support.running.eventually import eventually
 
-pytestmark = pytest.mark.processes
-
 
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[dict[str, Any]]:

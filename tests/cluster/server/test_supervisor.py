@@ -27,8 +27,6 @@ from gear_data.errors import ClusterError, CorruptShardError, NodeUnreachableErr
 from tests.support.cluster.runs import all_ended, servers
 from tests.support.feed import data as feed_data
 
-pytestmark = pytest.mark.processes
-
 TIMEOUT = 30.0
 
 

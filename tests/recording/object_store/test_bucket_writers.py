@@ -434,7 +434,6 @@ def test_journals_that_cannot_join_are_left_out(url: str, caplog: pytest.LogCapt
     assert len(gear_data.open(url)) == 1
 
 
-@pytest.mark.processes
 def test_videos(url: str) -> None:
     frames = np.zeros((6, 32, 32, 3), np.uint8)
     frames[range(6), :, range(6)] = 255

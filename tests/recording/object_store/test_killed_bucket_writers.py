@@ -14,8 +14,6 @@ import gear_data
 from tests.support.s3.recordings import add_episodes, check_dataset, numbers_in, objects
 from tests.support.s3.server import S3Server
 
-pytestmark = pytest.mark.processes
-
 #: Numbers of episodes of one process.
 RANGE = 1000
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 import gear_data
 from tests.support.cluster import hold_rank
 from tests.support.cluster.nodes import NodeProcess
 from tests.support.cluster.nodes import url as served_url
 from tests.support.cluster.runs import runs
-
-pytestmark = pytest.mark.processes
 
 
 def grow(url: str, episodes: int) -> None:

@@ -168,7 +168,6 @@ def _one_of_several(folder: Path, log: Path, data: bytes) -> None:
             os._exit(1)
 
 
-@pytest.mark.processes
 def test_one_of_several_processes_and_threads_fetches(tmp_path: Path) -> None:
     arguments = (tmp_path / "cache", tmp_path / "log", DATA[0])
     context = multiprocessing.get_context("fork")

@@ -93,7 +93,6 @@ def _child(dataset: Any, local: Any) -> None:
     check_equal_batches(dataset, local, steps=4)
 
 
-@pytest.mark.processes
 def test_a_forked_process_reads(endpoint: str, s3_url: str, rollouts_path: Path, tmp_path: Path) -> None:
     """fsspec's open connections do not work in a forked process."""
     upload(rollouts_path, s3_url)

@@ -93,7 +93,6 @@ def test_one_of_two_claims_at_the_same_moment_wins(
     _is_whole(url, two[1], tmp_path)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["memory"])
 def test_the_claim_of_a_killed_process(url: str, two: list[Path], tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
