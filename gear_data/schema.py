@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from gear_data.common.typed_json import resolved
 from gear_data.errors import ManifestError, UnsupportedColumnError, unknown_name
 
 #: Dtypes of fixed-size columns. `bool` is stored as uint8 0 or 1: Arrow packs booleans into bits, and bits cannot be
@@ -84,6 +85,7 @@ class VideoFormat:
     fps: float | None = None
 
 
+@resolved
 class VideoRecord(msgspec.Struct, frozen=True):
     """One camera in the manifest. See `VideoFormat`."""
 
@@ -95,6 +97,7 @@ class VideoRecord(msgspec.Struct, frozen=True):
     fps: float | None
 
 
+@resolved
 class ColumnRecord(msgspec.Struct, frozen=True):
     """One column in the manifest. See `ColumnSpec`; the manifest's `role` is ignored."""
 

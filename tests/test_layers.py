@@ -257,3 +257,30 @@ def test_no_test_edits_the_import_path() -> None:
     interpreter = TESTS / "support" / "running" / "fork_server.py"
     for path in sorted({*TESTS.rglob("*.py")} - {interpreter}):
         assert not edit.search(path.read_text()), f"{path} edits sys.path: put helpers into tests/support"
+
+
+def names_of(node: ast.expr) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def test_record_types_are_resolved_when_they_are_defined() -> None:
+    """Else two threads that decode one for the first time crash the process."""
+    nodes = [node for path in modules().values() for node in ast.walk(ast.parse(path.read_text()))]
+    decoded: set[str] = set()
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        function = getattr(call.func, "attr", getattr(call.func, "id", None))
+        if function in ("convert", "check_json", "parse_json", "decode_json", "read"):
+            decoded |= {name for each in call.args[1:] for name in names_of(each)}
+        if function == "decode":
+            decoded |= {name for each in call.keywords for name in names_of(each.value)}
+    records = [
+        node
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+        and (
+            any(ast.unparse(base) == "msgspec.Struct" for base in node.bases)
+            or (node.name in decoded and node.decorator_list)
+        )
+    ]
+    assert len(records) > 30
+    assert [each.name for each in records if ast.unparse(each.decorator_list[0]) != "resolved"] == []

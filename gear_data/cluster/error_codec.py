@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from gear_data import errors
+from gear_data.common.typed_json import resolved
 from gear_data.errors import GearError
 
 #: Most characters of each text of a peer's error.
@@ -15,6 +16,7 @@ _MAX_CHARACTERS = 10_000
 T = TypeVar("T", str, str | None)
 
 
+@resolved
 class _EncodedError(msgspec.Struct, omit_defaults=True):
     """A `GearError` in JSON. `error` is the name of its class."""
 

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from gear_data.common.typed_json import resolved
 from gear_data.errors import NodeRefusedError
 from gear_data.selection.windows import Int64Array
 
@@ -140,6 +141,7 @@ def part_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
+@resolved
 class Handshake(msgspec.Struct, frozen=True, omit_defaults=True):
     """First message of every stream and every call. Further fields are allowed.
 

@@ -12,6 +12,7 @@ from gear_data.cluster.error_codec import error_from_bytes, error_to_bytes
 from gear_data.cluster.key_value_store import KeyValueStore
 from gear_data.cluster.protocol import ONE_VERSION_HINT
 from gear_data.common.secret import Secret, decode_json
+from gear_data.common.typed_json import resolved
 from gear_data.errors import ClusterError, GearError
 
 _log = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@resolved
 @dataclass(frozen=True)
 class Failure:
     """The error of a rank: its bytes (see `error_to_bytes`) and the name of the rank."""

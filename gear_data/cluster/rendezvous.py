@@ -30,6 +30,7 @@ from gear_data.cluster.ranks import Ranks, find_ranks, machine_id, own_host
 from gear_data.cluster.run_credentials import RunCredentials, create_run_credentials
 from gear_data.cluster.server.node_server import ServerConfig, ServerInfo
 from gear_data.cluster.server.supervisor import LeaseLocation, ServerLease, join_server_lease, start_server
+from gear_data.common.typed_json import resolved
 from gear_data.errors import ClusterError
 from gear_data.residency import host_residency
 from gear_data.selection.windows import Int64Array
@@ -113,6 +114,7 @@ class JoinRequest:
     budget: int | None = None
 
 
+@resolved
 @dataclass(frozen=True)
 class RankReport:
     """Round 1: a rank's node, machine and dataset.
@@ -125,6 +127,7 @@ class RankReport:
     dataset: str
 
 
+@resolved
 @dataclass(frozen=True)
 class ClusterPlan:
     """Round 2: decisions of rank 0.
@@ -146,6 +149,7 @@ class ClusterPlan:
         return next(number for number, ranks in enumerate(self.nodes) if rank in ranks)
 
 
+@resolved
 @dataclass(frozen=True)
 class NodeReport:
     """Round 3: a node's server and the location of its lease.

@@ -11,6 +11,7 @@ from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.common.extras import import_extra
 from gear_data.common.secret import Secret, decode_json, encode_json
+from gear_data.common.typed_json import resolved
 from gear_data.errors import ClusterError
 
 #: The variable of a run is this prefix and the run's name. Processes that a rank starts find the credentials there.
@@ -48,6 +49,7 @@ class RunCredentials:
         os.environ[VARIABLE_PREFIX + self.run] = encode_json(known).reveal().decode()
 
 
+@resolved
 @dataclass(frozen=True)
 class _ClientCredentials:
     """The part of a run's credentials that its clients need."""

@@ -27,6 +27,16 @@ Record = TypeVar("Record")
 _UNSIGNED = '"checksum": ""'
 
 
+def resolved(record: type[Record]) -> type[Record]:
+    """Decorates a record type: `msgspec` looks up the types of its fields now.
+
+    Else `msgspec` does it when the type is decoded for the first time, and two threads that decode it then crash the
+    process (seen with `msgspec` 0.22). Each record type is decorated, after the types of its fields.
+    """
+    msgspec.json.Decoder(record)
+    return record
+
+
 def parse_json(
     text: str | bytes, record: type[Record], *, error: type[GearError], file: str, hint: str | None = None
 ) -> Record:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gear_data.collection.output import Output
 from gear_data.common.regular_files import JSON_BYTES, read_regular
-from gear_data.common.typed_json import check_json, parse_json
+from gear_data.common.typed_json import check_json, parse_json, resolved
 from gear_data.errors import InvalidArgumentError
 from gear_data.storage.atomic import write_text
 
@@ -23,12 +23,14 @@ _VERSION = 1
 _HINT = "give what Normalizer.save or to_json wrote"
 
 
+@resolved
 class _ColumnRecord(msgspec.Struct, frozen=True):
     mean: list[float]
     scale: list[float]
     shape: list[int]
 
 
+@resolved
 class _Record(msgspec.Struct, frozen=True):
     version: int
     columns: dict[str, _ColumnRecord]

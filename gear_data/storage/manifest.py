@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
-from gear_data.common.typed_json import Count, check_json, parse_json, sign, text_checksum
+from gear_data.common.typed_json import Count, check_json, parse_json, resolved, sign, text_checksum
 from gear_data.errors import DatasetNotFoundError, ManifestError, VersionError
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
 from gear_data.storage.generations.growth import Growth, GrowthRecord
@@ -46,6 +46,7 @@ class FileEntry:
     checksum: str
 
 
+@resolved
 class ShardRecord(msgspec.Struct, frozen=True):
     """One shard in JSON. See `ShardEntry`."""
 
@@ -106,6 +107,7 @@ class ShardEntry:
         return max(offsets_end, values + buffers.bytes) <= self.entry.bytes
 
 
+@resolved
 class _HeaderRecord(msgspec.Struct, frozen=True):
     """Fields of manifest.json that are read before all others."""
 
@@ -113,6 +115,7 @@ class _HeaderRecord(msgspec.Struct, frozen=True):
     version: Count
 
 
+@resolved
 class _ManifestRecord(msgspec.Struct, frozen=True):
     """The other fields of manifest.json. See `Manifest`."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.common.typed_json import Count
+from gear_data.common.typed_json import Count, resolved
 from gear_data.kernels import cpu
 from gear_data.schema import Schema
 from gear_data.storage.episode_block import EpisodeBlock
@@ -186,6 +186,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
+@resolved
 class _PartRecord(msgspec.Struct, frozen=True):
     """The fields of a part of a merged dataset that say how its statistics were made."""
 

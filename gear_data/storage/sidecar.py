@@ -36,7 +36,7 @@ from gear_data.common.file_lock import locked
 from gear_data.common.private_folder import process_folder
 from gear_data.common.progress import progress_bar
 from gear_data.common.regular_files import JSON_BYTES, read_regular
-from gear_data.common.typed_json import parse_json, sign, text_checksum
+from gear_data.common.typed_json import parse_json, resolved, sign, text_checksum
 from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, ManifestError, UnwritableError
 from gear_data.kernels import cpu
 from gear_data.schema import ColumnSpec, Schema
@@ -115,6 +115,7 @@ class Sidecar:
     statistics: ColumnStatistics
 
 
+@resolved
 class _SidecarRecord(msgspec.Struct, frozen=True):
     """Contents of a description. A dataset that grows has the state of each shard's statistics."""
 

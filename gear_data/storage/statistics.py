@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gear_data.common.typed_json import Count
+from gear_data.common.typed_json import Count, resolved
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.arrow_files import column_array
 from gear_data.storage.episode_block import offsets_of
@@ -39,6 +39,7 @@ _SAMPLE_QUANTILES = 5
 _CHUNK_BYTES = 1 << 16
 
 
+@resolved
 class StatisticsRecord(msgspec.Struct, frozen=True):
     """`ColumnStatistics` in JSON.
 
@@ -54,6 +55,7 @@ class StatisticsRecord(msgspec.Struct, frozen=True):
     quantiles: list[list[float]] | None = None
 
 
+@resolved
 class StatisticsState(msgspec.Struct, frozen=True):
     """State of `RunningStatistics` in JSON: all columns' values side by side.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gear_data.common.typed_json import Count
+from gear_data.common.typed_json import Count, resolved
 from gear_data.dataset.dataset import Dataset
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.batch_source import BatchSource
@@ -19,6 +19,7 @@ from gear_data.loaders.window_source import WindowSource, make_window_source
 from gear_data.selection.samplers import WeightedSelector
 
 
+@resolved
 class StageRecord(msgspec.Struct, frozen=True):
     """Everything that is needed to make a stage again, JSON-able.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gear_data.common.typed_json import parse_json
+from gear_data.common.typed_json import parse_json, resolved
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.open import reopen
 from gear_data.errors import DestinationExistsError, GearError, LoaderConfigError
@@ -32,6 +32,7 @@ BATCH_ARGUMENTS = frozenset(
 _TUNE_AGAIN = "run gear-data tune again"
 
 
+@resolved
 class _Head(msgspec.Struct):
     format: str
     version: int

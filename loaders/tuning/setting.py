@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from gear_data.common.typed_json import resolved
 from gear_data.loaders.arguments.options import ExecutionOptions
 
 #: Fields that are fields of `ExecutionOptions`.
@@ -19,6 +20,7 @@ _PER_WORKER = 2
 _MEMORY = {"mmap": 0, "remote": 0, "host": 1, "pinned": 2, "device": 3, "tiered": 3}
 
 
+@resolved
 class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One choice of all tuned arguments. None: not tuned.
 

@@ -19,6 +19,7 @@ from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.flight.grpc_fork import close_before_fork, using_grpc
 from gear_data.cluster.protocol import check_handshake
 from gear_data.common.cancellation import call_interruptibly
+from gear_data.common.typed_json import resolved
 from gear_data.errors import ClusterError
 from gear_data.video.packet_bytes import ByteRange
 
@@ -26,6 +27,7 @@ from gear_data.video.packet_bytes import ByteRange
 _MAX_IDLE_STREAMS = 8
 
 
+@resolved
 class PeerDescription(msgspec.Struct, frozen=True):
     """Response to the action `describe`, which is also a handshake.
 

@@ -30,9 +30,11 @@ from gear_data.cluster.rdma.messages import QueuePairEnd, parse_queue_pair_reque
 from gear_data.cluster.rdma.server import RdmaServer
 from gear_data.cluster.server.served_generations import ServedGeneration, ServedGenerations
 from gear_data.cluster.server.shard_server import Response, ShardServer
+from gear_data.common.typed_json import resolved
 from gear_data.errors import NodeRefusedError
 
 
+@resolved
 class _FileRequest(msgspec.Struct, frozen=True):
     """Fields of the action `file`, in addition to the handshake.
 
@@ -43,6 +45,7 @@ class _FileRequest(msgspec.Struct, frozen=True):
     offset: int
 
 
+@resolved
 class _VideoRequest(msgspec.Struct, frozen=True):
     """Fields of the action `video`, in addition to the handshake.
 

@@ -28,6 +28,7 @@ from msgspec import Meta
 
 from gear_data.cluster.client.options import MAX_QUEUE_PAIRS
 from gear_data.cluster.protocol import ONE_VERSION_HINT
+from gear_data.common.typed_json import resolved
 from gear_data.errors import NodeRefusedError
 from gear_data.selection.windows import Int64Array
 
@@ -37,6 +38,7 @@ _MAX_INT64 = (1 << 63) - 1
 _UInt24 = Annotated[int, Meta(ge=0, lt=1 << 24)]
 
 
+@resolved
 class QueuePairEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One end of a queue pair, as the other end must know it.
 
@@ -65,6 +67,7 @@ class QueuePairEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _QueuePairEnds = Annotated[tuple[QueuePairEnd, ...], Meta(min_length=1, max_length=MAX_QUEUE_PAIRS)]
 
 
+@resolved
 class _QueuePairRequest(msgspec.Struct, frozen=True):
     """Field of a handshake that asks for queue pairs."""
 

@@ -25,6 +25,7 @@ from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.run_credentials import RunCredentials
 from gear_data.cluster.server.served_generations import GenerationOpener, ServedGeneration, ServedGenerations
 from gear_data.common.secret import Secret, decode_json
+from gear_data.common.typed_json import resolved
 from gear_data.errors import GearError, GenerationGoneError
 from gear_data.storage.dataset_files import open_files
 
@@ -42,6 +43,7 @@ _CHECK_SECONDS = 0.25
 _log = logging.getLogger(__name__)
 
 
+@resolved
 @dataclass(frozen=True)
 class ServerConfig:
     """Configuration of a node's server.
@@ -69,6 +71,7 @@ class ServerConfig:
     generation: int = 0
 
 
+@resolved
 @dataclass(frozen=True)
 class ServerInfo:
     """A running server.

@@ -16,6 +16,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from gear_data.cluster.protocol import ONE_VERSION_HINT
+from gear_data.common.typed_json import resolved
 from gear_data.errors import NodeRefusedError
 from gear_data.schema import ColumnSpec, Schema, VideoRecord, split_cameras
 from gear_data.storage.journal.record import describe_columns
@@ -28,6 +29,7 @@ ACTION = "writer"
 T = TypeVar("T")
 
 
+@resolved
 class WriterHello(msgspec.Struct, frozen=True):
     """First message of a writer in each call.
 
@@ -46,6 +48,7 @@ class WriterHello(msgspec.Struct, frozen=True):
     cameras: tuple[VideoRecord, ...] = ()
 
 
+@resolved
 class ServerHello(msgspec.Struct, frozen=True):
     """The server's answer to a `WriterHello`.
 
@@ -58,6 +61,7 @@ class ServerHello(msgspec.Struct, frozen=True):
     max_episode_bytes: int
 
 
+@resolved
 class EpisodeHeader(msgspec.Struct, frozen=True):
     """An episode that follows.
 
@@ -72,6 +76,7 @@ class EpisodeHeader(msgspec.Struct, frozen=True):
     facts: msgspec.Raw
 
 
+@resolved
 class Acknowledgement(msgspec.Struct, frozen=True):
     """The server's disk has all episodes of a writer up to a sequence number."""
 

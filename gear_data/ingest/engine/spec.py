@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gear_data.common.keywords import check_count
+from gear_data.common.typed_json import resolved
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.ideas.next_observations import take_next_observations
@@ -43,6 +44,7 @@ _FLAT = ("d4rl", "in-memory", "npz", "numpy", "step-rows", "torchrl")
 _GROUPS: dict[str, type[Any]] = {"episodes": EpisodeBoundaries, "videos": VideoStorage, "tables": TableOptions}
 
 
+@resolved
 @dataclass(frozen=True)
 class ConversionSpec:
     """All that a task must know to write the same shards in any process.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
-from gear_data.common.typed_json import sign, text_checksum
+from gear_data.common.typed_json import resolved, sign, text_checksum
 from gear_data.ingest.growing.draft import Draft
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import array_values
@@ -31,6 +31,7 @@ from gear_data.storage.statistics import (
 from gear_data.storage.writing.file_store import LocalFileStore, put_text
 
 
+@resolved
 class _PartFile(msgspec.Struct, frozen=True):
     checksum: str
     statistics: dict[str, StatisticsRecord]

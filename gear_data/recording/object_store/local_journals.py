@@ -16,6 +16,7 @@ from urllib.parse import quote
 import msgspec
 import xxhash
 
+from gear_data.common.typed_json import resolved
 from gear_data.storage.atomic import atomic_file
 from gear_data.storage.writing.folder_lock import this_process
 
@@ -24,6 +25,7 @@ _WRITER = re.compile(r"[0-9a-f]{16}")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+@resolved
 class _WriterRecord(msgspec.Struct, frozen=True):
     name: str
     machine: str

@@ -26,6 +26,7 @@ from typing import Literal
 import msgspec
 
 from gear_data.common.file_lock import remove_unlocked
+from gear_data.common.typed_json import resolved
 from gear_data.errors import UnwritableError
 from gear_data.recording.rate_limit.limit import Counts, RateLimit
 from gear_data.storage.atomic import typed_write_errors
@@ -41,6 +42,7 @@ _ATTEMPTS = 100
 _log = logging.getLogger(__name__)
 
 
+@resolved
 @dataclass(frozen=True)
 class CounterHolder:
     """The process that holds a counter, or held it last.

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gear_data.common.typed_json import Count
+from gear_data.common.typed_json import Count, resolved
 
 #: Folder of the generations' manifests, in the folder of the dataset.
 GENERATIONS = "generations"
@@ -21,6 +21,7 @@ GROWING_FOLDERS = (GENERATIONS, PARTS, TABLES)
 JOURNALS = "journals"
 
 
+@resolved
 class Part(msgspec.Struct, frozen=True):
     """Some shards that were added together.
 
@@ -35,6 +36,7 @@ class Part(msgspec.Struct, frozen=True):
     shards: Count
 
 
+@resolved
 class GrowthRecord(msgspec.Struct, frozen=True):
     """Growth in JSON. See `Growth`."""
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from gear_data.common.typed_json import resolved
 from gear_data.errors import CorruptSourceError
 from gear_data.schema import ColumnSpec
 from gear_data.storage.arrow_files import array_values, column_array
@@ -39,6 +40,7 @@ class EpisodeOrigin:
     sequence: int
 
 
+@resolved
 class RecordedVideo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The video of one episode and camera. Frame t is step t.
 
@@ -80,6 +82,7 @@ class RecordedEpisode:
         return len(next(iter(self.columns.values())))
 
 
+@resolved
 class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The metadata of a record batch, as JSON."""
 

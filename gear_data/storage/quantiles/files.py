@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
-from gear_data.common.typed_json import parse_json, sign, text_checksum
+from gear_data.common.typed_json import parse_json, resolved, sign, text_checksum
 from gear_data.errors import GearError, ManifestError
 from gear_data.storage.atomic import typed_write_errors, write_text
 from gear_data.storage.manifest import Manifest
@@ -28,6 +28,7 @@ QUANTILES = "quantiles"
 _log = logging.getLogger(__name__)
 
 
+@resolved
 class _QuantileRecord(msgspec.Struct, frozen=True):
     """Contents of a file. Null is NaN, of an element without finite values."""
 

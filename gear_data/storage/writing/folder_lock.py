@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from gear_data.common.typed_json import resolved
 from gear_data.errors import DestinationExistsError, UnwritableError
 from gear_data.storage.atomic import typed_write_errors
 
@@ -34,6 +35,7 @@ _TEXT_BYTES = 4096
 _log = logging.getLogger(__name__)
 
 
+@resolved
 @dataclass(frozen=True)
 class LockHolder:
     """The process that holds a lock.

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from gear_data.common.typed_json import check_json
+from gear_data.common.typed_json import check_json, resolved
 from gear_data.errors import ResumeError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
@@ -40,6 +40,7 @@ from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_
 from gear_data.storage.writing.shard_buffer import ShardBuffer
 
 
+@resolved
 class _ProgressRecord(msgspec.Struct, frozen=True):
     """Progress file of one finished shard.
 

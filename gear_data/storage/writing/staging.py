@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.regular_files import JSON_BYTES
+from gear_data.common.typed_json import resolved
 from gear_data.errors import GearError, ResumeError, UnwritableError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import write_ipc
@@ -38,6 +39,7 @@ from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, TABLE_FILES
 _OPTIONS = f"{PROGRESS}/options.json"
 
 
+@resolved
 class _TaskRecord(msgspec.Struct, frozen=True):
     """A finished task in JSON. See `TaskResult`."""
 

@@ -32,7 +32,9 @@ class NodeProcess:
     def begin(self) -> None:
         """Starts the process. `wait` waits until it serves."""
         command = [*self._command, "--listen", self.address]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        # A node that crashes says where.
+        environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
     def wait(self) -> dict[str, Any]:
         """Waits until the node listens, and returns its description."""

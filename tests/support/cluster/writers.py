@@ -33,7 +33,10 @@ class WriteServerProcess(NodeProcess):
     def end(self) -> dict[str, Any]:
         """Ends the process by SIGTERM, and returns its report."""
         self._running.send_signal(signal.SIGTERM)
-        report: dict[str, Any] = json.loads(self._running.communicate(timeout=60)[0])
+        printed = self._running.communicate(timeout=60)[0]
+        if not printed:
+            raise RuntimeError(f"the server printed no report: it ended with {self._running.returncode}")
+        report: dict[str, Any] = json.loads(printed)
         return report
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.common.typed_json import check_json
+from gear_data.common.typed_json import check_json, resolved
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location
 from gear_data.ingest.sources.json_files import read_json_object
@@ -35,6 +35,7 @@ _EPISODE = "episode_index"
 _HINT = f"download it again, or remove {NOTES} to leave the final observations out"
 
 
+@resolved
 class ExportNotes(msgspec.Struct, frozen=True, rename={"added": "made"}):
     """Features of an export, by LeRobot's names.
 
