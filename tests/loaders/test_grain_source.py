@@ -7,8 +7,8 @@ import json
 import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import grain
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,10 +17,16 @@ import torch
 from gear_data import BatchOptions, SequenceLoader
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed.batches import clones
+from tests.support.running.imported_when_used import ImportedWhenUsed
 
+grain = ImportedWhenUsed("grain")
 OPTIONS = {"batch_size": 7, "context": 5, "seed": 12}
 #: Grain keeps 500 elements in its buffer by default.
-FEW = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+
+
+def few() -> Any:
+    """Returns options of few threads."""
+    return grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 
 def expected(dataset, count, **options):
@@ -57,7 +63,7 @@ def test_a_map_dataset_resumes_on_another_number_of_ranks(dataset):
     """The state of one rank is valid for each rank of any other number."""
     loader = SequenceLoader(dataset, **OPTIONS)
     assert len(loader.as_grain_source()) == sys.maxsize
-    batches = iter(grain.MapDataset.source(loader.as_grain_source()).to_iter_dataset(FEW))
+    batches = iter(grain.MapDataset.source(loader.as_grain_source()).to_iter_dataset(few()))
     whole = expected(dataset, 12)
     same(itertools.islice(batches, 5), whole[:5])
     state = json.loads(json.dumps(batches.get_state()))
@@ -65,7 +71,7 @@ def test_a_map_dataset_resumes_on_another_number_of_ranks(dataset):
     ranks = []
     for rank in range(3):
         source = SequenceLoader(dataset, **OPTIONS, rank=rank, world_size=3).as_grain_source()
-        ranks.append(iter(grain.MapDataset.source(source).to_iter_dataset(FEW)))
+        ranks.append(iter(grain.MapDataset.source(source).to_iter_dataset(few())))
         ranks[-1].set_state(state)
     for batch in whole[5:]:
         parts = [next(rank) for rank in ranks]
@@ -75,7 +81,7 @@ def test_a_map_dataset_resumes_on_another_number_of_ranks(dataset):
 def data_loader(loader, shards=None, **options):
     source = loader.as_grain_source()
     return grain.DataLoader(
-        data_source=source, sampler=grain.samplers.SequentialSampler(len(source)), read_options=FEW,
+        data_source=source, sampler=grain.samplers.SequentialSampler(len(source)), read_options=few(),
         shard_options=shards or grain.sharding.NoSharding(), **options,
     )  # fmt: skip
 
@@ -140,7 +146,7 @@ def test_misuse(dataset):
     source = loader.as_grain_source()
     sampler = grain.samplers.IndexSampler(100, shards, num_epochs=1)
     divided = grain.DataLoader(
-        data_source=source, sampler=sampler, shard_options=grain.sharding.NoSharding(), read_options=FEW
+        data_source=source, sampler=sampler, shard_options=grain.sharding.NoSharding(), read_options=few()
     )
     refused(lambda: next(iter(divided)), "each of 2 processes other steps")
 
@@ -152,10 +158,10 @@ def test_batches_are_not_stacked(dataset):
     steps = grain.MapDataset.source(source)
     for ahead in (steps, steps.seed(1).shuffle(), steps.map(lambda batch: batch)):
         refused(lambda ahead=ahead: ahead.batch(4), "stack several batches")
-        refused(lambda ahead=ahead: iter(ahead.to_iter_dataset(FEW).batch(4)), "stack several batches")
+        refused(lambda ahead=ahead: iter(ahead.to_iter_dataset(few()).batch(4)), "stack several batches")
     elastic = grain.experimental.ElasticIterator(steps, 4, grain.sharding.NoSharding())
     refused(lambda: next(elastic), "stack several batches")
-    same(steps.to_iter_dataset(FEW), [source[step] for step in range(20)])
+    same(steps.to_iter_dataset(few()), [source[step] for step in range(20)])
 
 
 def test_a_slice_by_process(dataset):
@@ -164,8 +170,8 @@ def test_a_slice_by_process(dataset):
     steps = grain.MapDataset.source(source)
     refused(lambda: steps[1::2], r"each of 2 processes other steps(.|\n)*\[rank::2\]")
     refused(lambda: steps.slice(slice(0, None, 2)), "each of 2 processes other steps")
-    same(steps[10:30:3].to_iter_dataset(FEW), [source[step] for step in range(10, 30, 3)])
+    same(steps[10:30:3].to_iter_dataset(few()), [source[step] for step in range(10, 30, 3)])
     whole = SequenceLoader(dataset, **OPTIONS, rank=0, world_size=1).as_grain_source()
-    same(itertools.islice(grain.MapDataset.source(whole)[1::2].to_iter_dataset(FEW), 2), [whole[1], whole[3]])
-    threads = grain.experimental.multithread_prefetch(steps[:8].to_iter_dataset(FEW), num_threads=2, buffer_size=2)
+    same(itertools.islice(grain.MapDataset.source(whole)[1::2].to_iter_dataset(few()), 2), [whole[1], whole[3]])
+    threads = grain.experimental.multithread_prefetch(steps[:8].to_iter_dataset(few()), num_threads=2, buffer_size=2)
     same(threads, [source[step] for step in range(8)])

@@ -10,8 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchrl.data.replay_buffers.samplers import prioritized
-from torchrl.data.replay_buffers.storages import LazyTensorStorage
 
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.anchors import Anchors
@@ -211,12 +209,14 @@ class PlainMin(PlainTree):
 
 
 def test_importance_weights_are_those_of_torchrl(monkeypatch):
+    prioritized = pytest.importorskip("torchrl.data.replay_buffers.samplers.prioritized")
+    storages = pytest.importorskip("torchrl.data.replay_buffers.storages")
     for kind, tree in (("Sum", PlainSum), ("Min", PlainMin)):
         for bits in (32, 64):
             monkeypatch.setattr(prioritized, f"{kind}SegmentTreeFp{bits}", tree)
     priority = np.random.default_rng(8).gamma(1.0, size=STEPS) + 0.01
     alpha, beta = 0.7, 0.45
-    storage = LazyTensorStorage(STEPS)
+    storage = storages.LazyTensorStorage(STEPS)
     storage.set(range(STEPS), torch.arange(STEPS))
     theirs = prioritized.PrioritizedSampler(STEPS, alpha, beta, eps=0.0)
     theirs.extend(torch.arange(STEPS))

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import gear_data
 from gear_data.dataset.curation.outliers import deviations
 from gear_data.errors import EmptySourceError, InvalidArgumentError, UnknownNameError
+from tests.support.running.imported_when_used import ImportedWhenUsed
+
+stats = ImportedWhenUsed("scipy.stats")
 
 
 def _dataset(folder: Path, scores: list[Any]) -> gear_data.Dataset:

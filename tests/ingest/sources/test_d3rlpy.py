@@ -13,8 +13,9 @@ import pytest
 import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnsupportedColumnError
 from tests.support.checks import warning_codes
+from tests.support.running.imported_when_used import ImportedWhenUsed
 
-d3rlpy = pytest.importorskip("d3rlpy.dataset")
+d3rlpy = ImportedWhenUsed("d3rlpy.dataset")
 
 _LENGTHS = (4, 2, 7, 3)
 _TERMINATED = (True, False, False, True)

@@ -16,9 +16,10 @@ from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.episode_block import BEGIN, END
 from tests.support.checks import warning_codes
+from tests.support.running.imported_when_used import ImportedWhenUsed
 
 torch = pytest.importorskip("torch")
-tensordict = pytest.importorskip("tensordict")
+tensordict = ImportedWhenUsed("tensordict")
 
 
 def ted(rollouts: Any, **more: Any) -> Any:

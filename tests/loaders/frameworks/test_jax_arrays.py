@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -14,11 +15,10 @@ import gear_data
 from gear_data import SequenceLoader
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed import data as feed_data
+from tests.support.running.imported_when_used import ImportedWhenUsed
 from tests.support.running.warm_python import python
 
-jax = pytest.importorskip("jax")
-jnp = jax.numpy
-PartitionSpec = jax.sharding.PartitionSpec
+jax = ImportedWhenUsed("jax")
 OPTIONS = {"batch_size": 12, "context": 6, "seed": 3}
 #: JAX's dtype of a NumPy dtype, without 64-bit types.
 NARROWER = {"int64": "int32", "float64": "float32"}
@@ -39,7 +39,7 @@ def assert_same_values(value, array):
 @pytest.mark.parametrize(
     "options",
     [
-        {"preset": "decision_transformer", "batch": gear_data.BatchOptions(dtype=jnp.bfloat16)},
+        {"preset": "decision_transformer", "batch": gear_data.BatchOptions(dtype=ml_dtypes.bfloat16)},
         {"preset": "gato", "prefetch": 0},
         {"sampler": gear_data.Weighted("length"), "rank": 1, "world_size": 3},
     ],
@@ -65,7 +65,7 @@ def test_computations_never_see_memory_that_is_used_again(tmp_path, framework):
     def slow(x):  # long enough that the loader runs ahead
         square = x.reshape(-1, 16).T @ x.reshape(-1, 16)
         for _ in range(20):
-            square = jnp.tanh(square @ square)
+            square = jax.numpy.tanh(square @ square)
         return x.sum(axis=(1, 2)) + 0 * square.sum()
 
     donated = jax.jit(lambda x: x + 1, donate_argnums=0)
@@ -74,7 +74,7 @@ def test_computations_never_see_memory_that_is_used_again(tmp_path, framework):
         x = batch["observations"]
         sums.append(slow(x))
         if step % 7 == 0:
-            kept[step] = jnp.asarray(x) if step % 2 else jax.device_put(x)
+            kept[step] = jax.numpy.asarray(x) if step % 2 else jax.device_put(x)
         if step % 7 == 1:
             plus_one[step] = donated(jax.device_put(x))
         del batch, x
@@ -127,7 +127,7 @@ def test_integers_that_do_not_fit_are_refused(tmp_path):
 
 def test_arguments_that_do_not_go_with_jax_are_refused(dataset):
     mesh = jax.make_mesh((1,), ("data",))
-    sharding = jax.sharding.NamedSharding(mesh, PartitionSpec("data"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     for options, words in (
         ({"device": "cuda"}, "device= takes a jax.sharding.Sharding"),
         ({"device": mesh}, "NamedSharding"),
