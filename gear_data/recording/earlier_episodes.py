@@ -24,7 +24,7 @@ def earlier_episodes(folder: Path) -> EarlierEpisodes:
         folder: folder of the dataset, which need not exist.
 
     Raises:
-        CorruptSourceError: a journal is damaged.
+        CorruptSourceError: a journal cannot be read.
         ManifestError: the manifest is damaged.
     """
     # The journals first: another process may put them into the dataset meanwhile.

@@ -152,7 +152,7 @@ class JournalFolder:
             published: number of the last journal that the dataset has.
 
         Raises:
-            CorruptSourceError: a journal is damaged.
+            CorruptSourceError: a journal cannot be read.
         """
         return sum(len(read_journal(file).episodes) for file in self.ended() if int(file.stem) > published)
 

@@ -39,7 +39,7 @@ class JournalPublisher(Protocol):
         """Returns the number of episodes of this writer that no generation has.
 
         Raises:
-            CorruptSourceError: a journal is damaged.
+            CorruptSourceError: a journal cannot be read.
         """
 
     def publish(self, files: Sequence[Path], *, progress: bool | None) -> Publication | None:

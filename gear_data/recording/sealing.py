@@ -18,6 +18,7 @@ from gear_data.recording.publisher import JournalPublisher
 from gear_data.recording.seal_options import SealOptions
 from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.journal.episode_log import last_sequences
+from gear_data.storage.journal.quarantine import set_aside
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.writing.progress_files import PROGRESS
@@ -112,8 +113,12 @@ def sealed(journal: Path, writer: str, progress: bool | None) -> SealedJournal |
     contents = read_journal(journal)
     if contents.torn:
         _log.warning("%s: the last %d bytes are of an unfinished episode; left out", journal, contents.torn)
-    for each in contents.lost:
-        _log.warning("%s: %s: the episode was not flushed; left out", journal, each)
+    for each in contents.damaged:
+        kept = set_aside(journal, each)
+        text = "%s: bytes %d to %d are left out, and kept in %s: %s"
+        _log.warning(text, journal, each.start, each.end, kept, each.damage)
+    for lost in contents.lost:
+        _log.warning("%s: %s: the episode was not flushed; left out", journal, lost)
     if not contents.episodes:
         return None
     folder = segment_of(journal)

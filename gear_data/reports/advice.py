@@ -42,6 +42,7 @@ ADVICE: Mapping[str, str] = {
     "reset-step-left-out": "Nothing. The step was a reset, and its action had no effect.",
     "reset-steps-possible": "Look at first steps in the viewer. Convert with --reset-steps drop if they are resets.",
     "journal-torn": "Nothing. The episode that its process did not finish is not in the dataset.",
+    "journal-damaged": "Restore the journal from a backup, and convert it again, if these episodes are needed.",
     "empty-file": "Remove the file from the source, or download it again.",
     "non-finite": "A NaN in a batch makes the loss NaN. Find the cause in the source; leave the episodes out, or "
     "repair them.",

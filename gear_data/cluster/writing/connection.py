@@ -24,7 +24,6 @@ from gear_data.cluster.writing.videos import video_chunks
 from gear_data.common.cancellation import call_interruptibly
 from gear_data.schema import ColumnSpec, split_cameras
 from gear_data.storage.journal.record import (
-    FACTS_KEY,
     EpisodeOrigin,
     RecordedEpisode,
     arrow_schema,
@@ -44,8 +43,8 @@ class OutgoingEpisode:
     Attributes:
         sequence: its number among the writer's episodes.
         batch: its steps.
-        facts: its metadata in a journal.
-        videos: the files of its videos, in the order of the metadata.
+        facts: everything but its steps, see `to_batch`.
+        videos: the files of its videos, in the order of the facts.
         video_bytes: size of these files.
     """
 
@@ -81,10 +80,10 @@ def outgoing(
     # With a final observation, `to_batch` makes new arrays.
     values = episode.columns if episode.finals else {name: _copy(each) for name, each in episode.columns.items()}
     recorded = replace(episode, columns=values, origin=origin)
-    batch, metadata = to_batch(recorded, columns)
+    batch, facts = to_batch(recorded, columns)
     videos = () if folder is None else tuple(folder / video.file for video in episode.videos.values())
     size = sum(video.bytes for video in episode.videos.values())
-    return OutgoingEpisode(origin.sequence, batch, metadata[FACTS_KEY], videos, size)
+    return OutgoingEpisode(origin.sequence, batch, facts, videos, size)
 
 
 class WriteConnection:

@@ -28,7 +28,7 @@ from gear_data.cluster.writing.messages import (
 from gear_data.errors import CorruptSourceError, ManifestError, NodeRefusedError
 from gear_data.schema import ColumnSpec, Schema, split_cameras
 from gear_data.storage.journal.reading import parse_columns
-from gear_data.storage.journal.record import FACTS_KEY, RecordedEpisode, from_batch
+from gear_data.storage.journal.record import RecordedEpisode, from_batch
 
 
 class WriteServer(ProtectedServer):
@@ -108,7 +108,7 @@ class WriteServer(ProtectedServer):
                 batch = _rest_of_episode(reader, chunk.data, header)
                 del chunk
                 try:
-                    episode = from_batch(batch, {FACTS_KEY: bytes(header.facts)}, steps, "")
+                    episode = from_batch(batch, bytes(header.facts), steps, "")
                 except CorruptSourceError as error:
                     raise NodeRefusedError(f"received a damaged episode: {error.message}") from error
                 if set(episode.videos) != names:

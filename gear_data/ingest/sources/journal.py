@@ -62,9 +62,9 @@ def open_(location: Location, options: SourceOptions) -> JournalSource:
 
     Raises:
         UnknownFormatError: there is no journal, or the journals are at a URL.
-        CorruptSourceError: a journal is damaged.
+        CorruptSourceError: a journal cannot be read.
         UnsupportedColumnError: the journals have different columns.
-        EmptySourceError: no journal has a finished episode.
+        EmptySourceError: no journal has an intact finished episode.
     """
     files = _journal_files(location)
     if not files or any(file.filesystem is not None for file in files):
@@ -99,6 +99,10 @@ class JournalSource:
             if each.contents.torn:
                 message = f"the last {each.contents.torn:,} bytes are of an unfinished episode; left out"
                 self.findings.add(Finding("journal-torn", message, 1, each.file.name))
+            if damaged := each.contents.damaged:
+                texts = [f"bytes {part.start:,} to {part.end:,}: {part.damage}" for part in damaged[:3]]
+                message = f"{sum(part.end - part.start for part in damaged):,} bytes are left out: {'; '.join(texts)}"
+                self.findings.add(Finding("journal-damaged", message, len(damaged), each.file.name))
             if lost := each.contents.lost:
                 message = f"videos that no flush followed were lost with the power; left out: {'; '.join(lost[:3])}"
                 self.findings.add(Finding("journal-torn", message, len(lost), each.file.name))

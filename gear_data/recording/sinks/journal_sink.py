@@ -24,7 +24,7 @@ class JournalSink(EpisodeSink):
         every: seconds between generations that a thread publishes; None: there is no thread.
 
     Raises:
-        CorruptSourceError: a journal is damaged.
+        CorruptSourceError: a journal cannot be read.
     """
 
     def __init__(self, publisher: JournalPublisher, every: float | None) -> None:
@@ -55,8 +55,7 @@ class JournalSink(EpisodeSink):
         if (manifest := self._publisher.newest()) is not None:
             ends = (Role.TERMINATED, Role.TRUNCATED)
             return tuple(column for column in manifest.schema.source_columns if column.role not in ends)
-        contents = [read_journal(file) for file in self._journals.ended()[:1]]
-        return contents[0].columns if contents else None
+        return next((found for file in self._journals.ended() if (found := read_journal(file).columns)), None)
 
     @property
     def video_folder(self) -> Path:

@@ -1,14 +1,15 @@
-"""Reads journals. The end of a journal whose writer died is cut off."""
+"""Reads journals: the intact episodes, and what is damaged or torn."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
-from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -17,11 +18,31 @@ from gear_data.common.regular_files import open_regular
 from gear_data.errors import CorruptSourceError, ManifestError
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
 from gear_data.storage.atomic import checksum
+from gear_data.storage.journal.frames import MIN_BYTES, find_frame
 from gear_data.storage.journal.record import RecordedEpisode, arrow_schema, from_batch, synced_before
-from gear_data.storage.journal.writing import CAMERAS, CHECKSUM, COLUMNS, metadata_checksum
+from gear_data.storage.journal.writing import CAMERAS, CHECKSUM, COLUMNS, END, ID, metadata_checksum
 
 #: Exceptions of Arrow for a stream that ends early or is damaged.
 _DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, KeyError)
+#: Key of an episode's facts in the metadata of its record batch, in journals of earlier versions.
+_FACTS_KEY = b"gear.episode"
+_DAMAGED_HEADER = "the header of an episode is damaged"
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Some bytes of a journal.
+
+    Attributes:
+        start, end: the first byte, and the first byte behind them.
+        number: of the record, from 0; -1: it is not known.
+        damage: what is wrong with the bytes; empty: nothing.
+    """
+
+    start: int
+    end: int
+    number: int = -1
+    damage: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,29 +50,36 @@ class Journal:
     """The contents of a journal.
 
     Attributes:
-        columns: all columns; empty if the writer died before it wrote them.
-        episodes: the finished episodes. Their values lie in a map of the file.
-        end: the first byte that belongs to no finished episode.
-        torn: bytes after `end`: an episode that was being written when its writer died.
+        columns: all columns; empty if no record says them.
+        episodes: the finished episodes that are intact. Their values lie in a map of the file.
+        records: the bytes of each of them.
+        id: what no other journal has, 16 bytes; empty in journals of earlier versions.
+        damaged: all bytes that cannot be read and may be a finished episode, in order.
+        torn: bytes at the end, of an episode that was being written when its writer died.
         cameras: a `gear_data.schema.video_column` for each camera. Every episode has a video of each.
         lost: what is wrong with episodes that are left out. The disk did not have their videos yet when it lost power.
     """
 
-    columns: tuple[ColumnSpec, ...]
-    episodes: tuple[RecordedEpisode, ...]
-    end: int
-    torn: int
+    columns: tuple[ColumnSpec, ...] = ()
+    episodes: tuple[RecordedEpisode, ...] = ()
+    records: tuple[Extent, ...] = ()
+    id: bytes = b""
+    damaged: tuple[Extent, ...] = ()
+    torn: int = 0
     cameras: tuple[ColumnSpec, ...] = ()
     lost: tuple[str, ...] = ()
 
 
 def is_journal(path: Path) -> bool:
-    """Returns whether a file begins like a journal."""
+    """Returns whether a file is a journal, also if its first bytes are damaged."""
     try:
-        with open_regular(path) as opened, pa.ipc.open_stream(opened) as stream:
-            return COLUMNS in (stream.schema.metadata or {})
-    except _DAMAGE:
+        data = _mapped(path)
+    except CorruptSourceError:
         return False
+    if data is None:
+        return False
+    metadata, size = _start(data)
+    return COLUMNS in metadata or (not size and find_frame(data, 0, 0) is not None)
 
 
 def read_journal(path: Path) -> Journal:
@@ -61,51 +89,175 @@ def read_journal(path: Path) -> Journal:
     that no `sync` followed may be damaged, and their episodes are left out.
 
     Raises:
-        CorruptSourceError: the file cannot be read, or is no journal, or an episode is damaged that others follow.
+        CorruptSourceError: the file cannot be read.
     """
-    file = str(path)
+    data = _mapped(path)
+    if data is None:
+        return Journal()
+    metadata, size = _start(data)
+    reader = _Reader(data, str(path))
+    if COLUMNS in metadata and ID not in metadata:
+        reader.read_plain(metadata[COLUMNS], metadata.get(CAMERAS, b"[]"))
+    else:
+        reader.read_framed(metadata.get(ID, b""), size)
+    episodes, records, lost = reader.episodes, reader.records, ()
+    if reader.cameras and not reader.is_ended:
+        # A journal that ended has all videos on the disk.
+        first = sum(record.number < reader.synced for record in records)
+        problems = [_video_problem(path.parent, episode) for episode in episodes[first:]]
+        lost = tuple(f"episode {number}: {each}" for number, each in enumerate(problems, first) if each)
+        kept = [number for number, problem in enumerate([None] * first + problems) if not problem]
+        episodes, records = ([each[number] for number in kept] for each in (episodes, records))
+    return Journal(
+        reader.columns, tuple(episodes), tuple(records), reader.id, tuple(reader.damaged), reader.torn, reader.cameras,
+        lost,
+    )  # fmt: skip
+
+
+def _mapped(path: Path) -> mmap.mmap | None:
+    """Maps a file; None if it is empty."""
     try:
         with open_regular(path) as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if not size:
-                return Journal((), (), 0, 0)
-            buffer = pa.py_buffer(mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ))
+            if not os.fstat(opened.fileno()).st_size:
+                return None
+            return mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
     except OSError as error:
-        raise CorruptSourceError(f"cannot be read: {error.strerror or error}", file=file) from error
-    source = pa.BufferReader(buffer)
+        raise CorruptSourceError(f"cannot be read: {error.strerror or error}", file=str(path)) from error
+
+
+def _start(data: mmap.mmap) -> tuple[dict[bytes, bytes], int]:
+    """Returns the metadata of a stream, and the bytes before its first record; nothing and 0 if they are damaged."""
+    source = pa.BufferReader(pa.py_buffer(data))
     try:
-        stream = pa.ipc.open_stream(source)
-        metadata = stream.schema.metadata or {}
-        described = metadata[COLUMNS]
-    except KeyError as error:
-        raise CorruptSourceError("is no journal of a Writer", file=file) from error
+        metadata: dict[bytes, bytes] = pa.ipc.open_stream(source).schema.metadata or {}
     except _DAMAGE:
-        return Journal((), (), 0, size)
-    if metadata.get(CHECKSUM) != metadata_checksum(metadata):
-        raise CorruptSourceError("its columns differ from their checksum", file=file, hint="restore the file")
-    columns = parse_columns(described, stream.schema, file)
-    cameras = _cameras(metadata.get(CAMERAS, b"[]"), file)
-    names = {camera.name for camera in cameras}
-    episodes: list[RecordedEpisode] = []
-    end, synced = source.tell(), 0
-    for number, (last, batch, facts) in enumerate(_batches(stream, source)):
-        try:
-            episodes.append(_checked_videos(from_batch(batch, facts, columns, file), names, file))
-        except CorruptSourceError as error:
-            if _is_followed(stream, source):
-                error.row = number
-                error.hint = "restore the file; or cut it before this episode, to keep the episodes before"
-                raise
-            break
-        end, synced = last, max(synced, synced_before(facts) if cameras else 0)
-    marker = _end_marker(buffer, end)
-    lost: tuple[str, ...] = ()
-    if cameras and not marker:
-        # A journal that ended has all videos on the disk.
-        problems = [_video_problem(path.parent, episode) for episode in episodes[synced:]]
-        lost = tuple(f"episode {number}: {each}" for number, each in enumerate(problems, synced) if each)
-        episodes[synced:] = [each for each, problem in zip(episodes[synced:], problems, strict=True) if not problem]
-    return Journal(columns, tuple(episodes), end, size - end - marker, cameras, lost)
+        return {}, 0
+    is_damaged = COLUMNS in metadata and metadata.get(CHECKSUM) != metadata_checksum(metadata)
+    return ({}, 0) if is_damaged else (metadata, source.tell())
+
+
+class _Reader:
+    """Reads the records of a journal.
+
+    Args:
+        data: the journal.
+        file: its name, for errors.
+
+    Attributes:
+        columns, cameras, episodes, records, id, damaged, torn: see `Journal`.
+        synced: the videos of records with smaller numbers outlive a loss of power.
+        is_ended: whether the writer ended the journal.
+    """
+
+    def __init__(self, data: mmap.mmap, file: str) -> None:
+        self.columns: tuple[ColumnSpec, ...] = ()
+        self.cameras: tuple[ColumnSpec, ...] = ()
+        self.episodes: list[RecordedEpisode] = []
+        self.records: list[Extent] = []
+        self.id = b""
+        self.damaged: list[Extent] = []
+        self.torn = self.synced = 0
+        self.is_ended = False
+        self._data, self._file = data, file
+        self._buffer = pa.py_buffer(data)
+        #: Columns and cameras of all records, as JSON; the Arrow schema of the columns.
+        self._described: Sequence[bytes] = ()
+        self._schema = pa.schema([])
+
+    def read_framed(self, journal: bytes, schema_bytes: int) -> None:
+        """Reads a journal with frames.
+
+        Args:
+            journal: its id; empty: not known.
+            schema_bytes: the bytes of the stream's schema; 0: not known.
+        """
+        position = at = number = 0
+        cut = -1
+        damage = _DAMAGED_HEADER
+        while (frame := find_frame(self._data, position, at, journal, number)) is not None:
+            journal, at = frame.journal, frame.at + 1
+            if frame.end > len(self._data):
+                cut = frame.start
+                continue
+            # A damaged schema is no loss: the texts of the records say the same.
+            is_schema = position == 0 and (frame.number == 0 or frame.start == schema_bytes)
+            if frame.start > position and not is_schema:
+                self.damaged.append(Extent(position, frame.start, damage=damage))
+            position, number = frame.start, frame.number + 1
+            try:
+                self._add(Extent(frame.start, frame.end, frame.number), frame.texts, None)
+            except CorruptSourceError as error:
+                damage = error.message  # of the bytes until the next record: this one may lack some
+            else:
+                position = at = frame.end
+                damage = _DAMAGED_HEADER
+        self.id = journal
+        self._read_end(position, damage, is_cut=cut == position)
+
+    def read_plain(self, columns: bytes, cameras: bytes) -> None:
+        """Reads a journal of an earlier version, an Arrow stream without frames.
+
+        Args:
+            columns, cameras: as JSON.
+        """
+        source = pa.BufferReader(self._buffer)
+        stream = pa.ipc.open_stream(source)
+        position = source.tell()
+        with suppress(StopIteration, *_DAMAGE):  # nothing can be found behind it
+            for number in itertools.count():
+                batch, metadata = stream.read_next_batch_with_custom_metadata()
+                extent, position = Extent(position, source.tell(), number), source.tell()
+                try:
+                    self._add(extent, (columns, cameras, (metadata or {}).get(_FACTS_KEY, b"")), batch)
+                except CorruptSourceError as error:
+                    self.damaged.append(replace(extent, damage=error.message))
+        self._read_end(position, _DAMAGED_HEADER, is_cut=False)
+
+    def _add(self, extent: Extent, texts: Sequence[bytes], batch: pa.RecordBatch | None) -> None:
+        """Adds an episode.
+
+        Args:
+            extent: its bytes.
+            texts: its columns, its cameras and its facts.
+            batch: its steps; None: they are not parsed yet.
+
+        Raises:
+            CorruptSourceError: the record is damaged.
+        """
+        if len(texts) != 3 or (self.records and texts[:2] != self._described):
+            raise CorruptSourceError("an episode has other columns than the episodes before", file=self._file)
+        if not self.records:
+            self.columns = parse_columns(texts[0], None if batch is None else batch.schema, self._file)
+            self.cameras = _cameras(texts[1], self._file)
+            self._described, self._schema = texts[:2], arrow_schema(self.columns)
+        if batch is None:
+            try:
+                message = pa.ipc.read_message(self._buffer.slice(extent.start, extent.end - extent.start))
+                batch = pa.ipc.read_record_batch(message, self._schema)
+            except _DAMAGE as error:
+                raise CorruptSourceError(f"an episode cannot be read: {error}", file=self._file) from error
+        episode = from_batch(batch, texts[2], self.columns, self._file)
+        self.episodes.append(_checked_videos(episode, {camera.name for camera in self.cameras}, self._file))
+        self.records.append(extent)
+        if self.cameras:
+            self.synced = max(self.synced, synced_before(texts[2]))
+
+    def _read_end(self, position: int, damage: str, *, is_cut: bool) -> None:
+        """Reads what no intact record follows.
+
+        Args:
+            position: the first byte.
+            damage: what may be wrong with the bytes.
+            is_cut: whether the header there is intact, and the file too short for the record.
+        """
+        size = len(self._data) - position
+        self.is_ended = self._data[position:] == END
+        if self.is_ended:
+            return
+        if is_cut or size < MIN_BYTES:
+            self.torn = size
+        else:
+            self.damaged.append(Extent(position, len(self._data), damage=damage))
 
 
 def _video_problem(folder: Path, episode: RecordedEpisode) -> str | None:
@@ -120,29 +272,6 @@ def _video_problem(folder: Path, episode: RecordedEpisode) -> str | None:
         except OSError as error:
             return f"{video.file}: {error.strerror}"
     return None
-
-
-def _batches(stream: Any, source: Any) -> Iterator[tuple[int, pa.RecordBatch, dict[bytes, bytes] | None]]:
-    """Yields each whole record batch, with the byte after it and its metadata."""
-    while True:
-        try:
-            batch, metadata = stream.read_next_batch_with_custom_metadata()
-        except StopIteration:
-            return
-        except _DAMAGE:
-            return
-        yield source.tell(), batch, metadata
-
-
-def _is_followed(stream: Any, source: Any) -> bool:
-    """Returns whether another whole record batch follows."""
-    return next(_batches(stream, source), None) is not None
-
-
-def _end_marker(buffer: pa.Buffer, end: int) -> int:
-    """Returns the number of bytes of the marker that ends a closed stream, or 0."""
-    marker = b"\xff\xff\xff\xff\0\0\0\0"
-    return len(marker) if buffer[end : end + len(marker)].to_pybytes() == marker else 0
 
 
 def parse_columns(described: bytes, schema: pa.Schema | None, file: str) -> tuple[ColumnSpec, ...]:

@@ -23,9 +23,6 @@ from gear_data.schema import ColumnSpec
 from gear_data.storage.arrow_files import array_values, column_array
 from gear_data.storage.variable_columns import value_bytes, value_offsets
 
-#: Key of the episode's facts in the metadata of a record batch.
-FACTS_KEY = b"gear.episode"
-
 
 @dataclass(frozen=True)
 class EpisodeOrigin:
@@ -84,7 +81,7 @@ class RecordedEpisode:
 
 @resolved
 class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The metadata of a record batch, as JSON."""
+    """What is beside the record batch of an episode, as JSON."""
 
     terminated: bool
     truncated: bool
@@ -106,10 +103,8 @@ def describe_columns(columns: Sequence[ColumnSpec]) -> bytes:
     return json.dumps([column.to_json() for column in columns]).encode()
 
 
-def to_batch(
-    episode: RecordedEpisode, columns: Sequence[ColumnSpec], synced: int = 0
-) -> tuple[pa.RecordBatch, dict[bytes, bytes]]:
-    """Returns an episode as a record batch, and the metadata of the batch.
+def to_batch(episode: RecordedEpisode, columns: Sequence[ColumnSpec], synced: int = 0) -> tuple[pa.RecordBatch, bytes]:
+    """Returns the steps of an episode as a record batch, and everything else as JSON.
 
     Args:
         episode: the episode. It has the columns, and finals for all columns with `has_final` or for none.
@@ -129,17 +124,15 @@ def to_batch(
         synced=synced or msgspec.UNSET,
     )
     facts = msgspec.structs.replace(facts, checksum=_checksum(batch, facts))
-    return batch, {FACTS_KEY: msgspec.json.encode(facts)}
+    return batch, msgspec.json.encode(facts)
 
 
-def from_batch(
-    batch: pa.RecordBatch, metadata: Mapping[bytes, bytes] | None, columns: Sequence[ColumnSpec], file: str
-) -> RecordedEpisode:
+def from_batch(batch: pa.RecordBatch, facts_json: bytes, columns: Sequence[ColumnSpec], file: str) -> RecordedEpisode:
     """Returns the episode of a record batch, without copying.
 
     Args:
         batch: the batch, with the schema of the columns.
-        metadata: of the batch.
+        facts_json: the other result of `to_batch`.
         columns: all columns.
         file: name of the journal, for errors.
 
@@ -147,7 +140,7 @@ def from_batch(
         CorruptSourceError: the batch is damaged.
     """
     try:
-        facts = msgspec.json.decode((metadata or {}).get(FACTS_KEY, b""), type=_Facts)
+        facts = msgspec.json.decode(facts_json, type=_Facts)
         batch.validate(full=True)
     except (ValueError, pa.ArrowInvalid) as error:
         raise CorruptSourceError(f"an episode is damaged: {error}", file=file) from error
@@ -167,9 +160,9 @@ def from_batch(
     )
 
 
-def synced_before(metadata: Mapping[bytes, bytes] | None) -> int:
-    """Returns `synced` of `to_batch`, from the metadata of a batch that `from_batch` accepts."""
-    return msgspec.json.decode((metadata or {}).get(FACTS_KEY, b""), type=_Facts).synced or 0
+def synced_before(facts_json: bytes) -> int:
+    """Returns `synced` of `to_batch`, from facts that `from_batch` accepts."""
+    return msgspec.json.decode(facts_json, type=_Facts).synced or 0
 
 
 def _array(episode: RecordedEpisode, column: ColumnSpec) -> pa.Array:

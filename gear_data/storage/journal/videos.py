@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from gear_data.storage.journal.reading import read_journal
+from gear_data.storage.journal.reading import Journal, read_journal
 
 #: The folder of all videos, in the folder of the journals.
 VIDEOS = "videos"
@@ -53,31 +53,30 @@ def remove_unnamed(folder: Path, journals: Iterable[Path]) -> int:
         journals: all journals there.
 
     Returns:
-        The number of removed files.
+        The number of removed files: none if a journal has damaged bytes, which may name them.
 
     Raises:
-        CorruptSourceError: a journal is damaged. Nothing is removed then.
+        CorruptSourceError: a journal cannot be read. Nothing is removed then.
     """
     found = set(folder.glob(f"{VIDEOS}/*/*"))
     if found:
-        named = {folder / file for journal in journals for file in videos_of(journal)}
-        found -= named
+        contents = [read_journal(journal) for journal in journals]
+        if any(each.damaged for each in contents):
+            return 0
+        found -= {folder / file for each in contents for file in _videos(each)}
         remove_videos(folder, found)
     return len(found)
 
 
-def videos_of(journal: Path) -> list[str]:
-    """Returns the videos of a journal's episodes, relative to its folder.
-
-    Raises:
-        CorruptSourceError: the journal is damaged.
-    """
-    return [video.file for episode in read_journal(journal).episodes for video in episode.videos.values()]
+def _videos(journal: Journal) -> list[str]:
+    return [video.file for episode in journal.episodes for video in episode.videos.values()]
 
 
 def remove_journal(journal: Path) -> None:
     """Removes a journal whose episodes are in a dataset, and their videos."""
-    videos = [journal.parent / file for file in videos_of(journal)] if (journal.parent / VIDEOS).exists() else []
+    videos = (
+        [journal.parent / file for file in _videos(read_journal(journal))] if (journal.parent / VIDEOS).exists() else []
+    )
     # A journal without its videos could not be converted. Videos without a journal are removed by `remove_unnamed`.
     journal.unlink(missing_ok=True)
     remove_videos(journal.parent, videos)

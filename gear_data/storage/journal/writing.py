@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import pyarrow as pa
 import xxhash
 
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import fsync, typed_write_errors
+from gear_data.storage.journal.frames import framed
 from gear_data.storage.journal.record import RecordedEpisode, arrow_schema, describe_columns, to_batch
 
 #: Suffix of a journal: an Arrow IPC stream.
 SUFFIX = ".arrows"
+#: The bytes that end the stream.
+END = b"\xff\xff\xff\xff\0\0\0\0"
 #: Key of the columns in the metadata of a journal's schema.
 COLUMNS = b"gear.journal"
 #: Key of the cameras there.
 CAMERAS = b"gear.cameras"
-#: Key of the checksum of both there.
+#: Key of the id of the journal there. Journals of earlier versions have neither id nor frames.
+ID = b"gear.id"
+#: Key of the checksum of all of them there.
 CHECKSUM = b"gear.checksum"
 
 
 class JournalWriter:
     """Appends finished episodes to a journal.
 
-    A journal is an Arrow IPC stream, with a record batch for each episode.
+    A journal is an Arrow IPC stream, with a record batch for each episode. See `gear_data.storage.journal.frames`.
 
     An episode that `append` wrote outlives the process. After `sync`, it also outlives a loss of power.
 
@@ -51,17 +55,13 @@ class JournalWriter:
         self.bytes = 0
         self._path = path
         self._columns = tuple(columns)
-        self._sink = _Sink()
+        self._id = secrets.token_hex(8).encode()
         #: Videos of episodes since the last `sync`.
         self._videos: list[Path] = []
         #: Episodes before the last `sync`, if there are cameras.
         self._synced = 0
-        metadata = {COLUMNS: describe_columns(columns)}
-        if cameras:
-            metadata[CAMERAS] = json.dumps(Schema((), tuple(cameras)).videos_to_json()).encode()
-        metadata[CHECKSUM] = metadata_checksum(metadata)
-        self._schema = arrow_schema(columns).with_metadata(metadata)
-        self._stream = pa.ipc.new_stream(pa.PythonFile(self._sink, "w"), self._schema)
+        self._texts = describe_columns(columns), describe_cameras(cameras)
+        self._has_cameras = bool(cameras)
         with typed_write_errors(path):
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
@@ -71,9 +71,10 @@ class JournalWriter:
         Raises:
             StorageFullError, UnwritableError: the journal cannot be written. It ends with the episode before.
         """
-        batch, metadata = to_batch(episode, self._columns, self._synced)
-        self._stream.write_batch(batch, metadata)
-        self._write()
+        batch, facts = to_batch(episode, self._columns, self._synced)
+        parts = framed(batch, self._id, self.episodes, (*self._texts, facts))
+        # The stream's schema is written with the first episode: an empty file is a journal without episodes.
+        self._write(parts if self.bytes else [memoryview(stream_start(self._columns, *self._texts, self._id)), *parts])
         self.episodes += 1
         self._videos += [self._path.parent / video.file for video in episode.videos.values()]
 
@@ -88,56 +89,54 @@ class JournalWriter:
                 fsync(path)
             os.fsync(self._file)
         self._videos.clear()
-        self._synced = self.episodes if CAMERAS in self._schema.metadata else 0
+        self._synced = self.episodes if self._has_cameras else 0
 
     def close(self) -> None:
         """Ends the journal and waits until the disk has it."""
-        self._stream.close()
         try:
-            self._write()
+            if self.bytes:
+                self._write([memoryview(END)])
             self.sync()
         finally:
             os.close(self._file)
 
-    def _write(self) -> None:
-        """Writes the stream's new bytes at the end of the file."""
-        data = memoryview(self._sink.take())
+    def _write(self, parts: Sequence[memoryview]) -> None:
+        """Writes bytes at the end of the file."""
+        done = self.bytes
         with typed_write_errors(self._path):
             try:
-                done = 0
-                while done < len(data):
-                    done += os.pwrite(self._file, data[done:], self.bytes + done)
+                for part in parts:
+                    left = part
+                    while left:
+                        written = os.pwrite(self._file, left, done)
+                        left, done = left[written:], done + written
             except BaseException:
                 with suppress(OSError):  # the first error is the one to report
                     os.ftruncate(self._file, self.bytes)
-                if not self.bytes:
-                    # Arrow writes the schema with the first batch, and only once.
-                    self._stream = pa.ipc.new_stream(pa.PythonFile(self._sink, "w"), self._schema)
                 raise
-        self.bytes += len(data)
+        self.bytes = done
+
+
+def describe_cameras(cameras: Sequence[ColumnSpec]) -> bytes:
+    """Returns cameras as JSON."""
+    return json.dumps(Schema((), tuple(cameras)).videos_to_json()).encode()
+
+
+def stream_start(columns: Sequence[ColumnSpec], described: bytes, cameras: bytes, journal: bytes) -> bytes:
+    """Returns the first bytes of a journal: the schema of its stream.
+
+    Args:
+        columns: all columns.
+        described: the columns as JSON.
+        cameras: the cameras as JSON.
+        journal: id of the journal, 16 bytes.
+    """
+    metadata = {COLUMNS: described, CAMERAS: cameras, ID: journal}
+    metadata[CHECKSUM] = metadata_checksum(metadata)
+    return bytes(memoryview(arrow_schema(columns).with_metadata(metadata).serialize()))
 
 
 def metadata_checksum(metadata: Mapping[bytes, bytes]) -> bytes:
-    """Returns the checksum of the columns and cameras in the metadata of a journal's schema."""
-    return xxhash.xxh3_128_hexdigest(metadata[COLUMNS] + b"\0" + metadata.get(CAMERAS, b"")).encode()
-
-
-class _Sink(io.RawIOBase):
-    """Keeps what Arrow writes, so that an episode is written in one call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts = bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: object) -> int:
-        part = memoryview(data)  # type: ignore[arg-type]
-        self._parts += part
-        return part.nbytes
-
-    def take(self) -> bytearray:
-        """Returns the bytes since the last call."""
-        parts, self._parts = self._parts, bytearray()
-        return parts
+    """Returns the checksum of what the metadata of a journal's schema says."""
+    parts = [metadata[COLUMNS], metadata.get(CAMERAS, b""), *([metadata[ID]] if ID in metadata else [])]
+    return xxhash.xxh3_128_hexdigest(b"\0".join(parts)).encode()
