@@ -1,4 +1,4 @@
-"""Journals that died with their writer, and were damaged: the next Writer publishes all that is intact."""
+"""Journals that were damaged, and publications that failed: the next one publishes all that is intact."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gear_data
+from gear_data.errors import StorageFullError
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.journal.record import RecordedEpisode, RecordedVideo
@@ -116,3 +117,31 @@ def test_videos_of_a_damaged_episode_are_kept(tmp_path: Path) -> None:
     [entry] = quarantined(folder)
     assert (entry / name).read_bytes() == b"a film"
     assert not path.exists()
+
+
+def test_a_publication_that_failed_leaves_no_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one makes the same generation, and other episodes leave."""
+    folder = tmp_path / "live"
+
+    def record(writer: gear_data.Writer, first: int) -> None:
+        for number in range(first, first + 12):
+            writer.append(actions=100 * number, rewards=1.0)
+            writer.end_episode(terminated=True, weight=number * 7 % 84)
+
+    writer = gear_data.Writer(folder, durability="os", shard_bytes=1 << 14, max_steps=64, evict="weight")
+    for first in range(0, 60, 12):
+        record(writer, first)
+        writer.seal()
+    record(writer, 60)
+
+    def full(*arguments: Any, **options: Any) -> None:
+        raise StorageFullError("no space left on the device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gear_data.ingest.growing.next_generation.write_table", full)
+        with pytest.raises(StorageFullError):
+            writer.seal()
+    record(writer, 72)
+    writer.close()
+    report = gear_data.verify(folder, deep=True, progress=False)
+    assert report.ok, report.differences

@@ -18,7 +18,7 @@ import pyarrow as pa
 from gear_data.errors import CorruptShardError
 from gear_data.ingest.growing.draft import Draft, DraftPart, without_episodes
 from gear_data.ingest.growing.draft_videos import video_bytes
-from gear_data.ingest.growing.part_statistics import join_statistics, rewrite_statistics
+from gear_data.ingest.growing.part_statistics import join_statistics, part_file, rewrite_statistics
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.episode_tables import with_values
@@ -79,6 +79,8 @@ def rewritten_parts(
         written = FileEntry(file, path.stat().st_size, checksum(path))
         buffers, variable = buffer_offsets(path, draft.schema)
     new = ShardEntry(written, int(inside.sum()), batch.num_rows, buffers, variable)
+    # A publication that failed may have left statistics of this name, of other episodes.
+    store.remove(part_file(name))
     if draft.schema.videos:
         names = [part.part.name for part in old]
         if gone.any():

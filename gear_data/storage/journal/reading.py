@@ -100,14 +100,15 @@ def read_journal(path: Path) -> Journal:
         reader.read_plain(metadata[COLUMNS], metadata.get(CAMERAS, b"[]"))
     else:
         reader.read_framed(metadata.get(ID, b""), size)
-    episodes, records, lost = reader.episodes, reader.records, ()
+    episodes, records = reader.episodes, reader.records
+    lost: tuple[str, ...] = ()
     if reader.cameras and not reader.is_ended:
         # A journal that ended has all videos on the disk.
         first = sum(record.number < reader.synced for record in records)
         problems = [_video_problem(path.parent, episode) for episode in episodes[first:]]
         lost = tuple(f"episode {number}: {each}" for number, each in enumerate(problems, first) if each)
-        kept = [number for number, problem in enumerate([None] * first + problems) if not problem]
-        episodes, records = ([each[number] for number in kept] for each in (episodes, records))
+        kept = [*range(first), *(number for number, problem in enumerate(problems, first) if not problem)]
+        episodes, records = [episodes[number] for number in kept], [records[number] for number in kept]
     return Journal(
         reader.columns, tuple(episodes), tuple(records), reader.id, tuple(reader.damaged), reader.torn, reader.cameras,
         lost,
