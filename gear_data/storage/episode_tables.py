@@ -6,6 +6,7 @@ They have one row per episode, and one row per final observation.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -160,8 +161,20 @@ def read_episodes(path: Path, manifest: Manifest) -> pa.Table:
         CorruptShardError: the file was changed, or is not the episode table that the manifest describes.
     """
     table = read_table(path, manifest.tables["episodes"].checksum)
+    cameras = {name for camera in manifest.schema.videos for name in segment_columns(camera.name)}
     _check_columns(table, EPISODE_SCHEMA, path)
+    for name, count in Counter([*table.column_names, *cameras]).items():
+        if count != 1 + (name in cameras):
+            found = count - (name in cameras)
+            raise CorruptShardError(f"occurs {found} times, not once", file=str(path), column=name, hint=_RESTORE)
     for field in list(table.schema)[len(EPISODE_SCHEMA) :]:
+        if field.name in cameras and (field.type != pa.int64() or table.column(field.name).null_count):
+            raise CorruptShardError(
+                f"must be int64 without nulls, but is {field.type} with {table.column(field.name).null_count} nulls",
+                file=str(path),
+                column=field.name,
+                hint=_RESTORE,
+            )
         if not _is_metadata(field.type):
             raise CorruptShardError(
                 f"episode metadata cannot have type {field.type}", file=str(path), column=field.name, hint=_RESTORE

@@ -145,14 +145,15 @@ def _checks(
     def check_table(name: str, entry: FileEntry) -> None:
         with files.local(entry) as path:
             if name == "episodes":
-                tables[name] = read_episodes(path, manifest)
-                _check_episode_table(tables[name], manifest, path)
+                table = read_episodes(path, manifest)
+                _check_episode_table(table, manifest, path)
             elif name == "finals":
-                tables[name] = read_finals(path, manifest)
+                table = read_finals(path, manifest)
             else:
-                tables[name] = read_table(path, entry.checksum)
+                table = read_table(path, entry.checksum)
         if name == PACKETS_TABLE and FILES_TABLE in tables:
-            indexes.append(VideoIndex(tables[FILES_TABLE], tables[PACKETS_TABLE], str(files.location)))
+            indexes.append(VideoIndex(tables[FILES_TABLE], table, str(files.location)))
+        tables[name] = table
 
     def check_shard(index: int, shard: ShardEntry) -> None:
         with files.local(shard.entry) as path:

@@ -51,6 +51,8 @@ PACKETS_SCHEMA = pa.schema(
         pa.field("digest", pa.uint64(), nullable=False),
     ]
 )
+#: Columns of `FILES_SCHEMA` whose values are at least 1.
+_POSITIVE = ("bytes", "height", "width", "time_base_numerator", "time_base_denominator")
 #: Files whose packets a process keeps as arrays.
 _FILES_KEPT = 4096
 
@@ -89,6 +91,16 @@ class VideoIndex:
             )
         numeric = {field.name for field in FILES_SCHEMA if pa.types.is_integer(field.type)}
         self._numbers = {name: files.column(name).to_numpy() for name in FILES_SCHEMA.names if name in numeric}
+        for column in _POSITIVE:
+            if (wrong := self._numbers[column] < 1).any():
+                row = int(np.argmax(wrong))
+                raise CorruptShardError(
+                    f"must be at least 1, not {self._numbers[column][row]}",
+                    file=f"{name}/{TABLE_FILES[FILES_TABLE]}",
+                    column=column,
+                    row=row,
+                    hint="restore the table, or convert again",
+                )
         self._texts = {name: files.column(name) for name in FILES_SCHEMA.names if name not in numeric}
         self.file = lru_cache(_FILES_KEPT)(self._file)
         self.groups = lru_cache(_FILES_KEPT)(self._groups)

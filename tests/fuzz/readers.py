@@ -156,6 +156,9 @@ def read(folder: Path, rng: random.Random) -> int:
     status = _CONVERTED
     for path in sorted(folder.iterdir()):
         try:
+            # First: what cannot be opened is reported too.
+            deep = rng.random() < _DEEP
+            intact = gear_data.verify(path, deep=deep, progress=False).ok
             ds = gear_data.open(
                 path, residency=rng.choice(("mmap", "host")), on_bad_shard=rng.choice(("error", "skip"))
             )
@@ -164,8 +167,7 @@ def read(folder: Path, rng: random.Random) -> int:
                 episode = ds.episode(i)
                 episodes.append({name: np.array(episode[name]) for name in ds.schema.names})
                 ds.final(i)
-            deep = rng.random() < _DEEP
-            if gear_data.verify(path, deep=deep, progress=False).ok:
+            if intact:
                 difference = differences(path, iter(episodes))
                 if ds.schema.videos:
                     difference = difference or frames_differ(path, ds, _PACKETS)

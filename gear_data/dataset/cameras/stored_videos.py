@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from gear_data.errors import ManifestError
 from gear_data.schema import ColumnSpec
@@ -92,7 +91,7 @@ def _segments(spec: ColumnSpec, index: VideoIndex, episodes: Any, lengths: Int64
 
     They are checked against the files, because the decoder looks frames up by them.
     """
-    file, first = (_numbers(episodes, name, table) for name in segment_columns(spec.name))
+    file, first = (episodes.column(name).to_numpy() for name in segment_columns(spec.name))
     known = (file >= 0) & (file < len(index))
     _check(known, "the number of its video file does not exist", spec, table)
     # A sum first + length could overflow.
@@ -105,15 +104,6 @@ def _segments(spec: ColumnSpec, index: VideoIndex, episodes: Any, lengths: Int64
     sizes = np.stack([index.files.column(name).to_numpy() for name in ("height", "width")], axis=1)
     _check((sizes[file] == spec.shape[:2]).all(axis=1), "its video file has frames of another size", spec, table)
     return VideoSegments(file, first)
-
-
-def _numbers(episodes: Any, name: str, table: str) -> Int64Array:
-    if episodes.column_names.count(name) != 1 or episodes.schema.field(name).type != pa.int64():
-        raise ManifestError("the episode table lacks this column of int64", file=table, column=name, hint=_RESTORE)
-    column = episodes.column(name)
-    if column.null_count:
-        raise ManifestError(f"{column.null_count} values are missing", file=table, column=name, hint=_RESTORE)
-    return column.to_numpy()  # type: ignore[no-any-return]
 
 
 def _check(sound: Any, problem: str, spec: ColumnSpec, table: str) -> None:

@@ -43,19 +43,16 @@ def stored_segments(schema: Schema, episodes: pa.Table, index: VideoIndex) -> di
 
     Args:
         schema: schema of the dataset.
-        episodes: rows of the episode table.
+        episodes: rows of the episode table, as `read_episodes` checks it.
         index: the index of the dataset's video files.
 
     Raises:
-        CorruptShardError: the table lacks a column, or an episode has frames outside its file.
+        CorruptShardError: an episode has frames outside its file.
     """
     found = {}
     lengths = episodes.column("length").to_numpy()
     for spec in schema.videos:
-        names = segment_columns(spec.name)
-        if not {*names} <= {*episodes.column_names}:
-            raise CorruptShardError("the episode table lacks its columns", column=spec.name, hint=_RESTORE)
-        file, first = (episodes.column(name).to_numpy() for name in names)
+        file, first = (episodes.column(name).to_numpy() for name in segment_columns(spec.name))
         inside = (file >= 0) & (file < len(index)) & (first >= 0)
         inside[inside] = lengths[inside] <= index.frame_counts[file[inside]] - first[inside]
         if not inside.all():
