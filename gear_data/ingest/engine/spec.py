@@ -11,6 +11,7 @@ from gear_data.common.keywords import check_count
 from gear_data.common.typed_json import resolved
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
+from gear_data.ingest.ideas.last_rows import refuse_unclear_last_rows
 from gear_data.ingest.ideas.next_observations import take_next_observations
 from gear_data.ingest.ideas.reset_steps import leave_out_reset_steps
 from gear_data.ingest.location import Location, locate
@@ -36,8 +37,10 @@ SHARD_BYTES = 512 << 20
 
 #: The fields of a specification that a manifest records as they are.
 _PLAIN = ("split", "format", "keep_encoded", "strict", "shard_bytes")
-#: Formats whose columns a user named one by one: none of them has a second meaning.
-_NAMED_BY_USER = (GEAR, "journal", "tree")
+#: Formats whose columns have no second meaning, as those of a mapping.
+_OWN = (GEAR, "journal")
+#: Formats that say themselves what the last row of an episode is.
+_ROWS_ARE_STEPS = (*_OWN, "lerobot")
 #: Formats of steps in the order of time.
 _FLAT = ("d4rl", "in-memory", "npz", "numpy", "step-rows", "torchrl")
 #: Argument -> the group of options that it takes.
@@ -142,11 +145,14 @@ class ConversionSpec:
             source, name, reason = self._open_format(location)
         if self.strict:
             source.findings.make_strict()
-        stack, may_take_next = self.options.stack or {}, name not in _NAMED_BY_USER
+        stack = self.options.stack or {}
+        may_take_next = name not in _OWN and self.options.mapping is None
         is_late = may_take_next and any(map(is_next, stack))  # stacks give the final observations
         if may_take_next:
             has_dtypes = "dtype" in known_formats()[name].uses
             source = take_next_observations(source, self.options, has_dtypes=has_dtypes)
+        if name not in _ROWS_ARE_STEPS:
+            refuse_unclear_last_rows(source, location.name)
         if not is_late:
             source = self._without_reset_steps(source, name)
         if not self.keep_encoded:
@@ -158,7 +164,7 @@ class ConversionSpec:
         return source, name, reason
 
     def _without_reset_steps(self, source: EpisodeSource, format: str) -> EpisodeSource:
-        if format in (GEAR, "journal"):
+        if format in _OWN:
             return source
         # Without a number of rows, the source may be an iterator, which can be read only once.
         flat = format in _FLAT and (source.rows_are_steps or source.num_rows is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from gear_data.common.paths import printable
@@ -13,11 +13,47 @@ from gear_data.ingest.source import SourceOptions
 #: Flags at the ends of episodes. They are always read, because they define the episodes.
 END_FLAGS = frozenset({DONES, "terminated", "truncated"})
 
+#: Other names of end flags -> the flag, and whether the column is 0 where the flag is set. The first names come first.
+_OTHER_FLAGS = {
+    "is_terminal": ("terminated", False),
+    "masks": ("terminated", True),
+    "discount": ("terminated", True),
+    "is_last": (DONES, False),
+    "not_done": (DONES, True),
+    "not_dones": (DONES, True),
+}
+
 #: Columns of one value per step. An array [T, 1] of a source becomes [T].
 SCALAR_COLUMNS = END_FLAGS | {"rewards"}
 
 #: Usual names of the column of episode ids, in tables with one row per step.
 EPISODE_COLUMNS = ("episode_index", "episode_id", "episode", "traj_id", "trajectory_id")
+
+
+def other_flags(names: Collection[str]) -> dict[str, tuple[str, bool]]:
+    """Returns the columns that are end flags under other names, if the usual ones do not say all.
+
+    `discount` may also be a constant, so it says nothing beside a flag of a usual name. `masks` beside ends of
+    trajectories may mark successes after which the trajectory goes on (OGBench).
+
+    Args:
+        names: the canonical names of all columns of one value per step.
+
+    Returns:
+        Name of a column -> the flag, and whether the column is 0 where the flag is set.
+    """
+    known = END_FLAGS & {*names}
+    candidates = {name: each for name, each in _OTHER_FLAGS.items() if name in names}
+    if known:
+        candidates.pop("discount", None)
+    if "truncated" in known:
+        candidates.pop("masks", None)
+    found = {}
+    for name, (flag, is_zero) in candidates.items():
+        if flag not in known and len(known) < 2:
+            known |= {flag}
+            found[name] = flag, is_zero
+    return found
 
 
 def choose_columns(names: Iterable[str], options: SourceOptions, *, structure: Iterable[str] = ()) -> dict[str, str]:
@@ -62,10 +98,11 @@ def _selected(mapping: Mapping[str, str], columns: Sequence[str], structure: Set
             hint="name at least one column of steps, such as observations",
         )
     chosen = {name for source, name in mapping.items() if source in wanted or name in wanted}
+    flags = END_FLAGS | other_flags(mapping.values()).keys()
     return {
         source: name
         for source, name in mapping.items()
-        if name in chosen or name in END_FLAGS or observations_before(name, chosen) is not None
+        if name in chosen or name in flags or observations_before(name, chosen) is not None
     }
 
 

@@ -10,9 +10,14 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.pipeline.names import DONES
+from gear_data.ingest.pipeline.columns import END_FLAGS, other_flags
+from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock
+
+#: Columns that are not only end flags, and stay columns.
+_DISCOUNT = "discount"
+_KEPT = {_DISCOUNT, "masks"}
 
 
 def end_flag_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
@@ -29,6 +34,8 @@ def end_flag_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
                 column=known[name].source or name,
                 hint="if it is not an end flag, rename it with --rename",
             )
+    others = other_flags([spec.name for spec in columns if spec.shape == () and not spec.variable_length])
+    known |= {flag: known[name] for name, (flag, _) in others.items()}
     flags = []
     for name in ("terminated", "truncated"):
         spec = known.get(name)
@@ -36,7 +43,8 @@ def end_flag_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
             spec = known.get(DONES)
         source = None if spec is None else spec.source or (spec.name if spec.name != name else None)
         flags.append(ColumnSpec(name, "bool", source=source))
-    return (*(c for c in columns if c.name not in (DONES, "terminated", "truncated")), *flags)
+    replaced = END_FLAGS | others.keys() - _KEPT
+    return (*(spec for spec in columns if spec.name not in replaced), *flags)
 
 
 def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBlock:
@@ -45,6 +53,9 @@ def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBloc
     - `dones` without other flags is read as `terminated`: the source does not distinguish a time limit from a terminal
       state.
     - `dones` with one of the other two flags determines the third.
+    - Columns of other names give the flags that are missing: `is_terminal` and `is_last`, or `masks`, `not_done` and
+      `discount`, which are 0 where the flag is set.
+    - A fact of an episode that has the name of a flag is about the last step, if no column has the flag.
     - If the last step of an episode has no flag, the episode was cut off. Its last step becomes truncated.
     - Two flags at one step are kept: Gymnasium's `step` may return both, for a terminal state at the time limit.
       Formats with another rule (D4RL: terminated) have applied it before.
@@ -52,6 +63,7 @@ def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBloc
     Raises:
         BadEpisodeError: a flag is neither 0 nor 1.
     """
+    block = _with_usual_names(_with_flags_of_episodes(block))
     _check_flags(block)
     columns = dict(block.columns)
     last = block.offsets[1:] - 1
@@ -101,30 +113,63 @@ def check_end_flags(block: EpisodeBlock, findings: FindingLog) -> None:
         findings.add(_finding_at_first(block, "both-flags", message, _episodes_of(block, both)))
 
 
+def _with_flags_of_episodes(block: EpisodeBlock) -> EpisodeBlock:
+    """Returns a block in which facts that are end flags are columns, set at the last step."""
+    columns, facts = dict(block.columns), dict(block.metadata)
+    for name, values in block.metadata.items():
+        flag = canonical_name(name)
+        if flag in END_FLAGS and flag not in columns and all(value in (0, 1) for value in values):
+            columns[flag] = np.zeros(int(block.lengths.sum()), np.bool_)
+            columns[flag][block.offsets[1:] - 1] = np.array(values, np.bool_)
+            del facts[name]
+    return replace(block, columns=columns, metadata=facts)
+
+
+def _with_usual_names(block: EpisodeBlock) -> EpisodeBlock:
+    """Returns a block in which columns that are end flags under other names have the usual names.
+
+    Raises:
+        BadEpisodeError: such a column is neither 0 nor 1.
+    """
+    columns = dict(block.columns)
+    for name, (flag, is_zero) in other_flags([name for name, each in columns.items() if each.ndim == 1]).items():
+        values = columns[name] if name in _KEPT else columns.pop(name)
+        if name != _DISCOUNT:  # it may also have values between 0 and 1
+            _check_flag(block, name)
+        columns[flag] = (values == 0) if is_zero else values
+    return replace(block, columns=columns)
+
+
 def _flag(values: npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.bool_]:
     """Returns a writable copy of a flag column, or zeros."""
     return np.zeros(count, np.bool_) if values is None else values.astype(np.bool_).copy()
 
 
 def _check_flags(block: EpisodeBlock) -> None:
-    """Raises BadEpisodeError for a flag that is neither 0 nor 1.
+    """Raises BadEpisodeError for a flag that is neither 0 nor 1."""
+    for name in (DONES, "terminated", "truncated"):
+        if name in block.columns:
+            _check_flag(block, name)
+
+
+def _check_flag(block: EpisodeBlock, name: str) -> None:
+    """Raises BadEpisodeError if a column is neither 0 nor 1.
 
     Other values are not interpreted.
     """
-    for name in (DONES, "terminated", "truncated"):
-        values = block.columns.get(name)
-        if values is None or values.dtype.kind == "b":
-            continue
-        wrong = np.flatnonzero((values != 0) & (values != 1))
-        if len(wrong):
-            episode, step = block.locate(wrong[0])
-            raise BadEpisodeError(
-                f"step {step} of the episode has {values[wrong[0]]}, but an end flag must be 0 or 1",
-                file=block.sources[episode],
-                column=name,
-                row=int(block.rows[episode]),
-                hint="repair the source; if the column is not an end flag, rename it with --rename",
-            )
+    values = block.columns[name]
+    if values.dtype.kind == "b":
+        return
+    wrong = np.flatnonzero((values != 0) & (values != 1))
+    if len(wrong):
+        episode, step = block.locate(wrong[0])
+        raise BadEpisodeError(
+            f"step {step} of the episode has {values[wrong[0]]}, but an end flag must be 0 or 1",
+            file=block.sources[episode],
+            column=name,
+            row=int(block.rows[episode]),
+            hint="repair the source; if the column is not an end flag, rename it with --rename",
+        )
 
 
 def _episodes_of(block: EpisodeBlock, steps: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

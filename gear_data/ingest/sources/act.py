@@ -104,5 +104,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=43,
+    uses=frozenset({"dtype"}),
     suffixes=(".hdf5", ".h5"),
 )

@@ -109,8 +109,13 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
     for name in (*options.episodes.given, *options.tables.given, *(() if options.mapping is None else ("mapping",))):
         if name not in item.uses:
             flag = "--map" if name == "mapping" else "--" + name.replace("_", "-")
+            hint = "leave it out"
+            if item.name == _TREE:
+                hint += (
+                    "; or load the arrays: gear_data.convert reads a mapping of arrays, with a row a step"
+                )
             raise InvalidArgumentError(
-                f"the format {item.name} does not support {name} ({flag})", file=location.name, hint="leave it out"
+                f"the format {item.name} does not support {name} ({flag})", file=location.name, hint=hint
             )
     if location.split is not None and "split" not in item.uses:
         raise no_such_split(location.name, location.split, ())

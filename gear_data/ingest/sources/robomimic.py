@@ -231,5 +231,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=45,
+    uses=frozenset({"dtype"}),
     suffixes=(".hdf5", ".h5"),
 )

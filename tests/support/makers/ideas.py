@@ -20,6 +20,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+import zarr
 
 #: Name -> [T, ...], or a value of the whole episode.
 Episode = Mapping[str, Any]
@@ -32,13 +33,22 @@ class Writer:
 
     Attributes:
         write: writes episodes to an empty folder, and returns the source.
-        rows: what a row of the source is: a step, an episode, or neither.
+        rows: what the source is: "step" or "episode", where a row is one; "ids" for arrays with ids; "alone" where
+            each file, group or item is an episode.
         scalars: whether a column holds one number a step, so that only the first element of a vector is written.
+        observations: the column that the observations become.
+        own_names: whether the format has names of its own.
     """
 
     write: Callable[[Path, Sequence[Episode]], Any]
     rows: str = ""
     scalars: bool = False
+    observations: str = "observations"
+    own_names: bool = False
+
+    def column(self, name: str) -> str:
+        """Returns the column that the values of a canonical name become."""
+        return self.observations if name == "observations" else name
 
     def seen(self, values: Array) -> Array:
         """Returns the part of [T, ...] values that the format holds."""
@@ -145,6 +155,56 @@ def _npz_files(folder: Path, episodes: Sequence[Episode]) -> Path:
     return folder
 
 
+def _npy(folder: Path, episodes: Sequence[Episode]) -> Path:
+    for name, values in _flat(episodes).items():
+        np.save(folder / f"{name}.npy", values)
+    return folder
+
+
+def _npy_folders(folder: Path, episodes: Sequence[Episode]) -> Path:
+    for i, episode in enumerate(episodes):
+        (folder / str(i)).mkdir()
+        for name, values in episode.items():
+            np.save(folder / f"{i}/{name}.npy", values)
+    return folder
+
+
+def _hdf5(group: str, **names: str) -> Callable[[Path, Sequence[Episode]], Path]:
+    """Returns a writer of a group an episode; the path of a group holds its number in place of `{}`."""
+
+    def write(folder: Path, episodes: Sequence[Episode]) -> Path:
+        with h5py.File(folder / "data.hdf5", "w") as file:
+            for i, episode in enumerate(episodes):
+                for name, values in episode.items():
+                    file[f"{group.format(i)}/{names.get(name, name)}"] = values
+        return folder / "data.hdf5"
+
+    return write
+
+
+def _hdf5_ids(folder: Path, episodes: Sequence[Episode]) -> Path:
+    with h5py.File(folder / "data.hdf5", "w") as file:
+        for name, values in _flat(episodes).items():
+            file[name] = values
+    return folder / "data.hdf5"
+
+
+def _zarr_groups(folder: Path, episodes: Sequence[Episode]) -> Path:
+    root = zarr.open_group(folder / "data.zarr", mode="w")
+    for i, episode in enumerate(episodes):
+        for name, values in episode.items():
+            root.create_array(f"episode_{i}/{name}", data=np.asarray(values))
+    return folder / "data.zarr"
+
+
+def _replay_buffer(folder: Path, episodes: Sequence[Episode]) -> Path:
+    root = zarr.open_group(folder / "data.zarr", mode="w")
+    for name, values in _flat(episodes, ids=False).items():
+        root.create_array(f"data/{name}", data=values)
+    root.create_array("meta/episode_ends", data=np.cumsum([_length(each) for each in episodes]))
+    return folder / "data.zarr"
+
+
 def _d4rl(folder: Path, episodes: Sequence[Episode]) -> Path:
     with h5py.File(folder / "data.hdf5", "w") as file:
         for name, values in _flat(episodes, ids=False).items():
@@ -191,10 +251,22 @@ WRITERS: dict[str, Writer] = {
     "JSON lines, a row an episode": Writer(_json_lines(episode_table), "episode"),
     "save_to_disk, a row an episode": Writer(_saved(episode_table), "episode"),
     "Polars, a row an episode": Writer(_polars(episode_table), "episode"),
-    "episodes in memory": Writer(lambda _, episodes: [dict(each) for each in episodes]),
-    "arrays in memory": Writer(lambda _, episodes: _flat(episodes)),
-    "npz": Writer(_npz),
+    "episodes in memory": Writer(lambda _, episodes: [dict(each) for each in episodes], "alone"),
+    "arrays in memory": Writer(lambda _, episodes: _flat(episodes), "ids"),
+    "npz": Writer(_npz, "ids"),
     "npz with lengths": Writer(_npz_lengths),
-    "npz, a file an episode": Writer(_npz_files),
-    "D4RL": Writer(_d4rl, "step"),
+    "npz, a file an episode": Writer(_npz_files, "alone"),
+    "npy": Writer(_npy, "ids"),
+    "npy, a folder an episode": Writer(_npy_folders, "alone"),
+    "D4RL": Writer(_d4rl, "step", own_names=True),
+    "HDF5, flat with ids": Writer(_hdf5_ids, "step"),
+    "HDF5, a group an episode": Writer(_hdf5("episode_{}"), "alone"),
+    "robomimic": Writer(
+        _hdf5("data/demo_{}", observations="obs/x", next_observations="next_obs/x"),
+        "alone",
+        observations="observations.x",
+        own_names=True,
+    ),
+    "Zarr, a group an episode": Writer(_zarr_groups, "alone"),
+    "Zarr replay buffer": Writer(_replay_buffer, "step"),
 }

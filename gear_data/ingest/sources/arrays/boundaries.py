@@ -44,9 +44,17 @@ def scan_lengths(
         int64 [n], the lengths of the episodes.
 
     Raises:
+        BadEpisodeError: an id or counter has another number of rows.
         UnsupportedColumnError: a flag, id or counter is not one number per step.
     """
     for array in (*flags, *ids, *counters):
+        if len(array) != rows:
+            raise BadEpisodeError(
+                f"says where episodes begin, but has {len(array)} rows, where there are {rows} steps",
+                file=array.place,
+                row=min(rows, len(array)),
+                hint="name another column with --episode-column (episodes=EpisodeBoundaries(...)), or correct this one",
+            )
         if array.dtype.kind not in "biuf" or math.prod(array.row_shape) != 1:
             raise UnsupportedColumnError(
                 f"marks where episodes end, but holds {array.dtype} {array.row_shape} per step, not one number",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import BadEpisodeError, UnknownFormatError
+from gear_data.errors import BadEpisodeError, InvalidArgumentError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, choose_columns, resolve_structure_columns
 from gear_data.ingest.pipeline.names import usual_name
@@ -177,10 +177,19 @@ def _boundary_arrays(
 
     Returns:
         Usual name -> source name, and the usual names of the arrays of episode ids.
+
+    Raises:
+        InvalidArgumentError: the user names a scalar, or an array of Python objects.
     """
     rename = options.rename or {}
     ids, step_column = options.episodes.episode_columns, options.episodes.step_column
     if named := [*ids, *([step_column] if step_column is not None else [])]:
+        if other := next((name for name in named if name not in arrays), None):
+            raise InvalidArgumentError(
+                "is one value, where episodes or steps need a value a step",
+                column=other,
+                hint="leave --episode-column and --step-column out: a value of a file is a fact of its episodes",
+            )
         found = {rename.get(source, source): source for source in named if source in arrays}
         return found, tuple(rename.get(source, source) for source in ids)
     sources = {rename.get(source, source): source for source in arrays}

@@ -106,6 +106,7 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=50,
+    uses=frozenset({"dtype"}),
     suffixes=(".hdf5", ".h5"),
     beside=r"(.*/)?(namespace_)?metadata\.json",
 )

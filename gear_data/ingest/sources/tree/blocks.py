@@ -194,9 +194,7 @@ class _OpenEpisode:
         """
         layout, place, name = self.layout, self.place, self.tree.name
         attributes: Mapping[str, Any] = {} if layout.ignored is None else self.tree.attributes(place.key)
-        found = {fact.name: attributes.get(fact.path[1:]) for fact in layout.facts}
-        if layout.ignored is None:
-            found = read_facts(self.tree, place, layout.facts)
+        found = read_facts(self.tree, place, layout.facts, None if layout.ignored is None else attributes)
         declared = attributes.get(layout.declared or "")
         if declared is not None and declared != steps:
             message = f"'{layout.declared}' is {declared}, but there are {steps} steps; all are read"
@@ -220,12 +218,21 @@ class _OpenEpisode:
         return facts
 
 
-def read_facts(tree: Tree, place: EpisodePlace, facts: Sequence[Column]) -> dict[str, Fact]:
+def read_facts(
+    tree: Tree, place: EpisodePlace, facts: Sequence[Column], attributes: Mapping[str, Any] | None = None
+) -> dict[str, Fact]:
     """Reads the facts of an episode: name -> value.
 
     A value is None if its array is missing or has several rows.
+
+    Args:
+        tree: the tree.
+        place: the episode.
+        facts: the facts.
+        attributes: the attributes of the episode; None reads them if a fact needs them.
     """
-    attributes = tree.attributes(place.key) if any(fact.path.startswith("@") for fact in facts) else {}
+    if attributes is None:
+        attributes = tree.attributes(place.key) if any(fact.path.startswith("@") for fact in facts) else {}
     found: dict[str, Fact] = {}
     for fact in facts:
         if fact.path.startswith("@"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -10,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError, UnsupportedColumnError
+from gear_data.errors import BadEpisodeError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.layout import ROW, ROWS, WITH_FINAL, Column
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.pipeline.episode_values import cast_exactly
+from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tree.view import TreeArray
 from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
 
@@ -86,6 +89,19 @@ def describe(array: TreeArray, mapped: Column, file: str) -> TreeColumn:
     return TreeColumn(ColumnSpec(mapped.name, dtype, shape, False, source, has_final), mapped)
 
 
+def with_dtypes(columns: Sequence[Column], options: SourceOptions) -> tuple[Column, ...]:
+    """Returns columns with the dtypes of `TableOptions.dtype`, by path or name.
+
+    Raises:
+        UnknownNameError: no column has the name.
+    """
+    dtypes = options.tables.dtype
+    known = {name for column in columns for name in (column.path, column.name)}
+    if unknown := [name for name in dtypes if name not in known]:
+        raise unknown_name("column", unknown[0], known)
+    return tuple(replace(each, dtype=dtypes.get(each.path) or dtypes.get(each.name) or each.dtype) for each in columns)
+
+
 def check_matches(array: TreeArray, column: TreeColumn, file: str, row: int, model: str) -> None:
     """Checks that an array has the shape and the kind of dtype of a column.
 
@@ -147,8 +163,14 @@ def read_values(
         return values
     cast = _cast(values, spec.dtype, rounds=column.mapped.dtype is not None)
     if cast is None:
-        message = f"is {array.dtype}, and holds values that do not fit {spec.dtype}"
-        raise BadEpisodeError(message, file=file, column=path, row=row)
+        dtype = np.promote_types(array.dtype, spec.dtype)
+        raise BadEpisodeError(
+            f"is {array.dtype}, and holds values that do not fit {spec.dtype}",
+            file=file,
+            column=path,
+            row=row,
+            hint=f"read all episodes as one dtype: --dtype {shlex.quote(column.mapped.path)}={dtype}",
+        )
     if column.mapped.dtype is None:
         message = f"{array.dtype} in some episodes; the same numbers are kept as {spec.dtype}"
         findings.add(Finding("dtype-differs", message, 1, file, row, path))

@@ -16,8 +16,8 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.layout import EPISODE, ROW, ROWS, Column, EpisodeRule, Layout
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.tree.blocks import TreeLayout, type_of
-from gear_data.ingest.sources.tree.columns import describe
+from gear_data.ingest.sources.tree.blocks import TreeLayout, fact_value, type_of
+from gear_data.ingest.sources.tree.columns import describe, with_dtypes
 from gear_data.ingest.sources.tree.episodes import EpisodePlace, find_places
 from gear_data.ingest.sources.tree.source import Hooks, TreeSource
 from gear_data.ingest.sources.tree.view import ARRAY, LINKS, Container, Tree, TreeArray, contents
@@ -151,20 +151,22 @@ def _find_model(form: TreeFormat, trees: Sequence[Container]) -> tuple[Container
 def _columns(form: TreeFormat, model: Model, options: SourceOptions) -> tuple[Column, ...]:
     """Returns the columns and facts that the user chooses among those of the model."""
     arrays = [path for path, kind in model.kinds.items() if kind == ARRAY]
-    scalars = [path for path in arrays if _is_scalar(model, path)]
+    scalars = _scalars(model)
     links = [path for path, kind in model.kinds.items() if kind in LINKS]
     names = {form.alias(path): path for path in (*arrays, *links) if path not in scalars}
     chosen = choose_columns((alias for alias in names if alias is not None), options)
     columns = [form.column(model, names[alias], name) for alias, name in chosen.items()]
-    for path in scalars:
-        model.add("column-left-out", "a scalar in the first episode, where others have a row per step; left out", path)
-    return tuple(column for column in columns if column is not None)
+    return with_dtypes([column for column in columns if column is not None], options)
 
 
-def _is_scalar(model: Model, path: str) -> bool:
-    with suppress(GearError):  # raised again if the array is chosen
-        return not model.array(path).shape
-    return False
+def _scalars(model: Model) -> dict[str, TreeArray]:
+    """Returns path -> array of the scalars of the model."""
+    found = {}
+    for path in (path for path, kind in model.kinds.items() if kind == ARRAY):
+        with suppress(GearError):  # raised again if the array is chosen
+            if not (array := model.array(path)).shape:
+                found[path] = array
+    return found
 
 
 def _layout(form: TreeFormat, model: Model, columns: Sequence[Column]) -> TreeLayout:
@@ -175,13 +177,20 @@ def _layout(form: TreeFormat, model: Model, columns: Sequence[Column]) -> TreeLa
         for key, value in attributes.items():
             if value is not None and key not in form.ignored:
                 types.setdefault(key, type_of(value))
+    facts = [(_fact_name(key), f"@{key}", type_) for key, type_ in types.items()]
+    for path, array in _scalars(model).items():
+        alias, value = form.alias(path), fact_value(array)
+        if value is None:
+            model.add("column-left-out", "a scalar that is neither a number nor a short text; left out", path)
+        elif alias is not None and _fact_name(alias) not in {name for name, _, _ in facts}:
+            facts.append((_fact_name(alias), path, type_of(value)))
     with place.labels():
         described = [describe(model.array(column.path), column, tree.name) for column in columns]
     return TreeLayout(
         columns=tuple(column for column in described if column.mapped.role not in (ROW, ROWS)),
         steps=Column(form.steps, form.steps),
-        facts=tuple(Column(_fact_name(key), f"@{key}", role=EPISODE) for key in types),
-        fact_types={_fact_name(key): type_ for key, type_ in types.items()},
+        facts=tuple(Column(name, path, role=EPISODE) for name, path, _ in facts),
+        fact_types={name: type_ for name, _, type_ in facts},
         model=f"{tree.name} {place.key.rpartition('/')[2]}".rstrip(),
         rows=tuple(column for column in described if column.mapped.role in (ROW, ROWS)),
         known=frozenset(model.kinds) | form.beside,

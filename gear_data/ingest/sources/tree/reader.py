@@ -74,7 +74,7 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=-10,
-    uses=frozenset({"mapping", "split"}),
+    uses=frozenset({"mapping", "split", "dtype"}),
     suffixes=SUFFIXES,
     beside=r"(.*/)?zarr\.json",
 )

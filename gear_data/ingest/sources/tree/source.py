@@ -26,7 +26,7 @@ from gear_data.ingest.sources.tree.blocks import (
     read_place,
     type_of,
 )
-from gear_data.ingest.sources.tree.columns import TreeColumn, describe
+from gear_data.ingest.sources.tree.columns import TreeColumn, describe, with_dtypes
 from gear_data.ingest.sources.tree.episodes import (
     EpisodePlace,
     FlatEpisodes,
@@ -75,7 +75,9 @@ def open_mapped(
             if mapping.episodes.flat:
                 layout = _flat_layout(tree, mapping)
             else:
-                layout = _placed_layout(tree, mapping, skip_bad=options.skip_bad)
+                # The user chose the arrays of a mapping, and those that --columns names.
+                is_found = options.mapping is None and options.columns is None
+                layout = _placed_layout(tree, mapping, reports_names=is_found, skip_bad=options.skip_bad)
             if layout is not None:
                 rows = _rows(tree, layout.steps) if mapping.episodes.flat else 1
                 source = TreeSource(trees, mapping, layout, variable_bytes=item.size // rows, skip_bad=options.skip_bad)
@@ -94,13 +96,15 @@ def _chosen(mapping: Layout, options: SourceOptions) -> tuple[Column, ...]:
     names = {path: column.name for path, column in by_path.items()}
     options = replace(options, rename={**names, **(options.rename or {})})
     chosen = choose_columns(by_path, options, structure={*mapping.episodes.paths} - by_path.keys())
-    return (*(replace(by_path[path], name=name) for path, name in chosen.items()), *mapping.facts)
+    columns = [replace(by_path[path], name=name) for path, name in chosen.items()]
+    return (*with_dtypes(columns, options), *mapping.facts)
 
 
-def _placed_layout(tree: Tree, mapping: Layout, *, skip_bad: bool) -> TreeLayout | None:
+def _placed_layout(tree: Tree, mapping: Layout, *, reports_names: bool, skip_bad: bool) -> TreeLayout | None:
     """Returns the columns of the first sound episode.
 
-    Returns None if the tree has no episode with steps.
+    Returns None if the tree has no episode with steps. With `reports_names`, names that only other episodes have are
+    reported.
     """
     first_error: GearError | None = None
     places = find_places(tree, mapping.episodes, mapping.splits[0] if mapping.splits else None)
@@ -113,7 +117,8 @@ def _placed_layout(tree: Tree, mapping: Layout, *, skip_bad: bool) -> TreeLayout
                 break
             continue
         if layout is not None:
-            return layout
+            reports = reports_names and mapping.episodes.kind in (GROUPS, FILES)
+            return replace(layout, known=frozenset(tree.names(place.key))) if reports else layout
     if first_error is not None:
         raise first_error
     return None

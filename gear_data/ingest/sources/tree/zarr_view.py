@@ -30,9 +30,7 @@ def open_store(store: ZarrStore) -> Iterator[NamedArrays]:
 
 def _opened(path: str, array: ZarrArray, reader: ZarrReader) -> TreeArray:
     dtype = str(array.dtype.newbyteorder("="))
-    if not array.shape:
-        dtype = f"one {dtype} without an axis"
-    elif array.problem is not None:
+    if array.problem is not None:
         dtype = f"{dtype} that {array.problem.message}"
     return TreeArray(path, array.shape, dtype, _Stored(array, reader).read, array.missing_finding())
 
@@ -50,6 +48,6 @@ class _Stored:
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         self.array.check_readable(self.array.path)
         values = self.reader.read(self.array, start, stop)
-        if stop >= len(self.array):
+        if self.array.shape and stop >= len(self.array):
             self.reader.release(self.array)
         return values

@@ -211,7 +211,11 @@ def _parse(store: ZarrStore, path: str, key: str, metadata: Mapping[str, Any], r
         shape, files = (tuple(int(n) for n in values) for values in _shapes(metadata, version))
         dtype = _dtype(metadata["dtype"] if version == 2 else metadata["data_type"])
         chunks = (sharded_chunks(metadata) if version == 3 else None) or files
-        if not len(shape) == len(files) == len(chunks) or min(shape, default=0) < 0 or min(*files, *chunks, 1) < 1:
+        if (
+            not len(shape) == len(files) == len(chunks)
+            or min(shape, default=0) < 0
+            or min((*files, *chunks), default=1) < 1
+        ):
             raise CorruptSourceError(f"has the shape {shape} and chunks of {chunks}", file=place, hint=_WRITE_AGAIN)
         array = ZarrArray(store, path, dtype, shape, chunks, files, version)
         if dtype.kind not in "biuf":

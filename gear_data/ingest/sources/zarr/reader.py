@@ -38,7 +38,7 @@ class ZarrReader:
             store.__exit__(*error)
 
     def read(self, array: ZarrArray, start: int, stop: int) -> npt.NDArray[Any]:
-        """Reads the rows [start, stop) of an array with at least one axis.
+        """Reads the rows [start, stop) of an array. A scalar has one row.
 
         Returns:
             [stop - start, *row_shape], C-contiguous and in native byte order.
@@ -47,6 +47,9 @@ class ZarrReader:
             CorruptSourceError: a chunk is damaged.
         """
         out = np.empty((stop - start, *array.row_shape), array.dtype.newbyteorder("="))
+        if not array.shape:
+            out[:] = self._decode(array, 0, 1)
+            return out
         rows = array.chunks[0]
         at_once = rows * max(1, _CHUNKS_AT_ONCE // array.chunks_of_a_row)
         at = start
@@ -86,7 +89,7 @@ class ZarrReader:
             self._arrays[array.place] = array.open(store)
         opened = self._arrays[array.place]
         try:
-            return cast("npt.NDArray[Any]", opened[first:last])
+            return cast("npt.NDArray[Any]", opened[first:last] if array.shape else opened[()])
         except GearError:
             raise
         except Exception as error:  # the errors of the codecs have no common base
@@ -99,7 +102,7 @@ def _damaged(array: ZarrArray, opened: Any, first: int, last: int, error: Except
     zarr does not say which of the chunks it is, so they are read again, one by one.
     """
     begins = (first, *[0] * len(array.row_shape))
-    axes = zip(begins, (last, *array.row_shape), array.chunks, strict=True)
+    axes = zip(begins, (last, *array.row_shape), array.chunks, strict=True) if array.shape else ()
     for starts in itertools.product(*(range(begin, end, chunk) for begin, end, chunk in axes)):
         try:
             opened[tuple(slice(start, start + chunk) for start, chunk in zip(starts, array.chunks, strict=True))]

@@ -96,7 +96,7 @@ def test_columns_that_come_and_go(edit: Any) -> None:
     block, findings = blocks(source, on_bad_episode="skip")
     assert block.rows.tolist() == [0, 2]
     assert "'infos/late' is not in" in findings["column-left-out"].message
-    assert findings["column-left-out infos/one"].count == 1
+    assert block.metadata["infos.one"] == [3.0, None]
 
 
 def test_dtype_that_does_not_fit(edit: Any) -> None:
