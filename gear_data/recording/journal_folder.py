@@ -71,7 +71,7 @@ class JournalFolder:
         for number in range(first, MOST_WRITERS):
             path = journals_of(folder) / f"{number:03d}"
             try:
-                self._stack.enter_context(folder_lock(path, name=str(folder), hint=hint))
+                self._lock = self._stack.enter_context(folder_lock(path, name=str(folder), hint=hint))
                 return path.name, path
             except DestinationExistsError:
                 continue
@@ -104,8 +104,10 @@ class JournalFolder:
         """Appends an episode, whole or not at all.
 
         Raises:
-            StorageFullError, UnwritableError: the journal cannot be written.
+            StorageFullError: the disk is full.
+            UnwritableError: the journal cannot be written; or the folder was removed, or another process took it.
         """
+        self._lock.check()
         # A full journal ends before the next episode: an error must not concern an episode that is written already.
         if self._journal is not None and self._is_full(self._journal):
             self.rotate()

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gear_data.errors import StorageFullError
+import gear_data
+from gear_data.errors import StorageFullError, UnwritableError
 from gear_data.recording.journal_folder import JournalFolder
 from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.reading import read_journal
@@ -39,3 +42,36 @@ def test_a_disk_that_fills_up_between_two_journals(tmp_path: Path, monkeypatch: 
     assert [int(each.columns["actions"][0]) for episodes in found for each in episodes] == [0, 1, 2, 3]
     assert len(found) == 4
     journals.close()
+
+
+def test_two_writers_without_flock_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has journals of its own, so that none publishes and removes the other's open journal."""
+
+    def no_flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    folder, number = tmp_path / "live", 0
+    writers = [gear_data.Writer(folder), gear_data.Writer(folder)]
+    for _ in range(3):
+        for writer in writers:
+            for _ in range(2):
+                writer.append(actions=1, rewards=1.0)
+                writer.end_episode(terminated=True, number=number)
+                number += 1
+            writer.seal()
+    for writer in writers:
+        writer.close()
+    assert sorted(gear_data.open(folder).episodes["number"]) == list(range(number))
+    assert not folder.with_name("live.journal").exists()
+
+
+def test_a_writer_notices_that_its_folder_is_gone(tmp_path: Path) -> None:
+    """Its open journal would have no name any more, and nobody would publish it."""
+    writer = gear_data.Writer(tmp_path / "live")
+    writer.append(actions=1)
+    writer.end_episode(terminated=True)
+    shutil.rmtree(tmp_path / "live.journal")
+    writer.append(actions=1)
+    with pytest.raises(UnwritableError, match="removed or replaced"):
+        writer.end_episode(terminated=True)

@@ -3,6 +3,8 @@
 The lock file is in a folder of its own, such as `DATASET/.progress`. Its text names the holder. The kernel releases the
 lock when the holder and all child processes that inherited the descriptor have ended. The holder removes the lock file
 at the end. So a process that gets the lock of a removed file tries again with the file that now has the name.
+
+Where `flock` fails, or does not keep a second descriptor out, the lock is a heartbeat: see `heartbeat`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import msgspec
 from gear_data.common.typed_json import resolved
 from gear_data.errors import DestinationExistsError, UnwritableError
 from gear_data.storage.atomic import typed_write_errors
+from gear_data.storage.writing.heartbeat import Heartbeat, is_stale, remove_stale
 
 LOCK_NAME = ".lock"
 
@@ -121,7 +124,7 @@ def folder_lock(folder: Path, *, name: str, hint: str, wait: bool = False) -> It
     """Holds the lock file of a folder.
 
     Creates the folder and the lock file. At the end removes the lock file, and the folder if nothing else is in it. The
-    lock stays with the folder if the folder is renamed. On a file system without locks, the block runs without one.
+    lock stays with the folder if the folder is renamed.
 
     Args:
         folder: the folder of the lock file.
@@ -131,12 +134,14 @@ def folder_lock(folder: Path, *, name: str, hint: str, wait: bool = False) -> It
 
     Raises:
         DestinationExistsError: another process holds the lock.
-        UnwritableError: the folder cannot be written to.
+        UnwritableError: the folder cannot be written to, or its file system has no locks.
     """
-    place, lock = _acquire(folder, name, hint, wait)
+    place, lock, heartbeat = _acquire(folder, name, hint, wait)
     try:
         yield FolderLock((lock,), lambda: _check(lock, folder, name))
     finally:
+        if heartbeat is not None:
+            heartbeat.stop()
         _release(place, lock, folder.name)
 
 
@@ -155,27 +160,36 @@ def _has_name(lock: int, folder: Path) -> bool:
         return False
 
 
-def _acquire(folder: Path, name: str, hint: str, wait: bool) -> tuple[int, int]:
-    """Returns the descriptors of the folder and of its locked file."""
+def _acquire(folder: Path, name: str, hint: str, wait: bool) -> tuple[int, int, Heartbeat | None]:
+    """Returns the descriptors of the folder and of its locked file, and the heartbeat that the lock needs."""
     blocked_since, announced = time.monotonic(), False
     while True:
         opened = _open(folder)
         if opened is None:
             continue  # another process removed the folder meanwhile
-        place, lock = opened
-        if _try_lock(lock):
+        place, lock, is_new = opened
+        is_locked = _try_lock(place, lock)
+        if is_locked or (is_locked is None and is_new):
             if _has_name(lock, folder):
                 try:
                     _name_holder(lock, folder)
                 except BaseException:  # such as a full disk
                     _release(place, lock, folder.name)
                     raise
-                return place, lock
+                return place, lock, None if is_locked else Heartbeat(lock)
             _close(place, lock)
+            if is_locked is None:
+                raise UnwritableError(
+                    "its file system has no locks: it has no flock, and a new file is another one at once",
+                    file=name, hint="choose a folder on another file system",
+                )  # fmt: skip
             continue  # the last holder removed the file after this process opened it
         holder = parse_holder(os.pread(lock, _TEXT_BYTES, 0))
-        _close(place, lock)
         passing = holder is None or holder.has_ended()
+        if is_locked is None and ((holder is not None and passing) or is_stale(place, lock)):
+            remove_stale(place, lock, LOCK_NAME)
+            passing = True
+        _close(place, lock)
         if not wait and (not passing or time.monotonic() - blocked_since > _GRACE_SECONDS):
             raise in_use(name, holder, hint)
         if wait and holder is not None and not passing and not announced:
@@ -184,8 +198,12 @@ def _acquire(folder: Path, name: str, hint: str, wait: bool) -> tuple[int, int]:
         time.sleep(_POLL_SECONDS)
 
 
-def _open(folder: Path) -> tuple[int, int] | None:
-    """Opens the folder and its lock file, and creates them if they are missing."""
+def _open(folder: Path) -> tuple[int, int, bool] | None:
+    """Opens the folder and its lock file, and creates them if they are missing.
+
+    Returns:
+        Their descriptors, and whether this call made the lock file.
+    """
     with typed_write_errors(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -198,8 +216,10 @@ def _open(folder: Path) -> tuple[int, int] | None:
                     raise
             return None  # another process removed the folder while `mkdir` looked at it
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            return place, os.open(LOCK_NAME, flags, 0o644, dir_fd=place)
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            with suppress(FileExistsError):
+                return place, os.open(LOCK_NAME, flags | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=place), True
+            return place, os.open(LOCK_NAME, flags, dir_fd=place), False
         except FileNotFoundError:
             os.close(place)
             return None
@@ -208,14 +228,26 @@ def _open(folder: Path) -> tuple[int, int] | None:
             raise
 
 
-def _try_lock(lock: int) -> bool:
+def _try_lock(place: int, lock: int) -> bool | None:
+    """Returns whether this process has the lock now; None: the file system has no `flock`."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        pass  # a file system without locks: users must not write from two processes there
-    return True
+        return None
+    try:
+        second = os.open(LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+    except OSError:
+        return True  # it was removed meanwhile
+    try:
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Two descriptors have the lock. Or the second one is of a file that another process made meanwhile.
+        return None if os.path.samestat(os.fstat(lock), os.fstat(second)) else True
+    except OSError:
+        return True
+    finally:
+        os.close(second)
 
 
 def _name_holder(lock: int, folder: Path) -> None:
