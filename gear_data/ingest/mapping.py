@@ -14,6 +14,7 @@ docs/reference/mapping.md lists all keys.
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -136,7 +137,8 @@ class _Keys:
 
     def error(self, key: Any, message: str, hint: str) -> MappingError:
         """Returns the error about a key of this level; "" for the level itself."""
-        path = ".".join(part for part in (self.place, str(key)) if part) or "the mapping"
+        name = key if isinstance(key, str) else _shown(key)
+        path = ".".join(part for part in (self.place, name) if part) or "the mapping"
         return MappingError(f"{path}: {message}", file=self.file, hint=hint)
 
     def child(self, key: str, required: Sequence[str], optional: Sequence[str]) -> _Keys:
@@ -196,6 +198,7 @@ def _episode_rule(keys: _Keys) -> EpisodeRule:
 def _padded_rule(keys: _Keys) -> EpisodeRule:
     value = keys.data[PADDED]
     axes = tuple(axis for axis in value if axis != "...") if isinstance(value, list) else ()
+    axes = axes if all(isinstance(axis, str) for axis in axes) else ()
     if axes not in AXES:
         hint = "write [E, T, ...] for arrays [episodes, steps, ...], or [T, E, ...] for [steps, episodes, ...]"
         raise keys.error(PADDED, f"is {_shown(value)}, which names no two axes", hint)
@@ -258,7 +261,19 @@ def _split(splits: _Keys, name: str, rule: EpisodeRule) -> SplitRule:
     return split
 
 
+class _Short(reprlib.Repr):
+    """Short texts of values. Aliases of YAML make a small file a value whose `repr` fills the memory."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to write an integer of many digits.
+        return repr(x) if x.bit_length() < 128 else f"<integer of {x.bit_length()} bits>"
+
+
+_SHORT = _Short()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlist = 3, 60, 12
+
+
 def _shown(value: Any) -> str:
     """Returns a short text for a wrong value."""
-    text = repr(value) if value is not None else "empty"
+    text = _SHORT.repr(value) if value is not None else "empty"
     return text if len(text) <= 60 else f"{text[:57]}..."

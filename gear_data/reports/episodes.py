@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gear_data.dataset.dataset import Dataset
 from gear_data.reports.measures import SIDES, episode_measures, find_bounds
-from gear_data.reports.numbers import number, rounded
+from gear_data.reports.numbers import drawable, number, rounded
 from gear_data.reports.step_sample import Float64Array, Int64Array, StepSample, spread
 
 #: Rows of the table in a page.
@@ -50,7 +50,7 @@ class EpisodeFacts:
         self.dataset = dataset
         table = dataset.episode_table
         self.ids: Int64Array = table.column("episode_id").to_numpy()
-        self.returns: Float64Array = table.column("return").to_numpy().astype(np.float64)
+        self.returns: Float64Array = drawable(table.column("return").to_numpy().astype(np.float64))
         self.lengths: Float64Array = dataset.lengths.astype(np.float64)
         self.terminated = table.column("terminated").to_numpy(zero_copy_only=False).astype(np.bool_)
         self.truncated = table.column("truncated").to_numpy(zero_copy_only=False).astype(np.bool_)
@@ -156,7 +156,7 @@ def _sparklines(sample: StepSample, places: Int64Array) -> list[str]:
     schema = sample.dataset.schema
     if "rewards" not in schema or schema["rewards"].size != 1 or schema["rewards"].variable_length:
         return [""] * len(places)
-    rewards = sample.dataset.steps("rewards", 0, len(sample.dataset)).reshape(-1).astype(np.float64)
+    rewards = sample.steps("rewards").reshape(-1).astype(np.float64)
     sums = np.concatenate([[0.0], np.cumsum(np.nan_to_num(rewards, posinf=0, neginf=0))])
     starts, lengths = sample.starts[places, None], sample.dataset.lengths[places, None]
     steps = np.arange(_POINTS)
@@ -234,7 +234,7 @@ def _success(dataset: Dataset, sample: StepSample) -> Float64Array | None:
                 values = column.cast(pa.float64()).to_numpy()
                 return np.where(np.isfinite(values), values > 0, np.nan)
         if name in dataset.schema and dataset.schema[name].size == 1 and not dataset.schema[name].variable_length:
-            steps = sample.dataset.steps(name, 0, len(sample.dataset)).reshape(-1) > 0
+            steps = sample.steps(name).reshape(-1) > 0
             found = np.full(len(dataset), np.nan)
             found[sample.positions] = np.logical_or.reduceat(steps, sample.starts)
             return found

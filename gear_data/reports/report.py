@@ -196,7 +196,7 @@ def target_range(sample: StepSample) -> dict[str, Any] | None:
     schema = sample.dataset.schema
     if "returns_to_go" not in schema or schema["returns_to_go"].size != 1:
         return None
-    values = sample.dataset.steps("returns_to_go", 0, len(sample.dataset)).reshape(-1)
+    values = sample.steps("returns_to_go").reshape(-1)
     lengths = sample.dataset.lengths
     steps = spread(int(lengths.max()), _TARGET_STEPS)
     bands, counts = [], []

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.episode_blocks import BLOCK_BYTES, block_ranges
+from gear_data.reports.numbers import drawable
 from gear_data.schema import ColumnSpec
 
 #: Steps that a report reads. Larger datasets are sampled by whole episodes.
@@ -41,6 +42,10 @@ class StepSample:
         """int64 [k]: first step of each episode in the sample."""
         return self.dataset.offsets[:-1]
 
+    def steps(self, name: str, first: int = 0, last: int | None = None) -> npt.NDArray[Any]:
+        """Returns the steps of the episodes first to last - 1 as `Dataset.steps`, with the values of `drawable`."""
+        return drawable(self.dataset.steps(name, first, len(self.dataset) if last is None else last))
+
     def column(self, spec: ColumnSpec, budget: int = _COLUMN_VALUES) -> tuple[npt.NDArray[Any], int]:
         """Returns every n-th step of a column, [steps, elements], and n.
 
@@ -51,7 +56,7 @@ class StepSample:
         parts = []
         for first, last in block_ranges(self.dataset.lengths, spec.row_bytes, BLOCK_BYTES):
             skipped = -int(self.dataset.offsets[first]) % stride
-            values = self.dataset.steps(spec.name, first, last)[skipped::stride]
+            values = self.steps(spec.name, first, last)[skipped::stride]
             if mask is not None:
                 values = values[self.dataset.steps(mask, first, last)[skipped::stride].astype(np.bool_)]
             parts.append(values.reshape(len(values), spec.size))
@@ -60,7 +65,7 @@ class StepSample:
     def blocks(self, spec: ColumnSpec) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
         """Yields (first, last, values [steps, elements]): the column of the episodes first to last - 1."""
         for first, last in block_ranges(self.dataset.lengths, 8 * spec.size, BLOCK_BYTES):
-            values = self.dataset.steps(spec.name, first, last)
+            values = self.steps(spec.name, first, last)
             yield first, last, values.reshape(len(values), spec.size)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,38 @@ def test_a_file_that_is_no_mapping_is_refused(text: str, expected: str, tmp_path
     with pytest.raises(MappingError, match=r"m\.yaml") as error:
         load_mapping(file)
     assert expected in str(error.value)
+
+
+#: Nested aliases: a short text, and a value of 10^9 elements.
+BOMB = "[&a [x, x, x, x, x, x, x, x, x, x]"
+for before, name in pairwise("abcdefghi"):
+    BOMB += f", &{name} [{', '.join([f'*{before}'] * 10)}]"
+BOMB += "]"
+LONG = f"0x{'f' * 20_000}"
+
+
+@pytest.mark.parametrize("value", [BOMB, LONG, f"{{? {LONG} : x}}", "[[E], [T]]", "[E, 3]", ".inf", "!!set {a, b}"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "%s",
+        "episodes: %s\ncolumns: {a: b}",
+        "episodes: {groups: %s}\ncolumns: {a: b}",
+        "episodes: {padded: %s, lengths: n}\ncolumns: {a: b}",
+        "episodes: {ends: %s, ends_are: flags}\ncolumns: {a: b}",
+        "episodes: {groups: x}\ncolumns: %s",
+        "episodes: {groups: x}\ncolumns: {a: {path: %s}}",
+        "episodes: {groups: x}\ncolumns: {a: {path: x, dtype: %s}}",
+        "episodes: {groups: x}\ncolumns: {? %s : b}",
+        "episodes: {groups: x}\ncolumns: {a: b}\nsplits: {t: {groups: %s}}",
+    ],
+)
+def test_any_value_anywhere_is_refused_in_a_short_message(place: str, value: str, tmp_path: Path) -> None:
+    path = tmp_path / "map.yaml"
+    path.write_text(place % value)
+    with pytest.raises(MappingError) as error:
+        load_mapping(path)
+    assert len(str(error.value)) < 1000
 
 
 def test_a_missing_file_and_another_type_are_refused(tmp_path: Path) -> None:

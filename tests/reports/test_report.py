@@ -58,6 +58,23 @@ def test_outliers_are_found_and_in_the_table(make: Make) -> None:
     assert report.drawings["viewer"]["episodes"][-1]["id"] == 19
 
 
+@pytest.mark.parametrize("column", ["rewards", "observations"])
+@pytest.mark.parametrize("values", [(1e308, 1e308), (1e308, -1e308), (-1e308, np.inf), (np.nan, 1e200)])
+def test_values_whose_squares_are_infinite_count_as_infinite(
+    column: str, values: tuple[float, float], make: Make
+) -> None:
+    episodes = random_episodes([10] * 6)
+    for episode in episodes:
+        episode[column] = episode[column].astype(np.float64)
+    for place, value in enumerate(values):
+        episodes[place][column][3] = value
+    report = make(episodes).report()
+    (found,) = [each for each in report.facts["columns"] if each["name"] == column]
+    for dimension in found["dimensions"]:
+        assert dimension["nan"] + dimension["infinite"] == 2 and dimension["count"] == 58
+        assert abs(dimension["max"]) < 1e3
+
+
 def test_groups_of_single_episodes_and_absent_rewards_are_left_out(make: Make) -> None:
     episodes = [
         {"observations": each["observations"], "actions": each["actions"]} for each in random_episodes([5] * 20)

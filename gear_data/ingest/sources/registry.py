@@ -111,9 +111,7 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
             flag = "--map" if name == "mapping" else "--" + name.replace("_", "-")
             hint = "leave it out"
             if item.name == _TREE:
-                hint += (
-                    "; or load the arrays: gear_data.convert reads a mapping of arrays, with a row a step"
-                )
+                hint += "; or load the arrays: gear_data.convert reads a mapping of arrays, with a row a step"
             raise InvalidArgumentError(
                 f"the format {item.name} does not support {name} ({flag})", file=location.name, hint=hint
             )
