@@ -85,6 +85,10 @@ class VideoFormat:
     fps: float | None = None
 
 
+#: Axes of a step at most: an array of NumPy has 64, and a batch has two more than a step.
+MAX_AXES = 62
+
+
 @resolved
 class VideoRecord(msgspec.Struct, frozen=True):
     """One camera in the manifest. See `VideoFormat`."""
@@ -226,7 +230,7 @@ class ColumnSpec:
         Raises:
             ManifestError: no column can have this dtype and shape, or there are more or fewer names than elements.
         """
-        fixed = record.dtype in DTYPES and all(size > 0 for size in record.shape)
+        fixed = record.dtype in DTYPES and len(record.shape) <= MAX_AXES and all(size > 0 for size in record.shape)
         variable = record.dtype in VARIABLE_TYPES and record.shape == () and not record.has_final
         if not fixed and not variable:
             raise ManifestError(

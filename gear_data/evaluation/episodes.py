@@ -118,7 +118,8 @@ def evaluate(
         progress: whether to show a progress bar; None: on a terminal.
 
     Raises:
-        InvalidArgumentError: `episodes` is below 1, or the policy has no method of a policy.
+        InvalidArgumentError: `episodes` is below 1, the policy has no method of a policy, or Gymnasium cannot make the
+            environment.
         UnknownNameError: D4RL has no reference returns for `reference`.
         UnknownArgumentError: there is no argument of a name.
         MissingExtraError: `env` is an id, and Gymnasium is not installed.
@@ -127,7 +128,7 @@ def evaluate(
     if episodes < 1:
         raise InvalidArgumentError(f"episodes must be at least 1, not {episodes}")
     chosen = _as_policy(policy)
-    made = import_extra("gymnasium").make(env) if isinstance(env, str) else env
+    made = make_environment(env) if isinstance(env, str) else env
     try:
         with progress_bar(episodes, "evaluate", "episode", progress) as bar:
             results = []
@@ -141,6 +142,27 @@ def evaluate(
     returns, lengths, terminated = (np.array(values) for values in zip(*results, strict=True))
     scores = normalized_scores(returns, name) if reference is not None or reference_returns(name) else None
     return Evaluation(returns.astype(np.float64), lengths.astype(np.int64), terminated.astype(np.bool_), scores)
+
+
+def make_environment(env_id: str, **options: Any) -> Any:
+    """Returns the environment that `gymnasium.make` makes of an id.
+
+    Args:
+        env_id: such as `CartPole-v1`, or `module:CartPole-v1` for the environments of a package.
+        options: further arguments of `gymnasium.make`.
+
+    Raises:
+        InvalidArgumentError: there is no such environment, or what it needs is not installed.
+        MissingExtraError: Gymnasium is not installed.
+    """
+    gymnasium = import_extra("gymnasium")
+    try:
+        return gymnasium.make(env_id, **options)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise InvalidArgumentError(
+            f"gymnasium.make cannot make '{env_id}': {error}",
+            hint="gymnasium.pprint_registry() lists the environments; 'module:ID' imports the module first",
+        ) from error
 
 
 def _episode(policy: Policy, env: Any, seed: int) -> tuple[float, int, bool]:

@@ -11,6 +11,7 @@ from gear_data.common.extras import import_extra
 from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.errors import DatasetNotFoundError, EmptySourceError, InvalidArgumentError
+from gear_data.evaluation.episodes import make_environment
 from gear_data.ingest.growing.publish import Publication
 from gear_data.recording.callbacks import EnvCallbacks, EpisodeMetadataCallback, StepDataCallback
 from gear_data.recording.cameras.camera import Camera
@@ -127,16 +128,15 @@ def record_episodes(
         The generation; None: a server makes the dataset.
 
     Raises:
-        InvalidArgumentError: `episodes` is below 1.
+        InvalidArgumentError: `episodes` is below 1, or Gymnasium cannot make the environment.
         MissingExtraError: Gymnasium is not installed.
         GearError: the errors of `Writer`.
     """
     if episodes < 1:
         raise InvalidArgumentError(f"episodes must be at least 1, not {episodes}")
-    gymnasium = import_extra("gymnasium")
+    made = make_environment(env_id, render_mode="rgb_array" if camera else None)
     from gear_data.recording.environments import RecordedEnv
 
-    made = gymnasium.make(env_id, render_mode="rgb_array" if camera else None)
     rendered = _RENDERED if camera else None
     cameras = {_RENDERED: Camera(made.metadata.get("render_fps", 30))} if camera else None
     with Writer(path, cameras=cameras) as writer, progress_bar(episodes, "episodes", "episode", progress) as bar:

@@ -89,3 +89,10 @@ def test_policies_that_are_no_functions(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["record", "CartPole-v1", str(tmp_path / "pole"), "--policy", policy]) == 2
     assert "--policy" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v9", "NoSuchEnv-v1", "no_such_module:CartPole-v1", "?"])
+def test_environments_that_do_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str], env_id: str) -> None:
+    assert main(["record", env_id, str(tmp_path / "pole")]) == 2
+    assert f"cannot make '{env_id}'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -65,3 +65,5 @@ def test_errors():
         gear_data.evaluate(push, "CartPole-v1", episodes=0)
     with pytest.raises(InvalidArgumentError, match="policy must be a function"):
         gear_data.evaluate(3, "CartPole-v1")
+    with pytest.raises(InvalidArgumentError, match="cannot make 'CartPole-v9'"):
+        gear_data.evaluate(push, "CartPole-v9")

@@ -270,6 +270,7 @@ def test_a_missing_field(key: str, edit: Any) -> None:
         (lambda data: _column(data, "actions").update(name="observations"), "one name"),
         (lambda data: data["schema"][0].update(dtype="object"), "no column can have dtype"),
         (lambda data: data["schema"][0].update(shape=[3, -1]), "no column can have"),
+        (lambda data: data["schema"][0].update(shape=[1] * 63), "no column can have"),
         (lambda data: _column(data, "observations").update(shape=[1 << 32, 1 << 32]), "observations"),
         (lambda data: data["shards"][0]["buffers"].pop("rewards"), "missing or past"),
         (lambda data: data["shards"][0]["buffers"].update(rewards=-8), r">= 0 - at `\$\.shards\[0\]\.buffers"),

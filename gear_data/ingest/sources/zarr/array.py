@@ -20,7 +20,7 @@ from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.sources.json_files import json_object
 from gear_data.ingest.sources.zarr.guard import guarded_version_2, guarded_version_3, sharded_chunks
 from gear_data.ingest.sources.zarr.store import ARRAY_V2, ATTRIBUTES_V2, NODE_V3, StoreReader, ZarrStore
-from gear_data.schema import DTYPES
+from gear_data.schema import DTYPES, MAX_AXES
 
 #: Limit for one row, and for the chunks that hold one row: chunks are decompressed as a whole.
 _MAX_PIECE_BYTES = 1 << 30
@@ -113,9 +113,10 @@ class ZarrArray:
             raise UnsupportedColumnError(
                 f"holds {name}, which is not a number or a boolean", file=self.place, column=column, hint=_LEAVE_OUT
             )
-        if 0 in self.row_shape:
+        if 0 in self.row_shape or len(self.row_shape) > MAX_AXES:
+            why = "which hold no values" if 0 in self.row_shape else f"which has more than {MAX_AXES} axes"
             raise UnsupportedColumnError(
-                f"has steps of shape {self.row_shape}, which hold no values",
+                f"has steps of shape {self.row_shape}, {why}",
                 file=self.place,
                 column=column,
                 hint=_LEAVE_OUT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tracemalloc
 import zipfile
@@ -274,3 +275,14 @@ def test_blocks_are_read_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.M
     tracemalloc.stop()
     assert row == 2000
     assert peak < 6 << 20
+
+
+def test_more_axes_than_an_array_has_are_refused(tmp_path: Path) -> None:
+    arrays = {"action": np.zeros((sum(_LENGTHS), 2), np.float32)}
+    store = write(tmp_path / "a.zarr", arrays)
+    described = json.loads((store / "data/action/.zarray").read_text())
+    described |= {"shape": [described["shape"][0], *[1] * 70], "chunks": [7, *[1] * 70]}
+    (store / "data/action/.zarray").write_text(json.dumps(described))
+    (store / "data/.zmetadata").unlink(missing_ok=True)
+    with pytest.raises(UnsupportedColumnError, match="has more than 62 axes"):
+        gear_data.convert(store, tmp_path / "d")
