@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,9 +43,8 @@ def read_block(
     lengths, starts = episodes.lengths[selected], episodes.starts[selected]
     offsets = offsets_of(lengths)
     plain_rows = _step_rows(starts - starts[0], lengths)
-    values: dict[str, npt.NDArray[Any]] = {}
-    variable: dict[str, pa.Array] = {}
-    finals: dict[str, npt.NDArray[Any]] = {}
+    values: dict[str, npt.NDArray[Any] | pa.Array] = {}
+    finals: dict[str, npt.NDArray[Any] | pa.Array] = {}
     for spec in columns:
         if spec.name in arrays.episode_flags:
             flag = np.zeros(int(offsets[-1]), np.bool_)
@@ -60,29 +59,47 @@ def read_block(
         last = int(own_starts[-1] + lengths[-1]) + shift + int(has_final_row)
         stored = reader.read(arrays.arrays[spec.name], first, last)
         rows = plain_rows if own_starts is starts else _step_rows(own_starts - own_starts[0], lengths)
-        steps = stored[: offsets[-1]] if rows is None else stored[rows]
-        if spec.variable_length:
-            variable[spec.name] = pa.array(steps.tolist(), spec.arrow_type)
-            continue
-        values[spec.name] = np.ascontiguousarray(steps.reshape(len(steps), *spec.shape))
+        values[spec.name] = stored[: offsets[-1]] if rows is None else _rows_of(stored, rows)
         if spec.has_final and has_final_row:
-            finals[spec.name] = stored[own_starts - first + lengths].reshape(len(lengths), *spec.shape)
+            finals[spec.name] = _rows_of(stored, own_starts - first + lengths)
         elif spec.has_final:
             last_rows = starts + lengths - 1
             after = reader.read(arrays.next_arrays[spec.name], int(last_rows[0]), int(last_rows[-1]) + 1)
-            finals[spec.name] = after[last_rows - last_rows[0]].reshape(len(lengths), *spec.shape)
+            finals[spec.name] = _rows_of(after, last_rows - last_rows[0])
+    shaped, variable = by_size(values, columns)
+    shaped_finals, variable_finals = by_size(finals, columns)
     return EpisodeBlock(
         position=position,
         lengths=lengths,
-        columns=values,
+        columns=shaped,
         sources=[arrays.name] * len(lengths),
         rows=starts,
         has_final=np.full(len(lengths), bool(finals)),
-        finals=finals,
+        finals=shaped_finals,
         metadata={name: list(facts[selected]) for name, facts in episodes.facts.items()},
         variable=variable,
+        variable_finals=variable_finals,
         source_rows=int(offsets[-1]),
     )
+
+
+def _rows_of(values: npt.NDArray[Any] | pa.Array, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any] | pa.Array:
+    return values.take(pa.array(rows)) if isinstance(values, pa.Array) else values[rows]
+
+
+def by_size(
+    values: Mapping[str, npt.NDArray[Any] | pa.Array], columns: Sequence[ColumnSpec]
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
+    """Returns the values of columns of a fixed size, and the others as Arrow arrays."""
+    shaped: dict[str, npt.NDArray[Any]] = {}
+    variable: dict[str, pa.Array] = {}
+    for spec in (spec for spec in columns if spec.name in values):
+        found = values[spec.name]
+        if spec.variable_length:
+            variable[spec.name] = found if isinstance(found, pa.Array) else pa.array(found.tolist(), spec.arrow_type)
+        else:
+            shaped[spec.name] = np.ascontiguousarray(found.reshape(len(found), *spec.shape))
+    return shaped, variable
 
 
 def _step_rows(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:

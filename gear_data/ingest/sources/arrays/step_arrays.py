@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
@@ -18,14 +19,8 @@ class RowArray(Protocol):
     """An array of rows that has not been read: of a NumPy file, or of a Zarr store."""
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The stored dtype; its byte order may not be native."""
-
-    @property
     def row_shape(self) -> tuple[int, ...]:
         """The shape of one row."""
-
-    def __len__(self) -> int: ...
 
     def column_dtype(self, column: str) -> str:
         """Returns the dtype of a step column with these values.
@@ -37,7 +32,7 @@ class RowArray(Protocol):
 class RowReader(Protocol):
     """A reader of the rows of arrays of one kind."""
 
-    def read(self, array: Any, start: int, stop: int) -> npt.NDArray[Any]:
+    def read(self, array: Any, start: int, stop: int) -> npt.NDArray[Any] | pa.Array:
         """Returns the rows [start, stop), C-contiguous and in native byte order."""
 
 
@@ -74,7 +69,7 @@ class StepArrays:
         name: the name of the file or folder.
         bytes: the size of the file or folder, in bytes.
         steps: the number of steps in all episodes.
-        arrays: canonical name -> array of a step column.
+        arrays: canonical name -> array of a step column, as the reader takes it.
         sources: canonical name -> name in the source.
         locate: finds the episodes; called once per pass over the arrays.
         final_row_columns: columns with T + 1 rows per episode; the last row is the final observation.
@@ -88,21 +83,22 @@ class StepArrays:
     name: str
     bytes: int
     steps: int
-    arrays: Mapping[str, RowArray]
+    arrays: Mapping[str, Any]
     sources: Mapping[str, str]
     locate: Callable[[], EpisodeRanges]
     final_row_columns: frozenset[str] = frozenset()
-    next_arrays: Mapping[str, RowArray] = field(default_factory=dict)
+    next_arrays: Mapping[str, Any] = field(default_factory=dict)
     shifted: frozenset[str] = frozenset()
     episode_flags: tuple[str, ...] = ()
     seekable: bool = False
 
     def columns(self) -> tuple[ColumnSpec, ...]:
-        """Returns the step columns.
+        """Returns the step columns. All arrays are a `RowArray`.
 
         Raises UnsupportedColumnError for a dtype that no column has.
         """
         specs = []
+        array: RowArray
         for name, array in self.arrays.items():
             source = self.sources[name]
             dtype, shape = array.column_dtype(source), array.row_shape

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError, UnsupportedColumnError
+from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.layout import INFOS, ROWS, WITH_FINAL, Column
+from gear_data.ingest.layout import AFTER_RESET, INFOS, ROWS, WITH_FINAL, Column
+from gear_data.ingest.sources.arrays.blocks import by_size
+from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.ingest.sources.tree.columns import TreeColumn, Values, check_matches, read_values
-from gear_data.ingest.sources.tree.episodes import EpisodePlace, FlatEpisodes
+from gear_data.ingest.sources.tree.episodes import MAX_FACT_VALUES, EpisodePlace
 from gear_data.ingest.sources.tree.view import GROUP, LINKS, Tree, TreeArray
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
 #: A fact about an episode: one value, a nested list of numbers, or None if the episode lacks it.
 Fact = str | bool | int | float | list[Any] | None
-#: Most numbers of a fact that a mapping names, and of a fact that every episode must have in the same form.
-_MAX_FACT_VALUES, MAX_ROW_VALUES = 1024, 1 << 16
+#: Most numbers of a fact that every episode must have in the same form.
+MAX_ROW_VALUES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ def fact_value(array: TreeArray) -> Fact:
     size = math.prod(array.shape[1:])
     if (
         array.rows != 1
-        or not 0 < size <= _MAX_FACT_VALUES
+        or not 0 < size <= MAX_FACT_VALUES
         or not (array.kind or (array.dtype == "string" and size == 1))
     ):
         return None
@@ -289,6 +290,9 @@ def block_of(
     """
     columns = {c.name: _join([e.columns[c.name] for e in episodes]) for c in layout.columns}
     finals = {c.name: _join([e.finals[c.name] for e in episodes]) for c in layout.columns if c.spec.has_final}
+    specs = [column.spec for column in layout.columns]
+    shaped, variable = by_size(columns, specs)
+    shaped_finals, variable_finals = by_size(finals, specs)
     facts = dict.fromkeys(name for episode in episodes for name in episode.facts)
     return EpisodeBlock(
         position=position,
@@ -298,17 +302,11 @@ def block_of(
         has_final=np.full(len(episodes), bool(finals)),
         metadata={name: [episode.facts.get(name) for episode in episodes] for name in facts},
         source_rows=rows,
-        **_by_size(columns, "columns", "variable"),
-        **_by_size(finals, "finals", "variable_finals"),
+        columns=shaped,
+        variable=variable,
+        finals=shaped_finals,
+        variable_finals=variable_finals,
     )
-
-
-def _by_size(values: Mapping[str, Values], fixed: str, variable: str) -> dict[str, Any]:
-    """Divides columns by whether their values have a fixed size."""
-    return {
-        fixed: {name: found for name, found in values.items() if not isinstance(found, pa.Array)},
-        variable: {name: found for name, found in values.items() if isinstance(found, pa.Array)},
-    }
 
 
 def _join(parts: Sequence[Values]) -> Values:
@@ -317,83 +315,56 @@ def _join(parts: Sequence[Values]) -> Values:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def read_flat(
-    name: str,
-    array_of: Callable[[str], TreeArray | None],
-    episodes: FlatEpisodes,
-    layout: TreeLayout,
-    position: Position,
-    stop: int,
-    findings: FindingLog,
-) -> EpisodeBlock:
-    """Reads the episodes [position.row, stop) of arrays that hold all episodes.
+@dataclass(frozen=True)
+class FlatReader:
+    """A reader of the rows of arrays that hold all episodes of a tree.
 
-    Args:
-        name: the name of the file.
-        array_of: opens an array by its path.
-        episodes: the episodes of the file.
-        layout: the columns.
-        position: the first episode.
-        stop: the episode after the last.
-        findings: receives the findings.
+    It reads (path, column).
+
+    Attributes:
+        tree: the tree.
+        model: the name of the first file, for messages.
+        findings: receives the findings about the values.
+        is_first: whether the reader reads the first episode of the tree, and reports what is about whole arrays.
+        opened: path -> array, if it has been opened.
     """
-    chosen = slice(position.row, stop)
-    starts, lengths, indices = episodes.starts[chosen], episodes.lengths[chosen], episodes.indices[chosen]
-    first, last = int(starts[0]), int(starts[-1] + lengths[-1])
 
-    def rows_of(path: str, column: TreeColumn) -> Values:
-        array = array_of(path)
-        if array is None or array.rows < last:
-            problem = f"is missing; {layout.model} has it" if array is None else f"has only {array.rows} rows"
-            raise BadEpisodeError(problem, file=name, column=path, row=first)
-        check_matches(array, column, name, first, layout.model)
-        if array.finding is not None and position.row == 0:
-            findings.add(array.finding)
-        return read_values(array, column, first, last, array.path, name, first, findings)
+    tree: Tree
+    model: str
+    findings: FindingLog
+    is_first: bool
+    opened: dict[str, TreeArray | None] = field(default_factory=dict)
 
-    columns: dict[str, Values] = {}
-    finals: dict[str, Values] = {}
-    for column in layout.columns:
-        columns[column.name] = rows_of(column.mapped.path, column)
-        if column.mapped.next is not None:
-            after, rows = rows_of(column.mapped.next, column), starts - first + lengths - 1
-            finals[column.name] = after.take(pa.array(rows)) if isinstance(after, pa.Array) else after[rows]
-    facts: dict[str, list[Any]] = {} if episodes.ids is None else {"episode": list(episodes.ids[chosen])}
-    for fact in layout.facts:
-        facts[fact.name] = _facts_of_rows(array_of(fact.path), fact, indices, name)
-    return EpisodeBlock(
-        position=position,
-        lengths=lengths,
-        sources=[name] * len(lengths),
-        rows=starts,
-        has_final=np.full(len(lengths), bool(finals)),
-        metadata=facts,
-        source_rows=int(lengths.sum()),
-        **_by_size(columns, "columns", "variable"),
-        **_by_size(finals, "finals", "variable_finals"),
+    def read(self, array: tuple[str, TreeColumn], start: int, stop: int) -> Values:
+        """Reads the rows [start, stop).
+
+        Raises:
+            BadEpisodeError: the array is missing, too short, or not as in the first file.
+        """
+        (path, column), name = array, self.tree.name
+        is_new = path not in self.opened
+        found = self.opened[path] = self.tree.array(path) if is_new else self.opened[path]
+        if found is None or found.rows < stop:
+            problem = f"is missing; {self.model} has it" if found is None else f"has only {found.rows} rows"
+            raise BadEpisodeError(problem, file=name, column=path, row=start)
+        if is_new:
+            check_matches(found, column, name, start, self.model)
+            if found.finding is not None and self.is_first:
+                self.findings.add(found.finding)
+        return read_values(found, column, start, stop, path, name, start, self.findings)
+
+
+def flat_arrays(name: str, columns: Sequence[TreeColumn], episodes: EpisodeRanges) -> StepArrays:
+    """Returns columns that hold all episodes, for a `FlatReader`."""
+    return StepArrays(
+        name=name,
+        bytes=0,
+        steps=int(episodes.lengths.sum()),
+        arrays={column.name: (column.mapped.path, column) for column in columns},
+        sources={column.name: column.mapped.path for column in columns},
+        locate=lambda: episodes,
+        final_row_columns=frozenset(column.name for column in columns if column.mapped.role == WITH_FINAL),
+        next_arrays={column.name: (column.mapped.next, column) for column in columns if column.mapped.next is not None},
+        shifted=frozenset(column.name for column in columns if column.mapped.role == AFTER_RESET),
+        episode_flags=tuple(episodes.flags),
     )
-
-
-def _facts_of_rows(array: TreeArray | None, fact: Column, indices: npt.NDArray[np.int64], name: str) -> list[Any]:
-    """Returns a fact of each episode, from an array with a row per episode."""
-    first, stop = int(indices[0]), int(indices[-1]) + 1
-    if array is None or array.rows < stop or not 0 < math.prod(array.shape[1:]) <= _MAX_FACT_VALUES or not array.shape:
-        found = "is missing" if array is None else f"has shape {array.shape}"
-        raise UnsupportedColumnError(
-            f"{found}, where a fact needs a row per episode",
-            file=name,
-            column=fact.path,
-            hint=f"correct columns.{fact.name} in the mapping, or leave it out",
-        )
-    if not array.kind and array.dtype != "string":
-        raise UnsupportedColumnError(
-            f"holds {array.dtype}, which is no fact about an episode",
-            file=name,
-            column=fact.path,
-            hint=f"leave columns.{fact.name} out of the mapping",
-        )
-    values = array.read(first, stop)
-    if isinstance(values, pa.Array):
-        return list(values.take(pa.array(indices - first)).to_pylist())
-    chosen = values[indices - first]
-    return list((chosen.reshape(-1) if chosen.size == len(indices) else chosen).tolist())

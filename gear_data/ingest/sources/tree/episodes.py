@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError
+from gear_data.errors import (
+    BadEpisodeError,
+    CorruptSourceError,
+    GearError,
+    UnknownFormatError,
+    UnsupportedColumnError,
+)
+from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.layout import (
     DATASETS,
     FILES,
@@ -22,15 +31,19 @@ from gear_data.ingest.layout import (
     GROUPS,
     IDS,
     INCLUSIVE,
+    Column,
     EpisodeRule,
     Layout,
     SplitRule,
 )
+from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges
 from gear_data.ingest.sources.tree.view import ARRAY, GROUP, Container, Tree, TreeArray, join, matching
 from gear_data.ingest.splits import no_such_split, several_splits
 
 #: Rows of ids and flags that are read at once.
 _SCAN_ROWS = 1 << 20
+#: Most numbers of a fact that a mapping names.
+MAX_FACT_VALUES = 1024
 
 
 @dataclass(frozen=True)
@@ -78,26 +91,6 @@ class EpisodePlace:
         except GearError as error:
             error.row = self.number
             raise
-
-
-@dataclass(frozen=True)
-class FlatEpisodes:
-    """Episodes that share their arrays, one after another.
-
-    Attributes:
-        starts: int64 [n], the first row of each episode.
-        lengths: int64 [n], steps of each episode, all positive.
-        indices: int64 [n], the index of each episode in the source, which counts episodes without a step.
-        ids: n ids, or None.
-    """
-
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    indices: npt.NDArray[np.int64]
-    ids: Sequence[int | str] | None = None
-
-    def __len__(self) -> int:
-        return len(self.lengths)
 
 
 def choose_split(mapping: Layout, name: str | None, source: str) -> SplitRule | None:
@@ -197,22 +190,27 @@ def _number(key: str, index: int) -> int:
     return int(digits[-1]) if digits else index
 
 
-def find_flat(tree: Tree, rule: EpisodeRule, rows: int, *, skip_bad: bool) -> FlatEpisodes:
+def find_flat(
+    tree: Tree, rule: EpisodeRule, rows: int, facts: Sequence[Column] = (), *, skip_bad: bool
+) -> EpisodeRanges:
     """Returns the episodes of a tree whose arrays hold all episodes.
 
     Args:
         tree: the tree.
         rule: where the episodes are: `ids` or `ends`.
         rows: the number of rows of the columns.
+        facts: the facts, which are arrays with a row per episode.
         skip_bad: leave out an episode without a step. An error otherwise.
 
     Raises:
         CorruptSourceError: an array is missing, or holds something else than ids, ends or flags.
         BadEpisodeError: an id comes back, an end does not rise, or an episode has no step.
+        UnsupportedColumnError: an array of facts has no row per episode, or holds no facts.
     """
     arrays = [_array_of(tree, path, rule) for path in rule.paths]
     if rule.kind == IDS:
-        return _by_ids(arrays[0], rows, tree.name)
+        episodes = _by_ids(arrays[0], rows, tree.name)
+        return replace(episodes, facts={**episodes.facts, **_facts(tree, facts, np.arange(len(episodes)))})
     if rule.ends_are == FLAGS:
         ends = np.unique(np.concatenate([_flagged(array, rows, tree.name) for array in arrays])) + 1
         if rows and (not len(ends) or ends[-1] != rows):
@@ -231,7 +229,11 @@ def find_flat(tree: Tree, rule: EpisodeRule, rows: int, *, skip_bad: bool) -> Fl
             hint="ends must rise; check ends_are (exclusive or inclusive)",
         )
     kept = np.flatnonzero(lengths >= 1)
-    return FlatEpisodes(starts[kept], lengths[kept], kept)
+    findings: tuple[Finding, ...] = ()
+    if len(empty):
+        message = "an episode without a step; skipped"
+        findings = (Finding("bad-episode", message, len(empty), tree.name, 0, rule.paths[0]),)
+    return EpisodeRanges(lengths[kept], starts[kept], facts=_facts(tree, facts, kept), findings=findings)
 
 
 def _array_of(tree: Tree, path: str, rule: EpisodeRule) -> TreeArray:
@@ -269,7 +271,7 @@ def _pieces(array: TreeArray) -> Iterator[tuple[int, npt.NDArray[np.generic]]]:
         yield start, values.reshape(-1)
 
 
-def _by_ids(array: TreeArray, rows: int, name: str) -> FlatEpisodes:
+def _by_ids(array: TreeArray, rows: int, name: str) -> EpisodeRanges:
     _check_rows(array, rows, name)
     if array.dtype != "string" and array.kind not in ("i", "u"):
         raise CorruptSourceError(
@@ -300,7 +302,7 @@ def _by_ids(array: TreeArray, rows: int, name: str) -> FlatEpisodes:
             hint="sort the rows by episode and step first",
         )
     first_rows = np.array(starts, np.int64)
-    return FlatEpisodes(first_rows, np.diff(first_rows, append=rows), np.arange(len(ids)), ids)
+    return EpisodeRanges(np.diff(first_rows, append=rows), first_rows, facts={"episode": ids})
 
 
 def _flagged(array: TreeArray, rows: int, name: str) -> npt.NDArray[np.int64]:
@@ -336,3 +338,35 @@ def _listed_ends(array: TreeArray, rows: int, inclusive: bool, name: str) -> npt
             hint="check ends_are: an exclusive end is the row after the episode, an inclusive end its last row",
         )
     return ends
+
+
+def _facts(tree: Tree, facts: Sequence[Column], indices: npt.NDArray[np.int64]) -> dict[str, list[Any]]:
+    """Returns the facts of episodes, from arrays with a row per episode.
+
+    `indices` are the rows of the episodes.
+    """
+    return {fact.name: _rows_of_fact(tree.array(fact.path), fact, indices, tree.name) for fact in facts}
+
+
+def _rows_of_fact(array: TreeArray | None, fact: Column, indices: npt.NDArray[np.int64], name: str) -> list[Any]:
+    stop = int(indices[-1]) + 1 if len(indices) else 0
+    if array is None or array.rows < stop or not 0 < math.prod(array.shape[1:]) <= MAX_FACT_VALUES or not array.shape:
+        found = "is missing" if array is None else f"has shape {array.shape}"
+        raise UnsupportedColumnError(
+            f"{found}, where a fact needs a row per episode",
+            file=name,
+            column=fact.path,
+            hint=f"correct columns.{fact.name} in the mapping, or leave it out",
+        )
+    if not array.kind and array.dtype != "string":
+        raise UnsupportedColumnError(
+            f"holds {array.dtype}, which is no fact about an episode",
+            file=name,
+            column=fact.path,
+            hint=f"leave columns.{fact.name} out of the mapping",
+        )
+    values = array.read(0, stop)
+    if isinstance(values, pa.Array):
+        return list(values.take(pa.array(indices)).to_pylist())
+    chosen = values[indices]
+    return list((chosen.reshape(-1) if chosen.size == len(indices) else chosen).tolist())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, UnsupportedColumnError
@@ -16,20 +15,21 @@ from gear_data.ingest.layout import FILES, GROUPS, PADDED, Column, Layout
 from gear_data.ingest.location import files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, SourceOptions, Unit
-from gear_data.ingest.sources.arrays.blocks import episode_runs, merge_small_blocks
+from gear_data.ingest.sources.arrays.blocks import episode_runs, merge_small_blocks, read_block
+from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges
 from gear_data.ingest.sources.tree.blocks import (
+    FlatReader,
     PlacedEpisode,
     TreeLayout,
     block_of,
+    flat_arrays,
     read_facts,
-    read_flat,
     read_place,
     type_of,
 )
 from gear_data.ingest.sources.tree.columns import TreeColumn, describe, with_dtypes
 from gear_data.ingest.sources.tree.episodes import (
     EpisodePlace,
-    FlatEpisodes,
     choose_split,
     chosen_containers,
     find_flat,
@@ -204,17 +204,6 @@ class Hooks:
     check_episode: Callable[[Tree, PlacedEpisode, FindingLog], None] = lambda tree, episode, findings: None
 
 
-@dataclass(frozen=True)
-class _Episodes:
-    """The episodes of one tree."""
-
-    places: Sequence[EpisodePlace] = ()
-    flat: FlatEpisodes | None = None
-
-    def __len__(self) -> int:
-        return len(self.places) if self.flat is None else len(self.flat)
-
-
 class TreeSource:
     """An `EpisodeSource` over trees.
 
@@ -282,9 +271,9 @@ class TreeSource:
         with item.open() as tree:
             episodes = self._find(tree)
         total = len(episodes)
-        if episodes.flat is not None:
-            starts = [first for first, _ in episode_runs(episodes.flat.lengths, self._row_bytes, UNIT_BYTES)]
-            return [(first, item.size // len(starts)) for first in starts], int(episodes.flat.lengths.sum())
+        if isinstance(episodes, EpisodeRanges):
+            starts = [first for first, _ in episode_runs(episodes.lengths, self._row_bytes, UNIT_BYTES)]
+            return [(first, item.size // len(starts)) for first in starts], int(episodes.lengths.sum())
         count = max(1, UNIT_BYTES * total // max(1, item.size))
         starts = list(range(0, total, count))
         if self._rule.numbered:
@@ -307,11 +296,11 @@ class TreeSource:
             raise
         self.findings.restore(findings)  # the episode will be read again
 
-    def _find(self, tree: Tree) -> _Episodes:
+    def _find(self, tree: Tree) -> EpisodeRanges | list[EpisodePlace]:
         if self._rule.flat:
             rows = _rows(tree, self._contents.steps)
-            return _Episodes(flat=find_flat(tree, self._rule, rows, skip_bad=self._skip_bad))
-        return _Episodes(places=find_places(tree, self._rule, self._split))
+            return find_flat(tree, self._rule, rows, self._contents.facts, skip_bad=self._skip_bad)
+        return find_places(tree, self._rule, self._split)
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         yield from merge_small_blocks(self._blocks(start, stop), self._row_bytes, _BLOCK_BYTES)
@@ -326,22 +315,21 @@ class TreeSource:
                 last = stop.row if index == stop.file else len(episodes)
                 if not len(episodes):
                     self.findings.add(Finding("empty-file", "holds no episode", file=tree.name))
-                elif episodes.flat is not None:
-                    yield from self._flat_blocks(tree, episodes.flat, index, first, last)
+                elif isinstance(episodes, EpisodeRanges):
+                    yield from self._flat_blocks(tree, episodes, index, first, last)
                 else:
-                    yield from self._placed_blocks(tree, episodes.places, index, first, last)
+                    yield from self._placed_blocks(tree, episodes, index, first, last)
 
     def _flat_blocks(
-        self, tree: Tree, episodes: FlatEpisodes, index: int, first: int, last: int
+        self, tree: Tree, episodes: EpisodeRanges, index: int, first: int, last: int
     ) -> Iterator[EpisodeBlock]:
-        if first == 0 and len(episodes.indices) <= int(episodes.indices[-1]):
-            missing = int(episodes.indices[-1]) + 1 - len(episodes.indices)
-            message = "an episode without a step; skipped"
-            self.findings.add(Finding("bad-episode", message, missing, tree.name, 0, self._rule.paths[0]))
-        array_of = cache(tree.array)
+        for finding in episodes.findings if first == 0 else ():
+            self.findings.add(finding)
+        arrays = flat_arrays(tree.name, self._contents.columns, episodes)
+        reader = FlatReader(tree, self._contents.model, self.findings, is_first=first == 0)
         for begin, end in episode_runs(episodes.lengths[first:last], self._row_bytes, _BLOCK_BYTES):
             position = Position(index, first + begin)
-            yield read_flat(tree.name, array_of, episodes, self._contents, position, first + end, self.findings)
+            yield read_block(arrays, self.columns, episodes, reader, position, first + end)
 
     def _placed_blocks(
         self, tree: Tree, places: Sequence[EpisodePlace], index: int, first: int, last: int
