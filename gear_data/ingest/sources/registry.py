@@ -34,7 +34,7 @@ _MODULES = (
     "arrays.npz",
     "arrays.ogbench",
     "d3rlpy",
-    "d4rl.reader",
+    "d4rl",
     "journal",
     "robomimic",
     "memory.episodes",

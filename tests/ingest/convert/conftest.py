@@ -12,8 +12,8 @@ import gear_data
 from gear_data.errors import (
     StorageFullError,
 )
-from gear_data.ingest.sources.d4rl import reader as d4rl
 from gear_data.ingest.sources.tables import file_stream
+from gear_data.ingest.sources.tree import source as tree
 from gear_data.storage.writing.shard_writer import ShardWriter
 
 #: Bytes that `small_reads` makes sources read at a time.
@@ -24,7 +24,7 @@ READ_BYTES = 2000
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes sources read few bytes at a time."""
     monkeypatch.setattr(file_stream, "_BATCH_BYTES", READ_BYTES)
-    monkeypatch.setattr(d4rl, "_CHUNK_BYTES", READ_BYTES)
+    monkeypatch.setattr(tree, "_BLOCK_BYTES", READ_BYTES)
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import pytest
 
 import gear_data
 from gear_data.errors import EmptySourceError, StorageFullError, UnknownFormatError
-from gear_data.ingest.sources.d4rl import reader as d4rl
 from gear_data.ingest.sources.registry import known_formats
 from gear_data.ingest.sources.tables import dataset_stream, file_stream
+from gear_data.ingest.sources.tree import source as tree
 from gear_data.storage.writing.shard_writer import ShardWriter
 
 Rollouts = Sequence[Any]
@@ -237,7 +237,7 @@ def test_every_layout_converts_exactly(
     name: str, convert_layout: Any, sources: Any, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A few hundred bytes per read, so that episodes straddle reads.
-    monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 300)
+    monkeypatch.setattr(tree, "_BLOCK_BYTES", 300)
     monkeypatch.setattr(file_stream, "_BATCH_BYTES", 300)
     monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", 300)
     layout = LAYOUTS[name]
@@ -265,7 +265,7 @@ def test_equal_contents_have_one_fingerprint(
 def test_every_layout_resumes_to_the_same_bytes(
     name: str, sources: Any, rollouts: Rollouts, tmp_path: Path, memory_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 900)
+    monkeypatch.setattr(tree, "_BLOCK_BYTES", 900)
     monkeypatch.setattr(file_stream, "_BATCH_BYTES", 900)
     monkeypatch.setattr(dataset_stream, "_BATCH_BYTES", 900)
     layout = LAYOUTS[name]

@@ -31,14 +31,14 @@ _KILLER = """
 import json, os, random, signal, sys, time
 import pyarrow
 from gear_data.ingest.convert import convert
-from gear_data.ingest.sources.d4rl import reader as d4rl
 from gear_data.ingest.sources.registry import known_formats
 from gear_data.ingest.sources.tables import file_stream
+from gear_data.ingest.sources.tree import source as tree
 
 known_formats()
 pyarrow.array([0])  # looks for pandas, which takes its time
 source, folder, options, read_bytes, calls, moments = json.loads(sys.argv[1])
-file_stream._BATCH_BYTES = d4rl._CHUNK_BYTES = read_bytes
+file_stream._BATCH_BYTES = tree._BLOCK_BYTES = read_bytes
 
 def run(name, kill_before=None, kill_after=None):
     started = time.perf_counter()

@@ -240,7 +240,7 @@ LENGTHS = [20 + i % 7 for i in range(300)]
 
 def test_small_blocks_and_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The episode before the first one of a block decides, also if a run is resumed there."""
-    monkeypatch.setattr("gear_data.ingest.sources.d4rl.reader._CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr("gear_data.ingest.sources.tree.source._BLOCK_BYTES", 1 << 12)
     source = hdf5(tmp_path, walk(LENGTHS))
     options: dict[str, Any] = {"progress": False, "shard_bytes": 1 << 14, "jobs": 1}
     whole, _ = convert(source, tmp_path / "whole", jobs=1, shard_bytes=1 << 14)

@@ -23,7 +23,9 @@ from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.lint import suggest_mapping
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.d4rl import reader as d4rl
+from gear_data.ingest.sources import d4rl
+from gear_data.ingest.sources.arrays import boundaries
+from gear_data.ingest.sources.tree import source as tree
 from gear_data.storage.episode_block import BEGIN, END
 
 Rollouts = list[Any]
@@ -67,9 +69,9 @@ def expected_lengths(terminals: list[int], longest: int) -> list[int]:
 def test_ends_by_stated_length(
     terminals: list[int], longest: int, at_once: int, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(d4rl, "_CHUNK_BYTES", at_once)
+    monkeypatch.setattr(tree, "_BLOCK_BYTES", at_once)
+    monkeypatch.setattr(boundaries, "_SCAN_BYTES", 10)
     monkeypatch.setattr(d4rl, "UNIT_BYTES", 4 if at_once < 1000 else at_once)
-    monkeypatch.setattr(d4rl, "_FLAG_ROWS", 5)
     source = write_flat(tmp_path / "s.hdf5", terminals)
     lengths, findings, _ = read(source, max_episode_steps=longest)
     assert lengths == expected_lengths(terminals, longest)
@@ -116,7 +118,7 @@ def test_invalid_length(stated: float, tmp_path: Path) -> None:
     "options", [{}, {"next_observations": False}, {"timeouts": False}], ids=["both", "flags", "next"]
 )
 def test_units_are_the_whole(options: Any, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 200)
+    monkeypatch.setattr(tree, "_BLOCK_BYTES", 200)
     monkeypatch.setattr(d4rl, "UNIT_BYTES", 900)
     rollouts = sources.make_rollouts(40, seed=5)
     folder = tmp_path / "s"
@@ -131,21 +133,6 @@ def test_units_are_the_whole(options: Any, sources: Any, tmp_path: Path, monkeyp
     assert read(folder)[0] == [len(rollout) for rollout in rollouts]
 
 
-def test_rows_are_read_by_whole_chunks(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk that is read in pieces would be decompressed once for each piece."""
-    monkeypatch.setattr(d4rl, "_CHUNK_BYTES", 1)
-    rollouts = sources.make_rollouts(30, seed=6)
-    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, next_observations=False, compression="gzip")
-    with h5py.File(source, "r+") as file:
-        values = file["observations"][...]
-        del file["observations"]
-        file.create_dataset("observations", data=values, chunks=(50, 1), compression="gzip")
-    opened = d4rl.open_(locate(str(source), None), SourceOptions())
-    parts = list(opened._parts(BEGIN, END))
-    assert {int(part.rows[0]) % 50 for part in parts} == {0}
-    assert all(len(part.rows) >= 50 for part in parts[:-1])
-
-
 def test_next_observations_that_contradict(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(12, seed=8, max_length=30)
     source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts)
@@ -154,10 +141,10 @@ def test_next_observations_that_contradict(sources: Any, tmp_path: Path) -> None
     assert len(rollouts[1]) > 3
     with h5py.File(source, "r+") as file:
         file["next_observations"][row] += 1
-    lengths, findings, opened = read(source)
-    assert lengths == [len(rollout) for rollout in rollouts]
-    assert findings == {"next-observation-differs": 1}
-    assert next(iter(opened.findings)).row == row
+    assert read(source)[0] == [len(rollout) for rollout in rollouts]
+    gear_data.convert(source, tmp_path / "d", progress=False)
+    (finding,) = gear_data.open(tmp_path / "d").manifest.findings
+    assert (finding["code"], finding["count"], finding["row"]) == ("next-observation-differs", 1, row)
 
 
 def test_infos_and_float64_keep_their_dtype(sources: Any, tmp_path: Path) -> None:
@@ -181,14 +168,13 @@ def test_infos_and_float64_keep_their_dtype(sources: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("form", ["text", "rows"])
-def test_encoded_images_are_refused_and_the_mapping_reads_them(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mapped", [False, True])
+def test_encoded_images(form: str, mapped: bool, tmp_path: Path) -> None:
     frames = [png(i) for i in range(30)]
     padded = [frame.ljust(max(map(len, frames)), b"\0") for frame in frames]
     rows = np.array(padded) if form == "text" else np.array([np.frombuffer(frame, np.uint8) for frame in padded])
     path = write_flat(tmp_path / "a.hdf5", [9, 29], timeouts=np.zeros(30, bool), rgb=rows)
-    with pytest.raises(UnsupportedColumnError, match=r"column 'rgb'(.|\n)*--suggest-map"):
-        gear_data.convert(path, tmp_path / "none", progress=False)
-    mapping = yaml.safe_load(suggest_mapping(path))
+    mapping = yaml.safe_load(suggest_mapping(path)) if mapped else None
     gear_data.convert(path, tmp_path / "d", mapping=mapping, progress=False)
     dataset = gear_data.open(tmp_path / "d")
     assert dataset.lengths.tolist() == [10, 20]

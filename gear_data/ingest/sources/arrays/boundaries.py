@@ -6,7 +6,9 @@ Flags, ids, counters, jumps between observations, or a stated length mark them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,34 +22,18 @@ from gear_data.ingest.sources.arrays.classify import values_at
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 
 _SCAN_BYTES = 16 << 20
+#: Reads the rows [start, stop) of an array.
+Rows = Callable[[int, int], npt.NDArray[Any]]
 
 
-def scan_lengths(
-    rows: int,
-    flags: Sequence[StoredArray],
-    *,
-    ids: Sequence[StoredArray] = (),
-    counters: Sequence[StoredArray] = (),
-    next_pairs: Sequence[tuple[StoredArray, StoredArray]] = (),
-) -> npt.NDArray[np.int64]:
-    """Finds the episodes in flat arrays, which are read in bounded pieces.
-
-    Args:
-        rows: the number of rows, the same in all arrays.
-        flags: an episode ends at a row where a flag is set.
-        ids: an episode begins where an id changes.
-        counters: an episode begins where a counter does not rise.
-        next_pairs: (observations, next observations). An episode begins at t + 1 where next[t] differs from
-            observations[t + 1].
-
-    Returns:
-        int64 [n], the lengths of the episodes.
+def markers(reader: ArrayReader, rows: int, arrays: Sequence[StoredArray]) -> list[Rows]:
+    """Returns functions that read flags, ids or counters of `rows` steps.
 
     Raises:
         BadEpisodeError: an id or counter has another number of rows.
-        UnsupportedColumnError: a flag, id or counter is not one number per step.
+        UnsupportedColumnError: an array is not one number per step.
     """
-    for array in (*flags, *ids, *counters):
+    for array in arrays:
         if len(array) != rows:
             raise BadEpisodeError(
                 f"says where episodes begin, but has {len(array)} rows, where there are {rows} steps",
@@ -61,30 +47,52 @@ def scan_lengths(
                 file=array.place,
                 hint="if it means something else, give it another name with --rename",
             )
-    scanned = [*flags, *ids, *counters, *(next_array for _, next_array in next_pairs)]
-    step = max(1, _SCAN_BYTES // max(1, sum(array.row_bytes for array in scanned)))
+    return [partial(reader.read, array) for array in arrays]
+
+
+def scan_lengths(
+    rows: int,
+    row_bytes: int,
+    flags: Sequence[Rows],
+    *,
+    ids: Sequence[Rows] = (),
+    counters: Sequence[Rows] = (),
+    next_pairs: Sequence[tuple[Rows, Rows]] = (),
+) -> npt.NDArray[np.int64]:
+    """Finds the episodes in flat arrays, which are read in bounded pieces.
+
+    Args:
+        rows: the number of rows, the same in all arrays.
+        row_bytes: the bytes of a row of all arrays.
+        flags: an episode ends at a row where a flag is set.
+        ids: an episode begins where an id changes.
+        counters: an episode begins where a counter does not rise.
+        next_pairs: (observations, next observations). An episode begins at t + 1 where next[t] differs from
+            observations[t + 1].
+
+    Returns:
+        int64 [n], the lengths of the episodes.
+    """
+    step = max(1, _SCAN_BYTES // max(1, row_bytes))
     last_rows = []
-    with ArrayReader() as reader:
-        for start in range(0, rows if scanned else 0, step):
-            stop = min(rows, start + step)
-            stop_after = min(rows, stop + 1)  # includes the row after the piece, if there is one
-            ends = np.zeros(stop - start, np.bool_)
-            for flag in flags:
-                ends |= reader.read(flag, start, stop).reshape(-1).astype(np.bool_)
-            inner_ends = ends[: stop_after - start - 1]  # a view: the rows whose next row was read too
-            for array in ids:
-                values = reader.read(array, start, stop_after).reshape(-1)
-                inner_ends |= values[1:] != values[:-1]
-            for array in counters:
-                values = reader.read(array, start, stop_after).reshape(-1)
-                inner_ends |= values[1:] <= values[:-1]
-            for array, next_array in next_pairs:
-                next_values = reader.read(next_array, start, stop_after - 1)
-                values = reader.read(array, start + 1, stop_after)
-                inner_ends |= rows_differ(next_values, values)
-            if stop == rows:
-                ends[-1] = True
-            last_rows.append(start + np.flatnonzero(ends))
+    for start in range(0, rows if (*flags, *ids, *counters, *next_pairs) else 0, step):
+        stop = min(rows, start + step)
+        stop_after = min(rows, stop + 1)  # includes the row after the piece, if there is one
+        ends = np.zeros(stop - start, np.bool_)
+        for flag in flags:
+            ends |= flag(start, stop).reshape(-1).astype(np.bool_)
+        inner_ends = ends[: stop_after - start - 1]  # a view: the rows whose next row was read too
+        for read in ids:
+            values = read(start, stop_after).reshape(-1)
+            inner_ends |= values[1:] != values[:-1]
+        for read in counters:
+            values = read(start, stop_after).reshape(-1)
+            inner_ends |= values[1:] <= values[:-1]
+        for read, read_next in next_pairs:
+            inner_ends |= rows_differ(read_next(start, stop_after - 1), read(start + 1, stop_after))
+        if stop == rows:
+            ends[-1] = True
+        last_rows.append(start + np.flatnonzero(ends))
     return lengths_between(np.concatenate(last_rows) + 1) if last_rows else np.array([rows] if rows else [], np.int64)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
 from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, usual_name
 from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.axes import is_padded, refuse_equal_sizes
 from gear_data.ingest.sources.arrays.boundaries import (
     lengths_between,
     limit_lengths,
+    markers,
     scan_lengths,
     truncated_at_limit,
 )
@@ -320,14 +323,21 @@ class _FlatEpisodes:
             return np.array([rows] if rows else [], np.int64)
         has_truncation = bool({DONES, "truncated"} & self.columns.keys())
         jumps = {} if has_truncation else self.next_arrays
-        ids = {name: array for name, array in classified.boundaries.items() if name in classified.episode_columns}
-        return scan_lengths(
-            rows,
-            self.flags,
-            ids=[*ids.values()],
-            counters=[array for name, array in classified.boundaries.items() if name not in ids],
-            next_pairs=[(self.columns[name], next_array) for name, next_array in jumps.items()],
-        )
+        ids = [array for name, array in classified.boundaries.items() if name in classified.episode_columns]
+        counters = [array for name, array in classified.boundaries.items() if name not in classified.episode_columns]
+        row_bytes = sum(array.row_bytes for array in (*self.flags, *ids, *counters, *jumps.values()))
+        with ArrayReader() as reader:
+            return scan_lengths(
+                rows,
+                row_bytes,
+                markers(reader, rows, self.flags),
+                ids=markers(reader, rows, ids),
+                counters=markers(reader, rows, counters),
+                next_pairs=[
+                    (partial(reader.read, self.columns[name]), partial(reader.read, next_array))
+                    for name, next_array in jumps.items()
+                ],
+            )
 
 
 def _flagged_arrays(
@@ -384,7 +394,9 @@ def _scalar_flags(classified: ClassifiedArrays, columns: Mapping[str, StoredArra
 def _first_inner_end(classified: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> int | None:
     """Returns the first row before the last step where an end flag is set, or None."""
     flags = [columns[name] for name in sorted(END_FLAGS & columns.keys())]
-    lengths = scan_lengths(classified.rows, flags)
+    with ArrayReader() as reader:
+        row_bytes = sum(array.row_bytes for array in flags)
+        lengths = scan_lengths(classified.rows, row_bytes, markers(reader, classified.rows, flags))
     return int(lengths[0]) - 1 if len(lengths) > 1 else None
 
 

@@ -196,12 +196,14 @@ class Hooks:
         check_file: checks a file as a whole, given its episodes, when the first one is read.
         check_files: checks all files before they are read, unless bad episodes are skipped.
         check_episode: checks an episode that was read.
+        find_flat: checks a file whose arrays hold all episodes, and finds the episodes; None finds them by the rule.
     """
 
     file_facts: Callable[[Tree], Mapping[str, Mapping[str, Any]]] = lambda tree: {}
     check_file: Callable[[Tree, Sequence[EpisodePlace], FindingLog], None] = lambda tree, places, findings: None
     check_files: Callable[[Sequence[Container]], None] = lambda trees: None
     check_episode: Callable[[Tree, PlacedEpisode, FindingLog], None] = lambda tree, episode, findings: None
+    find_flat: Callable[[Tree], EpisodeRanges] | None = None
 
 
 class TreeSource:
@@ -297,6 +299,8 @@ class TreeSource:
         self.findings.restore(findings)  # the episode will be read again
 
     def _find(self, tree: Tree) -> EpisodeRanges | list[EpisodePlace]:
+        if self._hooks.find_flat is not None:
+            return self._hooks.find_flat(tree)
         if self._rule.flat:
             rows = _rows(tree, self._contents.steps)
             return find_flat(tree, self._rule, rows, self._contents.facts, skip_bad=self._skip_bad)

@@ -5,6 +5,7 @@ Paths have the form `group/subgroup/array`; "" is the root. Listing a group read
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
@@ -52,6 +53,11 @@ class TreeArray:
     def rows(self) -> int:
         """The size of the first axis; 1 for a scalar."""
         return self.shape[0] if self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row of numbers; 0 for other values."""
+        return math.prod(self.shape[1:]) * np.dtype(self.dtype).itemsize if self.dtype in DTYPES else 0
 
     @property
     def kind(self) -> str:

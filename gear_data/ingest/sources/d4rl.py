@@ -1,0 +1,337 @@
+"""D4RL HDF5: flat datasets whose `terminals` and `timeouts` end the episodes.
+
+Layout: https://github.com/Farama-Foundation/D4RL: `observations` (N, S), `actions` (N, A), `rewards` and `terminals`
+(N,) or (N, 1), optionally `timeouts`, `next_observations`, `infos/*`, `metadata/*`.
+
+Without `timeouts` an episode ends where `next_observations[t]` differs from `observations[t + 1]`. Without both, it
+ends after `max_episode_steps` steps: from the option, else from the file (a scalar or attribute under `metadata` or at
+the root).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from gear_data.errors import (
+    BadEpisodeError,
+    CorruptSourceError,
+    EmptySourceError,
+    GearError,
+    UnknownFormatError,
+    UnsupportedColumnError,
+)
+from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.layout import ENDS, FLAGS, Column, EpisodeRule, Layout
+from gear_data.ingest.location import Location, separate_datasets_hint
+from gear_data.ingest.pipeline.columns import choose_columns
+from gear_data.ingest.pipeline.mapped_source import MappedSource
+from gear_data.ingest.pipeline.names import DONES, canonical_name, name_map
+from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
+from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
+from gear_data.ingest.sources.arrays.boundaries import limit_lengths, scan_lengths
+from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges
+from gear_data.ingest.sources.hdf5.attributes import plain_value
+from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES, hdf5_files
+from gear_data.ingest.sources.tree.blocks import TreeLayout, fact_value
+from gear_data.ingest.sources.tree.columns import TreeColumn, describe
+from gear_data.ingest.sources.tree.episodes import EpisodePlace
+from gear_data.ingest.sources.tree.formats import Model
+from gear_data.ingest.sources.tree.hdf5_view import hdf5_tree, hdf5_trees
+from gear_data.ingest.sources.tree.source import Hooks, TreeSource
+from gear_data.ingest.sources.tree.view import ARRAY, LINKS, Container, Tree, TreeArray, contents
+from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position, offsets_of
+
+_REQUIRED = ("observations", "actions", "rewards", "terminals")
+_METADATA, _NEXT, _MAX_STEPS = "metadata/", "next_observations", "max_episode_steps"
+
+
+def probe(location: Location) -> str | None:
+    """Returns the reason if the first HDF5 file has D4RL's datasets; otherwise None.
+
+    Raises UnknownFormatError if their first axis may be something else than the steps.
+    """
+    files = hdf5_files(location)
+    if not files:
+        return None
+    with hdf5_tree(files[0]).open() as tree:
+        kinds = tree.children("")
+        found = {location.rename.get(name, name) for name, kind in kinds.items() if kind in (ARRAY, *LINKS)}
+        if not found.issuperset(name if name in kinds else canonical_name(name) for name in _REQUIRED):
+            return None
+        shapes = {location.rename.get(name, name): shape for name in kinds if (shape := _shape(tree, name))}
+        refuse_unclear_axes(files[0].name, shapes, "d4rl")
+    return "D4RL: flat HDF5 datasets " + ", ".join(_REQUIRED)
+
+
+def open_(location: Location, options: SourceOptions) -> D4rlSource:
+    """Opens D4RL HDF5 files.
+
+    Raises:
+        UnknownFormatError: there is no HDF5 file, a required dataset is missing, or nothing says where episodes end.
+        EmptySourceError: no file has steps.
+        UnsupportedColumnError: a column to read is a link, or has a type that no column has.
+    """
+    trees = hdf5_trees(location)
+    for item in trees:
+        with item.open() as tree:
+            found = _read(tree, options)
+            if found.rows:
+                break
+    else:
+        raise EmptySourceError("holds no steps", file=trees[0].name, column=found.paths["observations"])
+    found.check_ends()
+    return D4rlSource(trees, found, item.size // found.rows, options)
+
+
+@dataclass(frozen=True)
+class _Datasets:
+    """The datasets of a source, taken from the first file with steps.
+
+    Attributes:
+        file: the name of the file.
+        rows: the number of its steps.
+        paths: canonical name -> path of a dataset.
+        columns: the columns to read.
+        max_steps: the steps after which episodes end, if nothing else says it.
+        metadata: facts about the source.
+    """
+
+    file: str
+    rows: int
+    paths: Mapping[str, str]
+    columns: tuple[TreeColumn, ...]
+    max_steps: int | None
+    metadata: Mapping[str, Any]
+
+    @property
+    def end_flags(self) -> str | None:
+        """The dataset that marks the ends of episodes without a terminal step."""
+        return self.paths.get("truncated") or self.paths.get(DONES)
+
+    @property
+    def by_jumps(self) -> bool:
+        """Whether only the observations show where episodes end."""
+        return self.end_flags is None and _NEXT in self.paths
+
+    def check_ends(self) -> None:
+        """Raises UnknownFormatError if nothing shows the ends of episodes without a terminal step."""
+        if self.end_flags is None and _NEXT not in self.paths and self.max_steps is None:
+            raise UnknownFormatError(
+                "neither 'timeouts' nor 'next_observations' says where episodes end",
+                file=self.file,
+                hint="give the environment's limit of steps with --max-episode-steps N "
+                "(episodes=EpisodeBoundaries(max_episode_steps=N)); or add a 'timeouts' dataset "
+                "that is true at the last step of each truncated episode",
+            )
+
+
+def _read(tree: Tree, options: SourceOptions) -> _Datasets:
+    """Reads the columns and the metadata of a file."""
+    kinds = {path: kind for path, kind in contents(tree, "").items() if kind in (ARRAY, *LINKS)}
+    scalars = [path for path, kind in kinds.items() if kind == ARRAY and _shape(tree, path) == ()]
+    candidates = [path for path in kinds if path not in scalars and not path.startswith(_METADATA)]
+    paths = {name: path for path, name in name_map(candidates, options.rename).items()}
+    for required in _REQUIRED:
+        if (name := canonical_name(required)) not in paths:
+            raise UnknownFormatError(
+                f"has no dataset '{required}'",
+                file=tree.name,
+                column=required,
+                hint=f"rename it with --rename NAME={name}, or leave --format out",
+            )
+    metadata = {name: value for name, value in tree.attributes("").items() if value is not None}
+    for path in scalars:
+        with suppress(BadEpisodeError):  # a text that is not UTF-8
+            array = tree.array(path)
+            if array is not None and (value := plain_value(fact_value(array))) is not None:
+                metadata[path.removeprefix(_METADATA)] = value
+    model = Model(tree, EpisodePlace("", _rule(paths), 0), 0, kinds)
+    chosen = choose_columns(candidates, options)
+    columns = [describe(model.array(path), Column(name, path), tree.name) for path, name in chosen.items()]
+    limited = paths.keys().isdisjoint(("truncated", DONES, _NEXT))
+    max_steps = _max_steps(options, metadata, tree.name) if limited else None
+    return _Datasets(tree.name, model.array(paths["observations"]).rows, paths, tuple(columns), max_steps, metadata)
+
+
+def _rule(paths: Mapping[str, str]) -> EpisodeRule:
+    return EpisodeRule(ENDS, (paths["terminated"],), FLAGS)
+
+
+def _shape(tree: Tree, path: str) -> tuple[int, ...] | None:
+    with suppress(GearError):  # raised again if the array is read
+        array = tree.array(path)
+        return None if array is None else array.shape
+    return None
+
+
+def _max_steps(options: SourceOptions, metadata: Mapping[str, Any], file: str) -> int | None:
+    """Returns the steps after which episodes end. The option comes before the metadata of the file."""
+    option = options.episodes.max_episode_steps
+    max_steps = metadata.get(_MAX_STEPS) if option is None else option
+    if max_steps is None or (type(max_steps) is int and max_steps > 0):
+        return max_steps
+    raise CorruptSourceError(
+        f"'{_MAX_STEPS}' is {max_steps!r}, not a number of steps",
+        file=file,
+        hint="give the number of steps with --max-episode-steps N (episodes=EpisodeBoundaries(max_episode_steps=N))",
+    )
+
+
+class D4rlSource(MappedSource):
+    """An `EpisodeSource` over D4RL HDF5 files.
+
+    Args:
+        trees: the files.
+        datasets: the datasets of the first file with steps.
+        variable_bytes: the most bytes that the texts and encoded images of a step take.
+        options: the user's options.
+    """
+
+    def __init__(
+        self, trees: Sequence[Container], datasets: _Datasets, variable_bytes: int, options: SourceOptions
+    ) -> None:
+        self._trees, self._datasets = trees, datasets
+        columns, observations = datasets.columns, datasets.paths["observations"]
+        self._tree_source = TreeSource(
+            trees,
+            Layout(_rule(datasets.paths), tuple(column.mapped for column in columns)),
+            TreeLayout(columns, Column("observations", observations), (), {}, datasets.file),
+            Hooks(find_flat=self._find),
+            variable_bytes=variable_bytes,
+            skip_bad=options.skip_bad,
+        )
+        self._tree_source.metadata = datasets.metadata
+        super().__init__(self._tree_source)
+        stored = [spec for spec in self.columns if spec.name != _NEXT or options.names_column(spec)]
+        self._row_bytes = max(1, sum(variable_bytes if spec.variable_length else spec.row_bytes for spec in stored))
+        if datasets.max_steps is not None:
+            message = f"neither 'timeouts' nor 'next_observations'; episodes end after {datasets.max_steps} steps"
+            self.findings.add(Finding("ends-by-length", message, file=datasets.file))
+
+    def units(self) -> Sequence[Unit]:
+        """Returns runs of episodes of about `UNIT_BYTES`, or whole files if only observations show the ends."""
+        units: list[Unit] = []
+        self._tree_source.num_rows = 0
+        for index, item in enumerate(self._trees):
+            with item.open() as tree:
+                lengths = self._find(tree).lengths
+            firsts, offsets = [0], offsets_of(lengths)
+            least = max(1, UNIT_BYTES // self._row_bytes)
+            while not self._datasets.by_jumps:
+                first = int(np.searchsorted(offsets[:-1], offsets[firsts[-1]] + least))
+                if first == len(lengths):
+                    break
+                firsts.append(first)
+            rows = int(offsets[-1])
+            self._tree_source.num_rows += rows
+            edges = pairwise([*offsets[firsts].tolist(), rows])
+            for first, (start, stop) in zip(firsts, edges if rows else (), strict=bool(rows)):
+                units.append(Unit(Position(index, first) if units else BEGIN, item.size * (stop - start) // rows))
+        return units or [Unit(BEGIN, 0)]
+
+    def _find(self, tree: Tree) -> EpisodeRanges:
+        """Checks a file against the first one, and finds its episodes."""
+        paths, datasets = self._datasets.paths, self._datasets
+        arrays = self._checked_arrays(tree)
+        observations = arrays[paths["observations"]]
+        flags = [arrays[paths["terminated"]], *([arrays[datasets.end_flags]] if datasets.end_flags else [])]
+        for flag in flags:
+            if observations.rows and math.prod(flag.shape[1:]) != 1:
+                raise UnsupportedColumnError(
+                    f"an end flag must be one value per step, not of shape {flag.shape[1:]}",
+                    file=tree.name,
+                    column=flag.path,
+                    hint="if it is not an end flag, rename it with --rename",
+                )
+        pairs = []
+        if datasets.by_jumps:
+            after = arrays[paths[_NEXT]]
+            alike = (after.dtype, after.shape[1:]) == (observations.dtype, observations.shape[1:])
+            if not (alike and observations.kind):
+                raise CorruptSourceError(
+                    f"is {after.dtype} {after.shape[1:]}, where '{observations.path}' is {observations.dtype} "
+                    f"{observations.shape[1:]}: it does not show where episodes end",
+                    file=tree.name,
+                    column=after.path,
+                    hint="add a 'timeouts' dataset that is true at the last step of each truncated episode",
+                )
+            pairs.append((observations.read, after.read))
+        row_bytes = len(flags) + len(pairs) * observations.row_bytes
+        lengths = scan_lengths(observations.rows, row_bytes, [flag.read for flag in flags], next_pairs=pairs)
+        if datasets.max_steps is not None:
+            lengths = limit_lengths(lengths, datasets.max_steps)
+        return EpisodeRanges(lengths, offsets_of(lengths)[:-1])
+
+    def _checked_arrays(self, tree: Tree) -> dict[str, TreeArray]:
+        """Opens the arrays of a file: path -> array."""
+        datasets = self._datasets
+        columns = {column.mapped.path: column for column in datasets.columns}
+        observations = datasets.paths["observations"]
+        paths = [*columns, *([datasets.paths[_NEXT]] if datasets.by_jumps else []), observations]
+        hint = separate_datasets_hint([item.name for item in self._trees], datasets.file, tree.name)
+        kinds = contents(tree, "")
+        model = Model(tree, EpisodePlace("", _rule(datasets.paths), 0), 0, kinds)
+        if missing := [path for path in paths if path not in kinds]:
+            message = f"is missing; {datasets.file} has it"
+            raise CorruptSourceError(message, file=tree.name, column=missing[0], hint=hint)
+        arrays = {path: model.array(path) for path in paths}
+        rows = arrays[observations].rows
+        for path, array in arrays.items():
+            if array.rows != rows:
+                raise BadEpisodeError(
+                    f"has {array.rows} rows, where '{observations}' has {rows}",
+                    file=tree.name,
+                    column=path,
+                    row=min(rows, array.rows),
+                    hint="repair the file, or name the columns of equal length with --columns (columns=[...])",
+                )
+            spec = describe(array, columns[path].mapped, tree.name).spec if rows and path in columns else None
+            if spec is not None and spec != columns[path].spec:
+                expected = columns[path].spec
+                raise CorruptSourceError(
+                    f"is {spec.dtype} {spec.shape}, in {datasets.file} {expected.dtype} {expected.shape}",
+                    file=tree.name,
+                    column=path,
+                    hint=hint,
+                )
+        return arrays
+
+    def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
+        """Sets `truncated`.
+
+        If both flags are set the step is terminal, as D4RL reads it. If a stated length ends episodes, an episode of
+        this length whose last step is not terminal was truncated.
+        """
+        terminated, limit = piece.columns["terminated"].astype(np.bool_), self._datasets.max_steps
+        if limit is not None:
+            truncated, last = np.zeros(len(terminated), np.bool_), piece.offsets[1:] - 1
+            truncated[last] = (piece.lengths == limit) & ~terminated[last]
+            yield replace(piece, columns={**piece.columns, "truncated": truncated})
+            return
+        truncated = piece.columns.get("truncated", np.zeros_like(terminated)).astype(np.bool_)
+        both = terminated & truncated
+        if not both.any():
+            yield piece
+            return
+        episode, step = piece.locate(np.argmax(both))
+        message = "terminals and timeouts are both set; read as terminated, not truncated"
+        row = int(piece.rows[episode]) + step
+        self.findings.add(Finding("both-flags", message, int(both.sum()), piece.sources[episode], row))
+        yield replace(piece, columns={**piece.columns, "truncated": truncated & ~both})
+
+
+FORMAT = Format(
+    name="d4rl",
+    probe=probe,
+    open=open_,
+    priority=9,
+    uses=frozenset({"max_episode_steps"}),
+    suffixes=HDF5_SUFFIXES,
+)

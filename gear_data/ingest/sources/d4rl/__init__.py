@@ -1,1 +1,0 @@
-"""D4RL's flat HDF5 files."""
