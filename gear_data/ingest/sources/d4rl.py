@@ -320,7 +320,7 @@ class D4rlSource(MappedSource):
         if not both.any():
             yield piece
             return
-        episode, step = piece.locate(np.argmax(both))
+        episode, step = piece.locate(int(np.argmax(both)))
         message = "terminals and timeouts are both set; read as terminated, not truncated"
         row = int(piece.rows[episode]) + step
         self.findings.add(Finding("both-flags", message, int(both.sum()), piece.sources[episode], row))
