@@ -23,13 +23,12 @@ from gear_data.errors import (
     BadEpisodeError,
     CorruptSourceError,
     EmptySourceError,
-    GearError,
     UnknownFormatError,
     UnsupportedColumnError,
 )
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.layout import ENDS, FLAGS, Column, EpisodeRule, Layout
-from gear_data.ingest.location import Location, separate_datasets_hint
+from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.pipeline.mapped_source import MappedSource
 from gear_data.ingest.pipeline.names import DONES, canonical_name, name_map
@@ -38,14 +37,13 @@ from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
 from gear_data.ingest.sources.arrays.boundaries import limit_lengths, scan_lengths
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges
 from gear_data.ingest.sources.hdf5.attributes import plain_value
+from gear_data.ingest.sources.hdf5.flat_file import FlatFile, flat_file
 from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES, hdf5_files
 from gear_data.ingest.sources.tree.blocks import TreeLayout, fact_value
 from gear_data.ingest.sources.tree.columns import TreeColumn, describe
-from gear_data.ingest.sources.tree.episodes import EpisodePlace
-from gear_data.ingest.sources.tree.formats import Model
 from gear_data.ingest.sources.tree.hdf5_view import hdf5_tree, hdf5_trees
 from gear_data.ingest.sources.tree.source import Hooks, TreeSource
-from gear_data.ingest.sources.tree.view import ARRAY, LINKS, Container, Tree, TreeArray, contents
+from gear_data.ingest.sources.tree.view import GROUP, Container, Tree
 from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position, offsets_of
 
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
@@ -61,11 +59,11 @@ def probe(location: Location) -> str | None:
     if not files:
         return None
     with hdf5_tree(files[0]).open() as tree:
-        kinds = tree.children("")
-        found = {location.rename.get(name, name) for name, kind in kinds.items() if kind in (ARRAY, *LINKS)}
-        if not found.issuperset(name if name in kinds else canonical_name(name) for name in _REQUIRED):
+        file = FlatFile(tree, tree.children(""))
+        names = {location.rename.get(name, name): name for name, kind in file.kinds.items() if kind != GROUP}
+        if not names.keys() >= {name if name in file.kinds else canonical_name(name) for name in _REQUIRED}:
             return None
-        shapes = {location.rename.get(name, name): shape for name in kinds if (shape := _shape(tree, name))}
+        shapes = {name: shape for name, path in names.items() if (shape := file.shape(path))}
         refuse_unclear_axes(files[0].name, shapes, "d4rl")
     return "D4RL: flat HDF5 datasets " + ", ".join(_REQUIRED)
 
@@ -134,9 +132,9 @@ class _Datasets:
 
 def _read(tree: Tree, options: SourceOptions) -> _Datasets:
     """Reads the columns and the metadata of a file."""
-    kinds = {path: kind for path, kind in contents(tree, "").items() if kind in (ARRAY, *LINKS)}
-    scalars = [path for path, kind in kinds.items() if kind == ARRAY and _shape(tree, path) == ()]
-    candidates = [path for path in kinds if path not in scalars and not path.startswith(_METADATA)]
+    file = flat_file(tree)
+    scalars = [path for path in file.kinds if file.shape(path) == ()]
+    candidates = [path for path in file.kinds if path not in scalars and not path.startswith(_METADATA)]
     paths = {name: path for path, name in name_map(candidates, options.rename).items()}
     for required in _REQUIRED:
         if (name := canonical_name(required)) not in paths:
@@ -152,23 +150,14 @@ def _read(tree: Tree, options: SourceOptions) -> _Datasets:
             array = tree.array(path)
             if array is not None and (value := plain_value(fact_value(array))) is not None:
                 metadata[path.removeprefix(_METADATA)] = value
-    model = Model(tree, EpisodePlace("", _rule(paths), 0), 0, kinds)
     chosen = choose_columns(candidates, options)
-    columns = [describe(model.array(path), Column(name, path), tree.name) for path, name in chosen.items()]
+    columns = tuple(
+        describe(file.array(path, tree.name), Column(name, path), tree.name) for path, name in chosen.items()
+    )
     limited = paths.keys().isdisjoint(("truncated", DONES, _NEXT))
     max_steps = _max_steps(options, metadata, tree.name) if limited else None
-    return _Datasets(tree.name, model.array(paths["observations"]).rows, paths, tuple(columns), max_steps, metadata)
-
-
-def _rule(paths: Mapping[str, str]) -> EpisodeRule:
-    return EpisodeRule(ENDS, (paths["terminated"],), FLAGS)
-
-
-def _shape(tree: Tree, path: str) -> tuple[int, ...] | None:
-    with suppress(GearError):  # raised again if the array is read
-        array = tree.array(path)
-        return None if array is None else array.shape
-    return None
+    rows = file.array(paths["observations"], tree.name).rows
+    return _Datasets(tree.name, rows, paths, columns, max_steps, metadata)
 
 
 def _max_steps(options: SourceOptions, metadata: Mapping[str, Any], file: str) -> int | None:
@@ -201,7 +190,9 @@ class D4rlSource(MappedSource):
         columns, observations = datasets.columns, datasets.paths["observations"]
         self._tree_source = TreeSource(
             trees,
-            Layout(_rule(datasets.paths), tuple(column.mapped for column in columns)),
+            Layout(
+                EpisodeRule(ENDS, (datasets.paths["terminated"],), FLAGS), tuple(column.mapped for column in columns)
+            ),
             TreeLayout(columns, Column("observations", observations), (), {}, datasets.file),
             Hooks(find_flat=self._find),
             variable_bytes=variable_bytes,
@@ -239,8 +230,9 @@ class D4rlSource(MappedSource):
     def _find(self, tree: Tree) -> EpisodeRanges:
         """Checks a file against the first one, and finds its episodes."""
         paths, datasets = self._datasets.paths, self._datasets
-        arrays = self._checked_arrays(tree)
-        observations = arrays[paths["observations"]]
+        others = [paths["observations"], *([paths[_NEXT]] if datasets.by_jumps else [])]
+        arrays = flat_file(tree).checked(datasets.columns, others, datasets.file, [item.name for item in self._trees])
+        observations = arrays[others[0]]
         flags = [arrays[paths["terminated"]], *([arrays[datasets.end_flags]] if datasets.end_flags else [])]
         for flag in flags:
             if observations.rows and math.prod(flag.shape[1:]) != 1:
@@ -268,40 +260,6 @@ class D4rlSource(MappedSource):
         if datasets.max_steps is not None:
             lengths = limit_lengths(lengths, datasets.max_steps)
         return EpisodeRanges(lengths, offsets_of(lengths)[:-1])
-
-    def _checked_arrays(self, tree: Tree) -> dict[str, TreeArray]:
-        """Opens the arrays of a file: path -> array."""
-        datasets = self._datasets
-        columns = {column.mapped.path: column for column in datasets.columns}
-        observations = datasets.paths["observations"]
-        paths = [*columns, *([datasets.paths[_NEXT]] if datasets.by_jumps else []), observations]
-        hint = separate_datasets_hint([item.name for item in self._trees], datasets.file, tree.name)
-        kinds = contents(tree, "")
-        model = Model(tree, EpisodePlace("", _rule(datasets.paths), 0), 0, kinds)
-        if missing := [path for path in paths if path not in kinds]:
-            message = f"is missing; {datasets.file} has it"
-            raise CorruptSourceError(message, file=tree.name, column=missing[0], hint=hint)
-        arrays = {path: model.array(path) for path in paths}
-        rows = arrays[observations].rows
-        for path, array in arrays.items():
-            if array.rows != rows:
-                raise BadEpisodeError(
-                    f"has {array.rows} rows, where '{observations}' has {rows}",
-                    file=tree.name,
-                    column=path,
-                    row=min(rows, array.rows),
-                    hint="repair the file, or name the columns of equal length with --columns (columns=[...])",
-                )
-            spec = describe(array, columns[path].mapped, tree.name).spec if rows and path in columns else None
-            if spec is not None and spec != columns[path].spec:
-                expected = columns[path].spec
-                raise CorruptSourceError(
-                    f"is {spec.dtype} {spec.shape}, in {datasets.file} {expected.dtype} {expected.shape}",
-                    file=tree.name,
-                    column=path,
-                    hint=hint,
-                )
-        return arrays
 
     def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
         """Sets `truncated`.

@@ -80,9 +80,9 @@ def check(dataset: gear_data.Dataset, expected: Arrays) -> None:
     np.testing.assert_array_equal(np.concatenate(after), expected["next"])
 
 
-@pytest.mark.parametrize("slab_bytes", [1, 500, 1 << 20])
-def test_steps_are_the_transitions(slab_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gear_data.ingest.sources.vd4rl._SLAB_BYTES", slab_bytes)
+@pytest.mark.parametrize("block_bytes", [1, 500, 1 << 20])
+def test_steps_are_the_transitions(block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gear_data.ingest.sources.tree.source._BLOCK_BYTES", block_bytes)
     arrays = time_steps()
     report = gear_data.convert(write(tmp_path / "84px" / "0.hdf5", arrays), tmp_path / "d", progress=False)
     assert report.format == "vd4rl"

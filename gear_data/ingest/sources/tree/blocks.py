@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
@@ -18,6 +19,7 @@ from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArray
 from gear_data.ingest.sources.tree.columns import TreeColumn, Values, check_matches, read_values
 from gear_data.ingest.sources.tree.episodes import MAX_FACT_VALUES, EpisodePlace
 from gear_data.ingest.sources.tree.view import GROUP, LINKS, Tree, TreeArray
+from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
 #: A fact about an episode: one value, a nested list of numbers, or None if the episode lacks it.
@@ -41,6 +43,7 @@ class TreeLayout:
             the user chose the arrays.
         ignored: attributes that are no facts. The others that `facts` lacks are reported; None reports nothing.
         declared: the attribute that declares an episode's number of steps; None if there is none.
+        flags: end flags that are given once per episode, if arrays hold all episodes.
     """
 
     columns: tuple[TreeColumn, ...]
@@ -52,6 +55,7 @@ class TreeLayout:
     known: frozenset[str] | None = None
     ignored: frozenset[str] | None = None
     declared: str | None = None
+    flags: tuple[ColumnSpec, ...] = ()
 
 
 @dataclass
@@ -315,6 +319,37 @@ def _join(parts: Sequence[Values]) -> Values:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
+@dataclass
+class _WholeChunks:
+    """A reader of an array whose rows are compressed in chunks.
+
+    It keeps the rows that it read beyond what was asked for, so that a chunk is not decompressed twice.
+
+    Attributes:
+        array: the array.
+        chunk: the number of rows of a chunk.
+        first: the first row that it keeps.
+        kept: the rows that it keeps, up to the end of a chunk.
+    """
+
+    array: TreeArray
+    chunk: int
+    first: int = 0
+    kept: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0))
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Reads the rows [start, stop)."""
+        last, end = self.first + len(self.kept), min(self.array.rows, -(-stop // self.chunk) * self.chunk)
+        if not self.first <= start < last:
+            values = self.array.read(start, end)
+        elif end > last:
+            values = np.concatenate([self.kept[start - self.first :], self.array.read(last, end)])
+        else:
+            values = self.kept[start - self.first :]
+        self.first, self.kept = stop, values[stop - start :]
+        return values[: stop - start]
+
+
 @dataclass(frozen=True)
 class FlatReader:
     """A reader of the rows of arrays that hold all episodes of a tree.
@@ -351,6 +386,8 @@ class FlatReader:
             check_matches(found, column, name, start, self.model)
             if found.finding is not None and self.is_first:
                 self.findings.add(found.finding)
+            if found.kind and (chunk := found.chunk_rows()) > 1:
+                found = self.opened[path] = replace(found, read=_WholeChunks(found, chunk).read)
         return read_values(found, column, start, stop, path, name, start, self.findings)
 
 

@@ -23,7 +23,7 @@ from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
 
 #: Limit for one step. HDF5 has the same one.
 _MAX_ROW_BYTES = 1 << 30
-_LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
+LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
 
 Values: TypeAlias = npt.NDArray[Any] | pa.Array
 
@@ -54,7 +54,7 @@ def describe(array: TreeArray, mapped: Column, file: str) -> TreeColumn:
         UnsupportedColumnError: no column can hold the values, or not as the dtype of the layout.
     """
 
-    def error(message: str, hint: str = _LEAVE_OUT) -> UnsupportedColumnError:
+    def error(message: str, hint: str = LEAVE_OUT) -> UnsupportedColumnError:
         return UnsupportedColumnError(message, file=file, column=array.path, hint=hint)
 
     if not array.shape:

@@ -217,7 +217,8 @@ class _Dataset:
 
     def as_array(self) -> TreeArray:
         if self.dtype.kind in "biuf":
-            return TreeArray(self.path, self.shape, _dtype_name(self.dtype), self._read)
+            name = _dtype_name(self.dtype)
+            return TreeArray(self.path, self.shape, name, self._read, chunk_rows=self._chunk_rows)
         if h5py.check_string_dtype(self.dtype) is not None:
             raw = self._read_raw if self.dtype.kind == "S" and len(self.shape) == 1 else None
             return TreeArray(self.path, self.shape, "string", self._read_variable, raw=raw)
@@ -225,6 +226,10 @@ class _Dataset:
         if base is not None and np.dtype(base) == np.uint8:
             return TreeArray(self.path, self.shape, "binary", self._read_variable)
         return TreeArray(self.path, self.shape, str(self.dtype), self._read)
+
+    def _chunk_rows(self) -> int:
+        chunks = h5py.Dataset(self.id).chunks
+        return chunks[0] if chunks else 1
 
     def _read(self, start: int, stop: int) -> npt.NDArray[Any]:
         with reading(self.source.name, self.path):

@@ -197,6 +197,7 @@ class Hooks:
         check_files: checks all files before they are read, unless bad episodes are skipped.
         check_episode: checks an episode that was read.
         find_flat: checks a file whose arrays hold all episodes, and finds the episodes; None finds them by the rule.
+        whole_files: whether a unit is one or more files, if there are several.
     """
 
     file_facts: Callable[[Tree], Mapping[str, Mapping[str, Any]]] = lambda tree: {}
@@ -204,6 +205,7 @@ class Hooks:
     check_files: Callable[[Sequence[Container]], None] = lambda trees: None
     check_episode: Callable[[Tree, PlacedEpisode, FindingLog], None] = lambda tree, episode, findings: None
     find_flat: Callable[[Tree], EpisodeRanges] | None = None
+    whole_files: bool = False
 
 
 class TreeSource:
@@ -233,7 +235,7 @@ class TreeSource:
         self.findings = FindingLog()
         self.resume_state: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = {}
-        self.columns: tuple[ColumnSpec, ...] = tuple(column.spec for column in contents.columns)
+        self.columns: tuple[ColumnSpec, ...] = (*(column.spec for column in contents.columns), *contents.flags)
         self.num_rows: int | None = len(trees) if layout.episodes.kind == FILES else None
         self.rows_are_steps = layout.episodes.flat
         self._trees = trees
@@ -274,7 +276,8 @@ class TreeSource:
             episodes = self._find(tree)
         total = len(episodes)
         if isinstance(episodes, EpisodeRanges):
-            starts = [first for first, _ in episode_runs(episodes.lengths, self._row_bytes, UNIT_BYTES)]
+            starts = [first for first, _ in episode_runs(episodes.lengths, self._row_bytes, UNIT_BYTES)] or [0]
+            starts = starts[:1] if self._hooks.whole_files and len(self._trees) > 1 else starts
             return [(first, item.size // len(starts)) for first in starts], int(episodes.lengths.sum())
         count = max(1, UNIT_BYTES * total // max(1, item.size))
         starts = list(range(0, total, count))
@@ -317,6 +320,9 @@ class TreeSource:
             with self._trees[index].open() as tree:
                 episodes = self._find(tree)
                 last = stop.row if index == stop.file else len(episodes)
+                if isinstance(episodes, EpisodeRanges) and first == 0:
+                    for finding in episodes.findings:
+                        self.findings.add(finding)
                 if not len(episodes):
                     self.findings.add(Finding("empty-file", "holds no episode", file=tree.name))
                 elif isinstance(episodes, EpisodeRanges):
@@ -327,8 +333,6 @@ class TreeSource:
     def _flat_blocks(
         self, tree: Tree, episodes: EpisodeRanges, index: int, first: int, last: int
     ) -> Iterator[EpisodeBlock]:
-        for finding in episodes.findings if first == 0 else ():
-            self.findings.add(finding)
         arrays = flat_arrays(tree.name, self._contents.columns, episodes)
         reader = FlatReader(tree, self._contents.model, self.findings, is_first=first == 0)
         for begin, end in episode_runs(episodes.lengths[first:last], self._row_bytes, _BLOCK_BYTES):

@@ -1,0 +1,110 @@
+"""HDF5 files of datasets whose rows are the steps of all episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnsupportedColumnError
+from gear_data.ingest.location import separate_datasets_hint
+from gear_data.ingest.sources.tree.columns import LEAVE_OUT, TreeColumn, describe
+from gear_data.ingest.sources.tree.view import ARRAY, LINKS, Tree, TreeArray, contents
+
+
+@dataclass(frozen=True)
+class FlatFile:
+    """The datasets of an open file.
+
+    Attributes:
+        tree: the file.
+        kinds: path of a dataset or a link -> its kind.
+    """
+
+    tree: Tree
+    kinds: Mapping[str, str]
+
+    def shape(self, path: str) -> tuple[int, ...] | None:
+        """Returns the shape of a dataset; None for a link, and for a damaged one, which is an error if it is read."""
+        with suppress(GearError):
+            array = self.tree.array(path)
+            return None if array is None else array.shape
+        return None
+
+    def array(self, path: str, model: str) -> TreeArray:
+        """Opens a dataset that the file `model` has.
+
+        Raises:
+            UnsupportedColumnError: it is a link.
+            CorruptSourceError: it is missing or damaged.
+        """
+        array = self.tree.array(path)
+        if array is not None:
+            return array
+        if path not in self.kinds:
+            raise CorruptSourceError(f"is missing; {model} has it", file=self.tree.name, column=path)
+        raise UnsupportedColumnError(
+            f"is {self.kinds[path]}, which is not followed",
+            file=self.tree.name,
+            column=path,
+            hint=f"copy the data behind the link into the file, or {LEAVE_OUT}",
+        )
+
+    def checked(
+        self, columns: Sequence[TreeColumn], others: Sequence[str], model: str, files: Sequence[str]
+    ) -> dict[str, TreeArray]:
+        """Opens the datasets of columns, and others.
+
+        Args:
+            columns: the columns, as in the first file.
+            others: paths of other datasets. The first one has a row for each step.
+            model: the name of the first file.
+            files: the names of all files, for the hint.
+
+        Returns:
+            Path -> array.
+
+        Raises:
+            CorruptSourceError: a dataset is missing or damaged, or has another dtype or shape than in the first file.
+            BadEpisodeError: the datasets have different numbers of rows.
+        """
+        specs = {column.mapped.path: column for column in columns}
+        try:
+            arrays = {path: self.array(path, model) for path in dict.fromkeys([*specs, *others])}
+            rows = arrays[others[0]].rows
+            for path, array in arrays.items():
+                self._check_rows(array, rows, others[0])
+                if rows and path in specs:
+                    self._check_matches(array, specs[path], model)
+        except CorruptSourceError as error:
+            error.hint = error.hint or separate_datasets_hint(files, model, self.tree.name)
+            raise
+        return arrays
+
+    def _check_rows(self, array: TreeArray, rows: int, reference: str) -> None:
+        if array.rows != rows:
+            raise BadEpisodeError(
+                f"has {array.rows} rows, where '{reference}' has {rows}",
+                file=self.tree.name,
+                column=array.path,
+                row=min(rows, array.rows),
+                hint="repair the file, or name the columns of equal length with --columns (columns=[...])",
+            )
+
+    def _check_matches(self, array: TreeArray, column: TreeColumn, model: str) -> None:
+        found, expected = describe(array, column.mapped, self.tree.name).spec, column.spec
+        if found != expected:
+            raise CorruptSourceError(
+                f"is {found.dtype} {found.shape}, in {model} {expected.dtype} {expected.shape}",
+                file=self.tree.name,
+                column=array.path,
+            )
+
+
+def flat_file(tree: Tree) -> FlatFile:
+    """Lists the datasets and links of an open file.
+
+    Raises:
+        CorruptSourceError: the file is damaged, or holds too many names.
+    """
+    return FlatFile(tree, {path: kind for path, kind in contents(tree, "").items() if kind in (ARRAY, *LINKS)})
