@@ -67,9 +67,8 @@ def open_(location: Location, options: SourceOptions) -> TreeSource:
 
     def find(tree: Tree) -> EpisodeRanges:
         arrays = _file(tree).checked(columns, [_ACTION, _STEP_TYPE, _DISCOUNT, _REWARD], names[0], names)
-        return _episodes(
-            tree.name, *(_numbers(tree, arrays[name]) for name in (_STEP_TYPE, _DISCOUNT, _REWARD)), options
-        )
+        types, discounts, rewards = (_numbers(tree, arrays[name]) for name in (_STEP_TYPE, _DISCOUNT, _REWARD))
+        return _episodes(tree.name, types, discounts, rewards, options)
 
     return TreeSource(
         trees,

@@ -25,6 +25,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources import d4rl
 from gear_data.ingest.sources.arrays import boundaries
+from gear_data.ingest.sources.tree import hdf5_view
 from gear_data.ingest.sources.tree import source as tree
 from gear_data.storage.episode_block import BEGIN, END
 
@@ -131,6 +132,30 @@ def test_units_are_the_whole(options: Any, sources: Any, tmp_path: Path, monkeyp
     units = sources.check_units(lambda: d4rl.open_(location, SourceOptions()))
     assert units > 5 if options.get("timeouts", True) else units == 3
     assert read(folder)[0] == [len(rollout) for rollout in rollouts]
+
+
+def test_chunks_are_read_once(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk that is read in pieces would be decompressed once for each piece."""
+    rollouts = sources.make_rollouts(30, seed=6)
+    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts, next_observations=False)
+    with h5py.File(source, "r+") as file:
+        values = file["observations"][...]
+        del file["observations"]
+        file.create_dataset("observations", data=values, chunks=(20, 1), compression="gzip")
+    reads: list[tuple[int, int]] = []
+    read_rows = hdf5_view._Dataset._read
+
+    def recorded(dataset: Any, start: int, stop: int) -> Any:
+        if dataset.path == "observations":
+            reads.append((start, stop))
+        return read_rows(dataset, start, stop)
+
+    monkeypatch.setattr(hdf5_view._Dataset, "_read", recorded)
+    monkeypatch.setattr(tree, "_BLOCK_BYTES", 1)  # a block for each episode
+    assert read(source)[0] == [len(rollout) for rollout in rollouts]
+    assert len(reads) > 5
+    assert [start for start, _ in reads[1:]] == [stop for _, stop in reads[:-1]]
+    assert all(stop % 20 == 0 or stop == len(values) for _, stop in reads)
 
 
 def test_next_observations_that_contradict(sources: Any, tmp_path: Path) -> None:

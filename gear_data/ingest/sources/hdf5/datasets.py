@@ -11,19 +11,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 from h5py import h5d, h5s
 
-from gear_data.common.images import looks_like_image
-from gear_data.errors import CorruptSourceError, UnsupportedColumnError
+from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.sources.hdf5.chunk_checks import check_chunk_sizes
 from gear_data.ingest.sources.hdf5.heap_checks import HEAP_REFERENCE_BYTES, is_variable
 from gear_data.ingest.sources.hdf5.inventory import LEAVE_OUT
-from gear_data.schema import DTYPES, ColumnSpec
 
 #: Limit for one row and for one chunk: HDF5 reads and decompresses whole chunks.
 _MAX_PIECE_BYTES = 1 << 30
@@ -91,49 +87,6 @@ def _check_sizes(
             )
 
 
-def step_spec(dataset: h5py.Dataset, source: str, name: str, file: str, *, has_final: bool = False) -> ColumnSpec:
-    """Returns the column that a dataset of [steps, ...] becomes.
-
-    Numbers and booleans keep dtype and shape; text becomes `string`, variable-length bytes become `binary`. Rewards
-    and end flags of [steps, 1] become scalars.
-
-    Args:
-        dataset: the dataset, with at least one axis.
-        source: the name of the dataset in the file.
-        name: the canonical name of the column.
-        file: the name of the file, for errors.
-        has_final: whether the column has final observations, if its values have a fixed size.
-
-    Raises:
-        UnsupportedColumnError: the dataset holds objects, references, compounds, or another type that no column has.
-    """
-    source_name = None if source == name else source
-    dtype = _variable_dtype(dataset)
-    shape = tuple(int(n) for n in dataset.shape[1:])
-    if dtype is not None and shape == () and name not in SCALAR_COLUMNS:
-        return ColumnSpec(name, dtype, source=source_name)
-    stored = dataset.dtype
-    dtype = str(stored.newbyteorder("=")) if stored.kind in "biuf" else str(stored)
-    if dtype not in DTYPES:
-        raise UnsupportedColumnError(
-            f"holds {dtype}, which is not a number or a boolean", file=file, column=source, hint=LEAVE_OUT
-        )
-    if name in SCALAR_COLUMNS and shape == (1,):
-        shape = ()
-    if 0 in shape:
-        raise UnsupportedColumnError(
-            f"has steps of shape {shape}, which hold no values", file=file, column=source, hint=LEAVE_OUT
-        )
-    return ColumnSpec(name, dtype, shape, False, source_name, has_final)
-
-
-def _variable_dtype(dataset: h5py.Dataset) -> str | None:
-    if h5py.check_string_dtype(dataset.dtype) is not None:
-        return "string"
-    base = h5py.check_vlen_dtype(dataset.dtype)
-    return "binary" if base is not None and np.dtype(base) == np.uint8 else None
-
-
 def read_fixed(dataset: h5d.DatasetID, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Reads a whole dataset of numbers or booleans into a C-contiguous array.
 
@@ -143,10 +96,3 @@ def read_fixed(dataset: h5d.DatasetID, shape: tuple[int, ...], dtype: np.dtype[A
     if values.size:
         dataset.read(h5s.ALL, h5s.ALL, values)
     return values
-
-
-def hold_images(dataset: h5py.Dataset) -> bool:
-    """Returns whether rows of uint8 are encoded images, by the first row. The dataset must have been checked."""
-    if dataset.dtype != np.uint8 or dataset.ndim != 2 or not dataset.shape[0]:
-        return False
-    return looks_like_image(np.asarray(dataset[0]).tobytes())

@@ -73,7 +73,8 @@ class FlatFile:
             arrays = {path: self.array(path, model) for path in dict.fromkeys([*specs, *others])}
             rows = arrays[others[0]].rows
             for path, array in arrays.items():
-                self._check_rows(array, rows, others[0])
+                if array.rows != rows:
+                    raise self._wrong_rows(array, rows, others)
                 if rows and path in specs:
                     self._check_matches(array, specs[path], model)
         except CorruptSourceError as error:
@@ -81,15 +82,15 @@ class FlatFile:
             raise
         return arrays
 
-    def _check_rows(self, array: TreeArray, rows: int, reference: str) -> None:
-        if array.rows != rows:
-            raise BadEpisodeError(
-                f"has {array.rows} rows, where '{reference}' has {rows}",
-                file=self.tree.name,
-                column=array.path,
-                row=min(rows, array.rows),
-                hint="repair the file, or name the columns of equal length with --columns (columns=[...])",
-            )
+    def _wrong_rows(self, array: TreeArray, rows: int, needed: Sequence[str]) -> BadEpisodeError:
+        leave_out = "or name the columns of equal length with --columns (columns=[...])"
+        return BadEpisodeError(
+            f"has {array.rows} rows, where '{needed[0]}' has {rows}",
+            file=self.tree.name,
+            column=array.path,
+            row=min(rows, array.rows),
+            hint="download the file again" if array.path in needed else f"repair the file, {leave_out}",
+        )
 
     def _check_matches(self, array: TreeArray, column: TreeColumn, model: str) -> None:
         found, expected = describe(array, column.mapped, self.tree.name).spec, column.spec
