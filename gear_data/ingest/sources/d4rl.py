@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from gear_data.errors import (
-    BadEpisodeError,
     CorruptSourceError,
     EmptySourceError,
     UnknownFormatError,
@@ -36,10 +34,9 @@ from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
 from gear_data.ingest.sources.arrays.boundaries import limit_lengths, scan_lengths
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges
-from gear_data.ingest.sources.hdf5.attributes import plain_value
-from gear_data.ingest.sources.hdf5.flat_file import FlatFile, flat_file
+from gear_data.ingest.sources.hdf5.flat_file import FlatFile, flat_file, root_scalars
 from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES, hdf5_files
-from gear_data.ingest.sources.tree.blocks import TreeLayout, fact_value
+from gear_data.ingest.sources.tree.blocks import TreeLayout
 from gear_data.ingest.sources.tree.columns import TreeColumn, describe
 from gear_data.ingest.sources.tree.hdf5_view import hdf5_tree, hdf5_trees
 from gear_data.ingest.sources.tree.source import Hooks, TreeSource
@@ -144,12 +141,8 @@ def _read(tree: Tree, options: SourceOptions) -> _Datasets:
                 column=required,
                 hint=f"rename it with --rename NAME={name}, or leave --format out",
             )
-    metadata = {name: value for name, value in tree.attributes("").items() if value is not None}
-    for path in scalars:
-        with suppress(BadEpisodeError):  # a text that is not UTF-8
-            array = tree.array(path)
-            if array is not None and (value := plain_value(fact_value(array))) is not None:
-                metadata[path.removeprefix(_METADATA)] = value
+    facts = root_scalars(tree, (file.array(path, tree.name) for path in scalars))
+    metadata = {name.removeprefix(_METADATA): value for name, value in facts.items()}
     chosen = choose_columns(candidates, options)
     columns = tuple(
         describe(file.array(path, tree.name), Column(name, path), tree.name) for path, name in chosen.items()

@@ -19,8 +19,8 @@ from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.hdf5.chunk_checks import check_chunk_sizes
 from gear_data.ingest.sources.hdf5.heap_checks import HEAP_REFERENCE_BYTES, is_variable
-from gear_data.ingest.sources.hdf5.inventory import LEAVE_OUT
 
+_LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
 #: Limit for one row and for one chunk: HDF5 reads and decompresses whole chunks.
 _MAX_PIECE_BYTES = 1 << 30
 #: Up to this size a dataset may have no data in the file: rows that were never written read as the fill value.
@@ -45,7 +45,7 @@ def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tupl
             hint="write it into one file: h5py.File(new, 'w')[column] = old[column][...]",
         )
     if shape is None:
-        raise CorruptSourceError("is a dataset without a shape", file=file.name, column=column, hint=LEAVE_OUT)
+        raise CorruptSourceError("is a dataset without a shape", file=file.name, column=column, hint=_LEAVE_OUT)
     dtype = dataset.dtype
     chunk_shape = plist.get_chunk() if layout == h5d.CHUNKED else None
     _check_sizes(dataset, shape, dtype.itemsize, chunk_shape, file, column)

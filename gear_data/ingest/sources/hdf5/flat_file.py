@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.location import separate_datasets_hint
+from gear_data.ingest.sources.hdf5.attributes import plain_value
 from gear_data.ingest.sources.tree.columns import LEAVE_OUT, TreeColumn, describe
 from gear_data.ingest.sources.tree.view import ARRAY, LINKS, Tree, TreeArray, contents
 
@@ -100,6 +104,21 @@ class FlatFile:
                 file=self.tree.name,
                 column=array.path,
             )
+
+
+def root_scalars(tree: Tree, arrays: Iterable[TreeArray]) -> dict[str, Any]:
+    """Returns the attributes of a file and the values of scalars: name or path -> plain Python value.
+
+    What is no number, flag or text of bounded size is left out.
+    """
+    found = {name: value for name, value in tree.attributes("").items() if value is not None}
+    for array in arrays:
+        if array.kind or array.dtype == "string" or array.dtype.startswith("|S"):
+            with suppress(BadEpisodeError):  # a text that is not UTF-8
+                values = array.read(0, 1)
+                value = plain_value(values[0].as_py() if isinstance(values, pa.Array) else values[0])
+                found |= {} if value is None else {array.path: value}
+    return found
 
 
 def flat_file(tree: Tree) -> FlatFile:

@@ -64,10 +64,10 @@ class BufferLayout:
 
         Steps are counted from the oldest. Returns [stop - start, environments, ...].
         """
-        first, last = (self.oldest + start) % self.rows, self.oldest + stop
+        array, first, last = file.arrays[source], (self.oldest + start) % self.rows, self.oldest + stop
         if stop - start == 0 or first + stop - start <= self.rows:
-            return file.read(source, first, first + stop - start)
-        return np.concatenate([file.read(source, first, self.rows), file.read(source, 0, last - self.rows)])
+            return array.read(first, first + stop - start)
+        return np.concatenate([array.read(first, self.rows), array.read(0, last - self.rows)])
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,15 @@ def read_layout(file: BufferFile, options: SourceOptions) -> BufferLayout:
         CorruptSourceError: `pos` is not a row.
         UnsupportedColumnError: an array holds no numbers.
     """
-    by_name = {name: source for source, name in name_map(file.shapes, options.rename).items()}
+    by_name = {name: source for source, name in name_map(file.arrays, options.rename).items()}
     missing = [name for name in REQUIRED if name not in by_name]
     if missing:
         raise UnknownFormatError(
             f"holds no array '{missing[0]}', which a replay buffer has",
             file=file.name,
-            hint=f"its arrays: {', '.join(file.shapes)}; leave --format out",
+            hint=f"its arrays: {', '.join(file.arrays)}; leave --format out",
         )
-    shape = file.shapes[by_name[DONES]]
+    shape = file.arrays[by_name[DONES]].shape
     if len(shape) != 2 or 0 in shape[1:]:
         raise UnknownFormatError(
             f"has the shape {shape}, where [buffer_size, n_envs] is expected",
@@ -136,9 +136,9 @@ def read_layout(file: BufferFile, options: SourceOptions) -> BufferLayout:
         if _is_next(f"next_{column}") and f"next_{column}" in by_name
     }
     for source in [*sources.values(), *next_arrays.values()]:
-        if file.shapes[source][:2] != (rows, environments):
+        if file.arrays[source].shape[:2] != (rows, environments):
             raise BadEpisodeError(
-                f"has the shape {file.shapes[source]}, where '{by_name[DONES]}' has {shape}",
+                f"has the shape {file.arrays[source].shape}, where '{by_name[DONES]}' has {shape}",
                 file=file.name,
                 column=source,
                 hint="name the columns to keep with --columns (columns=[...]), without this one",
@@ -181,7 +181,8 @@ def _is_next(name: str) -> bool:
 
 
 def _column(file: BufferFile, source: str, name: str, next_source: str | None, has_last_row: bool) -> ColumnSpec:
-    dtype, shape = file.dtypes[source], file.shapes[source][2:]
+    array = file.arrays[source]
+    dtype, shape = array.dtype, array.shape[2:]
     if dtype not in DTYPES or 0 in shape:
         raise UnsupportedColumnError(
             f"holds {dtype} of shape {shape} per step, and a column holds numbers or booleans",
@@ -189,10 +190,10 @@ def _column(file: BufferFile, source: str, name: str, next_source: str | None, h
             column=source,
             hint="name the columns to keep with --columns (columns=[...]), without this one",
         )
-    if next_source is not None and (file.dtypes[next_source], file.shapes[next_source][2:]) != (dtype, shape):
+    after = file.arrays.get(next_source or "")
+    if after is not None and (after.dtype, after.shape[2:]) != (dtype, shape):
         raise BadEpisodeError(
-            f"is {file.dtypes[next_source]} {file.shapes[next_source]}, where '{source}' is {dtype} "
-            f"{file.shapes[source]}",
+            f"is {after.dtype} {after.shape}, where '{source}' is {dtype} {array.shape}",
             file=file.name,
             column=next_source,
             hint="save both arrays of the same buffer",
@@ -242,7 +243,8 @@ def find_episodes(file: BufferFile, layout: BufferLayout) -> BufferEpisodes:
 
 def _is_all_zero(file: BufferFile, source: str, shape: tuple[int, ...]) -> bool:
     """Returns whether an array of flags of this shape is zero everywhere."""
-    if file.shapes[source] != shape or file.dtypes[source] not in DTYPES:
+    array = file.arrays[source]
+    if array.shape != shape or array.dtype not in DTYPES:
         return False
     rows, step = shape[0], max(1, _SCAN_BYTES // (8 * shape[1]))
-    return not any(file.read(source, row, min(rows, row + step)).any() for row in range(0, rows, step))
+    return not any(array.read(row, min(rows, row + step)).any() for row in range(0, rows, step))

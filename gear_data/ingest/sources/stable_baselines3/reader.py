@@ -32,8 +32,8 @@ from gear_data.ingest.sources.stable_baselines3.buffer_file import (
     NPZ_SUFFIX,
     SUFFIXES,
     BufferFile,
-    declares_scalars,
-    open_buffer,
+    buffer_container,
+    read_buffer,
 )
 from gear_data.ingest.sources.stable_baselines3.layout import (
     FULL,
@@ -57,11 +57,12 @@ def probe(location: Location) -> str | None:
     if not files:
         return None
     try:
-        if not declares_scalars(files[0], (POSITION, FULL)):
-            return None
-        with open_buffer(files[0]) as file:
-            by_name = {canonical_name(name): shape for name, shape in file.shapes.items()}
-            if by_name.keys() >= {*REQUIRED} and file.scalars.keys() >= {POSITION, FULL} and len(by_name[DONES]) == 2:
+        with buffer_container(files[0]).open() as tree:
+            if not {*tree.children(""), *tree.attributes("")} >= {POSITION, FULL}:
+                return None
+            file = read_buffer(tree)
+            by_name = {canonical_name(name): len(array.shape) for name, array in file.arrays.items()}
+            if by_name.keys() >= {*REQUIRED} and file.scalars.keys() >= {POSITION, FULL} and by_name[DONES] == 2:
                 return f"Stable-Baselines3: {files[0].name} has {', '.join(REQUIRED)}, {POSITION}, {FULL}"
     except GearError:
         pass  # another format raises the error
@@ -88,10 +89,10 @@ class ReplayBufferSource:
     def __init__(self, files: tuple[SourceFile, ...], options: SourceOptions) -> None:
         self.findings = FindingLog()
         self.resume_state: dict[str, Any] = {}
-        self._files = files
+        self._files = tuple(map(buffer_container, files))
         self._options = options
-        with open_buffer(files[0]) as file:
-            self._first = read_layout(file, options)
+        with self._files[0].open() as tree:
+            self._first = read_layout(read_buffer(tree), options)
         self.columns = self._first.columns
         self.metadata: Mapping[str, Any] = self._first.metadata
         if len(files) == 1 and not self._first.steps:
@@ -106,11 +107,12 @@ class ReplayBufferSource:
         units: list[Unit] = []
         self.num_rows = 0
         for index, source in enumerate(self._files):
-            with open_buffer(source) as file:
+            with source.open() as tree:
+                file = read_buffer(tree)
                 layout = self._layout(file)
                 episodes = find_episodes(file, layout)
             self.num_rows += layout.steps * layout.environments
-            starts = [0] if source.path.lower().endswith(NPZ_SUFFIX) else _unit_starts(episodes, layout)
+            starts = [0] if source.name.lower().endswith(NPZ_SUFFIX) else _unit_starts(episodes, layout)
             units += [Unit(Position(index, start), source.size // len(starts)) for start in starts]
         return units
 
@@ -119,7 +121,8 @@ class ReplayBufferSource:
             first = start.row if index == start.file else 0
             if (index, first) >= stop:
                 return
-            with open_buffer(self._files[index]) as file:
+            with self._files[index].open() as tree:
+                file = read_buffer(tree)
                 layout = self._layout(file)
                 episodes = find_episodes(file, layout)
                 if first == 0:
@@ -234,7 +237,7 @@ def _finals(
     has_final = stops == layout.steps
     row = layout.last_row
     return has_final, {
-        spec.name: file.read(layout.sources[spec.name], row, row + 1)[0][environments[has_final]]
+        spec.name: file.arrays[layout.sources[spec.name]].read(row, row + 1)[0][environments[has_final]]
         for spec in layout.columns
         if spec.has_final
     }

@@ -101,7 +101,7 @@ class Hdf5Tree:
         def visit(name: bytes, info: Any) -> None:
             links.append((name, info.type))  # h5py calls this from C, so it must not raise
 
-        with reading(self.name, group or "/"):
+        with reading(self.name, group or None):
             opened = self._group(group)
             if opened is None:
                 return {}
@@ -123,7 +123,7 @@ class Hdf5Tree:
             return True if len(links) > MAX_NAMES else None
 
         self.visited.clear()
-        with reading(self.name, group or "/"):
+        with reading(self.name, group or None):
             opened = self._group(group)
             if opened is None:
                 return frozenset()
@@ -145,7 +145,7 @@ class Hdf5Tree:
             return _Dataset(item, self.source, path, shape, item.dtype.newbyteorder("=")).as_array()
 
     def attributes(self, group: str) -> Mapping[str, Any]:
-        with reading(self.name, group or "/"):
+        with reading(self.name, group or None):
             opened = self._group(group)
             facts, others = ({}, []) if opened is None else attribute_facts(opened, ())
         return facts | dict.fromkeys(others)
