@@ -15,7 +15,6 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError, InvalidArgumentError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, choose_columns, resolve_structure_columns
-from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.first_rows import (
@@ -50,7 +49,6 @@ class ClassifiedArrays:
         episode_columns: usual names of the arrays in `boundaries` that hold episode ids.
         scalars: source name -> array of shape ().
         rows_are: the convention of the rows, if `is_first` or the names of early Dreamer files are there; else None.
-        keeps_next: whether `next_observations` is also kept as a column.
         findings: about arrays that are left out.
     """
 
@@ -61,7 +59,6 @@ class ClassifiedArrays:
     episode_columns: tuple[str, ...]
     scalars: Mapping[str, StoredArray]
     rows_are: RowConvention | None
-    keeps_next: bool
     findings: tuple[Finding, ...]
 
     @property
@@ -84,25 +81,6 @@ class ClassifiedArrays:
             row=min(rows, expected),
             hint="name the columns to keep with --columns (columns=[...])",
         )
-
-    def next_arrays(self, columns: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-        """Returns {"observations": `next_observations`}, if both arrays exist.
-
-        `next_observations` gives final observations. Raises BadEpisodeError if the two arrays differ in dtype or shape.
-        """
-        next_array, array = self.steps.get(NEXT), columns.get("observations")
-        if next_array is None or array is None:
-            return {}
-        next_dtype, dtype = next_array.column_dtype(NEXT), array.column_dtype("observations")
-        if (next_dtype, next_array.row_shape) != (dtype, array.row_shape):
-            raise BadEpisodeError(
-                f"is {next_array.dtype} {next_array.row_shape}, where 'observations' is {array.dtype} "
-                f"{array.row_shape}",
-                file=self.name,
-                column=self.sources[NEXT],
-                hint="final observations must have the dtype and shape of the others; leave this array out of the file",
-            )
-        return {"observations": next_array}
 
 
 def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: SourceOptions) -> ClassifiedArrays:
@@ -151,12 +129,7 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
     )
     steps = {column: arrays[source] for source, column in chosen.items()}
     sources = {column: source for source, column in chosen.items()}
-    keeps_next = not {NEXT, sources.get(NEXT)}.isdisjoint(options.columns or ())
-    if NEXT not in steps:  # it gives final observations, whatever columns are chosen
-        next_source = next((source for source in names if usual_name(source, options.rename) == NEXT), None)
-        if next_source is not None:
-            steps[NEXT], sources[NEXT] = arrays[next_source], next_source
-    return ClassifiedArrays(name, steps, sources, boundaries, episode_columns, scalars, rows_are, keeps_next, findings)
+    return ClassifiedArrays(name, steps, sources, boundaries, episode_columns, scalars, rows_are, findings)
 
 
 def _rename(names: list[str], rows_are: RowConvention | None, options: SourceOptions) -> dict[str, str]:

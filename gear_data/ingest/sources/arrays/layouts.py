@@ -163,8 +163,6 @@ def _arrays_with_lengths(
     starts = offsets_of(lengths)[:-1]
     columns, flags, facts, with_final_row = {}, {}, scalar_facts(classified, count), set()
     for name, array in classified.steps.items():
-        if name == NEXT and len(array) == rows and not classified.keeps_next:
-            continue
         if len(array) == rows:
             columns[name] = array
         elif len(array) == rows + count and is_observation(name):
@@ -182,7 +180,6 @@ def _arrays_with_lengths(
     if DONES in flags and "terminated" in sources:
         sources[DONES] = sources["terminated"]
     episodes = EpisodeRanges(lengths, starts, starts + np.arange(count), facts, flags, classified.findings)
-    next_arrays = {} if with_final_row else classified.next_arrays(columns)
     return StepArrays(
         name=classified.name,
         bytes=size,
@@ -191,7 +188,6 @@ def _arrays_with_lengths(
         sources=sources,
         locate=lambda: episodes,
         final_row_columns=frozenset(with_final_row),
-        next_arrays=next_arrays,
         episode_flags=tuple(flags),
         seekable=seekable,
     )
@@ -253,8 +249,6 @@ def _padded_arrays(
     episodes = EpisodeRanges(
         lengths, numbers * max_steps, numbers * (max_steps + 1), facts, findings=classified.findings
     )
-    if not classified.keeps_next:
-        columns.pop(NEXT, None)
     return StepArrays(
         name=classified.name,
         bytes=size,
@@ -275,7 +269,6 @@ class _FlatEpisodes:
         classified: the arrays.
         columns: canonical name -> array of a step column.
         final_row_columns: columns with one row more than there are steps. If there are any, all rows are one episode.
-        next_arrays: canonical name -> array of the observations after each step.
         limit: maximum length of an episode, used if nothing else says where episodes end.
         scalar_flags: canonical name -> source name of an end flag of one value, which is about the last step of all.
     """
@@ -283,7 +276,6 @@ class _FlatEpisodes:
     classified: ClassifiedArrays
     columns: Mapping[str, StoredArray]
     final_row_columns: frozenset[str]
-    next_arrays: Mapping[str, StoredArray]
     limit: int | None
     scalar_flags: Mapping[str, str]
 
@@ -322,21 +314,18 @@ class _FlatEpisodes:
         if self.final_row_columns:
             return np.array([rows] if rows else [], np.int64)
         has_truncation = bool({DONES, "truncated"} & self.columns.keys())
-        jumps = {} if has_truncation else self.next_arrays
+        jumps = [] if has_truncation else _next_pairs(self.columns)
         ids = [array for name, array in classified.boundaries.items() if name in classified.episode_columns]
         counters = [array for name, array in classified.boundaries.items() if name not in classified.episode_columns]
-        row_bytes = sum(array.row_bytes for array in (*self.flags, *ids, *counters, *jumps.values()))
+        row_bytes = sum(array.row_bytes for array in (*self.flags, *ids, *counters, *(after for _, after in jumps)))
         with ArrayReader() as reader:
             return scan_lengths(
                 rows,
                 row_bytes,
-                markers(reader, rows, self.flags),
+markers(reader, rows, self.flags),
                 ids=markers(reader, rows, ids),
                 counters=markers(reader, rows, counters),
-                next_pairs=[
-                    (partial(reader.read, self.columns[name]), partial(reader.read, next_array))
-                    for name, next_array in jumps.items()
-                ],
+                next_pairs=[(partial(reader.read, array), partial(reader.read, after)) for array, after in jumps],
             )
 
 
@@ -347,13 +336,13 @@ def _flagged_arrays(
 
     Episodes end by flags, an episode column, jumps or a limit; otherwise all rows are one episode.
     """
-    columns = {name: array for name, array in classified.steps.items() if name != NEXT or classified.keeps_next}
+    columns = classified.steps
     final_row_columns = _final_row_columns(classified, columns)
     if final_row_columns and (row := _first_inner_end(classified, columns)) is not None:
         classified = _without_final_row(classified, row, options)
         final_row_columns = frozenset()
-    next_arrays = {} if final_row_columns else classified.next_arrays(columns)
-    has_ends = bool(final_row_columns or classified.boundaries or next_arrays or {DONES, "truncated"} & columns.keys())
+    marks = final_row_columns or classified.boundaries or _next_pairs(columns)
+    has_ends = bool(marks or {DONES, "truncated"} & columns.keys())
     limit = None if has_ends else options.episodes.max_episode_steps
     if whole_source and not has_ends and limit is None:
         raise UnknownFormatError(
@@ -365,7 +354,7 @@ def _flagged_arrays(
             "(episodes=EpisodeBoundaries(...))",
         )
     scalar_flags = _scalar_flags(classified, columns)
-    episodes = _FlatEpisodes(classified, columns, final_row_columns, next_arrays, limit, scalar_flags)
+    episodes = _FlatEpisodes(classified, columns, final_row_columns, limit, scalar_flags)
     sources = {**classified.sources, **scalar_flags}
     return StepArrays(
         name=classified.name,
@@ -375,10 +364,15 @@ def _flagged_arrays(
         sources=sources if limit is None else {**sources, "truncated": "truncated"},
         locate=episodes.locate,
         final_row_columns=final_row_columns,
-        next_arrays=next_arrays,
         episode_flags=tuple(scalar_flags) if limit is None else ("truncated",),
         seekable=seekable,
     )
+
+
+def _next_pairs(columns: Mapping[str, StoredArray]) -> list[tuple[StoredArray, StoredArray]]:
+    """Returns the observations and the observations after each step, if both are there and have the same shape."""
+    found = [columns[name] for name in ("observations", NEXT) if name in columns]
+    return [(found[0], found[1])] if len(found) == 2 and found[0].shape == found[1].shape else []
 
 
 def _scalar_flags(classified: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> dict[str, str]:

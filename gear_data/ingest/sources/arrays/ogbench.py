@@ -123,15 +123,12 @@ def ogbench_arrays(name: str, size: int, arrays: Mapping[str, StoredArray], opti
     for column, array in classified.steps.items():
         if len(array) != rows:
             raise classified.wrong_length(column, rows)
-    columns = {column: array for column, array in classified.steps.items() if column not in ("truncated", NEXT)}
-    if classified.keeps_next:
-        columns[NEXT] = classified.steps[NEXT]
+    columns = {column: array for column, array in classified.steps.items() if column != "truncated"}
     if NEXT in arrays and _VALIDS not in arrays:
         episodes, finals = _regular_episodes(classified, arrays), frozenset[str]()
-        next_arrays = classified.next_arrays(columns)
     else:
         episodes = _episodes_with_final_rows(classified, arrays, options)
-        finals, next_arrays = frozenset(filter(is_observation, columns)), {}
+        finals = frozenset(filter(is_observation, columns))
     return StepArrays(
         name=name,
         bytes=size,
@@ -140,7 +137,6 @@ def ogbench_arrays(name: str, size: int, arrays: Mapping[str, StoredArray], opti
         sources={**classified.sources, "truncated": _TERMINALS},
         locate=lambda: episodes,
         final_row_columns=finals,
-        next_arrays=next_arrays,
         episode_flags=("truncated",),
     )
 
