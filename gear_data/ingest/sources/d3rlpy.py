@@ -19,21 +19,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
-from h5py import h5d, h5l
+import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.episode_stream import EpisodeStream
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
-from gear_data.ingest.sources.hdf5.attributes import plain_value
-from gear_data.ingest.sources.hdf5.datasets import check_dataset, read_fixed
-from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
-from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES, hdf5_files, open_hdf5, reading
-from gear_data.schema import DTYPES
+from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES, hdf5_files, reading
+from gear_data.ingest.sources.tree.blocks import fact_value
+from gear_data.ingest.sources.tree.hdf5_view import open_tree
+from gear_data.ingest.sources.tree.view import Tree, TreeArray
 from gear_data.storage.episode_block import Position
 
 _COLUMNS, _VERSION = "columns", "version"
@@ -64,23 +62,14 @@ class _Contents:
     version: str | None
 
 
-@dataclass(frozen=True)
-class _OpenEpisode:
-    """An episode of an open file."""
-
-    opened: h5py.File
-    contents: _Contents
-    index: int
-
-
 def probe(location: Location) -> str | None:
     """Returns the reason if the first HDF5 file is d3rlpy's; otherwise None."""
     files = hdf5_files(location)
     if not files:
         return None
-    with open_hdf5(files[0]) as file, reading(files[0].name):
+    with open_tree(files[0]) as tree:
         for count in (_COUNT, _STACKED_COUNT):
-            if all(isinstance(file.get(name), h5py.Dataset) for name in (_COLUMNS, count, _VERSION)):
+            if all(tree.array(name) is not None for name in (_COLUMNS, count, _VERSION)):
                 return f"d3rlpy: {files[0].name} has {_COLUMNS}, {count}, {_VERSION}"
     return None
 
@@ -103,9 +92,9 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
         for item in contents:
             last = first + item.episodes if stop is None else min(stop, first + item.episodes)
             if max(start, first) < last:
-                with open_hdf5(item.file) as opened:
+                with open_tree(item.file) as tree:
                     for number in range(max(start, first), last):
-                        yield _arrays_or_error(_OpenEpisode(opened, item, number - first))
+                        yield _arrays_or_error(tree, item, number - first)
             first += item.episodes
 
     name = files[0].name if len(files) == 1 else location.name
@@ -139,9 +128,9 @@ def _units(contents: Sequence[_Contents]) -> list[Unit]:
 
 def _contents(file: SourceFile, findings: FindingLog) -> _Contents:
     """Reads the declarations of a file, and reports datasets that no episode has."""
-    with open_hdf5(file) as opened:
+    with open_tree(file) as tree:
         with reading(file.name):
-            names = list(opened)
+            names = list(tree.file)
         stacked = _COUNT not in names
         count_name = _STACKED_COUNT if stacked else _COUNT
         for name in (_COLUMNS, count_name):
@@ -149,8 +138,8 @@ def _contents(file: SourceFile, findings: FindingLog) -> _Contents:
                 raise UnknownFormatError(
                     f"has no dataset '{name}', which d3rlpy's files have", file=file.name, hint="leave --format out"
                 )
-        columns = _column_names(opened, file)
-        count = _value(opened, file, count_name)
+        columns = _column_names(tree)
+        count = fact_value(_array(tree, count_name))
         if type(count) is not int or count < 0 or (not stacked and count > len(names)):
             raise CorruptSourceError(
                 f"is {count!r}, but the file has {len(names)} datasets",
@@ -158,7 +147,7 @@ def _contents(file: SourceFile, findings: FindingLog) -> _Contents:
                 column=count_name,
                 hint=_WRITE_AGAIN,
             )
-        version = _value(opened, file, _VERSION) if _VERSION in names else None
+        version = fact_value(_array(tree, _VERSION)) if _VERSION in names else None
     known = {_COLUMNS, count_name, _VERSION}
     number = "(_[0-9]{1,18})?" if stacked else "_(?P<episode>[0-9]{1,18})(_[0-9]{1,18})?"
     pattern = re.compile(f"({'|'.join(map(re.escape, columns))}){number}")
@@ -174,62 +163,45 @@ def _contents(file: SourceFile, findings: FindingLog) -> _Contents:
     return _Contents(file, columns, count, stacked, None if version is None else str(version))
 
 
-def _column_names(opened: h5py.File, file: SourceFile) -> tuple[str, ...]:
+def _column_names(tree: Tree) -> tuple[str, ...]:
     """Reads the names of an episode's arrays.
 
     Raises CorruptSourceError if they are not a list of different names.
     """
-    dataset = _dataset(opened, file, _COLUMNS)
-    shape = check_dataset(dataset, file, _COLUMNS)
+    array = _array(tree, _COLUMNS)
     names: list[Any] = []
-    if len(shape) == 1 and shape[0] <= _MAX_COLUMNS and h5py.check_string_dtype(dataset.dtype) is not None:
-        with reading(file.name, _COLUMNS):
-            values = h5py.Dataset(dataset)
-            check_heaps(values)
-            names = [plain_value(value) for value in values[...].tolist()]
-    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
+    if len(array.shape) == 1 and array.rows <= _MAX_COLUMNS and array.dtype == "string":
+        names = pa.array(array.read(0, array.rows)).to_pylist()
+    if not names or not all(names) or len(set(names)) != len(names):
         raise CorruptSourceError(
-            f"holds {dataset.dtype} {shape}, not a list of different names",
-            file=file.name,
+            f"holds {array.dtype} {array.shape}, not a list of different names",
+            file=tree.name,
             column=_COLUMNS,
             hint=_WRITE_AGAIN,
         )
     return tuple(names)
 
 
-def _value(opened: h5py.File, file: SourceFile, name: str) -> Any:
-    """Reads a number or a text."""
-    dataset = _dataset(opened, file, name)
-    if check_dataset(dataset, file, name) != ():
-        return None
-    with reading(file.name, name):
-        values = h5py.Dataset(dataset)
-        if h5py.check_string_dtype(values.dtype) is None and values.dtype.kind not in "biuf":
-            return None
-        check_heaps(values)
-        return plain_value(values[()])
-
-
-def _dataset(opened: h5py.File, file: SourceFile, name: str) -> h5d.DatasetID:
+def _array(tree: Tree, name: str) -> TreeArray:
     """Opens a dataset of the file.
 
     Raises CorruptSourceError for a link to elsewhere and for a group.
     """
-    with reading(file.name, name):
-        if opened.id.links.get_info(name.encode()).type != h5l.TYPE_HARD:
-            raise CorruptSourceError(
-                "is a link to elsewhere, which is not followed", file=file.name, column=name, hint=_WRITE_AGAIN
-            )
-        return h5d.open(opened.id, name.encode())
+    array = tree.array(name)
+    if array is None:
+        raise CorruptSourceError(
+            f"is {tree.children('')[name]}, not a dataset", file=tree.name, column=name, hint=_WRITE_AGAIN
+        )
+    return array
 
 
-def _arrays_or_error(episode: _OpenEpisode) -> dict[str, Any] | BadEpisodeError:
+def _arrays_or_error(tree: Tree, contents: _Contents, index: int) -> dict[str, Any] | BadEpisodeError:
     """Reads an episode while its file is open.
 
     `_without_error` raises the error later, where an episode can be skipped.
     """
     try:
-        return _arrays(episode)
+        return _arrays(tree, contents, index)
     except BadEpisodeError as error:
         return error
 
@@ -240,23 +212,24 @@ def _without_error(item: dict[str, Any] | BadEpisodeError) -> dict[str, Any]:
     return item
 
 
-def _arrays(episode: _OpenEpisode) -> dict[str, Any]:
+def _arrays(tree: Tree, contents: _Contents, index: int) -> dict[str, Any]:
     """Reads the arrays of an episode.
 
     Raises:
         BadEpisodeError: an array is missing, or `terminated` is not one flag.
     """
-    contents = episode.contents
     values: dict[str, Any] = {}
     for column in contents.columns:
-        name = column if contents.stacked else f"{column}_{episode.index}"
-        if name.encode() in episode.opened.id:
-            values[column] = _read(episode, name, column)
+        name = column if contents.stacked else f"{column}_{index}"
+        if (array := tree.array(name)) is not None:
+            values[column] = _read(array, contents, index, column)
             continue
         parts = 0
-        while f"{name}_{parts}".encode() in episode.opened.id:
-            values[f"{column}.{parts}"] = _read(episode, f"{name}_{parts}", column)
+        while (array := tree.array(f"{name}_{parts}")) is not None:
+            values[f"{column}.{parts}"] = _read(array, contents, index, column)
             parts += 1
+        if not parts and name in tree.children(""):
+            _array(tree, name)  # raises the error about a link or a group
         if not parts:
             raise BadEpisodeError(f"there is no dataset '{name}'", column=column)
     terminated = values.get(_TERMINATED)
@@ -271,29 +244,26 @@ def _arrays(episode: _OpenEpisode) -> dict[str, Any]:
     return values
 
 
-def _read(episode: _OpenEpisode, name: str, column: str) -> npt.NDArray[Any]:
-    """Reads a dataset, or an episode's row of it, in native byte order."""
-    file, stacked = episode.contents.file, episode.contents.stacked
-    dataset = _dataset(episode.opened, file, name)
-    shape = check_dataset(dataset, file, name)
-    if str(dataset.dtype.newbyteorder("=")) not in DTYPES:
+def _read(array: TreeArray, contents: _Contents, index: int, column: str) -> npt.NDArray[Any]:
+    """Reads a dataset, or an episode's row of it. Encoded images become bytes."""
+    if array.holds_images() and not contents.stacked:
+        return np.array([*array.byte_strings(0, array.rows), None], object)[:-1]
+    if not array.kind:
         raise UnsupportedColumnError(
-            f"holds {dataset.dtype}, which is not a number or a boolean",
+            f"holds {array.dtype}, which is not a number or a boolean",
             column=column,
             hint=f"convert a copy of the file without this array, and without its name in '{_COLUMNS}'",
         )
-    with reading(file.name, name):
-        if not stacked:
-            return read_fixed(dataset, shape, dataset.dtype.newbyteorder("="))
-        if not shape or shape[0] != episode.contents.episodes:
-            raise CorruptSourceError(
-                f"has the shape {shape}, where its first axis must be {episode.contents.episodes} episodes",
-                file=file.name,
-                column=name,
-                hint=_WRITE_AGAIN,
-            )
-        values = np.asarray(h5py.Dataset(dataset)[episode.index])
-        return values.astype(values.dtype.newbyteorder("="), copy=False)
+    if not contents.stacked:
+        return np.asarray(array.read(0, array.rows)).reshape(array.shape)
+    if array.shape[:1] != (contents.episodes,):
+        raise CorruptSourceError(
+            f"has the shape {array.shape}, where its first axis must be {contents.episodes} episodes",
+            file=contents.file.name,
+            column=array.path,
+            hint=_WRITE_AGAIN,
+        )
+    return np.asarray(array.read(index, index + 1)[0])
 
 
 FORMAT = Format(

@@ -46,7 +46,7 @@ def probe(location: Location) -> str | None:
     if not files:
         return None
     with hdf5_tree(files[0]).open() as tree:
-        if tree.children("").keys() >= {*_REQUIRED}:
+        if all(tree.array(name) is not None for name in _REQUIRED):
             return f"V-D4RL: {files[0].name} has {', '.join(_REQUIRED)}"
     return None
 

@@ -9,11 +9,8 @@ and bytes. No more memory is allocated than the file has data for.
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from h5py import h5d, h5s
+from h5py import h5d
 
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import SourceFile
@@ -85,14 +82,3 @@ def _check_sizes(
                 column=column,
                 hint="if the file is correct, decompress it first: h5repack -f NONE OLD NEW",
             )
-
-
-def read_fixed(dataset: h5d.DatasetID, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Reads a whole dataset of numbers or booleans into a C-contiguous array.
-
-    `dtype` is the dataset's own dtype, or the same in the other byte order.
-    """
-    values = np.empty(shape, dtype)
-    if values.size:
-        dataset.read(h5s.ALL, h5s.ALL, values)
-    return values

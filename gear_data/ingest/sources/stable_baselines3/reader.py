@@ -58,7 +58,7 @@ def probe(location: Location) -> str | None:
         return None
     try:
         with buffer_container(files[0]).open() as tree:
-            if not {*tree.children(""), *tree.attributes("")} >= {POSITION, FULL}:
+            if not all(name in tree.attributes("") or tree.array(name) for name in (POSITION, FULL)):
                 return None
             file = read_buffer(tree)
             by_name = {canonical_name(name): len(array.shape) for name, array in file.arrays.items()}
