@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import pytest
+from PIL import Image
 
 import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnsupportedColumnError
