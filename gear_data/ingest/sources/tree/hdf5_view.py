@@ -234,8 +234,7 @@ class _Dataset:
     def _read(self, start: int, stop: int) -> npt.NDArray[Any]:
         with reading(self.source.name, self.path):
             if not self.shape or (start, stop) == (0, self.shape[0]):
-                # libhdf5 writes nothing where a damaged chunk is too short.
-                values = np.zeros(self.shape, self.dtype)
+                values = np.empty(self.shape, self.dtype)
                 if values.size:
                     self.id.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
                 return values.reshape(-1) if not self.shape else values
