@@ -413,6 +413,32 @@ def test_text_columns(sources: Any, tmp_path: Path) -> None:
     assert found == texts.tolist()
 
 
+def test_padded_next_observations_give_final_observations(tmp_path: Path) -> None:
+    lengths, states = np.array([4, 2, 3]), np.random.default_rng(2).normal(size=(3, 5, 2))
+    arrays = {"actions": np.zeros((3, 4, 1)), "rewards": np.ones((3, 4)), "episode_lengths": lengths}
+    np.savez(tmp_path / "a.npz", observations=states[:, :-1], next_observations=states[:, 1:], **arrays)
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    dataset = gear_data.open(tmp_path / "out")
+    assert "next_observations" not in dataset.schema
+    for i, length in enumerate(lengths.tolist()):
+        np.testing.assert_array_equal(dataset.episode(i)["observations"], states[i, :length])
+        np.testing.assert_array_equal((dataset.final(i) or {})["observations"], states[i, length])
+
+
+def test_next_observations_that_differ_are_reported(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(6, seed=4)
+    arrays = flat(rollouts)
+    after = np.concatenate([r.next_observations for r in rollouts])
+    row = len(rollouts[0]) + 1  # inside the second episode
+    assert len(rollouts[1]) == 3
+    after[row] += 1
+    np.savez(tmp_path / "a.npz", **{**arrays, "next_observations": after})
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    findings = gear_data.open(tmp_path / "out").manifest.findings
+    (found,) = [each for each in findings if each["code"] == "next-observation-differs"]
+    assert (found["count"], found["row"]) == (1, row)
+
+
 def test_next_observation_ends_an_episode_of_one_step(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(1)
     arrays = flat(rollouts)
