@@ -169,6 +169,8 @@ def _max_steps(options: SourceOptions, metadata: Mapping[str, Any], file: str) -
 class D4rlSource(MappedSource):
     """An `EpisodeSource` over D4RL HDF5 files.
 
+    `Position.row` counts steps.
+
     Args:
         trees: the files.
         datasets: the datasets of the first file with steps.
@@ -180,6 +182,7 @@ class D4rlSource(MappedSource):
         self, trees: Sequence[Container], datasets: _Datasets, variable_bytes: int, options: SourceOptions
     ) -> None:
         self._trees, self._datasets = trees, datasets
+        self._found: dict[str, EpisodeRanges] = {}
         columns, observations = datasets.columns, datasets.paths["observations"]
         self._tree_source = TreeSource(
             trees,
@@ -203,24 +206,42 @@ class D4rlSource(MappedSource):
         """Returns runs of episodes of about `UNIT_BYTES`, or whole files if only observations show the ends."""
         units: list[Unit] = []
         self._tree_source.num_rows = 0
+        least = max(1, UNIT_BYTES // self._row_bytes)
         for index, item in enumerate(self._trees):
-            with item.open() as tree:
-                lengths = self._find(tree).lengths
-            firsts, offsets = [0], offsets_of(lengths)
-            least = max(1, UNIT_BYTES // self._row_bytes)
+            episodes = self._episodes(index)
+            edges, rows = [0], int(episodes.lengths.sum())
             while not self._datasets.by_jumps:
-                first = int(np.searchsorted(offsets[:-1], offsets[firsts[-1]] + least))
-                if first == len(lengths):
+                first = int(np.searchsorted(episodes.starts, edges[-1] + least))
+                if first == len(episodes):
                     break
-                firsts.append(first)
-            rows = int(offsets[-1])
+                edges.append(int(episodes.starts[first]))
+            for start, stop in pairwise([*edges, rows] if rows else ()):
+                units.append(Unit(Position(index, start) if units else BEGIN, item.size * (stop - start) // rows))
             self._tree_source.num_rows += rows
-            edges = pairwise([*offsets[firsts].tolist(), rows])
-            for first, (start, stop) in zip(firsts, edges if rows else (), strict=bool(rows)):
-                units.append(Unit(Position(index, first) if units else BEGIN, item.size * (stop - start) // rows))
         return units or [Unit(BEGIN, 0)]
 
+    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
+        for block in super().blocks(self._by_episode(start), self._by_episode(stop)):
+            yield replace(block, position=Position(block.position.file, int(block.rows[0])))
+
+    def _by_episode(self, position: Position) -> Position:
+        """Returns a position whose row counts episodes, for the trees."""
+        if not position.row:
+            return position
+        first = np.searchsorted(self._episodes(position.file).starts, position.row)
+        return Position(position.file, int(first))
+
+    def _episodes(self, index: int) -> EpisodeRanges:
+        with self._trees[index].open() as tree:
+            return self._find(tree)
+
     def _find(self, tree: Tree) -> EpisodeRanges:
+        """Returns the episodes of a file. Those of the last file are kept, because all its rows may have to be read."""
+        if tree.name not in self._found:
+            self._found = {tree.name: self._located(tree)}
+        return self._found[tree.name]
+
+    def _located(self, tree: Tree) -> EpisodeRanges:
         """Checks a file against the first one, and finds its episodes."""
         paths, datasets = self._datasets.paths, self._datasets
         others = [paths["observations"], *([paths[_NEXT]] if datasets.by_jumps else [])]

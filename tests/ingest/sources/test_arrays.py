@@ -14,6 +14,7 @@ import pytest
 import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
+from gear_data.ingest.ideas.next_observations import take_next_observations
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
@@ -394,7 +395,8 @@ def test_units_are_the_whole_in_order(sources: Any, tmp_path: Path, monkeypatch:
         np.savez(tmp_path / f"npz/{i}.npz", **d4rl_arrays(rollouts[i : i + 2]))
     finals = np.stack([r.final for r in rollouts])
     for folder in ("npy", "npz"):
-        open_again = lambda: open_source(locate(tmp_path / folder, None), "auto", SourceOptions())[0]  # noqa: B023, E731
+        location, options = locate(tmp_path / folder, None), SourceOptions()
+        open_again = lambda: take_next_observations(open_source(location, "auto", options)[0], options)  # noqa: B023, E731
         assert sources.check_units(open_again) > 3
         blocks = list(open_again().blocks(BEGIN, END))
         for name in ("observations", "rewards", "terminated"):
