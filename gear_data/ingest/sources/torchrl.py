@@ -343,7 +343,9 @@ def _step_arrays(
     def locate() -> EpisodeRanges:
         with ArrayReader() as reader:
             pairs = [(partial(reader.read, array), partial(reader.read, after)) for array, after in next_pairs]
-            lengths = scan_lengths(rows, row_bytes, markers(reader, rows, flags), ids=markers(reader, rows, ids), next_pairs=pairs)
+            lengths = scan_lengths(
+                rows, row_bytes, markers(reader, rows, flags), ids=markers(reader, rows, ids), next_pairs=pairs
+            )
         if trajectory_steps:
             edges = np.arange(trajectory_steps, rows + 1, trajectory_steps, dtype=np.int64)
             lengths = np.diff(np.union1d(np.cumsum(lengths), edges), prepend=0).astype(np.int64)

@@ -322,7 +322,7 @@ class _FlatEpisodes:
             return scan_lengths(
                 rows,
                 row_bytes,
-markers(reader, rows, self.flags),
+                markers(reader, rows, self.flags),
                 ids=markers(reader, rows, ids),
                 counters=markers(reader, rows, counters),
                 next_pairs=[(partial(reader.read, array), partial(reader.read, after)) for array, after in jumps],
