@@ -11,6 +11,12 @@ from gear_data.common.distributed import all_gather, compute_on_rank_zero, is_di
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import DatasetReplacedError, GenerationGoneError, InvalidArgumentError
 
+#: The hint for episodes that were evicted.
+LARGER_LIMITS = (
+    "keep generations for checkpoints: give the Writer larger limits (max_steps, max_bytes); "
+    "or go on without the loader's state"
+)
+
 T = TypeVar("T")
 
 
@@ -131,8 +137,7 @@ def open_generation(dataset: Dataset, generation: int, fingerprint: str, last_id
             raise GenerationGoneError(
                 f"generation {generation} is gone, and the dataset no longer has all of its episodes",
                 file=str(dataset.path),
-                hint="keep generations for checkpoints: give the Writer larger limits (max_steps, max_bytes); "
-                "or go on without the loader's state",
+                hint=LARGER_LIMITS,
             ) from error
         return view
     _check_fingerprint(found, fingerprint, "the saved")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gear_data.common.typed_json import Count, resolved
 from gear_data.dataset.dataset import Dataset
@@ -33,6 +34,7 @@ class StageRecord(msgspec.Struct, frozen=True):
         weights: for each dataset, `WeightedSelector.whole_state`, or None without weights. None: the weights are those
             of the samplers' arguments.
         lost: whether weights of the stage are gone: they were given as numbers, or updated.
+        episodes: the number of episodes of each dataset; None in older states.
     """
 
     from_step: Count
@@ -43,6 +45,14 @@ class StageRecord(msgspec.Struct, frozen=True):
     normalize: list[dict[str, list[Any]] | None]
     weights: list[dict[str, Any] | None] | None = None
     lost: bool = False
+    episodes: list[Count] | None = None
+
+    def is_gone(self, followed: Sequence[Dataset]) -> bool:
+        """Returns whether later generations of the datasets no longer have all episodes of the stage."""
+        return self.episodes is not None and any(
+            episodes_until(dataset, last) < count
+            for dataset, last, count in zip(followed, self.last_ids, self.episodes, strict=True)
+        )
 
 
 @dataclass(eq=False)
@@ -81,6 +91,7 @@ class Stage:
             self.source.identity()["selection"],
             [component.normalization_json() for component in self.components],
             lost=self.has_own_weights,
+            episodes=[len(dataset) for dataset in datasets],
         )
 
     def saved_record(self, known: set[int]) -> StageRecord:
@@ -108,6 +119,12 @@ def last_id(dataset: Dataset) -> int:
     """Returns the id of the last episode."""
     ids = dataset.episode_ids
     return len(dataset) - 1 if ids is None else int(ids[-1])
+
+
+def episodes_until(dataset: Dataset, last: int) -> int:
+    """Returns the number of episodes with an id of at most `last`."""
+    ids = dataset.episode_ids
+    return min(len(dataset), last + 1) if ids is None else int(np.searchsorted(ids, last, side="right"))
 
 
 def first_stage(config: LoaderConfig, *, ask_rank_zero: bool) -> tuple[Stage, PassLayout]:

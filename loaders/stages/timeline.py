@@ -10,10 +10,10 @@ import msgspec
 
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.dataset.dataset import Dataset
-from gear_data.errors import InvalidArgumentError, StateMismatchError
+from gear_data.errors import GenerationGoneError, InvalidArgumentError, StateMismatchError
 from gear_data.loaders.component import Origin
 from gear_data.loaders.passes.layout import NO_END
-from gear_data.loaders.stages.generations import open_generation
+from gear_data.loaders.stages.generations import LARGER_LIMITS, open_generation
 from gear_data.loaders.stages.stage import Stage, StageRecord, later_stage
 
 #: The stages of this many steps before the next step stay open, for `windows` and `batch`.
@@ -24,7 +24,8 @@ class Stages:
     """The stages of a loader, in the order of their steps.
 
     Every stage has a record. Only the stages of the coming and of the last batches are open: the others are closed, so
-    that the files of their generations may go. A stage is opened again if a step of it is asked for.
+    that the files of their generations may go. A stage is opened again if a step of it is asked for. A closed stage
+    whose episodes were evicted can never be opened: it is forgotten, if all stages before it are.
 
     Threads may look up stages while another thread enters one.
 
@@ -72,6 +73,12 @@ class Stages:
         if step >= stage.from_step:
             return stage
         with self._lock:
+            if step < self._starts[0]:
+                raise GenerationGoneError(
+                    f"the generation of step {step} is gone: the dataset no longer has all of its episodes",
+                    file=", ".join(str(each.path) for each in self.followed),
+                    hint=LARGER_LIMITS,
+                )
             index = bisect.bisect_right(self._starts, step) - 1
             found = self._open[index]
             if found is None:
@@ -107,6 +114,8 @@ class Stages:
                 if stage is not None and stage.end + STEPS_KEPT <= step:
                     self._records[index] = stage.record()
                     self._open[index] = None
+            while (first := self._records[0]) is not None and self._open[0] is None and first.is_gone(self.followed):
+                del self._records[0], self._open[0], self._starts[0]
             self._note_passed()
 
     def _note_passed(self) -> None:
@@ -150,7 +159,7 @@ class Stages:
         """Continues with the stages of a state. After an error, the stages are as before.
 
         Args:
-            records: their records, in order; the first begins at step 0.
+            records: their records, in order; the first begins at `step` or before.
             step: the next step. Its stage and later ones are opened.
 
         Raises:
@@ -158,12 +167,13 @@ class Stages:
             GenerationGoneError: episodes of a generation that is needed are gone.
         """
         starts = [record.from_step for record in records]
-        if not records or starts != sorted(set(starts)) or starts[0]:
+        if not records or starts != sorted(set(starts)) or starts[0] > step:
             raise StateMismatchError(f"the stages of the loader state begin at the steps {starts}", hint=_UNCHANGED)
         count = len(self.newest.config.datasets)
         for record in records:
-            sizes = {len(each) for each in (record.generations, record.fingerprints, record.last_ids, record.normalize)}
-            if sizes != {count} or len(record.weights or [None] * count) != count:
+            lists = (record.generations, record.fingerprints, record.last_ids, record.normalize)
+            optional = (each for each in (record.weights, record.episodes) if each is not None)
+            if {len(each) for each in (*lists, *optional)} != {count}:
                 raise StateMismatchError(
                     f"the loader state has the datasets {record.fingerprints}, and this loader has {count}",
                     hint=_UNCHANGED,

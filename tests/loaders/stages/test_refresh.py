@@ -156,6 +156,29 @@ def test_steps_of_earlier_generations_are_found_again(growing):
         loader.windows(3)
 
 
+def test_generations_of_evicted_episodes_leave_the_state(growing):
+    growing.grow(1)
+    loader = make(growing.open(), prefetch=0)
+    iterator = iter(loader)
+    batches, sizes = taken(iterator, STEPS_KEPT), []
+    for _ in range(8):
+        growing.grow(1, max_steps=40)
+        loader.refresh()
+        batches += taken(iterator, STEPS_KEPT)
+        sizes.append(len(loader.state_dict()["stages"]))
+    assert max(sizes) < 7
+    first = loader.state_dict()["stages"][0]["from_step"]
+    resumed = make(growing.open(), prefetch=0)
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    for each in (loader, resumed):
+        for step in (0, first - 1):
+            with pytest.raises(GenerationGoneError, match=f"of step {step} is gone"):
+                each.batch(step)
+        for stage in each.state_dict()["stages"]:
+            same([each.batch(stage["from_step"])], [batches[stage["from_step"]]])
+    same(take(resumed, 3), taken(iterator, 3))
+
+
 def test_a_generation_is_let_go_without_a_garbage_collection(growing):
     """Files of a generation go when no reader holds it. A cycle of references would hold it for some time."""
     growing.grow(1)
@@ -462,8 +485,19 @@ def test_weights_stay_with_their_episodes(growing, by, array):
     assert resumed.metrics()["effective_sample_size"] == loader.metrics()["effective_sample_size"]
     assert ref.as_windows(loader.windows(7)) == as_windows(loader.batch(7))  # for the last batches, as PER needs
     taken(iterator, STEPS_KEPT)
-    with pytest.raises(InvalidArgumentError, match="no longer kept"):
+    with pytest.raises(GenerationGoneError, match="of step 7 is gone"):
         loader.windows(7)
+
+
+def test_updated_weights_of_early_steps_are_not_kept(growing):
+    loader = make(growing.open(), sampler=Weighted([1.0] * 4), prefetch=0)
+    iterator = iter(loader)
+    taken(iterator, 3)
+    growing.grow(3)
+    loader.refresh()
+    taken(iterator, STEPS_KEPT + 1)
+    with pytest.raises(InvalidArgumentError, match="weights of step 2 are no longer kept"):
+        loader.windows(2)
 
 
 def test_weights_of_steps_stay_with_their_steps(growing):
