@@ -51,7 +51,7 @@ def load_checkpoint(loader: SequenceLoader) -> Any:
 
     with checkpoint.as_directory() as folder:
         loader.load_state_dict(json.loads((Path(folder) / _LOADER).read_text()))
-        return torch.load(Path(folder) / _STATE, map_location="cpu")
+        return torch.load(Path(folder) / _STATE, map_location="cpu", weights_only=True)
 
 
 def report_checkpoint(metrics: Mapping[str, Any], loader: SequenceLoader, state: Mapping[str, Any]) -> None:
