@@ -24,6 +24,7 @@ ADVICE: Mapping[str, str] = {
     "next-observation-differs": _BOUNDARIES,
     "steps-not-monotonic": "Sort the rows of each episode in the source, and convert again. If two episodes were "
     "joined, give --episode-column for each column that tells them apart.",
+    "first-step-inside": "Give --episode-column for each column that tells the episodes apart, and convert again.",
     "run-changes": "Give --episode-column for each column that tells the episodes apart, and convert again.",
     "steps-gapped": "Find the missing steps in the source. A model sees a jump there.",
     "timestamps-irregular": "Check for dropped frames. A model takes all steps for equally long.",

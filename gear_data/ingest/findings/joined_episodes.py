@@ -7,13 +7,11 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.pipeline.columns import STEP_NUMBERS
 from gear_data.storage.episode_block import EpisodeBlock
 
-#: Usual names of columns that rise in an episode.
-_STEP_NUMBERS = (
-    "step", "steps", "step_index", "step_idx", "step_id", "step_number", "elapsed_steps", "t", "timestep", "timesteps",
-    "time_step", "timestamp", "frame", "frame_index", "frame_id", "tick",
-)  # fmt: skip
+#: Usual names of flags of the first step.
+_FIRST = ("is_first", "episode_starts")
 #: Usual names of columns that name a run, in which episodes may be numbered from 0.
 _RUNS = (
     "seed", "run", "run_id", "run_name", "trial", "experiment", "worker", "worker_id", "worker_index", "env", "env_id",
@@ -24,13 +22,19 @@ _RUNS = (
 def check_joined_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are_steps: bool) -> None:
     """Adds findings about columns that say that an episode is several.
 
-    A step number falls inside an episode (`steps-not-monotonic`), or the seed or the run changes (`run-changes`).
+    A step number falls inside an episode (`steps-not-monotonic`), the seed or the run changes (`run-changes`), or a
+    later step is the first of an episode (`first-step-inside`).
     """
-    for name in _STEP_NUMBERS:
+    for name in STEP_NUMBERS:
         numbers = block.columns.get(name)
         if numbers is not None and numbers.ndim == 1 and numbers.dtype.kind in "iuf":
             message = "falls inside an episode"
             _report(block, findings, numbers[1:] < numbers[:-1], ("steps-not-monotonic", message, name), rows_are_steps)
+    for name in _FIRST:
+        first = block.columns.get(name)
+        if first is not None and first.ndim == 1 and first.dtype.kind in "biuf":
+            message = "is true inside an episode"
+            _report(block, findings, first[1:] != 0, ("first-step-inside", message, name), rows_are_steps)
     for name in _RUNS:
         if (values := block.columns.get(name)) is not None and values.ndim == 1:
             differ = np.asarray(values[1:] != values[:-1])

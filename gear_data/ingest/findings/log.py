@@ -13,6 +13,8 @@ from gear_data.errors import BadEpisodeError, FindingError
 
 #: The hint of a BadEpisodeError that `on_bad_episode="skip"` would turn into a finding.
 BAD_EPISODE_HINT = "repair the source, or leave such episodes out with --on-bad-episode skip"
+#: The message of a BadEpisodeError about an episode without a step.
+NO_STEPS = "the episode has no steps"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,15 @@ _OTHER_FLAGS = {
 #: Columns of one value per step. An array [T, 1] of a source becomes [T].
 SCALAR_COLUMNS = END_FLAGS | {"rewards"}
 
+#: Usual names of columns that rise in an episode.
+STEP_NUMBERS = (
+    "step", "steps", "step_index", "step_idx", "step_id", "step_number", "elapsed_steps", "t", "timestep", "timesteps",
+    "time_step", "timestamp", "frame", "frame_index", "frame_id", "tick",
+)  # fmt: skip
+
+#: Columns that number the steps of tables with ids -> whether they begin with 0 in every episode. `index` numbers all.
+ORDER_COLUMNS = {"frame_index": True, "index": False, "step_index": True, "step_id": False}
+
 #: Usual names of the column of episode ids, in tables with one row per step.
 EPISODE_COLUMNS = ("episode_index", "episode_id", "episode", "traj_id", "trajectory_id")
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from gear_data.common.paths import is_utf8
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, InvalidArgumentError
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS, Finding, FindingLog
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.pipeline.episode_values import (
     cast_exactly,
@@ -207,7 +207,7 @@ class EpisodeStream:
                     raise BadEpisodeError("is missing in the first episode; this episode has it", column=source)
         length = _length(arrays)
         if length == 0:
-            raise BadEpisodeError("the episode has no steps")
+            raise BadEpisodeError(NO_STEPS)
         columns: dict[str, npt.NDArray[Any]] = {}
         finals: dict[str, Any] = {}
         for spec in self.columns:

@@ -13,7 +13,7 @@ from gear_data.common.paths import printable
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnsupportedColumnError
 from gear_data.ingest.findings.episode_checks import check_episodes
 from gear_data.ingest.findings.joined_episodes import check_joined_episodes
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS, Finding
 from gear_data.ingest.findings.non_finite import check_finite
 from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO, add_returns_to_go, with_derived_columns
 from gear_data.ingest.pipeline.end_flags import check_end_flags, complete_end_flags, end_flag_columns
@@ -128,6 +128,9 @@ def _advice_about_columns(source: EpisodeSource) -> Iterator[None]:
     try:
         yield
     except BadEpisodeError as error:
+        if error.message == NO_STEPS:
+            error.hint = "leave such episodes out with --on-bad-episode skip (on_bad_episode='skip')"
+            raise
         names = [spec.name for spec in source.columns if error.column not in (spec.name, spec.source or spec.name)]
         if (error.hint or "").startswith(BAD_EPISODE_HINT) and 0 < len(names) < len(source.columns):
             more = str(error.hint).removeprefix(BAD_EPISODE_HINT)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.ingest.sources.minari.episode_table import INFOS, OBSERVATIONS, TableColumn, cast_table, read_table
@@ -75,7 +75,7 @@ class ArrowEpisode:
                 )
         table, cast, reason = cast_table(pa.concat_tables(tables), schema)
         if reason is None and table.num_rows < 2:
-            reason = "has no steps"
+            reason = NO_STEPS
         return ArrowEpisode(files, table, {} if files.facts is None else read_json_object(files.facts), cast, reason)
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.log import NO_STEPS, Finding, FindingLog
 from gear_data.ingest.location import Location, files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import choose_columns, resolve_structure_columns
 from gear_data.ingest.pipeline.episode_values import reset_info_left_out
@@ -219,7 +219,7 @@ class EpisodeRowSource:
             if len(missing):
                 raise BadRowsError(missing, source, "is null")
         has_final = {spec.name for spec in self.columns if spec.has_final} - {*self._roles.finals.values()}
-        reference = self._roles.counter if has_final else self._roles.reference
+        reference = self._roles.counter
         lengths = list_lengths(lists[reference])
         extra = {}
         for source, array in lists.items():
@@ -235,7 +235,7 @@ class EpisodeRowSource:
                 raise BadRowsError(differ.astype(np.int64), source, reason)
         empty = np.flatnonzero(lengths == 0)
         if len(empty):
-            raise BadRowsError(empty.astype(np.int64), reference, "the episode has no steps")
+            raise BadRowsError(empty.astype(np.int64), reference, NO_STEPS)
         return lengths, extra
 
     def _read_flags(self, table: pa.Table, offsets: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:

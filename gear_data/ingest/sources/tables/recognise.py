@@ -14,15 +14,13 @@ import pyarrow.compute as pc
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.ideas.next_observations import next_pairs
 from gear_data.ingest.location import Location
-from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, SCALAR_COLUMNS
+from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, SCALAR_COLUMNS, STEP_NUMBERS
 from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import is_list, list_depth, list_lengths, storage_array
 
 #: Rows that are read to see what they are.
 _HEAD_ROWS = 64
-#: Usual names of the number of a step in its episode.
-_STEP_NUMBERS = ("frame_index", "step_index", "step_id", "step", "steps", "t", "timestep", "time_step")
 _BOTH = "give --format step-rows or --format episode-rows"
 
 
@@ -97,7 +95,7 @@ def _why_lists_of_lists(location: Location, tables: TableStream, nested: str, *,
     counts = [
         field.name
         for field in tables.schema
-        if location.rename.get(field.name, field.name) in _STEP_NUMBERS and pa.types.is_integer(field.type)
+        if location.rename.get(field.name, field.name) in STEP_NUMBERS and pa.types.is_integer(field.type)
     ]
     reason = f"a row is an episode: '{nested}' is a list of lists"
     if (flags and ids is not None) or not (flags or ids or counts):

@@ -28,6 +28,7 @@ from gear_data.ingest.pipeline.boundaries import EpisodeIdChecker, EpisodeNumber
 from gear_data.ingest.pipeline.columns import (
     END_FLAGS,
     EPISODE_COLUMNS,
+    ORDER_COLUMNS,
     SCALAR_COLUMNS,
     choose_columns,
     resolve_structure_columns,
@@ -53,8 +54,6 @@ from gear_data.ingest.sources.tables.variable_length import path_rows, paths_lef
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import END, EpisodeBlock, Position
 
-#: Columns that number the steps, and whether they must begin with 0 in every episode.
-ORDER_COLUMNS = {"frame_index": True, "index": False, "step_index": True, "step_id": False}
 _HEAD_ROWS = 64
 _LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
 #: Prefixes of check columns, which pass through assembling and are dropped after the checks. Column names cannot

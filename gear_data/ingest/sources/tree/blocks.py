@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.log import NO_STEPS, Finding, FindingLog
 from gear_data.ingest.layout import AFTER_RESET, INFOS, ROWS, WITH_FINAL, Column
 from gear_data.ingest.sources.arrays.blocks import by_size
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
@@ -107,7 +107,7 @@ class _OpenEpisode:
         self._check_contents()
         steps = self._array(layout.steps.path).rows - layout.steps.extra_rows
         if steps < 1:
-            raise self._error("the episode has no steps", layout.steps.path)
+            raise self._error(NO_STEPS, layout.steps.path)
         episode = PlacedEpisode(place.number, steps)
         for column in layout.columns:
             self._read_column(column, episode)

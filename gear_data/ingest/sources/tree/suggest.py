@@ -233,8 +233,12 @@ def _role(path: str, samples: Sequence[Mapping[str, TreeArray]], actions: str, *
         return WITH_FINAL, ""
     if not flat and all(fact_value(sample[path]) is not None for sample in samples):
         return EPISODE, ""
-    rows = "is a scalar" if not array.shape else f"has {array.rows} rows"
-    return None, f"{rows}, where '{actions}' has {samples[0][actions].rows}"
+    if not array.shape:
+        return None, "is a scalar"
+    # The rows may differ in one episode only.
+    others = (each for each in samples if actions in each and each[path].rows != each[actions].rows)
+    sample = next(others, samples[0])
+    return None, f"has {sample[path].rows} rows in an episode, where '{actions}' has {sample[actions].rows}"
 
 
 def _next_paths(roles: Mapping[str, str], arrays: Mapping[str, TreeArray]) -> dict[str, str]:

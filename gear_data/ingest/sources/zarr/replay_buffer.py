@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, GearError, UnknownFormatError
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS, Finding, FindingLog
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.pipeline.names import canonical_name
@@ -204,7 +204,7 @@ def _check_ends(
                 hint="download the store again, or name the columns to keep with --columns (columns=[...])",
             )
     problems = [
-        ("the episode has no steps", np.flatnonzero(lengths == 0).tolist(), _ENDS_PATH),
+        (NO_STEPS, np.flatnonzero(lengths == 0).tolist(), _ENDS_PATH),
         *(
             (f"rows follow the last episode, which ends at row {last}: they belong to no episode", [last], name)
             for name, count in rows.items()

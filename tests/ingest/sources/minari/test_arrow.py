@@ -395,7 +395,7 @@ def _missing_column(table: pa.Table) -> pa.Table:
 @pytest.mark.parametrize(
     ("spoil", "text", "column", "row"),
     [
-        (_no_steps, "has no steps", None, None),
+        (_no_steps, "the episode has no steps", None, None),
         (_null_step, "holds a null", "observations", 1),
         (_other_size, r"column 'observations' is fixed_size_list<item: float>\[2\]", None, None),
         (_missing_column, "column 'truncations' is missing", None, None),

@@ -21,7 +21,7 @@ from gear_data.ingest.sources.registry import open_source
 from gear_data.ingest.sources.tables import file_stream
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.storage.episode_block import BEGIN, END
-from tests.support.step_tables import (
+from tests.support.makers.step_tables import (
     Rollouts,
 )
 

@@ -17,7 +17,7 @@ from gear_data.errors import (
     UnsupportedColumnError,
 )
 from gear_data.ingest.sources.tables import file_stream
-from tests.support.step_tables import (
+from tests.support.makers.step_tables import (
     Rollouts,
     as_truncated,
     episode_lengths,

@@ -21,7 +21,7 @@ from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.ingest.sources.tables import file_stream, read_units
 from gear_data.storage.episode_block import BEGIN, END
-from tests.support.step_tables import (
+from tests.support.makers.step_tables import (
     episode_lengths,
     episode_names,
     flat_table,

@@ -19,7 +19,7 @@ from gear_data.errors import (
 )
 from gear_data.ingest.pipeline.id_ranges import SeenIds
 from gear_data.ingest.sources.tables import file_stream
-from tests.support.step_tables import (
+from tests.support.makers.step_tables import (
     Rollouts,
     as_terminated,
     as_truncated,
