@@ -13,6 +13,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.ideas.last_rows import refuse_unclear_last_rows
 from gear_data.ingest.ideas.next_observations import take_next_observations
+from gear_data.ingest.ideas.padded_images import unpad_images
 from gear_data.ingest.ideas.reset_steps import leave_out_reset_steps
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.mapping import parse_mapping
@@ -146,9 +147,10 @@ class ConversionSpec:
         if self.strict:
             source.findings.make_strict()
         stack = self.options.stack or {}
-        may_take_next = name not in _OWN and self.options.mapping is None
-        is_late = may_take_next and any(map(is_next, stack))  # stacks give the final observations
-        if may_take_next:
+        has_meanings = name not in _OWN and self.options.mapping is None
+        is_late = has_meanings and any(map(is_next, stack))  # stacks give the final observations
+        if has_meanings:
+            source = unpad_images(source)
             has_dtypes = "dtype" in known_formats()[name].uses
             source = take_next_observations(source, self.options, has_dtypes=has_dtypes)
         if name not in _ROWS_ARE_STEPS:

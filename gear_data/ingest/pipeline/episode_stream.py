@@ -6,6 +6,7 @@ Why: docs/explanation/decisions/canonical-form.md
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -204,7 +205,13 @@ class EpisodeStream:
         if self._options.columns is None:
             for source, value in values.items():
                 if source not in self._sources and not is_scalar(value):
-                    raise BadEpisodeError("is missing in the first episode; this episode has it", column=source)
+                    names = shlex.quote(",".join(self._sources.values()))
+                    raise BadEpisodeError(
+                        "is missing in the first episode; this episode has it",
+                        column=source,
+                        hint=f"keep only the columns of the first episode with --columns {names} (columns=[...]), or "
+                        "give all episodes the same columns",
+                    )
         length = _length(arrays)
         if length == 0:
             raise BadEpisodeError(NO_STEPS)

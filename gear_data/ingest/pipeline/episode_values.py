@@ -79,7 +79,7 @@ def step_values(value: Any, column: str) -> npt.NDArray[Any]:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:  # ragged lists; tensors that NumPy cannot hold
         raise BadEpisodeError(f"cannot be converted to an array: {error}", column=column) from error
-    if array.dtype.kind == "U":
+    if array.dtype.kind in "US":
         return array.astype(object)
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     if native.dtype.name not in DTYPES:

@@ -36,7 +36,7 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.pipeline.mapped_source import MappedSource, cut, without
 from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, offsets_of
+from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position, offsets_of
 
 #: Bytes of pixels per yielded block: an encoded block of some MB may decode to gigabytes.
 _PIECE_BYTES = 32 << 20
@@ -67,21 +67,24 @@ def decode_images(source: EpisodeSource, *, skip_bad: bool, threads: int) -> Epi
         GearError: the first block cannot be read.
     """
     encoded = [spec for spec in source.columns if spec.dtype == "binary"]
-    head = _head(source) if encoded else None
+    head = first_block(source) if encoded else None
     if head is None:
         return source
     kinds = {spec.name: kind for spec in encoded if (kind := _common_kind(head, spec, source.findings)) is not None}
     return DecodedImages(source, kinds, skip_bad, threads) if kinds else source
 
 
-def _head(source: EpisodeSource) -> EpisodeBlock | None:
+def first_block(source: EpisodeSource) -> EpisodeBlock | None:
     """Returns the first block with episodes; None if there is none.
 
-    The findings and the state are restored, because the block will be read again.
+    The findings and the state are restored, because the block will be read again. Of a source without a number of
+    episodes, which may be an iterator, only the first episode is read: that can be read again.
     """
+    is_iterator = source.num_rows is None and not source.rows_are_steps
+    stop = Position(0, 1) if is_iterator else END
     findings, state = source.findings.to_json(), copy.deepcopy(source.resume_state)
     try:
-        return next((block for block in source.blocks(BEGIN, END) if len(block)), None)
+        return next((block for block in source.blocks(BEGIN, stop) if len(block)), None)
     finally:
         source.findings.restore(findings)
         source.resume_state.clear()

@@ -131,7 +131,7 @@ def _advice_about_columns(source: EpisodeSource) -> Iterator[None]:
         if error.message == NO_STEPS:
             error.hint = "leave such episodes out with --on-bad-episode skip (on_bad_episode='skip')"
             raise
-        names = [spec.name for spec in source.columns if error.column not in (spec.name, spec.source or spec.name)]
+        names = [spec.name for spec in source.columns if not _is_about(error, spec)]
         if (error.hint or "").startswith(BAD_EPISODE_HINT) and 0 < len(names) < len(source.columns):
             more = str(error.hint).removeprefix(BAD_EPISODE_HINT)
             error.hint = (
@@ -139,6 +139,12 @@ def _advice_about_columns(source: EpisodeSource) -> Iterator[None]:
                 f"episodes out with --on-bad-episode skip (on_bad_episode='skip'), or repair the source{more}"
             )
         raise
+
+
+def _is_about(error: BadEpisodeError, spec: ColumnSpec) -> bool:
+    """Returns whether an error is about a column. Errors about trees have the path of the episode before the name."""
+    source, column = spec.source or spec.name, error.column or ""
+    return column in (spec.name, source) or column.endswith(f"/{source}")
 
 
 def check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:

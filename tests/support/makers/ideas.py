@@ -82,12 +82,22 @@ def _plain(value: Any) -> Any:
 
 def step_table(episodes: Sequence[Episode]) -> pa.Table:
     """Returns a table with a row a step, and the column `episode`."""
-    return pa.table({name: pa.array(values.tolist()) for name, values in _flat(episodes).items()})
+    return pa.table({name: pa.array(values.tolist(), _bytes_type(values)) for name, values in _flat(episodes).items()})
+
+
+def _bytes_type(values: Any) -> pa.DataType | None:
+    """Returns the type of rows of uint8, which their Python numbers have lost; None for other values."""
+    is_bytes = getattr(values, "dtype", None) == np.uint8 and values.ndim == 2
+    return pa.list_(pa.uint8()) if is_bytes else None
 
 
 def episode_table(episodes: Sequence[Episode]) -> pa.Table:
     """Returns a table with a row an episode."""
-    return pa.Table.from_pylist([{name: _plain(value) for name, value in each.items()} for each in episodes])
+    table = pa.Table.from_pylist([{name: _plain(value) for name, value in each.items()} for each in episodes])
+    for i, (name, values) in enumerate(episodes[0].items()):
+        if (type_ := _bytes_type(values)) is not None:
+            table = table.set_column(i, name, table.column(name).cast(pa.list_(type_)))
+    return table
 
 
 def _parquet(table: Callable[[Sequence[Episode]], pa.Table]) -> Callable[[Path, Sequence[Episode]], Path]:
@@ -114,7 +124,8 @@ def _csv(folder: Path, episodes: Sequence[Episode]) -> Path:
 
 
 def _pandas(_: Path, episodes: Sequence[Episode]) -> pd.DataFrame:
-    return pd.DataFrame({name: values.tolist() for name, values in _flat(episodes).items()})
+    columns = _flat(episodes)
+    return pd.DataFrame({n: list(v) if v.dtype == np.uint8 else v.tolist() for n, v in columns.items()})
 
 
 def _polars(table: Callable[[Sequence[Episode]], pa.Table]) -> Callable[[Path, Sequence[Episode]], pl.DataFrame]:
