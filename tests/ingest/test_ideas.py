@@ -455,10 +455,38 @@ def _with_late_column() -> list[dict[str, Any]]:
     return found
 
 
+def _with_reset_steps() -> list[dict[str, Any]]:
+    """Returns transitions of a vector environment: from the second on, episodes begin with the step that resets."""
+    found = []
+    last: Array | None = None
+    for length in (4, 5, 3, 6):
+        states = np.arange(length + 1)[:, None] * np.array([1.0, 2.0, -1.0])
+        before = [] if last is None else [last]
+        observations, following = (
+            np.stack([*before, *states[:-1]]),
+            np.stack([*([states[0]] * len(before)), *states[1:]]),
+        )
+        rewards = np.concatenate([[0.0] * len(before), np.ones(length)])
+        ends = np.arange(len(rewards)) == len(rewards) - 1
+        found.append(
+            {
+                "observations": observations,
+                "actions": np.ones((len(rewards), 2)),
+                "rewards": rewards,
+                "next_observations": following,
+                "terminals": ends,
+                "timeouts": ends & False,
+            }
+        )
+        last = states[-1]
+    return found
+
+
 SKIPPED = {"on_bad_episode": "skip"}
 NO_STEPS = Refused(BadEpisodeError, "--on-bad-episode skip", SKIPPED)
 NO_EMPTY = Impossible("an episode without a row is not there")
 KEPT_COLUMNS = {"columns": ("observations", "actions", "rewards")}
+APART = Impossible("episodes are apart: none follows another one")
 ONE_SCHEMA = Impossible("all steps have the same columns")
 TEXT = Impossible("text has no bytes and no uint8")
 NO_STRINGS = Impossible("Zarr has no such strings in version 3")
@@ -481,6 +509,15 @@ IDEAS |= {
             **{name: TEXT for name in WRITERS if name.startswith(("JSON", "CSV"))},
             "LeRobot": Impossible("images are image or video features"),
         },
+    ),
+    "the step that resets an environment (Gymnasium 1.x)": Idea(
+        _with_reset_steps,
+        _check_lengths(4, 5, 3, 6),
+        other={
+            "episode": APART,
+            **{name: APART for name, writer in WRITERS.items() if writer.rows == "alone" and "memory" not in name},
+        },
+        findings=("reset-step-left-out",),
     ),
     "episodes without a step": Idea(
         _with_empty_episode,

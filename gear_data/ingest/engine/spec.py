@@ -43,7 +43,7 @@ _OWN = (GEAR, "journal")
 #: Formats that say themselves what the last row of an episode is.
 _ROWS_ARE_STEPS = (*_OWN, "lerobot")
 #: Formats of steps in the order of time.
-_FLAT = ("d4rl", "in-memory", "npz", "numpy", "step-rows", "torchrl")
+_FLAT = ("d4rl", "in-memory", "lerobot", "npz", "numpy", "step-rows", "torchrl", "tree", "zarr")
 #: Argument -> the group of options that it takes.
 _GROUPS: dict[str, type[Any]] = {"episodes": EpisodeBoundaries, "videos": VideoStorage, "tables": TableOptions}
 

@@ -43,7 +43,8 @@ BoolArray = npt.NDArray[np.bool_]
 def leave_out_reset_steps(source: EpisodeSource, options: SourceOptions, *, flat: bool) -> EpisodeSource:
     """Returns a source without the steps that only reset an environment.
 
-    The first episodes show whether the source has such steps, unless the user says so. Sources that end an episode
+    The first episodes show whether the source has such steps, unless the user says so. With cameras, the steps are
+    kept, and a finding reports them. Sources that end an episode
     where the next one begins have none: their first steps go no further than other steps.
 
     Args:
@@ -60,7 +61,8 @@ def leave_out_reset_steps(source: EpisodeSource, options: SourceOptions, *, flat
     observations = tuple(spec for spec in source.columns if spec.has_final)
     if choice == "keep" or (choice is None and not flat):
         return source
-    if not observations or source_videos(source).columns:
+    has_cameras = bool(source_videos(source).columns)
+    if not observations or (has_cameras and choice == "drop"):
         if choice == "drop":
             raise InvalidArgumentError(
                 "reset steps cannot be found: that takes next observations, and no cameras",
@@ -69,9 +71,9 @@ def leave_out_reset_steps(source: EpisodeSource, options: SourceOptions, *, flat
         return source
     if choice is None:
         evidence = _evidence(source, observations)
-        if not evidence.is_clear:
+        if has_cameras or not evidence.is_clear:
             if evidence.is_possible:
-                source.findings.add(evidence.finding())
+                source.findings.add(evidence.finding(has_cameras=has_cameras))
             return source
     return _WithoutResetSteps(source, observations)
 
@@ -158,12 +160,14 @@ class _Evidence:
     def is_possible(self) -> bool:
         return self.found > self.others and (self.jump >= _JUMP / 2 or self.to_start)
 
-    def finding(self) -> Finding:
+    def finding(self, *, has_cameras: bool) -> Finding:
         """Returns the finding about steps that may be reset steps, and are kept."""
+        way_out = "--reset-steps drop leaves it out"
+        if has_cameras:
+            way_out = "the frames of its cameras cannot be cut"
         message = (
             "an episode begins with the final observation of the episode before, and its first reward is 0: the step "
-            "may only reset the environment (Gymnasium's autoreset in the next step); kept: --reset-steps drop leaves "
-            "it out"
+            f"may only reset the environment (Gymnasium's autoreset in the next step); kept: {way_out}"
         )
         file, row = self.place or (None, None)
         return Finding("reset-steps-possible", message, self.found, file, row)
