@@ -15,6 +15,7 @@ from gear_data.common.extras import import_extra
 from gear_data.common.regular_files import open_regular
 from gear_data.errors import CorruptSourceError, GearError
 from gear_data.video.file_index import DISCARD, KEY, ColorProperties, Packets, VideoFile
+from gear_data.video.indexing.entry_points import entry_test
 
 #: Most pixels of a frame. A damaged header may declare any size, and a decoder allocates it.
 MAX_PIXELS = 1 << 26
@@ -81,6 +82,7 @@ def _video_stream(container: Any, file: str) -> Any:
 def _packets(container: Any, stream: Any, data: memoryview, file: str) -> Packets:
     found: list[tuple[int, int, int, int, int]] = []
     total = 0
+    can_begin = entry_test(stream.codec_context.codec.canonical_name, bytes(stream.codec_context.extradata or b""))
     for packet in container.demux(stream):
         if not packet.size:
             continue  # the last one tells the decoder to drain
@@ -95,7 +97,7 @@ def _packets(container: Any, stream: Any, data: memoryview, file: str) -> Packet
             raise CorruptSourceError(
                 f"the bytes of packet {len(found)} are not stored in one piece", file=file, hint=_ENCODE
             )
-        key = packet.is_keyframe and (stream.codec_context.name != "mpeg4" or _is_intra(payload))
+        key = packet.is_keyframe and can_begin(payload)
         flags = KEY * key | DISCARD * packet.is_discard
         found.append((packet.pts, first, size, flags, xxhash.xxh3_64_intdigest(payload)))
     columns = zip(*found, strict=True) if found else ((),) * 5
@@ -103,16 +105,6 @@ def _packets(container: Any, stream: Any, data: memoryview, file: str) -> Packet
     packets = Packets(*(np.array(column, dtype) for column, dtype in zip(columns, types, strict=True)))
     _check(packets, file)
     return packets
-
-
-def _is_intra(packet: bytes) -> bool:
-    """Returns whether a packet of MPEG-4 part 2 holds an I picture.
-
-    A container may say so of others. Decoding would begin there, and give wrong frames without an error. For the other
-    codecs FFmpeg looks into the packets, or their decoders refuse to begin there.
-    """
-    start = packet.find(b"\0\0\1\xb6")
-    return start >= 0 and len(packet) > start + 4 and packet[start + 4] >> 6 == 0
 
 
 def _check(packets: Packets, file: str) -> None:

@@ -14,13 +14,15 @@ import numpy as np
 import psutil
 import pytest
 
+import gear_data
 from gear_data.errors import CorruptSourceError, GearError
 from gear_data.video.file_index import KEY, VideoFile
 from gear_data.video.frame_groups import frame_groups
 from gear_data.video.indexing.demux import index_file
+from gear_data.video.indexing.entry_points import entry_test
 from gear_data.video.indexing.indexer import index_files
 from gear_data.video.indexing.worker_process import WorkerProcess
-from tests.support.cameras.filmed import FPS, moving_bar, write_video
+from tests.support.cameras.filmed import FPS, decoded, moving_bar, write_video
 
 FRAMES = 24
 
@@ -113,6 +115,54 @@ def test_key_frames_that_are_none(tmp_path: Path) -> None:
     lying = index_file(tmp_path / "none.mp4", "none.mp4")
     assert np.flatnonzero(found.packets.flags & KEY).tolist() == [0, 4, 8]
     np.testing.assert_array_equal(lying.packets.flags, found.packets.flags)
+
+
+REFRESH = {"x264-params": "intra-refresh=1:keyint=8"}
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".avi"])
+def test_periodic_intra_refresh_has_one_key_frame(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"bar{suffix}"
+    write_video(path, moving_bar(FRAMES), **REFRESH)
+    with av.open(str(path)) as container:
+        assert sum(packet.is_keyframe for packet in container.demux(video=0)) > 1
+    assert np.flatnonzero(index_file(path, "bar").packets.flags & KEY).tolist() == [0]
+
+
+@pytest.mark.processes
+def test_frames_of_periodic_intra_refresh_are_read_in_any_order(tmp_path: Path) -> None:
+    write_video(tmp_path / "bar.mp4", moving_bar(FRAMES), **REFRESH)
+    ends = np.arange(FRAMES) == FRAMES - 1
+    np.savez(
+        tmp_path / "steps.npz", observations=np.zeros((FRAMES, 2)), actions=np.zeros(FRAMES), terminals=ends,
+        timeouts=~ends & False,
+    )  # fmt: skip
+    videos = gear_data.VideoStorage(cameras={"observations.top": str(tmp_path / "*.mp4")})
+    gear_data.convert(tmp_path / "steps.npz", tmp_path / "d", videos=videos, jobs=1, progress=False)
+    frames, expected = gear_data.open(tmp_path / "d")[0]["observations.top"], decoded(tmp_path / "bar.mp4")
+    for number in (20, 3, 9, 8, 23, 0):
+        np.testing.assert_array_equal(frames[number], expected[number])
+
+
+@pytest.mark.parametrize(
+    ("units", "can_begin"),
+    [
+        ([b"\x09\xf0", b"\x65IDR"], True),
+        ([b"\x06\x06\x01\x80\x80", b"\x61I"], True),  # recovery_frame_cnt 0: an open group of pictures
+        ([b"\x06\x06\x01\x48\x80", b"\x61P"], False),  # recovery_frame_cnt 1
+        ([b"\x06\x05\x03abc\x06\x01\x24\x80", b"\x61P"], False),  # after another message
+        ([b"\x06\x05\xff\x02" + b"\x00\x00\x03" + b"u" * 255 + b"\x06\x01\x24\x80", b"\x61P"], False),
+        ([b"\x61P", b"\x06\x06\x01\x48\x80"], True),  # the message is of the next picture
+        ([b"\x06\x06\xff"], True),  # damaged
+        ([], True),
+    ],
+)
+def test_recovery_points_of_h264(units: list[bytes], can_begin: bool) -> None:
+    annex_b = b"".join(b"\0\0\0\1" + unit for unit in units)
+    assert entry_test("h264", b"")(annex_b) == can_begin
+    for size in (2, 4):
+        lengths = b"".join(len(unit).to_bytes(size, "big") + unit for unit in units)
+        assert entry_test("h264", bytes([1, 100, 0, 10, 0xFC | size - 1]))(lengths) == can_begin
 
 
 def test_packets_that_are_the_same_bytes(video: Path, tmp_path: Path) -> None:

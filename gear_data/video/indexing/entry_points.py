@@ -1,0 +1,81 @@
+"""Packets at which decoding can begin, where a container says so of too many.
+
+Decoding that begins elsewhere gives wrong frames, or none. FFmpeg looks into the packets of most codecs, or their
+decoders refuse to begin there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+#: Types of H.264's NAL units (ITU-T H.264, table 7-1), and of the SEI message for recovery points (D.1.8).
+_SLICE, _IDR_SLICE, _SEI, _RECOVERY_POINT = 1, 5, 6, 6
+
+
+def entry_test(codec: str, extradata: bytes) -> Callable[[bytes], bool]:
+    """Returns a function that says of a packet with the flag of a key frame whether decoding can begin there.
+
+    Args:
+        codec: FFmpeg's canonical name.
+        extradata: the codec's parameters, which say how H.264's packets are divided.
+    """
+    if codec == "mpeg4":
+        return _is_intra
+    if codec == "h264":
+        return partial(_is_whole, extradata=extradata)
+    return lambda packet: True
+
+
+def _is_intra(packet: bytes) -> bool:
+    """Returns whether a packet of MPEG-4 part 2 holds an I picture."""
+    start = packet.find(b"\0\0\1\xb6")
+    return start >= 0 and len(packet) > start + 4 and packet[start + 4] >> 6 == 0
+
+
+def _is_whole(packet: bytes, extradata: bytes) -> bool:
+    """Returns whether the frame of a packet of H.264 is right when decoding begins with it.
+
+    With periodic intra refresh, each frame refreshes a part of the picture. Muxers flag the first frame of a period.
+    After it, `recovery_frame_cnt` frames pass until all parts are right.
+    """
+    for unit in _units(packet, extradata):
+        kind = unit[0] & 31
+        if kind in (_SLICE, _IDR_SLICE):
+            break
+        if kind == _SEI and _recovers_later(unit):
+            return False
+    return True
+
+
+def _units(packet: bytes, extradata: bytes) -> Iterator[bytes]:
+    """Yields the NAL units of a packet, which have at least one byte."""
+    if not extradata.startswith(b"\1") or len(extradata) < 5:  # Annex B
+        yield from (unit for unit in packet.split(b"\0\0\1") if unit)
+        return
+    size, first = (extradata[4] & 3) + 1, 0
+    while first + size < len(packet):
+        first, length = first + size, int.from_bytes(packet[first : first + size], "big")
+        if length:
+            yield packet[first : first + length]
+        first += length
+
+
+def _recovers_later(unit: bytes) -> bool:
+    """Returns whether an SEI unit has a recovery point whose `recovery_frame_cnt` is above 0."""
+    data = unit[1:].replace(b"\0\0\3", b"\0\0")
+    at = 0
+    while at + 2 < len(data):
+        values = []
+        for _ in ("type", "size"):
+            value = 0
+            while at < len(data) and data[at] == 255:
+                value, at = value + 255, at + 1
+            values.append(value + (data[at] if at < len(data) else 0))
+            at += 1
+        kind, size = values
+        # An Exp-Golomb code of 0 is one bit, 1.
+        if kind == _RECOVERY_POINT and at < len(data):
+            return data[at] < 128
+        at += size
+    return False
