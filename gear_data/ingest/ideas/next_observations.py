@@ -152,10 +152,6 @@ class _WithFinals(MappedSource):
         if len(steps):
             episode, step = block.locate(steps[0])
             row = int(block.rows[episode]) + (step if self.rows_are_steps else 0)
-            self.findings.add(next_differs(len(steps), block.sources[episode], row, spec.source or name))
-
-
-def next_differs(count: int, file: str, row: int, column: str | None) -> Finding:
-    """Returns the finding about next observations that are not the observations of the next step."""
-    message = "differs from the next row's observation inside an episode; left out, observations are kept"
-    return Finding("next-observation-differs", message, count, file, row, column)
+            message = "differs from the next row's observation inside an episode; left out, observations are kept"
+            place = block.sources[episode], row, spec.source or name
+            self.findings.add(Finding("next-observation-differs", message, len(steps), *place))

@@ -44,9 +44,7 @@ class StepPart:
         columns: name -> [keep.sum(), *shape].
         variable: name -> array of keep.sum() values, as `EpisodeBlock.variable`.
         facts: name -> [n]. An episode takes the value of its first step.
-        finals: name -> [n, *shape]. An episode takes the value of its last step as final observation.
         continues: whether the next part was read together with this part. No block ends between the two.
-        ends_episode: whether the last step is known to be the last of its episode.
         faults: the reasons for the steps that are not kept, one per step.
     """
 
@@ -57,10 +55,8 @@ class StepPart:
     keep: npt.NDArray[np.bool_]
     columns: Mapping[str, npt.NDArray[Any]]
     facts: Mapping[str, npt.NDArray[Any]]
-    finals: Mapping[str, npt.NDArray[Any]]
     variable: Mapping[str, pa.Array] = field(default_factory=dict)
     continues: bool = False
-    ends_episode: bool = False
     faults: tuple[UnreadableRows, ...] = ()
 
     def cut(self, start: int, stop: int) -> StepPart:
@@ -74,7 +70,6 @@ class StepPart:
             keep=self.keep[start:stop],
             columns={name: values[first:last] for name, values in self.columns.items()},
             facts={name: values[start:stop] for name, values in self.facts.items()},
-            finals={name: values[start:stop] for name, values in self.finals.items()},
             variable={name: array[first:last] for name, array in self.variable.items()},
             faults=tuple(
                 replace(fault, rows=fault.rows[inside] - start)
@@ -84,7 +79,7 @@ class StepPart:
         )
 
 
-def assemble(parts: Iterator[StepPart], findings: FindingLog, *, has_final: bool) -> Iterator[EpisodeBlock]:
+def assemble(parts: Iterator[StepPart], findings: FindingLog) -> Iterator[EpisodeBlock]:
     """Yields blocks of whole episodes. The last episode ends with the stream.
 
     An episode may span several parts and files. Memory holds the parts that were read together and the episode before
@@ -93,24 +88,19 @@ def assemble(parts: Iterator[StepPart], findings: FindingLog, *, has_final: bool
     Args:
         parts: the steps, in source order.
         findings: receives findings about episodes that are left out.
-        has_final: whether the episodes have final observations.
     """
     pending: list[StepPart] = []
     for part in parts:
         pending.append(part)
         if part.continues:
             continue
-        if part.ends_episode:
-            yield _block(pending, findings, has_final)
-            pending = []
-            continue
         index, start = _last_start(pending)
         whole = [*pending[:index], pending[index].cut(0, start)] if start else pending[:index]
         if whole:
-            yield _block(whole, findings, has_final)
+            yield _block(whole, findings)
             pending = [pending[index].cut(start, len(pending[index].rows)), *pending[index + 1 :]]
     if pending:
-        yield _block(pending, findings, has_final)
+        yield _block(pending, findings)
 
 
 def _last_start(parts: list[StepPart]) -> tuple[int, int]:
@@ -121,7 +111,7 @@ def _last_start(parts: list[StepPart]) -> tuple[int, int]:
     return index, int(np.searchsorted(parts[index].episodes, last))
 
 
-def _block(parts: list[StepPart], findings: FindingLog, has_final: bool) -> EpisodeBlock:
+def _block(parts: list[StepPart], findings: FindingLog) -> EpisodeBlock:
     episodes = _concatenate([part.episodes for part in parts])
     rows = _concatenate([part.rows for part in parts])
     keep = _concatenate([part.keep for part in parts])
@@ -137,15 +127,13 @@ def _block(parts: list[StepPart], findings: FindingLog, has_final: bool) -> Epis
         variable = {name: array.filter(pa.array(wanted)) for name, array in variable.items()}
     good = starts[whole]
     which = np.searchsorted(np.cumsum([len(part.rows) for part in parts]), good, side="right")
-    last = good + lengths[whole] - 1
     return EpisodeBlock(
         position=Position(parts[0].file, int(rows[0])),
         lengths=lengths[whole].astype(np.int64),
         columns=columns,
         sources=[parts[i].name for i in which],
         rows=rows[good],
-        has_final=np.full(len(good), has_final),
-        finals={name: _concatenate([part.finals[name] for part in parts])[last] for name in parts[0].finals},
+        has_final=np.zeros(len(good), np.bool_),
         metadata={name: _concatenate([part.facts[name] for part in parts])[good].tolist() for name in parts[0].facts},
         variable=variable,
         source_rows=len(rows),

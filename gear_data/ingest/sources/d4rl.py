@@ -91,6 +91,7 @@ class _Datasets:
 
     Attributes:
         file: the name of the file.
+        known: the paths of all its datasets; None if the user chose columns.
         rows: the number of its steps.
         paths: canonical name -> path of a dataset.
         columns: the columns to read.
@@ -99,6 +100,7 @@ class _Datasets:
     """
 
     file: str
+    known: frozenset[str] | None
     rows: int
     paths: Mapping[str, str]
     columns: tuple[TreeColumn, ...]
@@ -150,7 +152,8 @@ def _read(tree: Tree, options: SourceOptions) -> _Datasets:
     limited = paths.keys().isdisjoint(("truncated", DONES, _NEXT))
     max_steps = _max_steps(options, metadata, tree.name) if limited else None
     rows = file.array(paths["observations"], tree.name).rows
-    return _Datasets(tree.name, rows, paths, columns, max_steps, metadata)
+    known = frozenset(file.kinds) if options.columns is None else None
+    return _Datasets(tree.name, known, rows, paths, columns, max_steps, metadata)
 
 
 def _max_steps(options: SourceOptions, metadata: Mapping[str, Any], file: str) -> int | None:
@@ -245,7 +248,8 @@ class D4rlSource(MappedSource):
         """Checks a file against the first one, and finds its episodes."""
         paths, datasets = self._datasets.paths, self._datasets
         others = [paths["observations"], *([paths[_NEXT]] if datasets.by_jumps else [])]
-        arrays = flat_file(tree).checked(datasets.columns, others, datasets.file, [item.name for item in self._trees])
+        file = flat_file(tree)
+        arrays = file.checked(datasets.columns, others, datasets.file, [item.name for item in self._trees])
         observations = arrays[others[0]]
         flags = [arrays[paths["terminated"]], *([arrays[datasets.end_flags]] if datasets.end_flags else [])]
         for flag in flags:
@@ -273,7 +277,8 @@ class D4rlSource(MappedSource):
         lengths = scan_lengths(observations.rows, row_bytes, [flag.read for flag in flags], next_pairs=pairs)
         if datasets.max_steps is not None:
             lengths = limit_lengths(lengths, datasets.max_steps)
-        return EpisodeRanges(lengths, offsets_of(lengths)[:-1])
+        findings = () if datasets.known is None else file.left_out(datasets.known, datasets.file)
+        return EpisodeRanges(lengths, offsets_of(lengths)[:-1], findings=findings)
 
     def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
         """Sets `truncated`.

@@ -61,14 +61,17 @@ def open_(location: Location, options: SourceOptions) -> TreeSource:
     trees = hdf5_trees(location)
     with trees[0].open() as tree:
         file = _file(tree)
-        columns = _columns(file, options)
+        columns, known = _columns(file, options), frozenset(file.kinds)
         size = trees[0].size // max(1, file.array(_ACTION, tree.name).rows)
     names = [item.name for item in trees]
 
     def find(tree: Tree) -> EpisodeRanges:
-        arrays = _file(tree).checked(columns, [_ACTION, _STEP_TYPE, _DISCOUNT, _REWARD], names[0], names)
+        file = _file(tree)
+        arrays = file.checked(columns, [_ACTION, _STEP_TYPE, _DISCOUNT, _REWARD], names[0], names)
         types, discounts, rewards = (_numbers(tree, arrays[name]) for name in (_STEP_TYPE, _DISCOUNT, _REWARD))
-        return _episodes(tree.name, types, discounts, rewards, options)
+        episodes = _episodes(tree.name, types, discounts, rewards, options)
+        left_out = file.left_out(known, names[0]) if options.columns is None else ()
+        return replace(episodes, findings=(*episodes.findings, *left_out))
 
     return TreeSource(
         trees,

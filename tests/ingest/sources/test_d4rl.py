@@ -158,6 +158,16 @@ def test_chunks_are_read_once(sources: Any, tmp_path: Path, monkeypatch: pytest.
     assert all(stop % 20 == 0 or stop == len(values) for _, stop in reads)
 
 
+def test_a_dataset_that_only_a_later_file_has(sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts(6, seed=6)
+    sources.write_d4rl(tmp_path / "s" / "a.hdf5", rollouts[:3])
+    extra = {"infos/goal": np.zeros(sum(map(len, rollouts[3:])))}
+    sources.write_d4rl(tmp_path / "s" / "b.hdf5", rollouts[3:], extra=extra)
+    lengths, findings, _ = read(tmp_path / "s")
+    assert lengths == [len(rollout) for rollout in rollouts]
+    assert findings == {"column-left-out": 1}
+
+
 def test_next_observations_that_contradict(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(12, seed=8, max_length=30)
     source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts)

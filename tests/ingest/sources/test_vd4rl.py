@@ -139,6 +139,19 @@ def test_bad_shards(name: str, change: Any, error: type[GearError], message: str
         gear_data.convert(write(tmp_path / "0.hdf5", arrays), tmp_path / "d", progress=False)
 
 
+def test_a_dataset_that_only_a_later_file_has(tmp_path: Path) -> None:
+    arrays = time_steps()
+    write(tmp_path / "s" / "0.hdf5", arrays)
+    write(tmp_path / "s" / "1.hdf5", {**time_steps(seed=1), "state": np.zeros((len(arrays["reward"]), 2))})
+    report = gear_data.convert(tmp_path / "s", tmp_path / "d", progress=False)
+    (found,) = [each for each in gear_data.open(tmp_path / "d").manifest.findings if each["code"] == "column-left-out"]
+    assert (found["count"], found["file"]) == (1, "1.hdf5")
+    assert report.episodes == 2 * len(LENGTHS)
+    columns = ["observations", "actions"]
+    report = gear_data.convert(tmp_path / "s", tmp_path / "e", columns=columns, progress=False)
+    assert "column-left-out" not in warning_codes(report)
+
+
 def test_a_missing_dataset(tmp_path: Path) -> None:
     arrays = time_steps()
     write(tmp_path / "s" / "0.hdf5", arrays)

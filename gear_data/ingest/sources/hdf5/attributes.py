@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
 import h5py
@@ -16,23 +15,15 @@ from gear_data.ingest.sources.hdf5.heap_checks import HEAP_REFERENCE_BYTES, chec
 _MAX_TEXT_BYTES = 10_000
 
 
-def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[str, Any], list[str]]:
-    """Reads the attributes of a group that are one number, flag or text.
+def attribute_facts(group: h5py.Group) -> dict[str, Any]:
+    """Reads the attributes of a group: name -> plain Python value.
 
-    Args:
-        group: the group that has the attributes.
-        ignored: the names of attributes not to read.
-
-    Returns:
-        Name -> plain Python value; and the names of the attributes that are something else.
+    An attribute that is not one number, flag or short text is None. These come last.
     """
     facts: dict[str, Any] = {}
-    unreadable: list[str] = []
     for name in group.attrs:
-        if name in ignored:
-            continue
         if not isinstance(name, str):  # h5py gives names that are not UTF-8 as bytes
-            unreadable.append(name.decode("utf-8", "replace"))
+            facts[name.decode("utf-8", "replace")] = None
             continue
         attribute = h5a.open(group.id, name.encode())
         value = None
@@ -43,11 +34,8 @@ def attribute_facts(group: h5py.Group, ignored: Container[str]) -> tuple[dict[st
         elif attribute.shape == () and _is_readable_text(attribute):
             check_heaps(group)
             value = plain_value(group.attrs[name])
-        if value is None:
-            unreadable.append(name)
-        else:
-            facts[name] = value
-    return facts, unreadable
+        facts[name] = value
+    return dict(sorted(facts.items(), key=lambda fact: fact[1] is None))
 
 
 def _is_readable_text(attribute: h5a.AttrID) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnsupportedColumnError
+from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import separate_datasets_hint
 from gear_data.ingest.sources.hdf5.attributes import plain_value
 from gear_data.ingest.sources.tree.columns import LEAVE_OUT, TreeColumn, describe
@@ -85,6 +86,14 @@ class FlatFile:
             error.hint = error.hint or separate_datasets_hint(files, model, self.tree.name)
             raise
         return arrays
+
+    def left_out(self, known: Collection[str], model: str) -> tuple[Finding, ...]:
+        """Returns a finding about datasets that the file `model`, with the datasets `known`, does not have."""
+        extra = sorted(path for path, kind in self.kinds.items() if kind == ARRAY and path not in known)
+        if not extra:
+            return ()
+        message = f"'{extra[0]}' is not in {model}, so it is not a column; left out"
+        return (Finding("column-left-out", message, len(extra), self.tree.name),)
 
     def _wrong_rows(self, array: TreeArray, rows: int, needed: Sequence[str]) -> BadEpisodeError:
         leave_out = "or name the columns of equal length with --columns (columns=[...])"

@@ -215,7 +215,7 @@ class StepRowSource:
         for i, end in enumerate(ends):
             if start < end and start < stop:
                 ids = EpisodeIdChecker(next(iter(self._ids), None), self.resume_state, lows[i], lows[i + 1])
-                for block in assemble(self._parts(start, min(end, stop), ids), self.findings, has_final=False):
+                for block in assemble(self._parts(start, min(end, stop), ids), self.findings):
                     yield self._check(block)
                 start = end
                 self.resume_state.clear()  # the next unit has other ids
@@ -251,7 +251,6 @@ class StepRowSource:
                 keep=keep,
                 columns=columns,
                 facts=facts,
-                finals={},
                 variable=variable,
                 faults=tuple(unreadable),
             )

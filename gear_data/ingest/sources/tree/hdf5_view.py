@@ -147,8 +147,7 @@ class Hdf5Tree:
     def attributes(self, group: str) -> Mapping[str, Any]:
         with reading(self.name, group or None):
             opened = self._group(group)
-            facts, others = ({}, []) if opened is None else attribute_facts(opened, ())
-        return facts | dict.fromkeys(others)
+            return {} if opened is None else attribute_facts(opened)
 
     def _item(self, path: str) -> Any:
         """Opens an object; returns None if it does not exist, or a link to elsewhere is on the way."""

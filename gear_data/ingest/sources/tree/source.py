@@ -260,7 +260,8 @@ class TreeSource:
             pieces, counted = self._pieces(index)
             rows += counted
             for first, size in pieces:
-                if units and units[-1].bytes < UNIT_BYTES and not self._rule.numbered:
+                may_join = not self._rule.numbered and (first == 0 or not self._hooks.whole_files)
+                if units and units[-1].bytes < UNIT_BYTES and may_join:
                     units[-1] = replace(units[-1], bytes=units[-1].bytes + size)
                 else:
                     units.append(Unit(Position(index, first) if units else BEGIN, size))
@@ -277,7 +278,8 @@ class TreeSource:
         total = len(episodes)
         if isinstance(episodes, EpisodeRanges):
             starts = [first for first, _ in episode_runs(episodes.lengths, self._row_bytes, UNIT_BYTES)] or [0]
-            starts = starts[:1] if self._hooks.whole_files and len(self._trees) > 1 else starts
+            if self._hooks.whole_files and (len(self._trees) > 1 or item.size <= UNIT_BYTES):
+                starts = [0]
             return [(first, item.size // len(starts)) for first in starts], int(episodes.lengths.sum())
         count = max(1, UNIT_BYTES * total // max(1, item.size))
         starts = list(range(0, total, count))
