@@ -10,7 +10,6 @@ the root).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,12 +21,12 @@ from gear_data.errors import (
     CorruptSourceError,
     EmptySourceError,
     UnknownFormatError,
-    UnsupportedColumnError,
 )
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.layout import ENDS, FLAGS, Column, EpisodeRule, Layout
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import choose_columns
+from gear_data.ingest.pipeline.end_flags import end_flag_columns
 from gear_data.ingest.pipeline.mapped_source import MappedSource
 from gear_data.ingest.pipeline.names import DONES, canonical_name, name_map
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
@@ -149,6 +148,7 @@ def _read(tree: Tree, options: SourceOptions) -> _Datasets:
     columns = tuple(
         describe(file.array(path, tree.name), Column(name, path), tree.name) for path, name in chosen.items()
     )
+    end_flag_columns(tuple(column.spec for column in columns))  # refuses flags of several values per step
     limited = paths.keys().isdisjoint(("truncated", DONES, _NEXT))
     max_steps = _max_steps(options, metadata, tree.name) if limited else None
     rows = file.array(paths["observations"], tree.name).rows
@@ -252,14 +252,6 @@ class D4rlSource(MappedSource):
         arrays = file.checked(datasets.columns, others, datasets.file, [item.name for item in self._trees])
         observations = arrays[others[0]]
         flags = [arrays[paths["terminated"]], *([arrays[datasets.end_flags]] if datasets.end_flags else [])]
-        for flag in flags:
-            if observations.rows and math.prod(flag.shape[1:]) != 1:
-                raise UnsupportedColumnError(
-                    f"an end flag must be one value per step, not of shape {flag.shape[1:]}",
-                    file=tree.name,
-                    column=flag.path,
-                    hint="if it is not an end flag, rename it with --rename",
-                )
         pairs = []
         if datasets.by_jumps:
             after = arrays[paths[_NEXT]]

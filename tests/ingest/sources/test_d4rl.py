@@ -108,6 +108,17 @@ def test_nothing_says_where_episodes_end(tmp_path: Path) -> None:
     assert "--max-episode-steps N" in str(error.value)
 
 
+@pytest.mark.parametrize("flag", ["terminals", "timeouts"])
+@pytest.mark.parametrize("values", [np.zeros((30, 2), np.bool_), ["no"] * 30], ids=["two", "text"])
+def test_flags_that_are_no_flags(flag: str, values: Any, tmp_path: Path) -> None:
+    source = write_flat(tmp_path / "s.hdf5", [3], timeouts=np.zeros(30, np.bool_))
+    with h5py.File(source, "r+") as file:
+        del file[flag]
+        file[flag] = values
+    with pytest.raises(UnsupportedColumnError, match=flag):
+        gear_data.convert(source, tmp_path / "d", progress=False)
+
+
 @pytest.mark.parametrize("stated", [0, -3, 2.5])
 def test_invalid_length(stated: float, tmp_path: Path) -> None:
     source = write_flat(tmp_path / "s.hdf5", [3], **{"metadata/max_episode_steps": stated})
