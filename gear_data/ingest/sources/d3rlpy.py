@@ -245,9 +245,7 @@ def _arrays(tree: Tree, contents: _Contents, index: int) -> dict[str, Any]:
 
 
 def _read(array: TreeArray, contents: _Contents, index: int, column: str) -> npt.NDArray[Any]:
-    """Reads a dataset, or an episode's row of it. Encoded images become bytes."""
-    if array.holds_images() and not contents.stacked:
-        return np.array([*array.byte_strings(0, array.rows), None], object)[:-1]
+    """Reads a dataset, or an episode's row of it, in native byte order."""
     if not array.kind:
         raise UnsupportedColumnError(
             f"holds {array.dtype}, which is not a number or a boolean",
