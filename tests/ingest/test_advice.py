@@ -203,6 +203,25 @@ class Advice:
     steps: int = 12
 
 
+def parquet_files(**values: Any) -> Make:
+    """Returns a maker of a folder with two Parquet files, an episode each. A list has the values of both files."""
+
+    def make(folder: Path) -> Path:
+        for i in range(2):
+            table = {"episode": [i] * 6, "observations": np.arange(6.0), "actions": [0.5] * 6}
+            table |= {name: pair[i] for name, pair in values.items()}
+            pq.write_table(pa.table(table), folder / f"{i}.parquet")
+        return folder
+
+    return make
+
+
+def jsonl(*rows: dict[str, Any]) -> Make:
+    return file_of("data.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+ROW = {"observations": [[0.0, 1.0]] * 6, "actions": [[0.5]] * 6, "rewards": [1.0] * 6}
+NONE = {name: [] for name in ROW}
 DEMO = {"actions": np.zeros((6, 2)), "obs/x": np.zeros((6, 3)), "states": np.zeros((67, 4))}
 TORN = [[1.0]] * 3 + [[1.0, 2.0]] + [[1.0]] * 8
 NAMES = {"observations": np.ones((12, 2)), "actions": np.ones((12, 1)), "terminals": END}
@@ -310,6 +329,52 @@ ADVICE: dict[str, Advice] = {
     "LeRobot, no videos: without the camera": Advice(
         without_videos, CorruptSourceError, "leave the camera out with --columns",
         "--columns observations,actions,rewards,terminated,truncated,timestamp,task_index", steps=-1,
+    ),
+    "table, whole numbers in the first file": Advice(
+        parquet_files(rewards=([1] * 6, [0.5] * 6)), CorruptSourceError, "--dtype rewards=float64",
+        "--dtype rewards=float64",
+    ),
+    "robomimic, whole numbers in the first demonstration": Advice(
+        hdf5("data/demo_{}/", {"actions": np.zeros((6, 2), int)}, {"actions": np.full((6, 2), 0.5)}),
+        BadEpisodeError, "--dtype actions=float64", "--dtype actions=float64",
+    ),
+    "HDF5, fractions of float64 after float32": Advice(
+        hdf5("ep_{}/", {"actions": np.zeros((6, 2), "f4")}, {"actions": np.full((6, 2), 0.1)}),
+        BadEpisodeError, "--dtype actions=float64", "--dtype actions=float64",
+    ),
+    "HDF5, whole numbers in the observations after each step": Advice(
+        hdf5("ep_{}/", *[{"actions": END, "state": np.ones((12, 2)), "next_state": np.ones((12, 2), int)}]),
+        UnsupportedColumnError, "--rename next_state=infos.next_state", "--rename next_state=infos.next_state",
+    ),
+    "a row an episode, one without steps": Advice(
+        jsonl(ROW, NONE, ROW), BadEpisodeError, "--on-bad-episode skip", "--on-bad-episode skip"
+    ),
+    "robomimic, one without steps": Advice(
+        hdf5("data/demo_{}/", *[{"actions": np.zeros((n, 2))} for n in (6, 0, 6)]),
+        BadEpisodeError, "--on-bad-episode skip", "--on-bad-episode skip",
+    ),
+    "HDF5, one without steps": Advice(
+        hdf5("ep_{}/", *[{"actions": np.zeros((n, 2))} for n in (6, 0, 6)]),
+        BadEpisodeError, "--on-bad-episode skip", "--on-bad-episode skip",
+    ),
+    "a row an episode, another length: without the column": Advice(
+        jsonl(*[{"path": [0.0] * 4, **ROW}] * 2), BadEpisodeError, "--columns observations,actions,rewards",
+        "--columns observations,actions,rewards",
+    ),
+    "table, a last row that may be no step": Advice(
+        parquet(is_first=(np.arange(12) % 6 == 0), is_last=END, is_terminal=END), UnknownFormatError,
+        "--rename is_last=dones", "--rename is_last=dones",
+    ),
+    "HDF5, a last row that may be no step": Advice(
+        hdf5("ep_{}/", *[{"actions": np.zeros((6, 2)), "is_first": END[:6], "is_last": END[:6]}] * 2),
+        UnknownFormatError, "--rename is_last=dones", "--rename is_last=dones",
+    ),
+    "table, masks that are no flags": Advice(
+        parquet(masks=[3] * 12), BadEpisodeError, "rename it with --rename", "--rename masks=infos.masks"
+    ),
+    "npz, ids of another length": Advice(
+        npz(**steps(timeouts=END, episode=np.zeros(7, int), run=np.arange(12) // 6)), BadEpisodeError,
+        "--episode-column", "--episode-column run --columns observations,actions,rewards,timeouts",
     ),
     "an archive": Advice(zipped, UnknownFormatError, "unpack it first", source=unpack),
     "LeRobot, info.json is no JSON: rows": Advice(

@@ -7,11 +7,9 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.pipeline.columns import STEP_NUMBERS
+from gear_data.ingest.pipeline.columns import FIRST_FLAGS, STEP_NUMBERS
 from gear_data.storage.episode_block import EpisodeBlock
 
-#: Usual names of flags of the first step.
-_FIRST = ("is_first", "episode_starts")
 #: Usual names of columns that name a run, in which episodes may be numbered from 0.
 _RUNS = (
     "seed", "run", "run_id", "run_name", "trial", "experiment", "worker", "worker_id", "worker_index", "env", "env_id",
@@ -30,7 +28,7 @@ def check_joined_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are
         if numbers is not None and numbers.ndim == 1 and numbers.dtype.kind in "iuf":
             message = "falls inside an episode"
             _report(block, findings, numbers[1:] < numbers[:-1], ("steps-not-monotonic", message, name), rows_are_steps)
-    for name in _FIRST:
+    for name in sorted(FIRST_FLAGS):
         first = block.columns.get(name)
         if first is not None and first.ndim == 1 and first.dtype.kind in "biuf":
             message = "is true inside an episode"

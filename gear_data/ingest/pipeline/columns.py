@@ -32,6 +32,9 @@ STEP_NUMBERS = (
     "time_step", "timestamp", "frame", "frame_index", "frame_id", "tick",
 )  # fmt: skip
 
+#: Usual names of flags of the first step of an episode.
+FIRST_FLAGS = frozenset({"is_first", "episode_starts"})
+
 #: Columns that number the steps of tables with ids -> whether they begin with 0 in every episode. `index` numbers all.
 ORDER_COLUMNS = {"frame_index": True, "index": False, "step_index": True, "step_id": False}
 

@@ -39,7 +39,8 @@ def markers(reader: ArrayReader, rows: int, arrays: Sequence[StoredArray]) -> li
                 f"says where episodes begin, but has {len(array)} rows, where there are {rows} steps",
                 file=array.place,
                 row=min(rows, len(array)),
-                hint="name another column with --episode-column (episodes=EpisodeBoundaries(...)), or correct this one",
+                hint="name another column with --episode-column (episodes=EpisodeBoundaries(...)), and leave this one "
+                "out with --columns (columns=[...]); or correct it",
             )
         if array.dtype.kind not in "biuf" or math.prod(array.row_shape) != 1:
             raise UnsupportedColumnError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,7 @@ from gear_data.ingest.sources.tables.read_units import (
     step_spans,
 )
 from gear_data.ingest.sources.tables.stream import FileRows, TablePart
+from gear_data.ingest.sources.tables.to_numpy import leaf_type
 from gear_data.storage.episode_block import BEGIN, Position
 
 #: Bytes in memory of one table, as far as the footers can tell.
@@ -49,8 +51,9 @@ class FileTables:
         files: the files, in source order.
         kind: the kind of all files.
         is_one_table: whether the files are known to be consecutive parts of one table.
-        types: returns column -> type of the numbers in it, given the flattened schema. Only kinds that are not
-            `splittable` have such types: their files do not store types.
+        types: returns column -> type of the numbers in it, given the flattened schema. Kinds that are not `splittable`
+            read them so: their files do not store types. Of others, these columns may have other numbers in other
+            files.
 
     Raises:
         CorruptSourceError: a file is not of the kind, or its columns differ from the first file's.
@@ -75,8 +78,9 @@ class FileTables:
             self._footers = {0: first.row_groups()}
             # Inside `reading`, because this decodes all names, which may not be UTF-8.
             self._columns = flat_columns(self._stored, files[0].name)
+        chosen = types(pa.schema([(name, column.type) for name, column in self._columns.items()]))
+        self._any_numbers = {self._columns[name].path[0] for name in chosen}
         if not kind.splittable:
-            chosen = types(pa.schema([(name, column.type) for name, column in self._columns.items()]))
             self._stored = with_types(self._stored, {self._columns[name].path: type_ for name, type_ in chosen.items()})
             self._columns = flat_columns(self._stored, files[0].name)
         self.by_pandas = kind.by_pandas or is_by_pandas(self._stored)
@@ -234,7 +238,7 @@ class FileTables:
         """Opens a file and compares its schema with the first file's."""
         with self._kind.open(file, self._stored) as opened:
             with self._kind.reading(file.name):
-                _check_schema(opened.schema, file.name, self._stored, self.files)
+                _check_schema(opened.schema, file.name, self._stored, self.files, self._any_numbers)
             yield opened
 
 
@@ -258,7 +262,9 @@ def _min_max(values: pa.Array) -> list[Any]:
     return list(extremes.values())
 
 
-def _check_schema(schema: pa.Schema, name: str, model: pa.Schema, files: Sequence[SourceFile]) -> None:
+def _check_schema(
+    schema: pa.Schema, name: str, model: pa.Schema, files: Sequence[SourceFile], any_numbers: Set[str]
+) -> None:
     """Checks that a file has the columns of the first file.
 
     Their order and metadata may differ.
@@ -268,6 +274,7 @@ def _check_schema(schema: pa.Schema, name: str, model: pa.Schema, files: Sequenc
         name: the name of the file.
         model: the schema of the first file.
         files: all files of the source.
+        any_numbers: columns of numbers that may have another type.
 
     Raises:
         CorruptSourceError: a column is missing, additional or duplicated, or has another type.
@@ -286,15 +293,25 @@ def _check_schema(schema: pa.Schema, name: str, model: pa.Schema, files: Sequenc
         index = schema.get_field_index(field.name)
         if index < 0:
             raise CorruptSourceError(f"the column is missing; {first} has it", file=name, column=field.name, hint=hint)
-        if schema.field(index).type != field.type:
+        type_ = schema.field(index).type
+        if type_ == field.type:
+            continue
+        numbers = _is_number(leaf_type(type_)) and _is_number(leaf_type(field.type))
+        if not numbers or field.name not in any_numbers:
+            cast = f"read the numbers of all files as one dtype: --dtype {shlex.quote(field.name)}=float64"
             raise CorruptSourceError(
-                f"the column is {schema.field(index).type}, in {first} it is {field.type}",
+                f"the column is {type_}, in {first} it is {field.type}",
                 file=name,
                 column=field.name,
-                hint=hint,
+                hint=hint or (cast if numbers else None),
             )
-    extra = next(field.name for field in schema if model.get_field_index(field.name) < 0)
-    raise CorruptSourceError(f"the column is not in {first}", file=name, column=extra, hint=hint)
+    for field in schema:
+        if model.get_field_index(field.name) < 0:
+            raise CorruptSourceError(f"the column is not in {first}", file=name, column=field.name, hint=hint)
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_))
 
 
 def _row_group_runs(row_groups: RowGroups, first: int, stop: int | None) -> Iterator[tuple[int, range]]:

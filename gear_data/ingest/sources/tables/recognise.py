@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.ideas.next_observations import next_pairs
 from gear_data.ingest.location import Location
-from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, SCALAR_COLUMNS, STEP_NUMBERS
+from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, FIRST_FLAGS, SCALAR_COLUMNS, STEP_NUMBERS
 from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import is_list, list_depth, list_lengths, storage_array
@@ -51,6 +51,8 @@ def why_rows_are_steps(location: Location, tables: TableStream) -> str | None:
     for name, field in fields.items():
         if name in END_FLAGS and not is_list(field.type):
             return f"a row is a step: '{field.name}' ends the episodes"
+        if name in FIRST_FLAGS and (pa.types.is_boolean(field.type) or pa.types.is_integer(field.type)):
+            return f"a row is a step: '{field.name}' begins the episodes"
     if (pairs := next_pairs(fields)) and "rewards" in fields and not is_list(fields["rewards"].type):
         return f"a row is a step: '{fields[next(iter(pairs))].name}' holds the observation after it"
     return None

@@ -5,7 +5,7 @@ LeRobot's Parquet files are such tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from gear_data.ingest.pipeline.boundaries import EpisodeIdChecker, EpisodeNumber
 from gear_data.ingest.pipeline.columns import (
     END_FLAGS,
     EPISODE_COLUMNS,
+    FIRST_FLAGS,
     ORDER_COLUMNS,
     SCALAR_COLUMNS,
     choose_columns,
@@ -78,9 +79,9 @@ class StepRowSource:
     """An `EpisodeSource` over tables with one row per step.
 
     An episode is a run of rows with the same value in the episode column; without such a column, the rows up to an end
-    flag; without flags, rows with rising step numbers. If no flag marks truncation, an episode also ends where its next
-    observation is not the observation of the next row. The rows of an episode must be consecutive. Step numbers are
-    compared with the order of the rows, and are not stored.
+    flag, or from a flag of the first step; without flags, rows with rising step numbers. If no flag marks truncation,
+    an episode also ends where its next observation is not the observation of the next row. The rows of an episode must
+    be consecutive. Step numbers are compared with the order of the rows, and are not stored.
     """
 
     rows_are_steps = True
@@ -136,7 +137,7 @@ class StepRowSource:
                 file=self._name,
                 hint=f"add {next(iter(pairs.values()))} to --columns (columns=[...])",
             )
-        if pairs or END_FLAGS & chosen:
+        if pairs or (END_FLAGS | FIRST_FLAGS) & chosen:
             return False
         raise UnknownFormatError(
             f"has neither an episode column ({', '.join(EPISODE_COLUMNS)}), nor an end flag, nor next observations",
@@ -241,7 +242,8 @@ class StepRowSource:
             elif self._ends_by_steps:
                 starts = numbering.by_steps(step_numbers(storage_array(part.table.column(*self._orders))))
             else:
-                starts = numbering.by_ends(_ends(columns, keep)) | jumps.starts(columns, keep)
+                starts = numbering.by_ends(_flagged(END_FLAGS, columns, keep)) | jumps.starts(columns, keep)
+                starts |= _flagged(FIRST_FLAGS, columns, keep)
             episodes = numbering.number(starts)
             steps = StepPart(
                 file=part.position.file,
@@ -357,15 +359,18 @@ class StepRowSource:
             self.findings.add(Finding("episode-crosses-files", message, int(crossings.sum()), file, row, self._ids[0]))
 
 
-def _ends(columns: Mapping[str, npt.NDArray[Any]], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Returns bool [n]: the rows at which an end flag is set.
+def _flagged(
+    names: Set[str], columns: Mapping[str, npt.NDArray[Any]], keep: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Returns bool [n]: the rows at which one of some flags is set.
 
     `columns` has the rows in `keep`.
     """
-    ends = np.zeros(len(keep), np.bool_)
-    for name in END_FLAGS & columns.keys():
-        ends[keep] |= columns[name].astype(np.bool_)
-    return ends
+    flagged = np.zeros(len(keep), np.bool_)
+    for name in names & columns.keys():
+        if columns[name].ndim == 1:
+            flagged[keep] |= columns[name].astype(np.bool_)
+    return flagged
 
 
 def _file_begins(part: TablePart) -> npt.NDArray[np.bool_]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import gear_data
@@ -208,3 +209,15 @@ def test_order_columns_with_nulls_are_noted(sources: Any, rollouts: Rollouts, tm
     gear_data.convert(sources.write_parquet(tmp_path / "s.parquet", table), tmp_path / "d")
     sources.check_dataset(tmp_path / "d", as_truncated(rollouts))
     assert finding_counts(tmp_path / "d").keys() & {"steps-gapped", "steps-not-monotonic"}
+
+
+@pytest.mark.parametrize("name", ["is_first", "episode_starts"])
+def test_flags_of_first_steps_begin_episodes(name: str, tmp_path: Path) -> None:
+    """They end an episode also where no end flag does."""
+    first = np.isin(np.arange(12), [0, 4, 9])
+    table = {"observations": np.arange(12.0), "actions": np.ones(12), name: first, "terminals": np.arange(12) == 3}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    gear_data.convert(tmp_path / "a.parquet", tmp_path / "d")
+    episodes = gear_data.open(tmp_path / "d").episodes
+    assert episodes["length"].to_list() == [4, 5, 3]
+    assert episodes["terminated"].to_list() == [True, False, False]
