@@ -22,9 +22,13 @@ from gear_data.errors import InvalidArgumentError
 
 T = TypeVar("T")
 
-#: Seconds for which `close` and the end of the process wait for threads. Longer work ends by itself, and its result is
-#: dropped: a compiled call or a function of the user cannot be stopped.
+#: Seconds for which `close` waits for threads, and the end of the process for those inside a function of the user.
+#: Longer work ends by itself, and its result is dropped: a compiled call or a function of the user cannot be stopped.
 END_SECONDS = 1.0
+#: Seconds for which the end of the process waits for threads inside compiled code of ours. A batch takes far less.
+EXIT_SECONDS = 60.0
+#: Seconds between two looks at what a thread does.
+_LOOK_SECONDS = 0.05
 
 
 class _Work(Generic[T]):
@@ -81,24 +85,40 @@ class _Work(Generic[T]):
             if running.acquire(timeout=max(0.0, self.deadline - time.monotonic())):
                 running.release()
 
+    def wait_at_exit(self) -> None:
+        """Waits until the threads have ended, but not long for functions of the user, which may never return."""
+        limit = time.monotonic() + EXIT_SECONDS
+        for running, cancellation in list(self.threads):
+            while not running.acquire(timeout=_LOOK_SECONDS):
+                now = time.monotonic()
+                if now > limit or (now > self.deadline and cancellation.in_user_code):
+                    break
+            else:
+                running.release()
+
 
 #: The work of each running thread, by the lock that the thread holds. Only the thread itself changes its entry.
 _running: dict[threading.Lock, _Work[Any]] = {}
 os.register_at_fork(after_in_child=_running.clear)
+#: Whether the process ends: threads that have not begun yet begin no item.
+_ending = False
 
 
 @atexit.register
 def _close_all() -> None:
     """Ends all threads before the interpreter ends.
 
-    A thread inside a compiled call would read memory that is already unmapped.
+    A thread that comes back from a compiled call after that is unwound through C++, which aborts the process. Or it
+    reads memory that is already unmapped.
     """
+    global _ending
     try:
+        _ending = True
         running = list(_running.values())
         for work in running:
             work.close()
         for work in running:
-            work.wait()
+            work.wait_at_exit()
     except KeyboardInterrupt:
         return  # the process ends, as the user wants it to
 
@@ -119,7 +139,7 @@ def _make_items(work: _Work[T], owner: weakref.ref[Prefetcher[T]], running: thre
     with cancellation.active():
         _running[running] = work
         work.threads.append((running, cancellation))
-        while isinstance(item := work.turns.get(), int) and not work.closed and owner() is not None:
+        while not _ending and isinstance(item := work.turns.get(), int) and not work.closed and owner() is not None:
             if not work.begin(item):
                 continue
             try:

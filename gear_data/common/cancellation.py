@@ -27,9 +27,14 @@ class Cancelled(BaseException):
 
 
 class Cancellation:
-    """Cancels the waits of one thread."""
+    """Cancels the waits of one thread.
+
+    Attributes:
+        in_user_code: whether the thread runs a function of the user, which may never return.
+    """
 
     def __init__(self) -> None:
+        self.in_user_code = False
         self._requested = False
         #: Ends the wait of the thread.
         self._end: Callable[[], None] | None = None
@@ -79,6 +84,18 @@ def take(queue: SimpleQueue[T]) -> T:
     while True:
         with suppress(Empty):
             return queue.get(timeout=_TAKE_SECONDS)
+
+
+def call_user_function(function: Callable[..., T], *arguments: Any) -> T:
+    """Calls a function of the user. The end of the process does not wait long for a thread that is inside."""
+    cancellation: Cancellation | None = getattr(_current, "cancellation", None)
+    if cancellation is None:
+        return function(*arguments)
+    cancellation.in_user_code = True
+    try:
+        return function(*arguments)
+    finally:
+        cancellation.in_user_code = False
 
 
 def check_cancelled() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.cancellation import call_user_function
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import Batch, Transform
@@ -86,7 +87,7 @@ class Postprocessor:
             batch = self._convert(batch)
         if self._config.transform is not None:
             rng = np.random.Generator(np.random.Philox(key=np.array([self._config.seed, step], np.uint64)))
-            batch = self._config.transform(batch, rng)
+            batch = call_user_function(self._config.transform, batch, rng)
             if batch is None:
                 raise InvalidArgumentError(
                     f"the transform {_name(self._config.transform)} returned None, not a batch",

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.output import Padding, check_alike
+from gear_data.common.cancellation import call_user_function
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.frames import frames_of
@@ -204,7 +205,7 @@ class VariableColumns:
         """
         try:
             with self._decoding:
-                return self._decoders[column](values)
+                return call_user_function(self._decoders[column], values)
         except GearError as error:
             if error.row is None:
                 raise

@@ -324,6 +324,44 @@ def test_closing_does_not_wait_for_ever():
     busy.let_go.set()
 
 
+EXIT = """
+import sys, threading, time
+from pathlib import Path
+from gear_data.common.cancellation import call_user_function
+from gear_data.loaders.prefetch import END_SECONDS, Prefetcher
+
+folder, what, state = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+begun = threading.Event()
+
+def make(item):
+    if threading.current_thread() is threading.main_thread():
+        return item
+    begun.set()
+    if what == "user":
+        call_user_function(threading.Event().wait)
+    time.sleep(END_SECONDS + 1)  # stands for a compiled call
+    (folder / "ended").touch()
+
+prefetcher = Prefetcher(make, None, 1, 1, threading.Lock())
+begun.wait()
+if state == "closed":
+    prefetcher.close()
+if state == "dropped":
+    del prefetcher
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("state", ["alive", "dropped", "closed"])
+@pytest.mark.parametrize("what", ["own", "user"])
+def test_the_end_of_the_process_waits_for_all_but_the_users_functions(what, state, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT, tmp_path, what, state], timeout=600, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "ended").exists() == (what == "own")
+
+
 def test_closing_cancels_a_wait_of_the_thread():
     """The thread may wait for a node that does not answer."""
     started, cancelled = threading.Event(), threading.Event()
@@ -364,9 +402,11 @@ def test_a_process_ends_while_a_thread_is_busy(interrupts):
     """Once with the exit that a second interrupt hastens."""
     code = (
         "import threading, time\n"
+        "from gear_data.common.cancellation import call_user_function\n"
         "from gear_data.loaders.prefetch import Prefetcher\n"
         "main = threading.main_thread()\n"
-        "make = lambda item: item if threading.current_thread() is main else time.sleep(600)\n"
+        "busy = lambda: call_user_function(time.sleep, 600)\n"
+        "make = lambda item: item if threading.current_thread() is main else busy()\n"
         "p = Prefetcher(make, None, 1, 2, threading.Lock())\n"
         "print('ready', flush=True)\n"
         "time.sleep(600)\n"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from gear_data.common.cancellation import call_user_function
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
@@ -80,7 +81,8 @@ class CustomSelector:
     def _draw(self, step: int, count: int, position: int) -> Int64Array:
         """Returns the numbers of the drawn windows in the dataset, int64 [count]."""
         name = self._custom.name
-        drawn = self._custom.sampler.draw(self._counts, self._seed, step, position, position + count)
+        draw = self._custom.sampler.draw
+        drawn = call_user_function(draw, self._counts, self._seed, step, position, position + count)
         if not isinstance(drawn, tuple) or len(drawn) != 2:
             raise InvalidArgumentError(
                 f"sampler '{name}' returns {shown(drawn)} for step {step}",
