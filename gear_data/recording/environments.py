@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from gear_data.recording.callbacks import EnvCallbacks
 from gear_data.recording.nested_values import copy, row_of, rows, set_row
 from gear_data.recording.step_infos import StepInfos, infos_of_environments
 from gear_data.recording.writer import Writer
+
+_log = logging.getLogger(__name__)
 
 
 class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -38,7 +41,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         record_infos: bool = False,
     ) -> None:
         super().__init__(env)
-        self._writer = writer
+        self._writer, self._keeps_finals = writer, _keeps_finals(writer)
         self._infos = StepInfos(writer) if record_infos else None
         self._callbacks = callbacks or EnvCallbacks()
         self._rendered = rendered
@@ -98,7 +101,8 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._facts |= self._infos.facts(0)
         # They stay if the episode cannot be written, for the next try.
         self._facts |= self._callbacks.facts(self._writer.episodes, truncated)
-        self._writer.end_episode(terminated=terminated, truncated=truncated, final=self._observation, **self._facts)
+        final = self._observation if self._keeps_finals else None
+        self._writer.end_episode(terminated=terminated, truncated=truncated, final=final, **self._facts)
         self._steps, self._facts = 0, {}
 
 
@@ -119,7 +123,7 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
         self, env: gymnasium.vector.VectorEnv[Any, Any, Any], writer: Writer, *, record_infos: bool = False
     ) -> None:
         super().__init__(env)
-        self._writer = writer
+        self._writer, self._keeps_finals = writer, _keeps_finals(writer)
         self._infos = StepInfos(writer) if record_infos else None
         self._mode = _autoreset_mode(env)
         self._observations: Any = None
@@ -151,7 +155,7 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
             ends = {
                 "terminated": np.asarray(terminated, np.bool_)[stepped],
                 "truncated": np.asarray(truncated, np.bool_)[stepped],
-                "final": rows(final, stepped),
+                "final": rows(final, stepped) if self._keeps_finals else None,
             }
             if self._infos is None:
                 self._writer.append_batch(stepped.tolist(), **steps, **ends)
@@ -189,7 +193,7 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
         for row in ended:
             self._writer.end_episode(
                 environments[row],
-                **{name: row_of(values, row) for name, values in ends.items()},
+                **{name: None if values is None else row_of(values, row) for name, values in ends.items()},
                 **infos.facts(environments[row]),
             )
 
@@ -205,9 +209,18 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
             self._infos.decide([])
         for environment in self._writer.open_episodes():
             if mask[environment]:
-                final = rows(self._observations, np.array([environment]))
+                final = row_of(rows(self._observations, np.array([environment])), 0) if self._keeps_finals else None
                 facts = {} if self._infos is None else self._infos.facts(environment)
-                self._writer.end_episode(environment, truncated=True, final=row_of(final, 0), **facts)
+                self._writer.end_episode(environment, truncated=True, final=final, **facts)
+
+
+def _keeps_finals(writer: Writer) -> bool:
+    """Returns whether episodes can have final observations. A dataset that has none stays so."""
+    columns = writer.columns
+    if columns is None or any(column.has_final for column in columns):
+        return True
+    _log.warning("the dataset has no final observations: the final observations of the environment are left out")
+    return False
 
 
 def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gear_data.ingest.growing.publish import Publication
+from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder
 from gear_data.recording.seal_options import SealOptions
 from gear_data.storage.manifest import Manifest
@@ -33,6 +34,13 @@ class JournalPublisher(Protocol):
 
         Args:
             manifest: the newest manifest.
+        """
+
+    def acceptance(self) -> Acceptance:
+        """Returns the checks of the dataset, as far as this machine knows it, and of the journals here.
+
+        Raises:
+            GearError: the dataset cannot be read.
         """
 
     def num_waiting(self) -> int:

@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from gear_data.errors import DestinationExistsError, ResumeError
+import pyarrow as pa
+
+from gear_data.errors import (
+    BadEpisodeError,
+    CorruptShardError,
+    CorruptSourceError,
+    DestinationExistsError,
+    EmptySourceError,
+    InvalidArgumentError,
+    ResumeError,
+    UnsupportedColumnError,
+)
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.convert import convert
 from gear_data.ingest.engine.spec import MIN_SHARD_BYTES
 from gear_data.ingest.growing.added_journals import SealedJournal
 from gear_data.ingest.growing.publish import Publication, newest_manifest, publish
 from gear_data.ingest.videos.placing import VIDEOS
+from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of, visit_left_behind
 from gear_data.recording.publisher import JournalPublisher
 from gear_data.recording.seal_options import SealOptions
+from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.journal.episode_log import last_sequences
-from gear_data.storage.journal.quarantine import set_aside
-from gear_data.storage.journal.reading import read_journal
+from gear_data.storage.journal.quarantine import keep_only, set_aside
+from gear_data.storage.journal.reading import Extent, Journal, read_journal
+from gear_data.storage.journal.videos import VIDEOS as JOURNAL_VIDEOS
+from gear_data.storage.journal.writing import SUFFIX
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.writing.progress_files import PROGRESS
+
+#: Errors of a conversion that are about the episodes.
+_UNFIT = (BadEpisodeError, CorruptSourceError, EmptySourceError, InvalidArgumentError, UnsupportedColumnError)
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +78,13 @@ class FolderPublisher(JournalPublisher):
         """Returns the number of the writer's last journal that the dataset has, or -1."""
         return last_published(manifest, self.journals.name)
 
+    def acceptance(self) -> Acceptance:
+        """Returns the checks of the dataset and of all writers' journals."""
+        manifest = self.newest()
+        found = Acceptance(self.location, manifest, episode_table(self._folder, manifest))
+        found.add_journals(sorted(journals_of(self._folder).glob(f"*/*{SUFFIX}")))
+        return found
+
     def num_waiting(self) -> int:
         """Returns the number of episodes in the journals that wait."""
         return self.journals.num_episodes(self.last_number(self.newest()))
@@ -79,17 +109,36 @@ class FolderPublisher(JournalPublisher):
 def _publish(
     folder: Path, journals: JournalFolder, files: Sequence[Path], options: SealOptions, progress: bool | None
 ) -> Publication | None:
-    published = last_published(newest_manifest(folder), journals.name)
-    segments = []
+    manifest = newest_manifest(folder)
+    published = last_published(manifest, journals.name)
+    acceptance = Acceptance(str(folder), manifest, episode_table(folder, manifest))
+    segments = {}
     for file in files:
-        if int(file.stem) > published and (segment := sealed(file, journals.name, progress)) is not None:
-            segments.append(segment)
-    publication = publish(
-        folder, segments, options.limits, shard_bytes=options.part_bytes, shard_steps=options.part_steps
-    )
+        if int(file.stem) > published and (segment := sealed(file, journals.name, progress, acceptance)) is not None:
+            segments[file] = segment
+    bytes_, steps = options.part_bytes, options.part_steps
+    try:
+        publication = publish(folder, list(segments.values()), options.limits, shard_bytes=bytes_, shard_steps=steps)
+    except UnsupportedColumnError:
+        # Another writer published first. One of the journals may not join its episodes.
+        publication = None
+        for file, segment in segments.items():
+            try:
+                publication = publish(folder, [segment], options.limits, shard_bytes=bytes_, shard_steps=steps)
+            except UnsupportedColumnError as error:
+                contents = read_journal(file)
+                _set_aside(file, contents, contents.records, str(error))
     for file in files:
         journals.remove(file)
     return publication
+
+
+def episode_table(folder: Path, manifest: Manifest | None) -> pa.Table | None:
+    """Returns the episode table of a dataset; None: there is none, or another process replaced it meanwhile."""
+    try:
+        return None if manifest is None else read_episodes(folder / manifest.tables["episodes"].file, manifest)
+    except (CorruptShardError, FileNotFoundError):
+        return None  # the publication reads the newest one, and says what is wrong
 
 
 def _is_unfinished(folder: Path) -> bool:
@@ -108,25 +157,89 @@ def last_published(manifest: Manifest | None, writer: str) -> int:
     return -1 if growth is None else growth.sealed.get(writer, -1)
 
 
-def sealed(journal: Path, writer: str, progress: bool | None) -> SealedJournal | None:
-    """Seals a journal into a dataset of its own; None if it has no episode."""
+def sealed(journal: Path, writer: str, progress: bool | None, acceptance: Acceptance) -> SealedJournal | None:
+    """Seals a journal into a dataset of its own; None if it has no episode to publish.
+
+    Episodes that cannot join the dataset are set aside, and leave the journal.
+
+    Args:
+        journal: the journal, which has ended.
+        writer: name of its writer's folder.
+        progress: show progress bars; None shows them on a terminal.
+        acceptance: the checks of the dataset.
+
+    Raises:
+        GearError: the journal cannot be read, or a disk failed.
+    """
     contents = read_journal(journal)
     if contents.torn:
         _log.warning("%s: the last %d bytes are of an unfinished episode; left out", journal, contents.torn)
-    for each in contents.damaged:
-        kept = set_aside(journal, each)
-        text = "%s: bytes %d to %d are left out, and kept in %s: %s"
-        _log.warning(text, journal, each.start, each.end, kept, each.damage)
+    for damaged in contents.damaged:
+        _set_aside(journal, contents, [damaged], damaged.damage)
     for lost in contents.lost:
         _log.warning("%s: %s: the episode was not flushed; left out", journal, lost)
-    if not contents.episodes:
-        return None
+    new = [record for record in contents.records if not acceptance.is_converted(contents, record.number)]
+    contents = _with_records(journal, contents, new)
+    refused = acceptance.refused(contents)
+    while True:
+        for reason in dict.fromkeys(refused.values()):
+            extents = [contents.records[place] for place, each in refused.items() if each == reason]
+            _set_aside(journal, contents, extents, reason)
+        left = [record for place, record in enumerate(contents.records) if place not in refused]
+        contents = _with_records(journal, contents, left)
+        if not contents.episodes:
+            return None
+        try:
+            folder = _converted(journal, progress)
+        except _UNFIT as error:
+            refused = {_first_unfit(journal, contents): str(error)}
+        else:
+            return SealedJournal(writer, int(journal.stem), folder, last_sequences(contents.episodes, {}))
+
+
+def _converted(journal: Path, progress: bool | None) -> Path:
+    """Converts a journal, and returns the folder of the dataset."""
     folder = segment_of(journal)
     # One shard, whatever its size: journals end at the size of a shard.
     size = max(MIN_SHARD_BYTES, 2 * journal.stat().st_size)
     try:
         convert(journal, folder, format="journal", shard_bytes=size, resume=True, jobs=1, progress=progress)
     except ResumeError:
-        # The half of a dataset that a killed process left, of another version or of a longer journal.
+        # The half of a dataset that a killed process left, of another version or of another journal.
         convert(journal, folder, format="journal", shard_bytes=size, overwrite=True, jobs=1, progress=progress)
-    return SealedJournal(writer, int(journal.stem), folder, last_sequences(contents.episodes, {}))
+    return folder
+
+
+def _first_unfit(journal: Path, contents: Journal) -> int:
+    """Returns the first episode with which the episodes before it cannot be converted."""
+
+    def is_unfit(count: int) -> bool:
+        with TemporaryDirectory(prefix=".gear-data-", dir=journal.parent) as scratch:
+            part = Path(scratch, journal.name)
+            with suppress(OSError):  # there are no videos
+                os.symlink(journal.parent / JOURNAL_VIDEOS, Path(scratch, JOURNAL_VIDEOS))
+            shutil.copyfile(journal, part)
+            keep_only(part, contents, contents.records[:count])
+            try:
+                _converted(part, False)
+            except _UNFIT:
+                return True
+            return False
+
+    return bisect_left(range(1, len(contents.records)), True, key=is_unfit)
+
+
+def _with_records(journal: Path, contents: Journal, records: Sequence[Extent]) -> Journal:
+    """Returns a journal that has only some of its records."""
+    if len(records) == len(contents.records):
+        return contents
+    keep_only(journal, contents, records)
+    return read_journal(journal)
+
+
+def _set_aside(journal: Path, contents: Journal, extents: Sequence[Extent], reason: str) -> None:
+    folder = set_aside(journal, contents, extents, reason)
+    what = f"bytes {extents[0].start:,} to {extents[0].end:,}" if extents[0].number < 0 else f"{len(extents)} episodes"
+    text = "%s: %s cannot be published, and are kept: see gear-data journal show %s %s: %s"
+    dataset = journal.parent.parent.with_suffix("")
+    _log.warning(text, journal, what, dataset, folder.name, reason)

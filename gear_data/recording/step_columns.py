@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.paths import is_utf8
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.schema import DTYPES, ColumnSpec, Schema
 
@@ -185,6 +186,8 @@ def _checked_objects(value: Any, column: ColumnSpec, rows: int, where: str) -> n
             raise InvalidArgumentError(
                 f"{where} has a {type(each).__name__}, and the column has {column.dtype}", column=column.name
             )
+        if isinstance(each, str) and not each.isascii() and not is_utf8(each):
+            raise InvalidArgumentError(f"{where} has text that is not UTF-8", column=column.name)
     if len(values) != rows:
         raise InvalidArgumentError(f"{where} has {len(values)} values for {rows} rows", column=column.name)
     array = np.empty(rows, object)

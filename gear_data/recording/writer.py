@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Never, get_args
@@ -19,6 +19,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.engine.spec import MIN_SHARD_BYTES, SHARD_BYTES
 from gear_data.ingest.growing.eviction import OLDEST, Limits
 from gear_data.ingest.growing.publish import Publication
+from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.recording.cameras.camera import Camera
 from gear_data.recording.cameras.recorder import CameraRecorder
 from gear_data.recording.declared_columns import declared_columns
@@ -236,7 +237,8 @@ class Writer:
 
         Raises:
             InvalidArgumentError: the environment has no open episode, or the final observation has another dtype or
-                shape, or a fact is no text, number or boolean.
+                shape, or the dataset has none, or a fact is no text, number or boolean, or has another type than in
+                earlier episodes. The episode stays open.
             StorageFullError, UnwritableError: the journal cannot be written. The episode stays open: call again.
             RateLimitError: training is too slow. The episode stays open: call again.
             NodeUnreachableError: the server acknowledged nothing for a long time. If the episode is still open, call
@@ -251,11 +253,7 @@ class Writer:
                 if final is None
                 else {name: values[0] for name, values in self._finals(one_row(final), 1, where).items()}
             )
-            for name, value in facts.items():
-                if type(value) not in FACT_TYPES or (isinstance(value, float) and not math.isfinite(value)):
-                    raise InvalidArgumentError(
-                        f"the fact {name} is {value!r:.80}", hint="facts are text, finite numbers and booleans"
-                    )
+            FactTypes().check(facts)
             self._end(opened, slot, bool(terminated), bool(truncated or not terminated), finals, facts)
 
     def discard(self, env_id: int = 0) -> None:
@@ -360,6 +358,8 @@ class Writer:
         self._check_open()
         if self._open is None:
             columns = self._declared or infer_columns(first, "the first step")
+            if known := self._sink.columns():
+                columns = _as_known(columns, known)
             self._cameras.begin(frames, self._sink.video_folder)
             self._sink.begin(columns, self._cameras.columns)
             self._columns = {column.name: column for column in columns}
@@ -378,6 +378,10 @@ class Writer:
         """Returns the final observations: name -> [count, ...]."""
         wanted = {name: column for name, column in self._columns.items() if column.has_final}
         flat, _ = self._cameras.split(flat_step({"observations": final}))
+        if flat and not wanted:
+            raise InvalidArgumentError(
+                f"{where} is given, and the dataset has no final observations", hint="leave final out"
+            )
         check_names(flat, wanted, where)
         return {name: checked_rows(flat[name], column, count, where) for name, column in wanted.items()}
 
@@ -398,3 +402,11 @@ class Writer:
         opened.clear(slot)
         if self._durability == "episode":
             self._sink.sync()
+
+
+def _as_known(columns: Sequence[ColumnSpec], known: Sequence[ColumnSpec]) -> tuple[ColumnSpec, ...]:
+    """Returns columns in the order of a dataset's columns. Those have final observations that have them there."""
+    names = [column.name for column in known]
+    finals = {column.name: column.has_final for column in known}
+    found = (replace(column, has_final=finals.get(column.name, column.has_final)) for column in columns)
+    return tuple(sorted(found, key=lambda column: names.index(column.name) if column.name in names else len(names)))

@@ -157,6 +157,8 @@ class EpisodeIntake:
             if self._has(origin):
                 return False
             self._check_columns(columns)
+            if episode.finals and self._columns and not any(column.has_final for column in self._columns):
+                raise InvalidArgumentError("the dataset has no final observations", hint="leave final out")
             if not self._has_begun:
                 # Columns may have another order than in earlier episodes. They are written by name.
                 self._log.begin(*split_cameras(self._columns or columns))
@@ -265,9 +267,12 @@ def episode_too_large(size: int, limit: int) -> InvalidArgumentError:
 
 
 def _essence(column: ColumnSpec) -> ColumnSpec:
-    """Returns what columns of one name must share. Cameras share the size of frames."""
+    """Returns what columns of one name must share. Cameras share the size of frames.
+
+    A writer does not know whether the dataset has final observations.
+    """
     if column.video is None:
-        return column
+        return replace(column, has_final=False)
     return replace(column, source=None, video=replace(column.video, fps=None))
 
 
@@ -275,5 +280,4 @@ def _text(column: ColumnSpec | None) -> str:
     if column is None:
         return "missing"
     kind = "" if column.video is None else "a camera of "
-    final = ", also of the final observation" if column.has_final else ""
-    return f"{kind}{column.dtype} {list(column.shape)}{final}"
+    return f"{kind}{column.dtype} {list(column.shape)}"

@@ -162,7 +162,7 @@ def _manifest(
     provenance = dict((added[0].manifest if current is None else current).provenance)
     if current is None:
         # Journals are removed: they are no source that somebody could convert again.
-        provenance |= {"reason": "recorded", "source": "gear_data.Writer", "source_files": []}
+        provenance |= {"reason": "recorded", "source": "gear_data.Writer", "source_files": [], "metadata": {}}
     if draft.videos is not None:
         provenance["videos"] = draft.videos.provenance()
     findings = FindingLog()

@@ -148,7 +148,11 @@ class JournalSource:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        return {}
+        # A Writer does not publish these episodes again.
+        contents = [each.contents for each in self._journals]
+        return {
+            "journals": {each.id.decode(): each.records[-1].number for each in contents if each.id and each.records}
+        }
 
     def units(self) -> Sequence[Unit]:
         filled = [(i, each.file.size) for i, each in enumerate(self._journals) if each.contents.episodes]

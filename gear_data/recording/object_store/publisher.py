@@ -6,9 +6,12 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from gear_data.errors import GearError
 from gear_data.ingest.growing.publish import Publication
-from gear_data.recording.journal_folder import JournalFolder, visit_left_behind
+from gear_data.recording.acceptance.checks import Acceptance
+from gear_data.recording.journal_folder import JournalFolder, journals_of, visit_left_behind
 from gear_data.recording.object_store.bucket import Bucket
 from gear_data.recording.object_store.local_journals import WriterName, journal_base
 from gear_data.recording.object_store.mirror import Mirror
@@ -66,6 +69,12 @@ class BucketPublisher(JournalPublisher):
     def last_number(self, manifest: Manifest | None) -> int:
         """Returns the number of the writer's last journal that the bucket has, or -1."""
         return max(last_published(manifest, self._uploads.writer), self._uploads.last)
+
+    def acceptance(self) -> Acceptance:
+        """Returns the checks of the dataset, and of the journals on this machine."""
+        found = _acceptance(self._bucket)
+        found.add_journals(sorted(journals_of(self._base).glob(f"*/*{SUFFIX}")))
+        return found
 
     def num_waiting(self) -> int:
         """Returns the number of episodes of this writer that no generation has."""
@@ -161,13 +170,28 @@ class _Uploads:
 
     def upload(self, files: Sequence[Path], progress: bool | None) -> None:
         """Uploads journals in order, and removes them here."""
+        acceptance = _acceptance(self._bucket) if files else None
         for file in files:
             number = int(file.stem)
-            if number > self.last:  # else a process was killed after the upload
-                segment = sealed(file, self._journals.name, progress)
+            if acceptance is not None and number > self.last:  # else a process was killed after the upload
+                segment = sealed(file, self._journals.name, progress, acceptance)
                 if segment is not None:
                     name = SealedName(self.writer, number)
                     manifest = upload_sealed(self.mirror, self._bucket.conditional, segment.folder, name)
                     self.waiting[name] = (manifest.episodes, manifest.steps)
                 self.last = number
             self._journals.remove(file)
+
+
+def _acceptance(bucket: Bucket) -> Acceptance:
+    """Returns the checks of the dataset in a bucket."""
+    found = bucket.newest()
+    if found is None:
+        return Acceptance(bucket.url, None, None)
+    entry = found[0].tables["episodes"]
+    try:
+        with bucket.objects.reader(entry.file, entry.bytes) as file:
+            table = pa.ipc.open_file(pa.py_buffer(file.read())).read_all()
+    except (FileNotFoundError, pa.ArrowInvalid):
+        table = None  # another process replaced it; or the publication says what is wrong
+    return Acceptance(bucket.url, found[0], table)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from gear_data.errors import GearError
 from gear_data.ingest.growing.publish import Publication
+from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.publisher import JournalPublisher
 from gear_data.recording.sinks.episode_sink import EpisodeSink
 from gear_data.recording.step_columns import check_joins
 from gear_data.schema import ColumnSpec, Role
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.journal.record import RecordedEpisode
+
+#: Facts of new names need a look at the journals of other writers, at most so often.
+_LOOK_SECONDS = 1.0
 
 
 class JournalSink(EpisodeSink):
@@ -35,6 +41,9 @@ class JournalSink(EpisodeSink):
         self._publishing = threading.Lock()
         self._ended = threading.Event()
         self._error: GearError | None = None
+        #: The checks of episodes, and when the dataset and the journals of other writers were looked at.
+        self._acceptance = Acceptance(publisher.location, None, None)
+        self._looked = -math.inf
         try:
             self._episodes = publisher.num_waiting()
         except BaseException:
@@ -67,12 +76,16 @@ class JournalSink(EpisodeSink):
 
         Raises:
             UnsupportedColumnError: the dataset has other columns.
+            GearError: no dataset can have these columns.
         """
         manifest = self._publisher.newest()
         if manifest is not None:
             check_joins((*columns, *cameras), manifest.schema, self._publisher.location)
+        acceptance = self._publisher.acceptance()
+        acceptance.check_columns(columns, cameras)
         first, options = self._publisher.last_number(manifest) + 1, self._publisher.options
         with self._mutex:
+            self._acceptance = acceptance
             self._journals.begin(
                 columns, cameras, first=first, most_bytes=options.part_bytes, most_steps=options.part_steps
             )
@@ -81,6 +94,7 @@ class JournalSink(EpisodeSink):
         """Appends an episode to the journal.
 
         Raises:
+            InvalidArgumentError: the facts cannot be published beside those of other episodes.
             StorageFullError, UnwritableError: the journal cannot be written.
             GearError: the thread could not publish a generation. The error is raised once, and the episode is not
                 taken.
@@ -89,6 +103,10 @@ class JournalSink(EpisodeSink):
             error, self._error = self._error, None
             raise error
         with self._mutex:
+            if not self._acceptance.knows(episode.facts) and time.monotonic() > self._looked + _LOOK_SECONDS:
+                # Other writers may have recorded facts of these names meanwhile.
+                self._acceptance, self._looked = self._publisher.acceptance(), time.monotonic()
+            self._acceptance.take_facts(episode.facts)
             self._journals.append(episode)
             self._episodes += 1
 

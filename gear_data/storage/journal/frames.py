@@ -47,8 +47,8 @@ class Frame:
     texts: tuple[bytes, ...]
 
 
-def framed(batch: pa.RecordBatch, journal: bytes, number: int, texts: Sequence[bytes]) -> list[memoryview]:
-    """Returns the parts of a record, in order.
+def framed(batch: pa.RecordBatch, journal: bytes, number: int, texts: Sequence[bytes]) -> bytes:
+    """Returns a record.
 
     Args:
         batch: the steps of an episode.
@@ -64,7 +64,7 @@ def framed(batch: pa.RecordBatch, journal: bytes, number: int, texts: Sequence[b
     length = len(message) + _FIXED.size + len(padded)
     fixed = bytearray(_FIXED.pack(MARK, journal, number, len(header), length, len(text), bytes(16)))
     fixed[_CHECKSUM] = _checksum(header, fixed, padded)
-    return [memoryview(header + fixed + padded), message[_PREFIX.size + size :]]
+    return b"".join((header, fixed, padded, message[_PREFIX.size + size :]))
 
 
 def find_frame(data: mmap.mmap, first: int, at: int, journal: bytes = b"", number: int = 0) -> Frame | None:

@@ -6,10 +6,11 @@ import itertools
 import json
 import mmap
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -19,7 +20,7 @@ from gear_data.errors import CorruptSourceError, ManifestError
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
 from gear_data.storage.atomic import checksum
 from gear_data.storage.journal.frames import MIN_BYTES, find_frame
-from gear_data.storage.journal.record import RecordedEpisode, arrow_schema, from_batch, synced_before
+from gear_data.storage.journal.record import RecordedEpisode, arrow_schema, facts_of, from_batch, synced_before
 from gear_data.storage.journal.writing import CAMERAS, CHECKSUM, COLUMNS, END, ID, metadata_checksum
 
 #: Exceptions of Arrow for a stream that ends early or is damaged.
@@ -113,6 +114,21 @@ def read_journal(path: Path) -> Journal:
         reader.columns, tuple(episodes), tuple(records), reader.id, tuple(reader.damaged), reader.torn, reader.cameras,
         lost,
     )  # fmt: skip
+
+
+def recorded_facts(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yields the facts of a journal's episodes, without reading their steps. A process may be writing it.
+
+    Raises:
+        CorruptSourceError: the file cannot be read.
+    """
+    data = _mapped(path)
+    position = 0
+    while data is not None and (frame := find_frame(data, position, position)) is not None:
+        position = frame.end
+        yield facts_of(frame.texts[-1])
+    if not position:
+        yield from (episode.facts for episode in read_journal(path).episodes)
 
 
 def _mapped(path: Path) -> mmap.mmap | None:
@@ -211,7 +227,7 @@ class _Reader:
                 try:
                     self._add(extent, (columns, cameras, (metadata or {}).get(_FACTS_KEY, b"")), batch)
                 except CorruptSourceError as error:
-                    self.damaged.append(replace(extent, damage=error.message))
+                    self.damaged.append(replace(extent, number=-1, damage=error.message))
         self._read_end(position, _DAMAGED_HEADER, is_cut=False)
 
     def _add(self, extent: Extent, texts: Sequence[bytes], batch: pa.RecordBatch | None) -> None:

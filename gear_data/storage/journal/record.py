@@ -160,6 +160,14 @@ def from_batch(batch: pa.RecordBatch, facts_json: bytes, columns: Sequence[Colum
     )
 
 
+def facts_of(facts_json: bytes) -> Mapping[str, Any]:
+    """Returns the facts about an episode, from the other result of `to_batch`. Malformed facts are none."""
+    try:
+        return msgspec.json.decode(facts_json, type=_Facts).facts
+    except ValueError:
+        return {}
+
+
 def synced_before(facts_json: bytes) -> int:
     """Returns `synced` of `to_batch`, from facts that `from_batch` accepts."""
     return msgspec.json.decode(facts_json, type=_Facts).synced or 0

@@ -54,14 +54,13 @@ class JournalWriter:
         self.episodes = 0
         self.bytes = 0
         self._path = path
-        self._columns = tuple(columns)
+        self._columns, self._cameras = tuple(columns), tuple(cameras)
         self._id = secrets.token_hex(8).encode()
         #: Videos of episodes since the last `sync`.
         self._videos: list[Path] = []
         #: Episodes before the last `sync`, if there are cameras.
         self._synced = 0
         self._texts = describe_columns(columns), describe_cameras(cameras)
-        self._has_cameras = bool(cameras)
         with typed_write_errors(path):
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
@@ -72,9 +71,9 @@ class JournalWriter:
             StorageFullError, UnwritableError: the journal cannot be written. It ends with the episode before.
         """
         batch, facts = to_batch(episode, self._columns, self._synced)
-        parts = framed(batch, self._id, self.episodes, (*self._texts, facts))
+        record = framed(batch, self._id, self.episodes, (*self._texts, facts))
         # The stream's schema is written with the first episode: an empty file is a journal without episodes.
-        self._write(parts if self.bytes else [memoryview(stream_start(self._columns, *self._texts, self._id)), *parts])
+        self._write(record if self.bytes else stream_start(self._columns, self._cameras, self._id) + record)
         self.episodes += 1
         self._videos += [self._path.parent / video.file for video in episode.videos.values()]
 
@@ -89,32 +88,30 @@ class JournalWriter:
                 fsync(path)
             os.fsync(self._file)
         self._videos.clear()
-        self._synced = self.episodes if self._has_cameras else 0
+        self._synced = self.episodes if self._cameras else 0
 
     def close(self) -> None:
         """Ends the journal and waits until the disk has it."""
         try:
             if self.bytes:
-                self._write([memoryview(END)])
+                self._write(END)
             self.sync()
         finally:
             os.close(self._file)
 
-    def _write(self, parts: Sequence[memoryview]) -> None:
-        """Writes bytes at the end of the file."""
-        done = self.bytes
+    def _write(self, record: bytes) -> None:
+        """Writes bytes at the end of the file, in one call: a process that is killed seldom leaves a part of them."""
+        data = memoryview(record)
         with typed_write_errors(self._path):
             try:
-                for part in parts:
-                    left = part
-                    while left:
-                        written = os.pwrite(self._file, left, done)
-                        left, done = left[written:], done + written
+                done = 0
+                while done < len(data):
+                    done += os.pwrite(self._file, data[done:], self.bytes + done)
             except BaseException:
                 with suppress(OSError):  # the first error is the one to report
                     os.ftruncate(self._file, self.bytes)
                 raise
-        self.bytes = done
+        self.bytes += len(data)
 
 
 def describe_cameras(cameras: Sequence[ColumnSpec]) -> bytes:
@@ -122,16 +119,17 @@ def describe_cameras(cameras: Sequence[ColumnSpec]) -> bytes:
     return json.dumps(Schema((), tuple(cameras)).videos_to_json()).encode()
 
 
-def stream_start(columns: Sequence[ColumnSpec], described: bytes, cameras: bytes, journal: bytes) -> bytes:
+def stream_start(columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec], journal: bytes) -> bytes:
     """Returns the first bytes of a journal: the schema of its stream.
 
     Args:
         columns: all columns.
-        described: the columns as JSON.
-        cameras: the cameras as JSON.
-        journal: id of the journal, 16 bytes.
+        cameras: all cameras.
+        journal: id of the journal, 16 bytes; empty: a journal of an earlier version.
     """
-    metadata = {COLUMNS: described, CAMERAS: cameras, ID: journal}
+    metadata = {COLUMNS: describe_columns(columns), CAMERAS: describe_cameras(cameras)}
+    if journal:
+        metadata[ID] = journal
     metadata[CHECKSUM] = metadata_checksum(metadata)
     return bytes(memoryview(arrow_schema(columns).with_metadata(metadata).serialize()))
 

@@ -1,0 +1,116 @@
+"""FactTypes: the types of facts that a dataset and its journals have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gear_data.common.paths import is_utf8, printable
+from gear_data.errors import InvalidArgumentError
+from gear_data.ingest.pipeline.names import INVALID_NAME, is_storable
+from gear_data.storage.episode_tables import EPISODE_SCHEMA
+
+_KINDS: Mapping[type, str] = {str: "text", bool: "booleans", int: "whole numbers", float: "numbers"}
+_INT, _FLOAT = _KINDS[int], _KINDS[float]
+#: The largest whole number up to which each one is a float64.
+_EXACT = 1 << 53
+#: A fact that is stored as text, whatever its type.
+_TASK = "task"
+
+
+@dataclass(frozen=True)
+class _Known:
+    kind: str
+    #: The largest whole number, without its sign.
+    largest: int = 0
+
+
+class FactTypes:
+    """The types of facts about episodes. The facts of all episodes of a dataset must have one type by name.
+
+    Whole numbers and other numbers are one type, as long as whole numbers are exact as float64.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name == _TASK or _stored(name) in self._known
+
+    def add_table(self, table: pa.Table) -> None:
+        """Adds the facts of an episode table."""
+        for field in table.schema:
+            if field.name not in EPISODE_SCHEMA.names and (kind := _kind(field.type)) is not None:
+                limits = pc.min_max(table.column(field.name)).as_py() if kind == _INT else {}
+                largest = max((abs(each) for each in limits.values() if each is not None), default=0)
+                self._merge(field.name, _Known(kind, largest))
+
+    def add(self, facts: Mapping[str, Any]) -> None:
+        """Adds facts that `check` accepts."""
+        for name, value in facts.items():
+            if name != _TASK:
+                self._merge(_stored(name), _known(value))
+
+    def _merge(self, name: str, new: _Known) -> None:
+        known = self._known.get(name, new)
+        kind = _FLOAT if {known.kind, new.kind} == {_INT, _FLOAT} else known.kind
+        self._known[name] = _Known(kind, max(known.largest, new.largest))
+
+    def check(self, facts: Mapping[str, Any]) -> None:
+        """Checks that facts can be stored beside those of all earlier episodes.
+
+        Raises:
+            InvalidArgumentError: a name or a value cannot be stored, or earlier episodes have another type.
+        """
+        names = [_stored(name) for name in facts]
+        for name, value in facts.items():
+            if not is_storable(name) or names.count(_stored(name)) > 1:
+                problem = f"it is {INVALID_NAME}" if not is_storable(name) else "another fact is stored as that name"
+                raise InvalidArgumentError(f"a fact cannot have the name {printable(name)!r}: {problem}")
+            if problem := self._problem(name, value):
+                raise InvalidArgumentError(
+                    f"the fact {printable(name)} is {printable(repr(value)):.80}: {problem}",
+                    hint="give the fact another name, or values of one type",
+                )
+
+    def _problem(self, name: str, value: Any) -> str | None:
+        if type(value) not in _KINDS or (isinstance(value, float) and not math.isfinite(value)):
+            return "facts are text, finite numbers and booleans"
+        if isinstance(value, str) and not is_utf8(value):
+            return "it is not UTF-8"
+        if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+            return "whole numbers have 64 bits"
+        new, known = _known(value), self._known.get(_stored(name))
+        if known is None or name == _TASK:
+            return None
+        if {new.kind, known.kind} == {_INT, _FLOAT} or (new.kind == known.kind == _FLOAT and known.largest > _EXACT):
+            if max(new.largest, known.largest) > _EXACT:
+                return f"with the numbers of earlier episodes, {max(new.largest, known.largest):,} would not be exact"
+            return None
+        return None if new.kind == known.kind else f"earlier episodes have {known.kind}"
+
+
+def _stored(name: str) -> str:
+    """Returns the column of a fact in the episode table."""
+    return f"metadata.{name}" if name in EPISODE_SCHEMA.names and name != _TASK else name
+
+
+def _known(value: Any) -> _Known:
+    return _Known(_KINDS[type(value)], abs(value) if type(value) is int else 0)
+
+
+def _kind(kind: pa.DataType) -> str | None:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_boolean(kind):
+        return _KINDS[bool]
+    if pa.types.is_integer(kind):
+        return _INT
+    if pa.types.is_floating(kind):
+        return _FLOAT
+    return _KINDS[str] if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
