@@ -1,17 +1,24 @@
-"""`gear-data record`: episodes of an environment as a dataset."""
+"""`gear-data record` and `gear-data journal`: episodes of an environment, and what became of them."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import os
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import gear_data
 from gear_data.cli.arguments import add_command, print_json
-from gear_data.errors import InvalidArgumentError
+from gear_data.common.paths import is_remote, plain_path
+from gear_data.errors import CorruptSourceError, InvalidArgumentError, unknown_name
+from gear_data.ingest.convert import ConvertReport
+from gear_data.storage.journal.quarantine import Entry, entries
 
 
 def add_commands(commands: Any) -> None:
@@ -28,6 +35,93 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=help)
     help = "also record what the environment renders, as the camera observations.images.render"
     parser.add_argument("--camera", action="store_true", help=help)
+    _add_journal(commands)
+
+
+def _add_journal(commands: Any) -> None:
+    summary = "show, rescue or drop recorded episodes that could not be published"
+    example = "gear-data journal list live/\n"
+    example += "  gear-data journal show live/ 000-000003-5f0c2e9d8a71b346\n"
+    example += "  gear-data journal rescue live/ 000-000003-5f0c2e9d8a71b346 rescued/\n"
+    example += "  gear-data journal drop live/ 000-000003-5f0c2e9d8a71b346"
+    parser = add_command(commands, "journal", _journal, summary, example)
+    help = "list or show what is kept beside the dataset; rescue: make a dataset of it; drop: remove it"
+    parser.add_argument("action", choices=("list", "show", "rescue", "drop"), help=help)
+    parser.add_argument("dataset", metavar="DATASET", help="folder or s3:// URL of the dataset")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="as list prints it")
+    parser.add_argument("output", metavar="OUT", nargs="?", help="folder to create, of rescue")
+
+
+def _journal(options: argparse.Namespace) -> int:
+    found = entries(_journal_base(options.dataset))
+    if options.action == "list":
+        if options.name is not None:
+            raise InvalidArgumentError(f"unexpected argument '{options.name}'", hint="list has no NAME")
+        print_json({"entries": [_described(each) for each in found]}) if options.json else _print_entries(found)
+        return 0
+    if options.name is None or (options.output is None) == (options.action == "rescue"):
+        wanted = "DATASET NAME OUT" if options.action == "rescue" else "DATASET NAME"
+        raise InvalidArgumentError(f"{options.action} takes {wanted}", hint="gear-data journal list prints the names")
+    entry = next((each for each in found if each.name == options.name), None)
+    if entry is None:
+        raise unknown_name("entry", options.name, [each.name for each in found])
+    described = _described(entry)
+    if options.action == "drop":
+        shutil.rmtree(entry.folder)
+        with suppress(OSError):  # it has other entries
+            entry.folder.parent.rmdir()
+    elif options.action == "rescue":
+        report = _rescue(entry, options.output)
+        described["rescued"] = report.episodes
+    if options.json:
+        print_json(described)
+    elif options.action == "show":
+        print("\n".join(f"{name}: {value}" for name, value in described.items()))
+    else:
+        done = "removed" if options.action == "drop" else f"{described['rescued']} episodes in {options.output}"
+        print(f"{entry.name}: {done}")
+    return 0
+
+
+def _journal_base(dataset: str) -> Path:
+    """Returns the path beside which the quarantine is."""
+    text = plain_path(dataset)
+    if not is_remote(text):
+        return Path(os.path.abspath(text))
+    from gear_data.recording.object_store.local_journals import journal_base
+
+    return journal_base(text)
+
+
+def _described(entry: Entry) -> dict[str, Any]:
+    kind = "damaged bytes" if entry.episodes is None else "episodes"
+    facts = {"name": entry.name, "holds": kind, "reason": entry.reason, "journal": entry.journal}
+    return {
+        **facts,
+        "first_byte": entry.first_byte,
+        "bytes": entry.bytes,
+        "since": entry.since,
+        "folder": str(entry.folder),
+    }
+
+
+def _print_entries(found: Sequence[Entry]) -> None:
+    for entry in found:
+        print(
+            f"{entry.name}  {entry.since}  {'damaged bytes' if entry.episodes is None else 'episodes'}: {entry.reason}"
+        )
+    if not found:
+        print("all recorded episodes are in the dataset, or in journals")
+
+
+def _rescue(entry: Entry, output: str) -> ConvertReport:
+    if entry.episodes is None:
+        raise CorruptSourceError(
+            f"cannot be read: {entry.reason}",
+            file=str(entry.folder),
+            hint="restore the bytes from a backup, or drop them",
+        )
+    return gear_data.convert(entry.episodes, output, format="journal", progress=False)
 
 
 def _record(options: argparse.Namespace) -> int:

@@ -191,11 +191,10 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
         if ended:
             infos.decide([environments[row] for row in ended])
         for row in ended:
-            self._writer.end_episode(
-                environments[row],
-                **{name: None if values is None else row_of(values, row) for name, values in ends.items()},
-                **infos.facts(environments[row]),
-            )
+            last: dict[str, Any] = {
+                name: None if values is None else row_of(values, row) for name, values in ends.items()
+            }
+            self._writer.end_episode(environments[row], **last, **infos.facts(environments[row]))
 
     def close(self, **arguments: Any) -> None:
         """Closes the environments, and makes the dataset of all episodes."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gear_data.errors import CorruptSourceError, GearError, InvalidArgumentError
+from gear_data.errors import CorruptSourceError, GearError
 from gear_data.ingest.growing.added_journals import check_columns
 from gear_data.recording.acceptance.columns import recorded_schema
 from gear_data.recording.acceptance.facts import FactTypes
@@ -87,8 +87,8 @@ class Acceptance:
             return dict.fromkeys(range(len(journal.episodes)), reason)
         reasons = {}
         for place, episode in enumerate(journal.episodes):
-            try:
-                self.take_facts(episode.facts)
-            except InvalidArgumentError as error:
-                reasons[place] = error.message
+            if (problem := self._facts.problem(episode.facts)) is not None:
+                reasons[place] = "the fact {}: {}".format(*problem)
+            else:
+                self._facts.add(episode.facts)
         return reasons

@@ -65,18 +65,26 @@ class FactTypes:
         """Checks that facts can be stored beside those of all earlier episodes.
 
         Raises:
-            InvalidArgumentError: a name or a value cannot be stored, or earlier episodes have another type.
+            InvalidArgumentError: see `problem`.
         """
+        if (found := self.problem(facts)) is not None:
+            name, problem = found
+            raise InvalidArgumentError(
+                f"the fact {printable(name)!r} is {printable(repr(facts[name])):.80}: {problem}",
+                hint="give the fact another name, or values of one type",
+            )
+
+    def problem(self, facts: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Returns the first fact that cannot be stored, and why: its name or value, or the type in earlier episodes."""
         names = [_stored(name) for name in facts]
         for name, value in facts.items():
-            if not is_storable(name) or names.count(_stored(name)) > 1:
-                problem = f"it is {INVALID_NAME}" if not is_storable(name) else "another fact is stored as that name"
-                raise InvalidArgumentError(f"a fact cannot have the name {printable(name)!r}: {problem}")
+            if not is_storable(name):
+                return name, f"a fact cannot have this name: it is {INVALID_NAME}"
+            if names.count(_stored(name)) > 1:
+                return name, "another fact is stored under this name"
             if problem := self._problem(name, value):
-                raise InvalidArgumentError(
-                    f"the fact {printable(name)} is {printable(repr(value)):.80}: {problem}",
-                    hint="give the fact another name, or values of one type",
-                )
+                return name, problem
+        return None
 
     def _problem(self, name: str, value: Any) -> str | None:
         if type(value) not in _KINDS or (isinstance(value, float) and not math.isfinite(value)):
@@ -92,7 +100,7 @@ class FactTypes:
             if max(new.largest, known.largest) > _EXACT:
                 return f"with the numbers of earlier episodes, {max(new.largest, known.largest):,} would not be exact"
             return None
-        return None if new.kind == known.kind else f"earlier episodes have {known.kind}"
+        return None if new.kind == known.kind else f"it is of {new.kind}, and earlier episodes have {known.kind}"
 
 
 def _stored(name: str) -> str:

@@ -10,10 +10,12 @@ import pyarrow as pa
 from gear_data.cluster.addresses import is_cluster
 from gear_data.common.paths import is_remote
 from gear_data.errors import InvalidArgumentError
+from gear_data.recording.acceptance.columns import recorded_schema
 from gear_data.recording.seal_options import SealOptions
 from gear_data.recording.sealing import FolderPublisher
 from gear_data.recording.sinks.episode_sink import EpisodeSink
 from gear_data.recording.sinks.journal_sink import JournalSink
+from gear_data.schema import ColumnSpec
 
 
 def open_sink(location: str, options: SealOptions, publish_every: float | None, *, limited: bool) -> EpisodeSink:
@@ -41,6 +43,8 @@ def open_sink(location: str, options: SealOptions, publish_every: float | None, 
         from gear_data.recording.sinks.remote_sink import RemoteSink
 
         return RemoteSink(location)
+    # Likewise, what the first step is checked with.
+    recorded_schema([ColumnSpec("actions", "float64")], (), location)
     if is_remote(location):
         if limited:
             raise InvalidArgumentError(
