@@ -85,6 +85,28 @@ def test_an_episode_is_on_the_servers_disk_when_it_ends(tmp_path: Path, server: 
             assert [each.facts["number"] for each in read_journal(journal).episodes] == list(range(number + 1))
 
 
+def test_a_refused_episode_is_refused_alone(tmp_path: Path, server: WriteServerProcess) -> None:
+    """The server checks what publication will check. Episodes before and after stay, also those of other writers."""
+
+    def record(writer: Writer, **facts: object) -> None:
+        writer.append(actions=1.0)
+        writer.end_episode(terminated=True, **facts)
+
+    with Writer(server.url) as first, Writer(server.url, durability="flush") as second:
+        record(first, attempt=1)
+        with pytest.raises(InvalidArgumentError, match="earlier episodes have whole numbers"):
+            record(first, attempt="x")
+        record(first, attempt=2)
+        for attempt in (3, True, 4):
+            record(second, attempt=attempt)
+        with pytest.raises(InvalidArgumentError, match="earlier episodes have whole numbers"):
+            second.flush()
+        second.flush()
+        record(first, attempt=5)
+    server.end()
+    assert gear_data.open(tmp_path / "sent").episodes["attempt"].to_list() == [1, 2, 3, 4, 5]
+
+
 def test_an_open_episode_ends_as_truncated(tmp_path: Path, server: WriteServerProcess) -> None:
     with Writer(server.url, durability="os") as writer:
         writer.append(actions=1.0)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from gear_data.cluster.writing.connection import OutgoingEpisode, WriteConnection
-from gear_data.errors import ClusterError, ForkedProcessError, GearError, NodeUnreachableError
+from gear_data.errors import ClusterError, ForkedProcessError, GearError, InvalidArgumentError, NodeUnreachableError
 from gear_data.schema import ColumnSpec
 
 WRITE_TIMEOUT_VARIABLE, WRITE_BUFFER_VARIABLE = "GEAR_DATA_WRITE_TIMEOUT", "GEAR_DATA_WRITE_BUFFER"
@@ -34,7 +34,7 @@ class EpisodeSender:
     """Sends finished episodes in a thread, in order, and keeps each one until it is acknowledged.
 
     If the server cannot be reached, the thread tries again. After any other error it waits: a `flush` or the second
-    `put` makes it try again, and the first `put` raises the error.
+    `put` makes it try again, and the first `put` raises the error. An episode that the server refused is dropped.
 
     Args:
         connection: the server.
@@ -55,6 +55,8 @@ class EpisodeSender:
         #: Whether the thread waits after an error, and the error if nobody has seen it.
         self._is_paused = False
         self._error: GearError | None = None
+        #: Whether the last error was about an episode. The next try goes on without the episode.
+        self._is_refused = False
         #: The reason why the last call failed, if the thread tries again.
         self._trouble: NodeUnreachableError | None = None
         #: Sequence number of the last acknowledged episode, and the time of the acknowledgement.
@@ -87,7 +89,8 @@ class EpisodeSender:
         Raises:
             NodeUnreachableError: the server acknowledged nothing for a long time. The episodes are still sent.
             ForkedProcessError: a child process calls it.
-            GearError: an episode was refused. `flush` tries again.
+            InvalidArgumentError: an episode was refused. The next call sends the episodes behind it.
+            GearError: the server could not take an episode. `flush` tries again.
         """
         self._check_process()
         with self._changed:
@@ -152,6 +155,9 @@ class EpisodeSender:
                     self._warn_of_losses(last)
                     if last > self._acknowledged:
                         self._acknowledge(last)
+                    if self._drop_refused(last):
+                        failures = 0
+                        continue
                     if episodes[-1].sequence > last:
                         episodes = [each for each in episodes if each.sequence > last]
                         last = self._connection.put(self._columns, episodes)
@@ -165,10 +171,28 @@ class EpisodeSender:
                 with self._changed:
                     self._is_paused = True
                     self._error = error if isinstance(error, GearError) else _unexpected(error)
+                    self._is_refused = isinstance(error, InvalidArgumentError)
                     self._changed.notify_all()
             else:
                 failures = 0
                 self._acknowledge(last)
+
+    def _drop_refused(self, last: int) -> bool:
+        """Drops the episode that the server refused for its contents; returns False if it refused none.
+
+        The server takes the episodes of a call in order, so it is the first one that the server does not have.
+
+        Args:
+            last: sequence number of the last episode that the server has.
+        """
+        with self._changed:
+            is_refused, self._is_refused = self._is_refused, False
+            if is_refused and self._kept and self._kept[0].sequence > last:
+                episode = self._kept.popleft()
+                episode.remove_videos()
+                self._bytes -= episode.bytes
+                self._changed.notify_all()
+            return is_refused
 
     def _next_call(self) -> list[OutgoingEpisode] | None:
         """Waits for episodes, and returns the first ones; None: the sender was stopped."""

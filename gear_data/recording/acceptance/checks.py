@@ -58,7 +58,7 @@ class Acceptance:
         Raises:
             GearError: they cannot be stored, or are not those of the dataset.
         """
-        schema = recorded_schema(columns, cameras, self._dataset)
+        schema = recorded_schema(tuple(columns), tuple(cameras), self._dataset)
         if self._schema is not None:
             check_columns(self._schema, schema, self._dataset)
         self._schema = self._schema or schema

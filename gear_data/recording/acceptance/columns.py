@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,8 @@ from gear_data.storage.journal.writing import SUFFIX, describe_cameras, stream_s
 _ID = b"0" * 16
 
 
-def recorded_schema(columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec], dataset: str) -> Schema:
+@lru_cache(maxsize=16)  # a publication asks for each journal
+def recorded_schema(columns: tuple[ColumnSpec, ...], cameras: tuple[ColumnSpec, ...], dataset: str) -> Schema:
     """Returns the schema of a dataset of episodes with these columns.
 
     It converts a journal of one step, so that its checks are those of a conversion.

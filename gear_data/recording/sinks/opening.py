@@ -44,7 +44,7 @@ def open_sink(location: str, options: SealOptions, publish_every: float | None, 
 
         return RemoteSink(location)
     # Likewise, what the first step is checked with.
-    recorded_schema([ColumnSpec("actions", "float64")], (), location)
+    recorded_schema((ColumnSpec("actions", "float64"),), (), location)
     if is_remote(location):
         if limited:
             raise InvalidArgumentError(
