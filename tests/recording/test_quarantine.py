@@ -273,7 +273,7 @@ def test_facts_of_other_writers_are_known(tmp_path: Path) -> None:
         writer.end_episode(terminated=True, **facts)
 
     record(first, a=1, task="lift")
-    with pytest.raises(InvalidArgumentError, match=r"the fact 'a' is 'x': .* earlier episodes have whole numbers"):
+    with pytest.raises(InvalidArgumentError, match=r"the fact a is 'x': .* earlier episodes have whole numbers"):
         record(second, a="x")
     second.discard()
     record(second, a=0.5)

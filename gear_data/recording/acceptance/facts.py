@@ -19,6 +19,8 @@ _KINDS: Mapping[type, str] = {str: "text", bool: "booleans", int: "whole numbers
 _INT, _FLOAT = _KINDS[int], _KINDS[float]
 #: The largest whole number up to which each one is a float64.
 _EXACT = 1 << 53
+#: Columns of the episode table that are no facts.
+_RESERVED = frozenset(EPISODE_SCHEMA.names)
 #: A fact that is stored as text, whatever its type.
 _TASK = "task"
 
@@ -45,7 +47,7 @@ class FactTypes:
     def add_table(self, table: pa.Table) -> None:
         """Adds the facts of an episode table."""
         for field in table.schema:
-            if field.name not in EPISODE_SCHEMA.names and (kind := _kind(field.type)) is not None:
+            if field.name not in _RESERVED and (kind := _kind(field.type)) is not None:
                 limits = pc.min_max(table.column(field.name)).as_py() if kind == _INT else {}
                 largest = max((abs(each) for each in limits.values() if each is not None), default=0)
                 self._merge(field.name, _Known(kind, largest))
@@ -70,7 +72,7 @@ class FactTypes:
         if (found := self.problem(facts)) is not None:
             name, problem = found
             raise InvalidArgumentError(
-                f"the fact {printable(name)!r} is {printable(repr(facts[name])):.80}: {problem}",
+                f"the fact {printable(name)} is {printable(repr(facts[name])):.80}: {problem}",
                 hint="give the fact another name, or values of one type",
             )
 
@@ -105,7 +107,7 @@ class FactTypes:
 
 def _stored(name: str) -> str:
     """Returns the column of a fact in the episode table."""
-    return f"metadata.{name}" if name in EPISODE_SCHEMA.names and name != _TASK else name
+    return f"metadata.{name}" if name in _RESERVED and name != _TASK else name
 
 
 def _known(value: Any) -> _Known:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -138,24 +139,24 @@ def folder_lock(folder: Path, *, name: str, hint: str, wait: bool = False) -> It
     """
     place, lock, heartbeat = _acquire(folder, name, hint, wait)
     try:
-        yield FolderLock((lock,), lambda: _check(lock, folder, name))
+        yield FolderLock((lock,), partial(_check, lock, os.path.join(folder, LOCK_NAME), name))
     finally:
         if heartbeat is not None:
             heartbeat.stop()
         _release(place, lock, folder.name)
 
 
-def _check(lock: int, folder: Path, name: str) -> None:
-    if not _has_name(lock, folder):
+def _check(lock: int, file: str, name: str) -> None:
+    if not _has_name(lock, file):
         raise UnwritableError(
             "was removed or replaced while this process wrote to it", file=name, hint="write it again from the start"
         )
 
 
-def _has_name(lock: int, folder: Path) -> bool:
+def _has_name(lock: int, file: str) -> bool:
     """Returns whether the folder's lock file is still the locked file."""
     try:
-        return os.path.samestat(os.stat(folder / LOCK_NAME), os.fstat(lock))
+        return os.path.samestat(os.stat(file), os.fstat(lock))
     except OSError:
         return False
 
@@ -170,7 +171,7 @@ def _acquire(folder: Path, name: str, hint: str, wait: bool) -> tuple[int, int, 
         place, lock, is_new = opened
         is_locked = _try_lock(place, lock)
         if is_locked or (is_locked is None and is_new):
-            if _has_name(lock, folder):
+            if _has_name(lock, os.path.join(folder, LOCK_NAME)):
                 try:
                     _name_holder(lock, folder)
                 except BaseException:  # such as a full disk
