@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from gear_data.common.typed_json import resolved
 from gear_data.storage.atomic import atomic_file, fsync, link_file, typed_write_errors
 from gear_data.storage.journal.reading import Extent, Journal
 from gear_data.storage.journal.writing import END, stream_start
@@ -35,6 +36,7 @@ _REASON, _BYTES, _EPISODES = "reason.json", "damaged.bin", f"episodes{JOURNAL_SU
 _VIDEO = re.compile(rb'"file":"(videos/[^"\\\0]+)"')
 
 
+@resolved
 class _Reason(msgspec.Struct, frozen=True):
     """The contents of `reason.json`."""
 
