@@ -415,10 +415,16 @@ def test_unfinished_uploads_are_removed_later(url: str, tmp_path: Path, monkeypa
     assert gear_data.verify(url, deep=True, progress=False).ok
 
 
-def test_journals_that_cannot_join_are_left_out(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Two Writers begin with different columns: the first generation decides."""
-    first, second = gear_data.Writer(url), gear_data.Writer(url)
+def test_journals_that_cannot_join_are_left_out(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Writers on two machines begin with different columns: the first generation decides."""
+    first, same_machine = gear_data.Writer(url), gear_data.Writer(url)
     add_episodes(first, [0])
+    with pytest.raises(UnsupportedColumnError, match="is float64"):
+        same_machine.append(actions=1.5)
+    monkeypatch.setenv("GEAR_DATA_JOURNALS", str(tmp_path / "another machine"))
+    second = gear_data.Writer(url)
     second.append(actions=1.5)
     second.end_episode(terminated=True)
     first.flush()
