@@ -16,6 +16,7 @@ import pytest
 import gear_data
 from gear_data.errors import GearError
 from gear_data.recording.writer import Writer
+from gear_data.storage.journal.quarantine import entries
 from gear_data.storage.journal.reading import read_journal
 
 pytestmark = pytest.mark.processes
@@ -69,11 +70,13 @@ def published(folder: Path) -> list[int]:
     with Writer(folder / "data", cameras=CAMERAS) as writer:
         count = writer.episodes
     assert not (folder / "data.journal").exists()
+    kept = [read_journal(each.episodes) for each in entries(folder / "data") if each.episodes is not None]
+    set_aside = sum(len(each.episodes) for each in kept)
     if not (folder / "data/manifest.json").exists():
-        assert count == 0
+        assert count == set_aside
         return []
     ds = gear_data.open(folder / "data")
-    assert len(ds) == count
+    assert len(ds) + set_aside == count
     return [int(number) for number in ds.episodes["number"]]
 
 
@@ -129,20 +132,24 @@ def test_episodes_that_were_not_flushed_are_left_out(
 
 
 @pytest.mark.parametrize("kind", ["cut", "zeros"])
-def test_damage_of_a_flushed_episode_is_an_error(tmp_path: Path, recording: Recording, kind: str) -> None:
-    """Nothing is removed, so that the file can be restored."""
+def test_a_flushed_episode_with_a_damaged_video_is_set_aside(tmp_path: Path, recording: Recording, kind: str) -> None:
+    """The other episodes are published. If the file is restored, the episode can be rescued."""
     shutil.copytree(recording.folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / f"data.journal/000/videos/{WRIST}/000001.mp4"
     content = path.read_bytes()
     put(path, damaged(content, kind, random.Random(0)))
-    with pytest.raises(GearError, match=r"000001\.mp4"):
-        published(tmp_path)
-    path.write_bytes(content)
-    assert published(tmp_path) == list(range(EPISODES))
+    assert published(tmp_path) == [0, 2, 3, 4]
+    check(tmp_path, recording, [0, 2, 3, 4])
+    [entry] = entries(tmp_path / "data")
+    assert "000001.mp4" in entry.reason
+    (entry.folder / f"videos/{WRIST}/000001.mp4").write_bytes(content)
+    assert entry.episodes is not None
+    gear_data.convert(entry.episodes, tmp_path / "rescued/data", progress=False)
+    check(tmp_path / "rescued", recording, [1])
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_damage_is_an_error_or_leaves_whole_episodes(
+def test_any_damage_leaves_whole_episodes(
     tmp_path: Path, recording: Recording, caplog: pytest.LogCaptureFixture, seed: int
 ) -> None:
     choose = random.Random(seed)
@@ -167,6 +174,6 @@ def test_any_damage_is_an_error_or_leaves_whole_episodes(
         check(folder, recording, numbers)
         assert numbers == sorted(set(numbers))
         journal_gone = not any(path.suffix == ".arrows" for path in left)
-        reported = any("left out" in message for message in caplog.messages)
+        reported = any("left out" in message or "are kept" in message for message in caplog.messages)
         assert len(numbers) == EPISODES or reported or journal_gone
     assert outcomes
