@@ -78,6 +78,15 @@ def test_padded_arrays(write: Write, tmp_path: Path) -> None:
     assert gear_data.open(tmp_path / "d").episodes["length"].to_list() == LENGTHS
 
 
+def test_advice_about_padded_arrays_has_the_name_in_the_file(tmp_path: Path) -> None:
+    source = _npz(
+        tmp_path, {"observations": np.ones((3, 3, 2)), "actions": np.ones((3, 3, 1)), "n": np.array([2, 3, 1])}
+    )
+    with pytest.raises(UnknownFormatError) as error:
+        gear_data.convert(source, tmp_path / "d", rename={"n": "episode_lengths"})
+    assert "lengths: n}" in str(error.value.hint)
+
+
 @ALL
 def test_an_episode_column(write: Write, tmp_path: Path) -> None:
     source = write(tmp_path, _arrays(number=np.repeat([7, 8, 9], LENGTHS)))
@@ -102,17 +111,6 @@ def test_an_end_flag_and_actions(write: Write, tmp_path: Path) -> None:
     dataset = gear_data.open(tmp_path / "d")
     assert dataset.episodes["length"].to_list() == LENGTHS
     assert dataset.episodes["terminated"].to_list() == [True] * 3
-
-
-@ALL
-def test_next_observations(write: Write, tmp_path: Path) -> None:
-    after = np.concatenate([_arrays()["observations"][1:], [[7.0, 7.0]]])
-    after[5] = 5.0
-    source = write(tmp_path, _arrays(following=after, rewards=np.ones(9), episode=np.repeat([0, 1, 2], LENGTHS)))
-    gear_data.convert(source, tmp_path / "d", rename={"following": "next_observations"})
-    final = gear_data.open(tmp_path / "d").final(1)
-    assert final is not None
-    np.testing.assert_array_equal(final["observations"], after[5])
 
 
 def test_step_numbers_of_a_table(tmp_path: Path) -> None:

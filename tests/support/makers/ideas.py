@@ -20,7 +20,6 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zarr
 
 #: Name -> [T, ...], or a value of the whole episode.
 Episode = Mapping[str, Any]
@@ -200,20 +199,31 @@ def _hdf5_ids(folder: Path, episodes: Sequence[Episode]) -> Path:
     return folder / "data.hdf5"
 
 
+def _zarr(arrays: Mapping[str, Any], root: Path) -> Path:
+    """Writes arrays of one chunk without compression, as version 2 has them: zarr itself is slow."""
+    for path, values in arrays.items():
+        array = np.asarray(values)
+        (root / path).mkdir(parents=True)
+        for group in (root, *(root / path).parents[:1]):
+            (group / ".zgroup").write_text('{"zarr_format": 2}')
+        chunks = [max(1, size) for size in array.shape]
+        about = {"shape": array.shape, "chunks": chunks, "dtype": array.dtype.str, "compressor": None, "filters": None}
+        about |= {"zarr_format": 2, "order": "C", "fill_value": None}
+        (root / path / ".zarray").write_text(json.dumps(about))
+        if array.size:
+            (root / path / ".".join(["0"] * max(1, array.ndim))).write_bytes(array.tobytes())
+    return root
+
+
 def _zarr_groups(folder: Path, episodes: Sequence[Episode]) -> Path:
-    root = zarr.open_group(folder / "data.zarr", mode="w")
-    for i, episode in enumerate(episodes):
-        for name, values in episode.items():
-            root.create_array(f"episode_{i}/{name}", data=np.asarray(values))
-    return folder / "data.zarr"
+    arrays = {f"episode_{i}/{name}": values for i, each in enumerate(episodes) for name, values in each.items()}
+    return _zarr(arrays, folder / "data.zarr")
 
 
 def _replay_buffer(folder: Path, episodes: Sequence[Episode]) -> Path:
-    root = zarr.open_group(folder / "data.zarr", mode="w")
-    for name, values in _flat(episodes, ids=False).items():
-        root.create_array(f"data/{name}", data=values)
-    root.create_array("meta/episode_ends", data=np.cumsum([_length(each) for each in episodes]))
-    return folder / "data.zarr"
+    arrays = {f"data/{name}": values for name, values in _flat(episodes, ids=False).items()}
+    ends = np.cumsum([_length(each) for each in episodes])
+    return _zarr(arrays | {"meta/episode_ends": ends}, folder / "data.zarr")
 
 
 def _d4rl(folder: Path, episodes: Sequence[Episode]) -> Path:

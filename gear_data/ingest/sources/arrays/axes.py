@@ -88,7 +88,7 @@ def is_padded(classified: ClassifiedArrays, shapes: Shapes, lengths: npt.NDArray
     Raises UnknownFormatError if they may be either, or [steps, episodes, ...].
     """
     count, shared = len(lengths), shared_axes(shapes)
-    name, column = classified.name, next(iter(classified.boundaries))
+    name, column = classified.name, classified.boundary
     if shared is not None and count == shared[1] != classified.rows:
         raise UnknownFormatError(
             f"has {count} values, one for each of the second axis of '{classified.sources[classified.reference]}' "

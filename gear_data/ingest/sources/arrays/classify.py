@@ -44,7 +44,7 @@ class ClassifiedArrays:
     Attributes:
         name: the name of the file or folder.
         steps: canonical name -> array of a step column, or of a flag or fact per episode.
-        sources: canonical name -> source name.
+        sources: canonical or usual name -> source name.
         boundaries: usual name -> array that says where episodes are and is not a column.
         episode_columns: usual names of the arrays in `boundaries` that hold episode ids.
         scalars: source name -> array of shape ().
@@ -70,6 +70,11 @@ class ClassifiedArrays:
     def rows(self) -> int:
         """Number of rows of the reference column."""
         return len(self.steps[self.reference])
+
+    @property
+    def boundary(self) -> str:
+        """Source name of the first array of `boundaries`."""
+        return self.sources[next(iter(self.boundaries))]
 
     def wrong_length(self, name: str, expected: int) -> BadEpisodeError:
         """Returns the error for a column that does not have the expected number of rows."""
@@ -128,7 +133,7 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
         for source in objects
     )
     steps = {column: arrays[source] for source, column in chosen.items()}
-    sources = {column: source for source, column in chosen.items()}
+    sources = found | {column: source for source, column in chosen.items()}
     return ClassifiedArrays(name, steps, sources, boundaries, episode_columns, scalars, rows_are, findings)
 
 

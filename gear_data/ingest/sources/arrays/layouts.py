@@ -206,7 +206,7 @@ def _check_lengths(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64])
         raise BadEpisodeError(
             f"{problem}, where '{classified.sources[classified.reference]}' has {rows} rows in all",
             file=classified.name,
-            column=next(iter(classified.boundaries)),
+            column=classified.boundary,
             row=int(bad[0]) if len(bad) else None,
             hint=_OTHER_BOUNDARIES,
         )
@@ -223,7 +223,7 @@ def _padded_arrays(
         raise BadEpisodeError(
             f"does not fit '{reference_source}' of shape {reference.shape}",
             file=classified.name,
-            column=next(iter(classified.boundaries)),
+            column=classified.boundary,
             hint=_OTHER_BOUNDARIES,
         )
     max_steps = reference.shape[1]
