@@ -147,21 +147,24 @@ class ConversionSpec:
         if self.strict:
             source.findings.make_strict()
         stack = self.options.stack or {}
+        # Without a number of episodes, they may be an iterator.
+        once = location.episodes is not None and source.num_rows is None
         has_meanings = name not in _OWN and self.options.mapping is None
         is_late = has_meanings and any(map(is_next, stack))  # stacks give the final observations
         if has_meanings:
-            source = unpad_images(source)
+            source = unpad_images(source, once=once)
             has_dtypes = "dtype" in known_formats()[name].uses
-            source = take_next_observations(source, self.options, has_dtypes=has_dtypes)
+            source = take_next_observations(source, self.options, location.name, has_dtypes=has_dtypes)
         if name not in _ROWS_ARE_STEPS:
             refuse_unclear_last_rows(source, location.name)
         if not is_late:
             source = self._without_reset_steps(source, name)
         if not self.keep_encoded:
-            source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads)
+            source = decode_images(source, skip_bad=self.options.skip_bad, threads=threads, once=once)
         source = stack_columns(source, stack)
         if is_late:
-            source = self._without_reset_steps(take_next_observations(source, self.options), name)
+            source = take_next_observations(source, self.options, location.name)
+            source = self._without_reset_steps(source, name)
         report_names(source, all_columns=self.options.columns is None)
         return source, name, reason
 

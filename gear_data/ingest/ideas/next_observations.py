@@ -59,7 +59,9 @@ class JumpFinder:
         return starts
 
 
-def take_next_observations(source: EpisodeSource, options: SourceOptions, *, has_dtypes: bool = False) -> EpisodeSource:
+def take_next_observations(
+    source: EpisodeSource, options: SourceOptions, file: str, *, has_dtypes: bool = False
+) -> EpisodeSource:
     """Returns a source whose columns of next observations have become final observations.
 
     A column that `options.columns` names stays a column, too. A column of which `options.stack` makes next observations
@@ -68,6 +70,7 @@ def take_next_observations(source: EpisodeSource, options: SourceOptions, *, has
     Args:
         source: the source.
         options: the user's options.
+        file: the name of the source, for errors.
         has_dtypes: whether the source can be read with other dtypes (`TableOptions.dtype`).
 
     Raises:
@@ -89,6 +92,7 @@ def take_next_observations(source: EpisodeSource, options: SourceOptions, *, has
             raise UnsupportedColumnError(
                 f"is {own.dtype}, where '{other.source or observations}' is {other.dtype}; final observations must "
                 "have the dtype of the others",
+                file=file,
                 column=column,
                 hint=f"{cast}keep it as a column of another name: --rename {column}=infos.{name}",
             )

@@ -21,10 +21,10 @@ from gear_data.storage.episode_block import EpisodeBlock
 _SMALLEST = 26
 
 
-def unpad_images(source: EpisodeSource) -> EpisodeSource:
+def unpad_images(source: EpisodeSource, *, once: bool) -> EpisodeSource:
     """Returns a source whose padded images are byte strings, as `decode_images` takes them.
 
-    If the source has a column of vectors of uint8, its first block is read.
+    If the source has a column of vectors of uint8, its first block is read. `once` is as for `first_block`.
     """
     vectors = [
         spec
@@ -33,7 +33,7 @@ def unpad_images(source: EpisodeSource) -> EpisodeSource:
     ]
     if not vectors:
         return source
-    head = first_block(source)
+    head = first_block(source, once=once)
     padded = [] if head is None else [spec for spec in vectors if _holds_images(head.columns[spec.name])]
     return _UnpaddedImages(source, padded) if padded else source
 

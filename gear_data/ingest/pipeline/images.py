@@ -51,7 +51,7 @@ _THREADED = 32 << 10
 _KEEP = "keep the images encoded with --keep-encoded"
 
 
-def decode_images(source: EpisodeSource, *, skip_bad: bool, threads: int) -> EpisodeSource:
+def decode_images(source: EpisodeSource, *, skip_bad: bool, threads: int, once: bool = False) -> EpisodeSource:
     """Returns a source that decodes the columns of encoded images.
 
     A column whose images differ in size or channels stays encoded, and a finding reports it. If the source has a column
@@ -61,27 +61,31 @@ def decode_images(source: EpisodeSource, *, skip_bad: bool, threads: int) -> Epi
         source: the source of encoded images.
         skip_bad: leave out episodes whose images cannot be decoded.
         threads: the number of threads that decode.
+        once: see `first_block`.
 
     Raises:
         UnsupportedColumnError: an image has more than 64 Mi pixels.
         GearError: the first block cannot be read.
     """
     encoded = [spec for spec in source.columns if spec.dtype == "binary"]
-    head = first_block(source) if encoded else None
+    head = first_block(source, once=once) if encoded else None
     if head is None:
         return source
     kinds = {spec.name: kind for spec in encoded if (kind := _common_kind(head, spec, source.findings)) is not None}
     return DecodedImages(source, kinds, skip_bad, threads) if kinds else source
 
 
-def first_block(source: EpisodeSource) -> EpisodeBlock | None:
+def first_block(source: EpisodeSource, *, once: bool) -> EpisodeBlock | None:
     """Returns the first block with episodes; None if there is none.
 
-    The findings and the state are restored, because the block will be read again. Of a source without a number of
-    episodes, which may be an iterator, only the first episode is read: that can be read again.
+    The findings and the state are restored, because the block will be read again.
+
+    Args:
+        source: the source.
+        once: whether the source may be an iterator, of which only the first episode can be read again. Only that
+            episode is read.
     """
-    is_iterator = source.num_rows is None and not source.rows_are_steps
-    stop = Position(0, 1) if is_iterator else END
+    stop = Position(0, 1) if once else END
     findings, state = source.findings.to_json(), copy.deepcopy(source.resume_state)
     try:
         return next((block for block in source.blocks(BEGIN, stop) if len(block)), None)

@@ -396,7 +396,7 @@ def test_units_are_the_whole_in_order(sources: Any, tmp_path: Path, monkeypatch:
     finals = np.stack([r.final for r in rollouts])
     for folder in ("npy", "npz"):
         location, options = locate(tmp_path / folder, None), SourceOptions()
-        open_again = lambda: take_next_observations(open_source(location, "auto", options)[0], options)  # noqa: B023, E731
+        open_again = lambda: take_next_observations(open_source(location, "auto", options)[0], options, location.name)  # noqa: B023, E731
         assert sources.check_units(open_again) > 3
         blocks = list(open_again().blocks(BEGIN, END))
         for name in ("observations", "rewards", "terminated"):

@@ -219,7 +219,7 @@ class EpisodeRowSource:
             if len(missing):
                 raise BadRowsError(missing, source, "is null")
         has_final = {spec.name for spec in self.columns if spec.has_final} - {*self._roles.finals.values()}
-        reference = self._roles.counter
+        reference = self._roles.counter if has_final else self._roles.reference
         lengths = list_lengths(lists[reference])
         extra = {}
         for source, array in lists.items():
