@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gear_data
 from gear_data.cli.arguments import add_command, print_json
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, unknown_name
-from gear_data.ingest.convert import ConvertReport
 from gear_data.storage.journal.quarantine import Entry, entries
+
+if TYPE_CHECKING:
+    from gear_data.ingest.convert import ConvertReport
 
 
 def add_commands(commands: Any) -> None:

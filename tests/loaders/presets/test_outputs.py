@@ -116,7 +116,7 @@ def test_no_two_arrays_share_a_key(make_dataset, episodes, columns):
         with pytest.raises(InvalidArgumentError) as error:
             SequenceLoader(dataset, preset=preset, columns=columns)
         assert error.value.column == columns[0]
-    dataset = make_dataset([{**episode, "masks": episode["rewards"]} for episode in episodes])
+    dataset = make_dataset([{**episode, "masks": np.ones_like(episode["rewards"])} for episode in episodes])
     with pytest.raises(InvalidArgumentError, match="the key 'masks'"):
         SequenceLoader(dataset, preset="transitions", columns=["masks"])
 
