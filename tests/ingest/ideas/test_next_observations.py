@@ -77,7 +77,7 @@ def test_another_dtype_is_refused_with_a_way_out(tmp_path: Path) -> None:
     frame.write_parquet(tmp_path / "a.parquet")
     with pytest.raises(UnsupportedColumnError, match="is float32, where 'obs' is float64") as error:
         gear_data.convert(tmp_path / "a.parquet", tmp_path / "d")
-    assert (error.value.file, error.value.column) == (None, "next_obs")
+    assert (error.value.file, error.value.column) == (str(tmp_path / "a.parquet"), "next_obs")
     casts, rename = (error.value.hint or "").split("; ")
     for number, advice in enumerate((casts, rename)):
         options = advice.rpartition(": ")[2].split()
