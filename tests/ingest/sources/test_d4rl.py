@@ -5,12 +5,14 @@ The usual cases are in tests/ingest/convert/test_formats.py.
 
 from __future__ import annotations
 
+import gc
 import io
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import h5py
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources import d4rl
 from gear_data.ingest.sources.arrays import boundaries
+from gear_data.ingest.sources.hdf5.open_file import open_hdf5
 from gear_data.ingest.sources.tree import hdf5_view
 from gear_data.ingest.sources.tree import source as tree
 from gear_data.storage.episode_block import BEGIN, END
@@ -358,3 +361,25 @@ def test_mutated_files_give_typed_errors(sources: Any, tmp_path: Path) -> None:
         except GearError:
             refused += 1
     assert refused > 30
+
+
+def test_no_garbage_is_collected_while_a_remote_file_is_open(sources: Any, memory_url: str, tmp_path: Path) -> None:
+    """A collection in fsspec's thread would wait for h5py's lock, and h5py for this thread."""
+    path = sources.write_d4rl(tmp_path / "a.hdf5", sources.make_rollouts(3, seed=1))
+    with fsspec.open(f"{memory_url}/a.hdf5", "wb") as copy:
+        copy.write(path.read_bytes())
+    (remote,), (local,) = (locate(str(place), None).files for place in (f"{memory_url}/a.hdf5", path))
+    with open_hdf5(local):
+        assert gc.isenabled()
+    with open_hdf5(remote) as first:
+        with open_hdf5(remote):
+            assert not gc.isenabled()
+        assert not gc.isenabled() and "actions" in first
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with open_hdf5(remote):
+            pass
+        assert not gc.isenabled()  # as before
+    finally:
+        gc.enable()
