@@ -66,7 +66,9 @@ def _camera(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
 def _range(values: npt.NDArray[np.float64]) -> dict[str, float] | None:
     if not len(values):
         return None
-    return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
+    # A sum of large float64 would be infinite.
+    mean = float(values.mean(dtype=np.longdouble))
+    return {"min": float(values.min()), "mean": mean, "max": float(values.max())}
 
 
 def provenance(dataset: Dataset) -> dict[str, Any]:

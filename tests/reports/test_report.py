@@ -75,6 +75,17 @@ def test_values_whose_squares_are_infinite_count_as_infinite(
         assert abs(dimension["max"]) < 1e3
 
 
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+@pytest.mark.parametrize("column", ["rewards", "observations", "actions"])
+@pytest.mark.parametrize("value", [1e308, -1e308])
+def test_large_values_in_all_episodes_make_a_page(column: str, value: float, make: Make) -> None:
+    episodes = random_episodes([10] * 4)
+    for episode in episodes:
+        episode[column] = episode[column].astype(np.float64)
+        episode[column][3] = value
+    assert make(episodes).report().html
+
+
 def test_groups_of_single_episodes_and_absent_rewards_are_left_out(make: Make) -> None:
     episodes = [
         {"observations": each["observations"], "actions": each["actions"]} for each in random_episodes([5] * 20)
