@@ -97,9 +97,11 @@ def _journal_base(dataset: str) -> Path:
 
 def _described(entry: Entry) -> dict[str, Any]:
     kind = "damaged bytes" if entry.episodes is None else "episodes"
-    facts = {"name": entry.name, "holds": kind, "reason": entry.reason, "journal": entry.journal}
     return {
-        **facts,
+        "name": entry.name,
+        "holds": kind,
+        "reason": entry.reason,
+        "journal": entry.journal,
         "first_byte": entry.first_byte,
         "bytes": entry.bytes,
         "since": entry.since,
@@ -109,9 +111,7 @@ def _described(entry: Entry) -> dict[str, Any]:
 
 def _print_entries(found: Sequence[Entry]) -> None:
     for entry in found:
-        print(
-            f"{entry.name}  {entry.since}  {'damaged bytes' if entry.episodes is None else 'episodes'}: {entry.reason}"
-        )
+        print(f"{entry.name}  {entry.since}  {_described(entry)['holds']}: {entry.reason}")
     if not found:
         print("all recorded episodes are in the dataset, or in journals")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
+from gear_data.recording.acceptance.facts import is_fact
 from gear_data.recording.step_columns import checked_value, flat_step, infer_columns
-from gear_data.recording.writer import FACT_TYPES, Writer
+from gear_data.recording.writer import Writer
 from gear_data.schema import ColumnSpec, Role, mask_column
 
 #: Steps that wait for the decision have at most so many bytes of arrays.
@@ -221,5 +221,4 @@ def _plain(value: Any) -> Any:
 
 
 def _is_fact(value: Any) -> bool:
-    plain = _plain(value)
-    return type(plain) in FACT_TYPES and not (isinstance(plain, float) and not math.isfinite(plain))
+    return is_fact(_plain(value))

@@ -42,9 +42,6 @@ from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.journal.record import RecordedEpisode
 from gear_data.words import Durability
 
-#: Types of a fact about an episode.
-FACT_TYPES = (str, bool, int, float)
-
 
 class Writer:
     """Records episodes step by step into a dataset that grows.

@@ -53,6 +53,8 @@ PACKETS_SCHEMA = pa.schema(
 )
 #: Columns of `FILES_SCHEMA` whose values are at least 1.
 _POSITIVE = ("bytes", "height", "width", "time_base_numerator", "time_base_denominator")
+#: Remedy for a table that cannot be used.
+_RESTORE = "restore the table, or convert again"
 #: Files whose packets a process keeps as arrays.
 _FILES_KEPT = 4096
 
@@ -75,7 +77,7 @@ class VideoIndex:
                 raise CorruptShardError(
                     f"its columns are {table.schema.names}, not {schema.names}",
                     file=f"{name}/{TABLE_FILES[kind]}",
-                    hint="restore the table, or convert again",
+                    hint=_RESTORE,
                 )
         self.name = name
         self.files = files
@@ -87,7 +89,7 @@ class VideoIndex:
             raise CorruptShardError(
                 f"lists {self._starts[-1]} packets, and {TABLE_FILES[PACKETS_TABLE]} has {len(packets)}",
                 file=f"{name}/{TABLE_FILES[FILES_TABLE]}",
-                hint="restore the table, or convert again",
+                hint=_RESTORE,
             )
         numeric = {field.name for field in FILES_SCHEMA if pa.types.is_integer(field.type)}
         self._numbers = {name: files.column(name).to_numpy() for name in FILES_SCHEMA.names if name in numeric}
@@ -99,7 +101,7 @@ class VideoIndex:
                     file=f"{name}/{TABLE_FILES[FILES_TABLE]}",
                     column=column,
                     row=row,
-                    hint="restore the table, or convert again",
+                    hint=_RESTORE,
                 )
         self._texts = {name: files.column(name) for name in FILES_SCHEMA.names if name not in numeric}
         self.file = lru_cache(_FILES_KEPT)(self._file)

@@ -89,7 +89,7 @@ class FactTypes:
         return None
 
     def _problem(self, name: str, value: Any) -> str | None:
-        if type(value) not in _KINDS or (isinstance(value, float) and not math.isfinite(value)):
+        if not is_fact(value):
             return "facts are text, finite numbers and booleans"
         if isinstance(value, str) and not is_utf8(value):
             return "it is not UTF-8"
@@ -103,6 +103,11 @@ class FactTypes:
                 return f"with the numbers of earlier episodes, {max(new.largest, known.largest):,} would not be exact"
             return None
         return None if new.kind == known.kind else f"it is of {new.kind}, and earlier episodes have {known.kind}"
+
+
+def is_fact(value: Any) -> bool:
+    """Returns whether a value is text, a finite number or a boolean."""
+    return type(value) in _KINDS and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _stored(name: str) -> str:
