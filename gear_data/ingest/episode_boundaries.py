@@ -25,7 +25,8 @@ class EpisodeBoundaries:
         max_episode_steps: the length of an episode, if the source does not mark the ends of episodes.
         file_is_episode: whether each file of a table is one episode.
         reset_steps: what becomes of first steps that only reset the environment, as Gymnasium's vector environments
-            have them: `drop` leaves them out, `keep` keeps them. None leaves them out if they are clear.
+            and the time steps of dm_env have them: `drop` leaves them out, `keep` keeps them. None leaves them out if
+            they are clear.
 
     Raises:
         InvalidArgumentError: a column is no text, the length is below 1, files and a column say what an episode is, or

@@ -257,6 +257,59 @@ IDEAS |= {
 }
 
 
+def _as_columns(names: Sequence[str], make: Callable[[], list[dict[str, Any]]]) -> Callable[[], list[dict[str, Any]]]:
+    """Returns a maker of the same episodes, with [T, 1] in place of [T]."""
+    return lambda: [{n: v[:, None] if n in names else v for n, v in each.items()} for each in make()]
+
+
+IDEAS |= {
+    f"{', '.join(names)} of shape [T, 1]": Idea(
+        _as_columns(names, _with_flags(*names)), check, other={"D4RL": _D4RL_ENDS, **other}, findings=codes
+    )
+    for names, check, other, codes in (
+        (("is_last", "is_terminal"), _check_ends, {}, ()),
+        (("masks",), _check_ends, {}, _UNFINISHED),
+        (("not_done",), _check_ends, {}, _UNFINISHED),
+        (("discount",), _check_ends, {}, _UNFINISHED),
+    )
+}
+
+
+def _of_time_steps() -> list[dict[str, Any]]:
+    """Returns episodes of dm_env: a row holds an observation, and the action and the reward that led to it."""
+    rng = np.random.default_rng(8)
+    found = []
+    for i, length in enumerate((4, 5, 3)):
+        rows = {
+            "observation": rng.normal(size=(length + 1, 3)),
+            "action": rng.normal(size=(length + 1, 2)),
+            "reward": rng.normal(size=length + 1),
+            "discount": np.ones((length + 1, 1)),
+        }
+        rows["action"][0] = rows["reward"][0] = 0.0
+        rows["discount"][-1] = i > 0
+        found.append(rows)
+    return found
+
+
+def _check_time_steps(seen: SourceReading, episodes: Sequence[Episode], writer: Writer) -> None:
+    _check_ends(seen, episodes, writer)
+    name = writer.column("observations")
+    for found, final, episode in zip(seen.episodes, seen.finals, episodes, strict=True):
+        states = writer.seen(episode["observation"])
+        np.testing.assert_array_equal(found[name], states[:-1])
+        np.testing.assert_array_equal((final or {})[name], states[-1])
+        np.testing.assert_array_equal(found["actions"], writer.seen(episode["action"])[1:])
+        np.testing.assert_array_equal(found["rewards"], episode["reward"][1:])
+
+
+IDEAS |= {
+    "the first row is the reset (dm_env)": Idea(
+        _of_time_steps, _check_time_steps, other=OWN_NAMES, findings=("reset-row", "unfinished-episode")
+    ),
+}
+
+
 def _of_several_runs() -> list[dict[str, Any]]:
     """Returns episodes of two seeds. The last number of the first seed is the first number of the second."""
     found = []

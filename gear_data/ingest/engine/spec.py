@@ -14,6 +14,7 @@ from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.ideas.last_rows import refuse_unclear_last_rows
 from gear_data.ingest.ideas.next_observations import take_next_observations
 from gear_data.ingest.ideas.padded_images import unpad_images
+from gear_data.ingest.ideas.reset_rows import shift_reset_rows
 from gear_data.ingest.ideas.reset_steps import leave_out_reset_steps
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.mapping import parse_mapping
@@ -153,6 +154,7 @@ class ConversionSpec:
         is_late = has_meanings and any(map(is_next, stack))  # stacks give the final observations
         if has_meanings:
             source = unpad_images(source, once=once)
+            source = shift_reset_rows(source, self.options, once=once)
             has_dtypes = "dtype" in known_formats()[name].uses
             source = take_next_observations(source, self.options, location.name, has_dtypes=has_dtypes)
         if name not in _ROWS_ARE_STEPS:

@@ -23,6 +23,8 @@ _OTHER_FLAGS = {
     "not_dones": (DONES, True),
 }
 
+#: The shapes of one value per step. Replay buffers often store flags as [T, 1].
+ONE_VALUE: tuple[tuple[int, ...], ...] = ((), (1,))
 #: Columns of one value per step. An array [T, 1] of a source becomes [T].
 SCALAR_COLUMNS = END_FLAGS | {"rewards"}
 

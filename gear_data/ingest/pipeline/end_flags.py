@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.pipeline.columns import END_FLAGS, other_flags
+from gear_data.ingest.pipeline.columns import END_FLAGS, ONE_VALUE, other_flags
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock
@@ -34,7 +34,7 @@ def end_flag_columns(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec, ...]:
                 column=known[name].source or name,
                 hint="if it is not an end flag, rename it with --rename",
             )
-    others = other_flags([spec.name for spec in columns if spec.shape == () and not spec.variable_length])
+    others = other_flags([spec.name for spec in columns if spec.shape in ONE_VALUE and not spec.variable_length])
     known |= {flag: known[name] for name, (flag, _) in others.items()}
     flags = []
     for name in ("terminated", "truncated"):
@@ -132,8 +132,9 @@ def _with_usual_names(block: EpisodeBlock) -> EpisodeBlock:
         BadEpisodeError: such a column is neither 0 nor 1.
     """
     columns = dict(block.columns)
-    for name, (flag, is_zero) in other_flags([name for name, each in columns.items() if each.ndim == 1]).items():
-        values = columns[name] if name in _KEPT else columns.pop(name)
+    names = [name for name, each in columns.items() if each.shape[1:] in ONE_VALUE]
+    for name, (flag, is_zero) in other_flags(names).items():
+        values = (columns[name] if name in _KEPT else columns.pop(name)).reshape(-1)
         if name != _DISCOUNT:  # it may also have values between 0 and 1
             _check_flag(block, name)
         columns[flag] = (values == 0) if is_zero else values
@@ -157,7 +158,7 @@ def _check_flag(block: EpisodeBlock, name: str) -> None:
 
     Other values are not interpreted.
     """
-    values = block.columns[name]
+    values = block.columns[name].reshape(-1)
     if values.dtype.kind == "b":
         return
     wrong = np.flatnonzero((values != 0) & (values != 1))
