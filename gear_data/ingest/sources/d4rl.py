@@ -23,6 +23,7 @@ from gear_data.errors import (
     UnknownFormatError,
 )
 from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.layout import ENDS, FLAGS, Column, EpisodeRule, Layout
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import choose_columns
@@ -96,6 +97,7 @@ class _Datasets:
         columns: the columns to read.
         max_steps: the steps after which episodes end, if nothing else says it.
         metadata: facts about the source.
+        left_out: about values that are no facts.
     """
 
     file: str
@@ -105,6 +107,7 @@ class _Datasets:
     columns: tuple[TreeColumn, ...]
     max_steps: int | None
     metadata: Mapping[str, Any]
+    left_out: tuple[Finding, ...]
 
     @property
     def end_flags(self) -> str | None:
@@ -142,7 +145,9 @@ def _read(tree: Tree, options: SourceOptions) -> _Datasets:
                 column=required,
                 hint=f"rename it with --rename NAME={name}, or leave --format out",
             )
-    facts = root_scalars(tree, (file.array(path, tree.name) for path in scalars))
+    found = root_scalars(tree, (file.array(path, tree.name) for path in scalars))
+    found |= {path: None for path in file.kinds if path.startswith(_METADATA) and path not in scalars}
+    facts, left_out = dataset_facts(found, tree.name)
     metadata = {name.removeprefix(_METADATA): value for name, value in facts.items()}
     chosen = choose_columns(candidates, options)
     columns = tuple(
@@ -153,7 +158,7 @@ def _read(tree: Tree, options: SourceOptions) -> _Datasets:
     max_steps = _max_steps(options, metadata, tree.name) if limited else None
     rows = file.array(paths["observations"], tree.name).rows
     known = frozenset(file.kinds) if options.columns is None else None
-    return _Datasets(tree.name, known, rows, paths, columns, max_steps, metadata)
+    return _Datasets(tree.name, known, rows, paths, columns, max_steps, metadata, left_out)
 
 
 def _max_steps(options: SourceOptions, metadata: Mapping[str, Any], file: str) -> int | None:
@@ -199,6 +204,8 @@ class D4rlSource(MappedSource):
         )
         self._tree_source.metadata = datasets.metadata
         super().__init__(self._tree_source)
+        for finding in datasets.left_out:
+            self.findings.add(finding)
         stored = [spec for spec in self.columns if spec.name != _NEXT or options.names_column(spec)]
         self._row_bytes = max(1, sum(variable_bytes if spec.variable_length else spec.row_bytes for spec in stored))
         if datasets.max_steps is not None:

@@ -32,6 +32,7 @@ import pyarrow as pa
 
 from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.layout import GROUPS, ROW, ROWS, WITH_FINAL, Column, EpisodeRule
 from gear_data.ingest.location import Location
 from gear_data.ingest.source import Format, SourceOptions
@@ -136,10 +137,9 @@ def _attributes(trees: Sequence[Container], findings: FindingLog) -> dict[str, d
                 others.append(item.name)
                 continue
             attributes = {key: value for key, value in tree.attributes(_DATA).items() if key not in _COUNTS}
-        found[item.name] = {key: value for key, value in attributes.items() if value is not None}
-        for key in (key for key, value in attributes.items() if value is None):
-            message = f"an attribute of '{_DATA}' that is not a number or a short text; left out"
-            findings.add(Finding("fact-left-out", message, 1, item.name, column=key))
+        found[item.name], left_out = dataset_facts(attributes, item.name)
+        for finding in left_out:
+            findings.add(finding)
     if others:
         raise UnknownFormatError(
             f"{len(others)} of {len(trees)} HDF5 files have no group '{_DATA}': {', '.join(others[:10])}",

@@ -118,15 +118,15 @@ class FlatFile:
 def root_scalars(tree: Tree, arrays: Iterable[TreeArray]) -> dict[str, Any]:
     """Returns the attributes of a file and the values of scalars: name or path -> plain Python value.
 
-    What is no number, flag or text of bounded size is left out.
+    What is no number, flag or text of bounded size is None.
     """
-    found = {name: value for name, value in tree.attributes("").items() if value is not None}
+    found = dict(tree.attributes(""))
     for array in arrays:
+        found[array.path] = None
         if array.kind or array.dtype == "string" or array.dtype.startswith("|S"):
             with suppress(BadEpisodeError):  # a text that is not UTF-8
                 values = array.read(0, 1)
-                value = plain_value(values[0].as_py() if isinstance(values, pa.Array) else values[0])
-                found |= {} if value is None else {array.path: value}
+                found[array.path] = plain_value(values[0].as_py() if isinstance(values, pa.Array) else values[0])
     return found
 
 

@@ -25,7 +25,7 @@ class BufferFile:
     Attributes:
         name: the name of the file.
         arrays: name -> array with at least one axis, in the order of the file.
-        scalars: name -> plain Python value.
+        scalars: name -> plain Python value; None for a value that is no fact.
     """
 
     name: str

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.pipeline.names import DONES, name_map
 from gear_data.ingest.source import SourceOptions
@@ -147,9 +148,20 @@ def read_layout(file: BufferFile, options: SourceOptions) -> BufferLayout:
         _column(file, source, column, next_arrays.get(column), last_row is not None)
         for column, source in sources.items()
     )
-    metadata = {name: value for name, value in file.scalars.items() if name not in (POSITION, FULL)}
+    others = {name: value for name, value in file.scalars.items() if name not in (POSITION, FULL)}
+    metadata, left_out = dataset_facts(others, file.name)
     return BufferLayout(
-        file.name, rows, environments, oldest, steps, columns, sources, next_arrays, last_row, metadata, findings
+        file.name,
+        rows,
+        environments,
+        oldest,
+        steps,
+        columns,
+        sources,
+        next_arrays,
+        last_row,
+        metadata,
+        (*findings, *left_out),
     )
 
 

@@ -271,7 +271,10 @@ def fact_value(array: TreeArray) -> Fact:
         or not (array.kind or (array.dtype == "string" and size == 1))
     ):
         return None
-    values = array.read(0, 1)
+    try:
+        values = array.read(0, 1)
+    except BadEpisodeError:  # a text that is not UTF-8
+        return None
     if isinstance(values, pa.Array):
         return str(values[0].as_py())
     if values.dtype.kind == "u" and (values > np.iinfo(np.int64).max).any():

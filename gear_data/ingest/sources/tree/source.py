@@ -11,6 +11,7 @@ from typing import Any
 
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.layout import FILES, GROUPS, PADDED, Column, Layout
 from gear_data.ingest.location import files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import choose_columns
@@ -81,7 +82,9 @@ def open_mapped(
             if layout is not None:
                 rows = _rows(tree, layout.steps) if mapping.episodes.flat else 1
                 source = TreeSource(trees, mapping, layout, variable_bytes=item.size // rows, skip_bad=options.skip_bad)
-                source.metadata = _metadata(tree, mapping)
+                source.metadata, left_out = _metadata(tree, mapping)
+                for finding in left_out:
+                    source.findings.add(finding)
                 return source
     raise EmptySourceError(
         f"no episode with a step is at {rule_text}",
@@ -144,13 +147,13 @@ def _layout_of(tree: Tree, place: EpisodePlace, mapping: Layout) -> TreeLayout |
     return None
 
 
-def _metadata(tree: Tree, mapping: Layout) -> dict[str, Any]:
-    """Returns the attributes of the file, and of the parent of the first episode."""
+def _metadata(tree: Tree, mapping: Layout) -> tuple[dict[str, Any], tuple[Finding, ...]]:
+    """Returns the attributes of the file, and of the parent of the first episode, and findings."""
     found = dict(tree.attributes(""))
     if mapping.episodes.kind == GROUPS:
         places = find_places(tree, mapping.episodes, mapping.splits[0] if mapping.splits else None)
         found |= tree.attributes(places[0].key.rpartition("/")[0])
-    return {name: value for name, value in found.items() if value is not None}
+    return dataset_facts(found, tree.name)
 
 
 def _flat_layout(tree: Tree, mapping: Layout) -> TreeLayout | None:

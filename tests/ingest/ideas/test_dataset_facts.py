@@ -1,0 +1,52 @@
+"""Facts of a file that cannot be stored are reported, in each format of HDF5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+import gear_data
+
+LATIN = np.bytes_(b"caf\xe9")
+
+
+def _d4rl(file: h5py.File) -> None:
+    file["observations"], file["actions"] = np.zeros((4, 3)), np.zeros((4, 2))
+    file["rewards"], file["terminals"], file["timeouts"] = np.zeros(4), np.arange(4) == 3, np.zeros(4, np.bool_)
+    file["metadata/algorithm"], file["metadata/weights"], file["metadata/name"] = LATIN, np.zeros((3, 3)), "sac"
+
+
+def _stable_baselines3(file: h5py.File) -> None:
+    file["observations"], file["next_observations"] = np.zeros((4, 1, 3)), np.zeros((4, 1, 3))
+    file["actions"], file["rewards"], file["dones"] = np.zeros((4, 1, 2)), np.zeros((4, 1)), np.zeros((4, 1))
+    file["pos"], file["full"], file["algorithm"], file["name"] = 3, False, LATIN, "sac"
+
+
+def _tree(file: h5py.File) -> None:
+    for i in range(2):
+        file[f"run_{i}/observations"], file[f"run_{i}/actions"] = np.zeros((4, 3)), np.zeros((4, 2))
+        file[f"run_{i}/rewards"], file[f"run_{i}/algorithm"] = np.zeros(4), LATIN
+    file.attrs["joints"], file.attrs["name"] = ["hip", "knee"], "sac"
+
+
+@pytest.mark.parametrize(
+    ("write", "columns"),
+    [
+        (_d4rl, {"metadata/algorithm", "metadata/weights"}),
+        (_stable_baselines3, {"algorithm"}),
+        (_tree, {"algorithm", "joints"}),
+    ],
+)
+def test_a_fact_that_cannot_be_stored_is_reported(
+    write: Callable[[h5py.File], None], columns: set[str], tmp_path: Path
+) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        write(file)
+    gear_data.convert(tmp_path / "a.hdf5", tmp_path / "dataset", progress=False)
+    manifest = gear_data.open(tmp_path / "dataset").manifest
+    assert {each["column"] for each in manifest.findings if "left-out" in each["code"]} == columns
+    assert manifest.provenance["metadata"]["name"] == "sac"
