@@ -75,7 +75,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reset-steps", choices=get_args(ResetSteps), help=help)
     help = "YAML file that says where the episodes and columns are, for HDF5, NumPy and Zarr files of unknown layout"
     parser.add_argument("--map", dest="mapping", metavar="FILE", help=help)
-    help = "read the numbers of a column of a table or tree as another dtype, such as actions=float64; may be repeated"
+    help = "read the numbers of a column as another dtype, such as actions=float64; may be repeated"
     parser.add_argument("--dtype", type=pair("A=DTYPE"), action="append", default=[], metavar="A=DTYPE", help=help)
     help = "put a number in place of the nulls of a column of a table, such as force=nan; may be repeated"
     parser.add_argument("--fill-null", type=pair("A=N"), action="append", default=[], metavar="A=N", help=help)

@@ -12,7 +12,7 @@ from typing import Any
 GROUPS, DATASETS, FILES, IDS, ENDS, PADDED = "groups", "datasets", "files", "ids", "ends", "padded"
 EPISODE_KINDS = (GROUPS, DATASETS, FILES, IDS, ENDS, PADDED)
 #: Values of `ends_are`.
-EXCLUSIVE, INCLUSIVE, FLAGS = "exclusive", "inclusive", "flags"
+EXCLUSIVE, INCLUSIVE, FLAGS, STARTS = "exclusive", "inclusive", "flags", "starts"
 #: The keys beside `padded`, of which a mapping has one.
 LENGTHS, MASK = "lengths", "mask"
 #: Values of `padded`: whether the steps are the first axis.
@@ -32,7 +32,8 @@ class EpisodeRule:
         kind: `groups`, `datasets`, `files`, `ids`, `ends` or `padded`.
         paths: for `groups`, a glob of groups; for `datasets`, a glob whose one `*` is the number of the episode; for
             `files`, a glob of file names; else paths of arrays. Only `ends` may have several.
-        ends_are: for `ends`: `exclusive`, `inclusive` or `flags`; for `padded`: `lengths` or `mask`; else None.
+        ends_are: for `ends`: `exclusive`, `inclusive`, `flags` or `starts`; for `padded`: `lengths` or `mask`; else
+            None.
         steps_first: for `padded`: whether arrays are [steps, episodes, ...] and not [episodes, steps, ...].
         numbered: for `groups`: the glob is a name and a `*` for a number. Each number stands for one episode, and a
             missing number is a finding.

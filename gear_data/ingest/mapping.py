@@ -37,6 +37,7 @@ from gear_data.ingest.layout import (
     MASK,
     PADDED,
     ROLES,
+    STARTS,
     STEP,
     WITH_FINAL,
     Column,
@@ -185,10 +186,10 @@ def _episode_rule(keys: _Keys) -> EpisodeRule:
         raise keys.error(kind, f"is '{paths[0]}', without one '*'", "write one '*' for the number: actions_*")
     for other in (key for key in (LENGTHS, MASK) if key in keys.data):
         raise keys.error(other, f"is given, but the episodes are {kind}, not {PADDED}", "leave it out")
-    ends_are = keys.choice("ends_are", (EXCLUSIVE, INCLUSIVE, FLAGS))
+    ends_are = keys.choice("ends_are", (EXCLUSIVE, INCLUSIVE, FLAGS, STARTS))
     if (kind == ENDS) != (ends_are is not None):
         message = "is missing" if kind == ENDS else f"is '{ends_are}', but the episodes have no ends"
-        hint = f"add ends_are: {EXCLUSIVE}, {INCLUSIVE} or {FLAGS}" if kind == ENDS else "leave it out"
+        hint = f"add ends_are: {EXCLUSIVE}, {INCLUSIVE}, {FLAGS} or {STARTS}" if kind == ENDS else "leave it out"
         raise keys.error("ends_are", message, hint)
     if len(paths) > 1 and ends_are != FLAGS:
         raise keys.error(kind, f"lists {len(paths)} arrays", f"give one, or set ends_are: {FLAGS}")

@@ -19,8 +19,8 @@ class TableOptions:
     `convert(tables=...)` and `lint(tables=...)` take it.
 
     Attributes:
-        dtype: column -> dtype of its numbers: `{"actions": "float64"}`. Names are the source's or canonical. HDF5 and
-            Zarr trees have this option, too.
+        dtype: column -> dtype of its numbers: `{"actions": "float64"}`. Names are the source's or canonical. NumPy
+            files, and HDF5 and Zarr trees have this option, too.
         fill_null: column -> the number in place of nulls: `{"force": float("nan")}`.
         header: whether the first line of CSV files has the names of the columns. Without names, the columns are "0",
             "1", ... None expects names, and refuses a first line of numbers only.

@@ -271,6 +271,7 @@ IDEAS |= {
         (("masks",), _check_ends, {}, _UNFINISHED),
         (("not_done",), _check_ends, {}, _UNFINISHED),
         (("discount",), _check_ends, {}, _UNFINISHED),
+        (("is_first",), _check_no_flags, {}, ("no-end-flag",)),
     )
 }
 
@@ -408,6 +409,7 @@ def _check_nulls(seen: SourceReading, episodes: Sequence[Episode], writer: Write
         np.testing.assert_array_equal(found["force"], expected)
 
 
+AS_FRACTIONS = {"tables": TableOptions(dtype={"rewards": "float64"})}
 NULL_REFUSED = Refused(BadEpisodeError, "--fill-null force=nan", {"tables": TableOptions(fill_null={"force": "nan"})})
 NO_NULLS = Impossible("arrays have no nulls")
 _OF_ARRAYS = ("npz", "npy", "episodes in", "arrays in", "D4RL", "HDF5", "robomimic", "Zarr")
@@ -419,11 +421,11 @@ IDEAS |= {
         other={
             **dict.fromkeys(
                 ("npz, a file an episode", "npy, a folder an episode"),
-                Refused(CorruptSourceError, "convert the files to one dtype"),
+                Refused(CorruptSourceError, "--dtype rewards=float64", AS_FRACTIONS),
             ),
             **dict.fromkeys(
                 ("HDF5, a group an episode", "robomimic", "Zarr, a group an episode"),
-                Refused(BadEpisodeError, "rewards=float64", {"tables": TableOptions(dtype={"rewards": "float64"})}),
+                Refused(BadEpisodeError, "--dtype rewards=float64", AS_FRACTIONS),
             ),
         },
     ),

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.pipeline.columns import FIRST_FLAGS, STEP_NUMBERS
+from gear_data.ingest.pipeline.columns import FIRST_FLAGS, ONE_VALUE, STEP_NUMBERS
 from gear_data.storage.episode_block import EpisodeBlock
 
 #: Usual names of columns that name a run, in which episodes may be numbered from 0.
@@ -21,20 +21,27 @@ def check_joined_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are
     """Adds findings about columns that say that an episode is several.
 
     A step number falls inside an episode (`steps-not-monotonic`), the seed or the run changes (`run-changes`), or a
-    later step is the first of an episode (`first-step-inside`).
+    later step is the first of an episode (`first-step-inside`). Or the first step is not marked as one
+    (`episode-cut`).
     """
+    scalars = {name: each.reshape(-1) for name, each in block.columns.items() if each.shape[1:] in ONE_VALUE}
     for name in STEP_NUMBERS:
-        numbers = block.columns.get(name)
-        if numbers is not None and numbers.ndim == 1 and numbers.dtype.kind in "iuf":
+        numbers = scalars.get(name)
+        if numbers is not None and numbers.dtype.kind in "iuf":
             message = "falls inside an episode"
             _report(block, findings, numbers[1:] < numbers[:-1], ("steps-not-monotonic", message, name), rows_are_steps)
     for name in sorted(FIRST_FLAGS):
-        first = block.columns.get(name)
-        if first is not None and first.ndim == 1 and first.dtype.kind in "biuf":
+        first = scalars.get(name)
+        if first is not None and first.dtype.kind in "biuf":
+            cut = np.flatnonzero(first[block.offsets[:-1]] == 0)
+            if len(cut):
+                message = "is not true at the first step of an episode, which may lack its beginning; kept"
+                place = block.sources[cut[0]], int(block.rows[cut[0]]), name
+                findings.add(Finding("episode-cut", message, len(cut), *place))
             message = "is true inside an episode"
             _report(block, findings, first[1:] != 0, ("first-step-inside", message, name), rows_are_steps)
     for name in _RUNS:
-        if (values := block.columns.get(name)) is not None and values.ndim == 1:
+        if (values := scalars.get(name)) is not None:
             differ = np.asarray(values[1:] != values[:-1])
         elif (texts := block.variable.get(name)) is not None:
             differ = np.asarray(pc.not_equal(texts[1:], texts[:-1]).to_numpy(zero_copy_only=False), np.bool_)

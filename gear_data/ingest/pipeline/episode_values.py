@@ -104,6 +104,23 @@ def cast_exactly(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any] | Non
     return cast if exact else None
 
 
+def cast_values(values: npt.NDArray[Any], dtype: str, *, rounds: bool) -> npt.NDArray[Any] | None:
+    """Casts numbers.
+
+    Returns None if a number changes by more than the rounding of floats.
+    """
+    target = np.dtype(dtype)
+    if values.dtype.kind == "b":
+        return values.astype(dtype)
+    if target.kind == "b":
+        return None if ((values != 0) & (values != 1)).any() else values.astype(dtype)
+    if rounds and values.dtype.kind == target.kind == "f":
+        with np.errstate(over="ignore"):
+            cast = values.astype(dtype)
+        return None if (np.isinf(cast) & np.isfinite(values)).any() else cast
+    return cast_exactly(values, dtype)
+
+
 def reset_info_left_out(count: int, file: str, row: int, column: str) -> Finding:
     """Returns the finding about T + 1 infos, of which `reset` returned the first."""
     message = "the info returned by reset belongs to no step; left out"

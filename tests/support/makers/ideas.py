@@ -199,7 +199,7 @@ def _hdf5_ids(folder: Path, episodes: Sequence[Episode]) -> Path:
     return folder / "data.hdf5"
 
 
-def _zarr(arrays: Mapping[str, Any], root: Path) -> Path:
+def write_zarr(arrays: Mapping[str, Any], root: Path) -> Path:
     """Writes arrays of one chunk without compression, as version 2 has them: zarr itself is slow."""
     for path, values in arrays.items():
         array = np.asarray(values)
@@ -217,13 +217,13 @@ def _zarr(arrays: Mapping[str, Any], root: Path) -> Path:
 
 def _zarr_groups(folder: Path, episodes: Sequence[Episode]) -> Path:
     arrays = {f"episode_{i}/{name}": values for i, each in enumerate(episodes) for name, values in each.items()}
-    return _zarr(arrays, folder / "data.zarr")
+    return write_zarr(arrays, folder / "data.zarr")
 
 
 def _replay_buffer(folder: Path, episodes: Sequence[Episode]) -> Path:
     arrays = {f"data/{name}": values for name, values in _flat(episodes, ids=False).items()}
     ends = np.cumsum([_length(each) for each in episodes])
-    return _zarr(arrays | {"meta/episode_ends": ends}, folder / "data.zarr")
+    return write_zarr(arrays | {"meta/episode_ends": ends}, folder / "data.zarr")
 
 
 def _d4rl(folder: Path, episodes: Sequence[Episode]) -> Path:

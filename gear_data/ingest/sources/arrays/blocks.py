@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.errors import BadEpisodeError
+from gear_data.ingest.pipeline.episode_values import cast_values
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, RowReader, StepArrays
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
@@ -58,6 +61,7 @@ def read_block(
         first = int(own_starts[0]) + shift
         last = int(own_starts[-1] + lengths[-1]) + shift + int(has_final_row)
         stored = reader.read(arrays.arrays[spec.name], first, last)
+        stored = _as_dtype(stored, spec, arrays.name, first)
         rows = plain_rows if own_starts is starts else _step_rows(own_starts - own_starts[0], lengths)
         values[spec.name] = stored[: offsets[-1]] if rows is None else _rows_of(stored, rows)
         if spec.has_final and has_final_row:
@@ -65,6 +69,7 @@ def read_block(
         elif spec.has_final:
             last_rows = starts + lengths - 1
             after = reader.read(arrays.next_arrays[spec.name], int(last_rows[0]), int(last_rows[-1]) + 1)
+            after = _as_dtype(after, spec, arrays.name, int(last_rows[0]))
             finals[spec.name] = _rows_of(after, last_rows - last_rows[0])
     shaped, variable = by_size(values, columns)
     shaped_finals, variable_finals = by_size(finals, columns)
@@ -81,6 +86,28 @@ def read_block(
         variable_finals=variable_finals,
         source_rows=int(offsets[-1]),
     )
+
+
+def _as_dtype(
+    values: npt.NDArray[Any] | pa.Array, spec: ColumnSpec, file: str, row: int
+) -> npt.NDArray[Any] | pa.Array:
+    """Returns values with the dtype of their column.
+
+    Raises BadEpisodeError if a number would change by more than the rounding of floats.
+    """
+    if isinstance(values, pa.Array) or spec.variable_length or values.dtype == spec.numpy_dtype:
+        return values
+    cast = cast_values(values, spec.dtype, rounds=True)
+    if cast is None:
+        dtype = np.promote_types(values.dtype, spec.dtype)
+        raise BadEpisodeError(
+            f"is {values.dtype}, and holds values that do not fit {spec.dtype}",
+            file=file,
+            column=spec.source or spec.name,
+            row=row,
+            hint=f"give a wider dtype: --dtype {shlex.quote(spec.source or spec.name)}={dtype}",
+        )
+    return cast
 
 
 def _rows_of(values: npt.NDArray[Any] | pa.Array, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any] | pa.Array:

@@ -14,7 +14,13 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, InvalidArgumentError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, choose_columns, resolve_structure_columns
+from gear_data.ingest.pipeline.columns import (
+    END_FLAGS,
+    EPISODE_COLUMNS,
+    ONE_VALUE,
+    choose_columns,
+    resolve_structure_columns,
+)
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.first_rows import (
@@ -173,7 +179,7 @@ def _boundary_arrays(
     sources = {rename.get(source, source): source for source in arrays}
     for name in (FIRST, INDICES, ENDS, STARTS, *LENGTHS):
         array = arrays[sources[name]] if name in sources else None
-        if array is not None and array.dtype.kind in "biu" and len(array.shape) == 1:
+        if array is not None and array.dtype.kind in "biu" and array.row_shape in ONE_VALUE:
             return {name: sources[name]}, ()
     for name in EPISODE_COLUMNS:
         if name in sources and arrays[sources[name]].dtype.kind in "iu":
@@ -182,9 +188,10 @@ def _boundary_arrays(
 
 
 def all_values(array: StoredArray) -> npt.NDArray[Any]:
-    """Reads a whole array."""
+    """Reads a whole array. One of shape [n, 1] becomes [n]."""
     with ArrayReader() as reader:
-        return reader.read(array, 0, len(array))
+        values = reader.read(array, 0, len(array))
+    return values.reshape(-1) if array.row_shape in ONE_VALUE else values
 
 
 def values_at(array: StoredArray, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

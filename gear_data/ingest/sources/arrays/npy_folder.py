@@ -56,7 +56,8 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
             folder, sizes[i], arrays, options, whole_source=len(folders) == 1, is_first=i == 0, seekable=True
         )
 
-    return ArraySource([folder for folder, _ in folders], sizes, open_arrays, FindingLog())
+    names = [folder for folder, _ in folders]
+    return ArraySource(names, sizes, open_arrays, FindingLog(), dtypes=options.tables.dtype)
 
 
 def _shapes(files: Mapping[str, SourceFile]) -> dict[str, tuple[int, ...]]:
@@ -93,6 +94,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=11,
-    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps"}),
+    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps", "dtype"}),
     suffixes=(".npy",),
 )

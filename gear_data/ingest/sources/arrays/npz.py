@@ -64,7 +64,8 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
             whole_source=whole_source, is_first=i == 0, seekable=False,
         )  # fmt: skip
 
-    return ArraySource([file.name for file in files], [file.size for file in files], open_arrays, FindingLog())
+    names, sizes = [file.name for file in files], [file.size for file in files]
+    return ArraySource(names, sizes, open_arrays, FindingLog(), dtypes=options.tables.dtype)
 
 
 FORMAT = Format(
@@ -72,6 +73,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=12,
-    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps"}),
+    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps", "dtype"}),
     suffixes=(".npz",),
 )

@@ -8,11 +8,15 @@ file or folder into `StepArrays`; this module reads the episodes.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
-from gear_data.errors import CorruptSourceError, EmptySourceError, GearError
+import numpy as np
+
+from gear_data.errors import CorruptSourceError, EmptySourceError, GearError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import files_to_compare, separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES, Unit
@@ -47,6 +51,7 @@ class ArraySource:
         findings: FindingLog,
         metadata: Mapping[str, Any] | None = None,
         open_reader: Callable[[], AbstractContextManager[RowReader]] = ArrayReader,
+        dtypes: Mapping[str, str] | None = None,
     ) -> None:
         """Opens the first file or folder, whose columns the source has.
 
@@ -57,6 +62,12 @@ class ArraySource:
             findings: receives the findings.
             metadata: facts about the source.
             open_reader: returns a reader of the arrays of one file or folder.
+            dtypes: source or canonical name -> the dtype to read; None if the format does not have the option.
+
+        Raises:
+            EmptySourceError: no column is left to read.
+            UnknownNameError: no column has a name of `dtypes`.
+            UnsupportedColumnError: a column of `dtypes` holds text.
         """
         self.findings = findings
         self.resume_state: dict[str, Any] = {}
@@ -68,7 +79,11 @@ class ArraySource:
         self._model = open_arrays(0)
         # Opening all files is expensive: the others are assumed to have as many steps per byte.
         self.num_rows: int | None = self._model.steps * sum(sizes) // max(1, sizes[0])
-        self.columns = self._model.columns()
+        self._dtypes = dtypes
+        self.columns = self._columns(self._model)
+        known = {name for spec in self.columns for name in (spec.name, spec.source or spec.name)}
+        if unknown := [name for name in dtypes or {} if name not in known]:
+            raise unknown_name("column", unknown[0], known)
         if not self.columns:
             raise EmptySourceError(
                 "no column is left to read",
@@ -76,6 +91,20 @@ class ArraySource:
                 hint="keep at least one column of steps with --columns (columns=[...])",
             )
         self._row_bytes = sum(_TEXT_BYTES if spec.variable_length else spec.row_bytes for spec in self.columns)
+
+    def _columns(self, arrays: StepArrays) -> tuple[ColumnSpec, ...]:
+        """Returns the columns of arrays, with the dtypes that the user chose."""
+        columns, dtypes = arrays.columns(), self._dtypes or {}
+        for spec in columns:
+            if spec.variable_length and {spec.source, spec.name} & dtypes.keys():
+                raise UnsupportedColumnError(
+                    "holds text, which has no other dtype",
+                    file=arrays.name,
+                    column=spec.source or spec.name,
+                    hint="leave its --dtype out",
+                )
+        chosen = (dtypes.get(spec.source or "") or dtypes.get(spec.name) or spec.dtype for spec in columns)
+        return tuple(replace(spec, dtype=dtype) for spec, dtype in zip(columns, chosen, strict=True))
 
     def units(self) -> Sequence[Unit]:
         if len(self._names) > 1:
@@ -141,7 +170,7 @@ class ArraySource:
                 column=arrays.sources[min(differ)],
                 hint=_SEPARATELY,
             )
-        columns = arrays.columns()
+        columns = self._columns(arrays)
         if columns == self.columns:
             return
         model = {spec.name: spec for spec in self.columns}
@@ -162,7 +191,7 @@ class ArraySource:
                     f"is {_describe(own)}; in {self._model.name} it is {_describe(first)}",
                     file=arrays.name,
                     column=own.source or name,
-                    hint=self._separate_datasets_hint(arrays) or "convert the files to one dtype and shape first",
+                    hint=self._separate_datasets_hint(arrays) or self._one_dtype_hint(own, first),
                 )
 
     def _list_of_others(self) -> str:
@@ -181,6 +210,13 @@ class ArraySource:
 
     def _separate_datasets_hint(self, arrays: StepArrays) -> str | None:
         return separate_datasets_hint(self._names, self._names[0], arrays.name)
+
+    def _one_dtype_hint(self, own: ColumnSpec, first: ColumnSpec) -> str:
+        alike = own.shape == first.shape and not own.variable_length and not first.variable_length
+        if self._dtypes is None or not alike or own.has_final != first.has_final:
+            return "convert the files to one dtype and shape first"
+        dtype = np.promote_types(own.dtype, first.dtype)
+        return f"read all files as one dtype: --dtype {shlex.quote(own.source or own.name)}={dtype}"
 
 
 def _describe(spec: ColumnSpec) -> str:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.pipeline.episode_values import flatten
 from gear_data.ingest.source import SourceOptions
@@ -39,9 +40,12 @@ def open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) ->
         UnsupportedColumnError: an array has a dtype that no column has.
     """
     arrays = {key: _as_array(value, key, name) for key, value in flatten(values).items() if value is not None}
-    findings, metadata = FindingLog(), {}
+    findings = FindingLog()
+    metadata: dict[str, Any] = {}
     if arrays.keys() >= _D4RL:
-        metadata = _take_metadata(arrays)
+        metadata, left_out = dataset_facts(_take_metadata(arrays), name)
+        for finding in left_out:
+            findings.add(finding)
         if "timeouts" in arrays:
             arrays["timeouts"] = _without_terminals(arrays, name, findings)
     stored = {key: _stored(array, key, name) for key, array in arrays.items()}
@@ -78,14 +82,13 @@ def _as_array(value: Any, key: str, name: str) -> npt.NDArray[Any]:
 
 
 def _take_metadata(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    """Removes D4RL's metadata from the arrays, and returns its numbers and texts."""
-    metadata = {}
+    """Removes D4RL's metadata from the arrays, and returns its numbers and texts; None for other values."""
+    metadata: dict[str, Any] = {}
     for key in [key for key in arrays if key.startswith(_D4RL_METADATA)]:
         array = arrays.pop(key)
-        if array.shape == ():
-            value = array.item()
-            text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-            metadata[key.removeprefix(_D4RL_METADATA)] = text
+        value = array.item() if array.shape == () else None
+        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        metadata[key.removeprefix(_D4RL_METADATA)] = text
     return metadata
 
 

@@ -30,6 +30,7 @@ from gear_data.ingest.sources.minari.episode_run import (
 )
 from gear_data.ingest.sources.minari.episode_table import (
     INFOS,
+    minari_columns,
     read_table,
     reference_schema,
     table_columns,
@@ -116,7 +117,7 @@ class MinariArrowSource:
         minari.check_counts(len(episodes), None, self.findings)
         self._check_numbers()
         first = episodes[0].tables[0]
-        self._schema = reference_schema(read_table(first).schema)
+        self._schema = reference_schema(minari_columns(read_table(first))[0].schema)
         columns = {column.name: column for column in table_columns(self._schema, minari.leaves, first.name)}
         chosen = choose_columns(columns, options)
         self._columns = {name: columns[source] for source, name in chosen.items()}
@@ -235,6 +236,9 @@ class MinariArrowSource:
                 message = "the first of T + 1 values belongs to the reset, not to a step; left out"
                 self.findings.add(Finding("reset-info-left-out", message, len(group), first, column=column.name))
         for episode in group:
+            for name in episode.others:
+                message = "not a column of Minari; left out: put it into 'infos'"
+                self.findings.add(Finding("column-left-out", message, file=episode.files.name, column=name))
             for name in episode.cast:
                 message = "numbers of another type than in the first episode; cast to that type, no value changes"
                 self.findings.add(Finding("dtype-differs", message, file=episode.files.name, column=name))

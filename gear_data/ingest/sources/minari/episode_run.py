@@ -14,7 +14,14 @@ from gear_data.errors import BadEpisodeError, CorruptSourceError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.json_files import read_json_object
-from gear_data.ingest.sources.minari.episode_table import INFOS, OBSERVATIONS, TableColumn, cast_table, read_table
+from gear_data.ingest.sources.minari.episode_table import (
+    INFOS,
+    OBSERVATIONS,
+    TableColumn,
+    cast_table,
+    minari_columns,
+    read_table,
+)
 from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, to_numpy
 from gear_data.ingest.sources.tables.variable_length import to_variable
 
@@ -52,6 +59,7 @@ class ArrowEpisode:
         files: the files of the episode.
         table: the T + 1 rows of the episode.
         facts: the contents of its `metadata.json`.
+        others: names of the columns that Minari does not have.
         cast: names of the columns whose numbers had another type than in the first episode.
         reason: why the episode is bad; None if it is good.
     """
@@ -59,6 +67,7 @@ class ArrowEpisode:
     files: EpisodeFiles
     table: pa.Table
     facts: Mapping[str, Any]
+    others: tuple[str, ...]
     cast: tuple[str, ...]
     reason: str | None
 
@@ -73,10 +82,12 @@ class ArrowEpisode:
                     file=file.name,
                     hint="download the episode's folder again",
                 )
-        table, cast, reason = cast_table(pa.concat_tables(tables), schema)
+        whole, others = minari_columns(pa.concat_tables(tables))
+        table, cast, reason = cast_table(whole, schema)
         if reason is None and table.num_rows < 2:
             reason = NO_STEPS
-        return ArrowEpisode(files, table, {} if files.facts is None else read_json_object(files.facts), cast, reason)
+        facts = {} if files.facts is None else read_json_object(files.facts)
+        return ArrowEpisode(files, table, facts, others, cast, reason)
 
 
 class BadEpisodesError(Exception):

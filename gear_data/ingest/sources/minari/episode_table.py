@@ -71,7 +71,7 @@ class TableColumn:
 
 
 def read_table(file: SourceFile) -> pa.Table:
-    """Reads Minari's columns from a file of an episode.
+    """Reads a file of an episode.
 
     Raises:
         CorruptSourceError: the file is empty, truncated, damaged, larger than the memory of this machine, or not Arrow
@@ -90,7 +90,7 @@ def read_table(file: SourceFile) -> pa.Table:
             data = stream.read()
         table = pq.read_table(pa.BufferReader(data)) if file.name.endswith(".parquet") else _read_arrow(data)
         table.validate(full=True)
-        return table.select([name for name in COLUMNS if name in table.column_names])
+        return table
     except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError, KeyError) as error:
         file.check_readable()  # raises a clearer error for empty files and Git-LFS pointers
         raise CorruptSourceError(
@@ -168,6 +168,12 @@ def table_columns(schema: pa.Schema, leaves: Mapping[str, SpaceLeaf], file: str)
                 )
             columns[column.name] = column
     return tuple(columns.values())
+
+
+def minari_columns(table: pa.Table) -> tuple[pa.Table, tuple[str, ...]]:
+    """Returns Minari's columns of a table, and the names of the others."""
+    others = tuple(name for name in table.column_names if name not in COLUMNS)
+    return table.select([name for name in COLUMNS if name in table.column_names]), others
 
 
 def reference_schema(schema: pa.Schema) -> pa.Schema:

@@ -16,7 +16,7 @@ from gear_data.errors import BadEpisodeError, UnsupportedColumnError, unknown_na
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.layout import ROW, ROWS, WITH_FINAL, Column
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
-from gear_data.ingest.pipeline.episode_values import cast_exactly
+from gear_data.ingest.pipeline.episode_values import cast_values
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tree.view import TreeArray
 from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
@@ -161,7 +161,7 @@ def read_values(
     values = values.reshape(-1, *spec.shape)
     if values.dtype == spec.numpy_dtype:
         return values
-    cast = _cast(values, spec.dtype, rounds=column.mapped.dtype is not None)
+    cast = cast_values(values, spec.dtype, rounds=column.mapped.dtype is not None)
     if cast is None:
         dtype = np.promote_types(array.dtype, spec.dtype)
         raise BadEpisodeError(
@@ -175,20 +175,3 @@ def read_values(
         message = f"{array.dtype} in some episodes; the same numbers are kept as {spec.dtype}"
         findings.add(Finding("dtype-differs", message, 1, file, row, path))
     return cast
-
-
-def _cast(values: npt.NDArray[Any], dtype: str, *, rounds: bool) -> npt.NDArray[Any] | None:
-    """Casts numbers.
-
-    Returns None if a number changes by more than the rounding of floats.
-    """
-    target = np.dtype(dtype)
-    if values.dtype.kind == "b":
-        return values.astype(dtype)
-    if target.kind == "b":
-        return None if ((values != 0) & (values != 1)).any() else values.astype(dtype)
-    if rounds and values.dtype.kind == target.kind == "f":
-        with np.errstate(over="ignore"):
-            cast = values.astype(dtype)
-        return None if (np.isinf(cast) & np.isfinite(values)).any() else cast
-    return cast_exactly(values, dtype)

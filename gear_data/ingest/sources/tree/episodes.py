@@ -31,6 +31,7 @@ from gear_data.ingest.layout import (
     GROUPS,
     IDS,
     INCLUSIVE,
+    STARTS,
     Column,
     EpisodeRule,
     Layout,
@@ -208,11 +209,16 @@ def find_flat(
         UnsupportedColumnError: an array of facts has no row per episode, or holds no facts.
     """
     arrays = [_array_of(tree, path, rule) for path in rule.paths]
+    findings: tuple[Finding, ...] = ()
     if rule.kind == IDS:
         episodes = _by_ids(arrays[0], rows, tree.name)
         return replace(episodes, facts={**episodes.facts, **_facts(tree, facts, np.arange(len(episodes)))})
-    if rule.ends_are == FLAGS:
-        ends = np.unique(np.concatenate([_flagged(array, rows, tree.name) for array in arrays])) + 1
+    if rule.ends_are in (FLAGS, STARTS):
+        ends = np.unique(np.concatenate([_flagged(array, rows, tree.name) for array in arrays]))
+        if rule.ends_are == STARTS and len(ends) and ends[0]:
+            message = "the file begins inside an episode; the rest of the episode is read as an episode"
+            findings = (Finding("episode-cut", message, 1, tree.name, 0, rule.paths[0]),)
+        ends = ends[ends > 0] if rule.ends_are == STARTS else ends + 1
         if rows and (not len(ends) or ends[-1] != rows):
             ends = np.append(ends, rows)  # the unfinished tail is an episode
     else:
@@ -229,10 +235,9 @@ def find_flat(
             hint="ends must rise; check ends_are (exclusive or inclusive)",
         )
     kept = np.flatnonzero(lengths >= 1)
-    findings: tuple[Finding, ...] = ()
     if len(empty):
         message = "an episode without a step; skipped"
-        findings = (Finding("bad-episode", message, len(empty), tree.name, 0, rule.paths[0]),)
+        findings += (Finding("bad-episode", message, len(empty), tree.name, 0, rule.paths[0]),)
     return EpisodeRanges(lengths[kept], starts[kept], facts=_facts(tree, facts, kept), findings=findings)
 
 

@@ -21,11 +21,13 @@ from gear_data.ingest.layout import (
     GROUPS,
     IDS,
     INCLUSIVE,
+    STARTS,
     EpisodeRule,
     SplitRule,
 )
-from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
+from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, FIRST_FLAGS, ONE_VALUE
 from gear_data.ingest.pipeline.names import canonical_name
+from gear_data.ingest.sources.arrays.first_rows import RowConvention, row_convention
 from gear_data.ingest.sources.tree.view import ARRAY, GROUP, Container, Tree, TreeArray, join, walk
 
 ACTIONS = "actions"
@@ -233,6 +235,14 @@ def _whole_tree(tree: Tree, trees: Sequence[Container], rename: Mapping[str, str
     for name in EPISODE_COLUMNS:
         if name in named and named[name].shape == (rows,) and (named[name].kind in ("i", "u") or not named[name].kind):
             return FoundEpisodes(EpisodeRule(IDS, (named[name].path,)), f"'{named[name].path}' has the ids", doubts)
+    for name in FIRST_FLAGS & named.keys():
+        array = named[name]
+        if array.rows == rows > 1 and array.shape[1:] in ONE_VALUE and array.kind and array.read(1, rows).any():
+            others = [last_name(path, rename) for path in arrays if path != array.path]
+            if row_convention(others, {}, tree.name) is not RowConvention.STEPS:
+                doubts += ("the last row of an episode may be only its final observation (RLDS, Dreamer)",)
+            reason = f"'{array.path}' marks the first steps"
+            return FoundEpisodes(EpisodeRule(ENDS, (array.path,), STARTS), reason, doubts)
     flags = [array for array in arrays.values() if _is_flag(array, rows, rename)]
     if any(array.read(0, rows - 1).any() for array in flags if rows > 1):
         paths = tuple(array.path for array in flags)

@@ -89,6 +89,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         findings,
         attributes if len(json.dumps(attributes)) <= _MAX_METADATA else {},
         ZarrReader,
+        options.tables.dtype,
     )
 
 
@@ -244,6 +245,7 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=35,
+    uses=frozenset({"dtype"}),
     suffixes=(ZIP_SUFFIX,),
     beside=r"(.*/)?zarr\.json",
 )

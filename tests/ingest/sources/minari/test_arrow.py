@@ -34,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:minari")
 
 Rollouts = Sequence[Any]
 LINT = ("one-step-episode", "observation-jump", "duplicate-episode")
+FORCE = pa.field("force", pa.float64())
 IMAGE = gym.spaces.Box(0, 255, (40, 36, 3), np.uint8)
 NESTED = gym.spaces.Dict(
     {
@@ -322,6 +323,16 @@ def test_number_types_differ_between_episodes(tmp_path: Path) -> None:
     source = write(tmp_path / "t", episodes, spaces)
     with pytest.raises(BadEpisodeError, match="does not fit"):
         gear_data.convert(source, tmp_path / "e")
+
+
+def test_other_columns_are_reported(source: Path, tmp_path: Path) -> None:
+    path = next(source.rglob("0/*.arrow"))
+    table = pa.ipc.open_file(path).read_all()
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema := table.schema.append(FORCE)) as writer:
+        writer.write_table(pa.table([*table.columns, pa.array([0.5] * len(table))], schema))
+    gear_data.convert(source, tmp_path / "gear", progress=False)
+    left_out = [each for each in gear_data.open(tmp_path / "gear").manifest.findings if each["column"] == "force"]
+    assert [(each["code"], each["count"]) for each in left_out] == [("column-left-out", 1)]
 
 
 def test_missing_episodes(source: Path, sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
