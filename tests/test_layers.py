@@ -38,6 +38,7 @@ LAYERS = (
     ("evaluation",),
     ("residency",),
     ("cluster",),
+    ("growing",),
     ("dataset",),
     ("loaders",),
     ("integrations",),

@@ -217,7 +217,7 @@ def _serve_for_reading(options: argparse.Namespace) -> int:
 def _serve_for_writing(options: argparse.Namespace) -> int:
     from gear_data.cluster.writing.intake import EpisodeIntake, IntakeLimits
     from gear_data.cluster.writing.server import WriteServer
-    from gear_data.ingest.growing.eviction import OLDEST, Limits
+    from gear_data.growing.eviction import OLDEST, Limits
     from gear_data.recording.earlier_episodes import earlier_episodes, only_server
     from gear_data.recording.rate_limit.limiter import RateLimiter
     from gear_data.recording.seal_options import SealOptions

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gear_data.errors import CorruptSourceError
-from gear_data.ingest.growing.publish import newest_manifest
+from gear_data.growing.folder.generations import newest_manifest
 from gear_data.recording.declared_columns import declared_columns
 from gear_data.recording.journal_folder import journals_of
 from gear_data.storage.journal.episode_log import EarlierEpisodes, last_sequences

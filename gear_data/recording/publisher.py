@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gear_data.ingest.growing.publish import Publication
+from gear_data.growing.publish import Publication
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder
 from gear_data.recording.seal_options import SealOptions

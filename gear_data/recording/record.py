@@ -12,7 +12,7 @@ from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.errors import DatasetNotFoundError, EmptySourceError, InvalidArgumentError
 from gear_data.evaluation.episodes import make_environment
-from gear_data.ingest.growing.publish import Publication
+from gear_data.growing.publish import Publication
 from gear_data.recording.callbacks import EnvCallbacks, EpisodeMetadataCallback, StepDataCallback
 from gear_data.recording.cameras.camera import Camera
 from gear_data.recording.writer import Writer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gear_data.growing.eviction import Limits
 from gear_data.ingest.engine.spec import SHARD_BYTES
-from gear_data.ingest.growing.eviction import Limits
 
 #: A growing dataset with a limit has at least so many parts, so that an eviction takes a small share of it.
 _PARTS = 8

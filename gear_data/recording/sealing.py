@@ -23,11 +23,12 @@ from gear_data.errors import (
     ResumeError,
     UnsupportedColumnError,
 )
+from gear_data.growing.added_journals import SealedJournal
+from gear_data.growing.folder.generations import FolderGenerations, newest_manifest
+from gear_data.growing.publish import Publication, publish
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.convert import convert
 from gear_data.ingest.engine.spec import MIN_SHARD_BYTES
-from gear_data.ingest.growing.added_journals import SealedJournal
-from gear_data.ingest.growing.publish import Publication, newest_manifest, publish
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of, visit_left_behind
@@ -116,18 +117,17 @@ def _publish(
     for file in files:
         if int(file.stem) > published and (segment := sealed(file, journals.name, progress, acceptance)) is not None:
             segments[file] = segment
-    bytes_, steps = options.part_bytes, options.part_steps
-    try:
-        publication = publish(folder, list(segments.values()), options.limits, shard_bytes=bytes_, shard_steps=steps)
-    except UnsupportedColumnError:
-        # Another writer published first. One of the journals may not join its episodes.
-        publication = None
-        for file, segment in segments.items():
-            try:
-                publication = publish(folder, [segment], options.limits, shard_bytes=bytes_, shard_steps=steps)
-            except UnsupportedColumnError as error:
-                contents = read_journal(file)
-                _set_aside(file, contents, contents.records, str(error))
+    publication = None
+    if segments:
+
+        def refused(segment: SealedJournal, reason: str) -> None:
+            file = next(file for file, each in segments.items() if each is segment)
+            contents = read_journal(file)
+            _set_aside(file, contents, contents.records, reason)
+
+        store = FolderGenerations(folder, list(segments.values()), refused)
+        limits, steps = options.limits, options.part_steps
+        publication = publish(store, limits, shard_bytes=options.part_bytes, shard_steps=steps)
     for file in files:
         journals.remove(file)
     return publication

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from gear_data.common.keywords import check_count, refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
+from gear_data.growing.eviction import OLDEST, Limits
+from gear_data.growing.publish import Publication
 from gear_data.ingest.engine.spec import MIN_SHARD_BYTES, SHARD_BYTES
-from gear_data.ingest.growing.eviction import OLDEST, Limits
-from gear_data.ingest.growing.publish import Publication
 from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.recording.cameras.camera import Camera
 from gear_data.recording.cameras.recorder import CameraRecorder

@@ -15,7 +15,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import DatasetNotFoundError
-from gear_data.ingest.growing import publish
+from gear_data.growing.folder.generations import FolderGenerations
 from gear_data.recording.journal_folder import JournalFolder
 from gear_data.recording.writer import Writer
 from gear_data.storage.journal.reading import read_journal
@@ -138,7 +138,7 @@ def test_killed_before_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         add_episode(writer, 0)
         writer.seal()
         add_episode(writer, 1)
-        monkeypatch.setattr(publish, "_put_manifest", lambda *_: os._exit(9))
+        monkeypatch.setattr(FolderGenerations, "replace", lambda *_: os._exit(9))
         writer.seal()
 
     in_a_child(record_and_die)

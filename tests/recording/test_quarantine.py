@@ -140,7 +140,7 @@ def test_a_publication_that_failed_leaves_no_statistics(tmp_path: Path, monkeypa
         raise StorageFullError("no space left on the device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gear_data.ingest.growing.next_generation.write_table", full)
+        patch.setattr("gear_data.growing.next_generation.write_table", full)
         with pytest.raises(StorageFullError):
             writer.seal()
     record(writer, 72)

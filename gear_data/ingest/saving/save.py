@@ -18,13 +18,13 @@ from gear_data.ingest.destination import (
 )
 from gear_data.ingest.findings.dataset_checks import DUPLICATE, check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.growing.draft_videos import DraftVideos, without_unused
 from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos
 from gear_data.ingest.merging.inputs import check_apart
 from gear_data.ingest.merging.link import EPISODES, FINALS
 from gear_data.ingest.merging.link_videos import LinkedVideos, place_videos
 from gear_data.ingest.merging.linked_dataset import MergeReport, report_fields, write_linked
 from gear_data.ingest.saving.shards import SavedShards, SourceTables, save_shards
+from gear_data.ingest.videos.draft import DraftVideos, without_unused
 from gear_data.ingest.videos.sampled_statistics import sampled_statistics
 from gear_data.ingest.videos.storage_options import KEEP, LINK
 from gear_data.storage.dataset_files import DatasetFiles

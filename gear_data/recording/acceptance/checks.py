@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from gear_data.errors import CorruptSourceError, GearError
-from gear_data.ingest.growing.added_journals import check_columns
+from gear_data.growing.added_journals import check_columns
 from gear_data.recording.acceptance.columns import recorded_schema
 from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.schema import ColumnSpec

@@ -9,20 +9,20 @@ from pathlib import Path
 import pyarrow as pa
 
 from gear_data.errors import GearError
-from gear_data.ingest.growing.publish import Publication
-from gear_data.recording.acceptance.checks import Acceptance
-from gear_data.recording.journal_folder import JournalFolder, journals_of, visit_left_behind
-from gear_data.recording.object_store.bucket import Bucket
-from gear_data.recording.object_store.local_journals import WriterName, journal_base
-from gear_data.recording.object_store.mirror import Mirror
-from gear_data.recording.object_store.publication import publish_sealed
-from gear_data.recording.object_store.retirement import keep_seconds, remove_unfinished
-from gear_data.recording.object_store.sealed_objects import (
+from gear_data.growing.object_store.bucket import Bucket
+from gear_data.growing.object_store.generations import BucketGenerations
+from gear_data.growing.object_store.mirror import Mirror
+from gear_data.growing.object_store.retirement import keep_seconds, remove_unfinished
+from gear_data.growing.object_store.sealed_objects import (
     SealedName,
-    complete_journals,
     listed_journals,
     upload_sealed,
+    waiting_journals,
 )
+from gear_data.growing.publish import Publication, publish
+from gear_data.recording.acceptance.checks import Acceptance
+from gear_data.recording.journal_folder import JournalFolder, journals_of, visit_left_behind
+from gear_data.recording.object_store.local_journals import WriterName, journal_base
 from gear_data.recording.publisher import JournalPublisher
 from gear_data.recording.seal_options import SealOptions
 from gear_data.recording.sealing import last_published, sealed
@@ -92,7 +92,7 @@ class BucketPublisher(JournalPublisher):
     def publish(self, files: Sequence[Path], *, progress: bool | None) -> Publication | None:
         """Uploads ended journals, and publishes all sealed journals of the bucket. See `JournalPublisher`."""
         self.upload(files, progress=progress)
-        publication = publish_sealed(self._bucket, self._uploads.mirror, self.options, self._uploads.writer)
+        publication = self._publish_sealed(self._uploads)
         waiting = self._uploads.waiting
         if publication is None and waiting and (newest := self.newest()) is not None:
             # Another writer published the journals of this one.
@@ -103,13 +103,18 @@ class BucketPublisher(JournalPublisher):
         waiting.clear()
         return publication
 
+    def _publish_sealed(self, uploads: _Uploads) -> Publication | None:
+        options = self.options
+        store = BucketGenerations(self._bucket, uploads.mirror, options.shard_bytes)
+        return publish(store, options.limits, shard_bytes=options.part_bytes, shard_steps=options.part_steps)
+
     def publish_left_behind(self, *, progress: bool | None) -> None:
         """Uploads and publishes the journals of writers of this machine that died."""
 
         def publish_ended(journals: JournalFolder) -> None:
             uploads = _Uploads(self._bucket, journals)
             uploads.upload(journals.ended(), progress)
-            publish_sealed(self._bucket, uploads.mirror, self.options, uploads.writer)
+            self._publish_sealed(uploads)
             uploads.mirror.remove_folder()
 
         visit_left_behind(self._base, f"*{SUFFIX}", publish_ended)
@@ -158,13 +163,13 @@ class _Uploads:
     def _find_uploaded(self) -> None:
         """Finds the journals of this writer that the bucket has."""
         # The journals first: another process may publish them meanwhile.
-        listed = list(complete_journals(listed_journals(self._bucket.objects.files(JOURNALS))))
+        listed = listed_journals(self._bucket.objects.files(JOURNALS))
+        waiting = waiting_journals(listed)
         found = self._bucket.newest()
         self.last = last_published(None if found is None else found[0], self.writer)
-        for name in listed:
-            if name.writer == self.writer and name.number > self.last:
-                manifest = self._bucket.manifest(name.manifest)
-                if manifest is not None:
+        for name, files in listed.items():
+            if name.writer == self.writer and name.number > self.last and name.manifest in files:
+                if name in waiting and (manifest := self._bucket.manifest(name.manifest)) is not None:
                     self.waiting[name] = (manifest.episodes, manifest.steps)
                 self.last = name.number
 

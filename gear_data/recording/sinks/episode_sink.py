@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gear_data.ingest.growing.publish import Publication
+from gear_data.growing.publish import Publication
 from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.episode_log import EpisodeLog
 

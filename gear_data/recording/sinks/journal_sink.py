@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gear_data.errors import GearError
-from gear_data.ingest.growing.publish import Publication
+from gear_data.growing.publish import Publication
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.publisher import JournalPublisher
 from gear_data.recording.sinks.episode_sink import EpisodeSink

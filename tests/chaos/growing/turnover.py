@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.ingest.growing import publish
+from gear_data.growing.folder import generations
 from gear_data.storage.generations.growth import generation_file
 from gear_data.storage.manifest import Manifest
 from tests.chaos.result import ChaosResult, Limit
@@ -44,7 +44,7 @@ def run(seed: int, limit: Limit) -> ChaosResult:
     memory, descriptors = list[int](), list[int]()
     with tempfile.TemporaryDirectory(prefix="gear-turnover-") as scratch, pytest.MonkeyPatch.context() as patched:
         folder = Path(scratch, "data")
-        sweep = publish.sweep
+        sweep = generations.sweep
 
         def measured(path: Path, newest: Manifest) -> None:
             nonlocal used, largest
@@ -53,7 +53,7 @@ def run(seed: int, limit: Limit) -> ChaosResult:
                 largest = max(largest, used)
             sweep(path, newest)
 
-        patched.setattr(publish, "sweep", measured)
+        patched.setattr(generations, "sweep", measured)
         writer = gear_data.Writer(folder, max_bytes=MAX_BYTES, durability="os")
         for number in limit.numbers():
             for row in observations_of(number):

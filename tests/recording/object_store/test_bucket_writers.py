@@ -21,9 +21,10 @@ from gear_data.errors import (
     RemoteError,
     UnsupportedColumnError,
 )
-from gear_data.recording.object_store import publication, retirement
-from gear_data.recording.object_store.bucket import Bucket
-from gear_data.recording.object_store.mirror import Mirror
+from gear_data.growing import publish
+from gear_data.growing.object_store import retirement
+from gear_data.growing.object_store.bucket import Bucket
+from gear_data.growing.object_store.mirror import Mirror
 from gear_data.recording.record import record_episodes
 from tests.support.s3.recordings import add_episodes, check_dataset, numbers_in, objects
 from tests.support.s3.server import CONDITIONS, S3Server
@@ -219,7 +220,7 @@ def test_a_conflict_of_two_puts(url: str, server: S3Server) -> None:
 
 
 def test_races_that_are_always_lost_end(url: str, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publication, "_LAST_DELAY", 0.01)
+    monkeypatch.setattr(publish, "_LAST_DELAY", 0.01)
     writer = gear_data.Writer(url)
     add_episodes(writer, [0])
     writer.seal()

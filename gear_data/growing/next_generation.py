@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from gear_data.errors import InvalidArgumentError
+from gear_data.growing.added_journals import AddedJournal
+from gear_data.growing.compaction import parts_to_join, rewritten_parts
+from gear_data.growing.draft import Draft, without_parts
+from gear_data.growing.eviction import OLDEST, Limits, next_rewriting, parts_to_evict
+from gear_data.growing.part_statistics import merged_parts
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.growing.added_journals import AddedJournal
-from gear_data.ingest.growing.compaction import parts_to_join, rewritten_parts
-from gear_data.ingest.growing.draft import Draft, appended, draft_of, without_parts
-from gear_data.ingest.growing.draft_videos import write_videos
-from gear_data.ingest.growing.eviction import OLDEST, Limits, next_rewriting, parts_to_evict
-from gear_data.ingest.growing.part_statistics import merged_parts
+from gear_data.ingest.videos.draft import write_videos
 from gear_data.storage.generations.growth import TABLES, Growth, Part
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import Manifest, fingerprint
@@ -53,6 +52,7 @@ def growth_of(manifest: Manifest | None) -> Growth:
 
 def next_generation(
     store: LocalFileStore,
+    draft: Draft,
     current: Manifest | None,
     growth: Growth,
     added: Sequence[AddedJournal],
@@ -66,25 +66,19 @@ def next_generation(
 
     Args:
         store: the dataset's folder.
+        draft: the newest generation with the new journals.
         current: the manifest of the newest generation; None: there is none.
         growth: of the newest generation.
-        added: the new journals. Their columns are the columns of the dataset.
+        added: the new journals.
         limits: the largest size of the dataset.
         name: part of the names of the new files. No earlier generation has the name.
         shard_bytes: smaller shards are joined up to this size.
         shard_steps: and up to so many steps; None: no limit.
 
     Raises:
-        InvalidArgumentError: there are no new journals.
-        UnsupportedColumnError: a fact about episodes has several types.
         StorageFullError, UnwritableError: the folder cannot be written to.
         CorruptShardError: a table or shard of the dataset is damaged.
     """
-    draft = None if current is None else draft_of(store.folder, current, growth.parts)
-    for each in added:
-        draft = appended(draft, each.draft)
-    if draft is None:
-        raise InvalidArgumentError("there are no journals to add")
     episodes, size, written = len(draft.episodes), draft.bytes, 0
     if limits.any and limits.evict != OLDEST:
         draft, written = _without_small_weights(store, draft, limits, len(added), name, shard_bytes, shard_steps)

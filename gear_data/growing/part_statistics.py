@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.typed_json import resolved, sign, text_checksum
-from gear_data.ingest.growing.draft import Draft
+from gear_data.growing.draft import Draft
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import array_values
 from gear_data.storage.generations.growth import PARTS

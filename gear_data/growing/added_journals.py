@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gear_data.errors import UnsupportedColumnError
-from gear_data.ingest.growing.draft import Draft, DraftPart, draft_of
-from gear_data.ingest.growing.draft_videos import linked_videos
-from gear_data.ingest.growing.part_statistics import write_statistics
+from gear_data.growing.draft import Draft, DraftPart, draft_of
+from gear_data.growing.part_statistics import write_statistics
 from gear_data.ingest.several.united import united_columns
+from gear_data.ingest.videos.draft import linked_videos
 from gear_data.schema import Schema
 from gear_data.storage.generations.growth import Part
 from gear_data.storage.manifest import FileEntry, Manifest

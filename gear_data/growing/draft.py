@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.ingest.growing.draft_videos import (
+from gear_data.ingest.videos.draft import (
     DraftVideos,
     appended_videos,
     read_videos,

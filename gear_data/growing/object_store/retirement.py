@@ -13,16 +13,15 @@ from datetime import UTC, datetime, timedelta
 
 from gear_data.cluster.environment import env_seconds
 from gear_data.errors import CorruptShardError
-from gear_data.ingest.growing.draft_videos import kept_videos
-from gear_data.ingest.growing.part_statistics import part_file
-from gear_data.recording.object_store.bucket import Bucket
-from gear_data.recording.object_store.mirror import Mirror
-from gear_data.recording.object_store.sealed_objects import (
+from gear_data.growing.object_store.bucket import Bucket
+from gear_data.growing.object_store.mirror import Mirror
+from gear_data.growing.object_store.sealed_objects import (
     SealedName,
-    complete_journals,
     lasting_files,
     listed_journals,
 )
+from gear_data.growing.part_statistics import part_file
+from gear_data.ingest.videos.draft import kept_videos
 from gear_data.storage.generations.growth import GENERATIONS, JOURNALS, TABLES, generation_file
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.remote.conditional_store import PROBE
@@ -99,7 +98,9 @@ def remove_published(
         GearError: a file cannot be read or removed. A later call goes on.
     """
     sealed = {} if newest.growth is None else newest.growth.sealed
-    published = {name: files for name, files in journals.items() if name.is_published(sealed)}
+    published = {
+        name: files for name, files in journals.items() if name.is_published(sealed) and name.reason not in files
+    }
     if not published:
         return
     before = bucket.manifest(generation_file(newest.generation - 1)) if newest.generation > 1 else None
@@ -127,7 +128,7 @@ def remove_unfinished(bucket: Bucket) -> None:
         return
     newest, sealed = found[0], found[0].growth.sealed
     times = bucket.objects.times()
-    complete = set(complete_journals(listed_journals(list(times))))
+    journals = listed_journals(list(times))
     replaced = _replaced({file: time for file, time in times.items() if file.startswith(f"{GENERATIONS}/")})
     listed: dict[int, set[str]] = {newest.generation: _listed(newest)}
     gone = []
@@ -137,7 +138,7 @@ def remove_unfinished(bucket: Bucket) -> None:
         if file.startswith(PROBE):
             gone.append(file)
         elif (journal := SealedName.of(name)) is not None:
-            if not journal.is_published(sealed) and journal not in complete:
+            if not journal.is_published(sealed) and journal.manifest not in journals.get(journal, ()):
                 gone.append(file)
         elif (match := _MADE.match(name)) is not None and file not in listed[newest.generation]:
             # A file of generation g is in g and in all later ones up to some generation.

@@ -3,21 +3,23 @@
 The shards, videos and statistics of a sealed journal have their final names. Its tables and its own manifest are in
 `journals/WRITER-NUMBER/`. The manifest is written last, and only once. Any writer may publish a sealed journal: it
 becomes a part of the dataset when a manifest of the dataset has its number in `sealed`.
+
+A journal that cannot join the dataset stays there, with the file `reason.json`: this is its quarantine.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gear_data.errors import DestinationExistsError
-from gear_data.ingest.growing.added_journals import AddedJournal, placed
-from gear_data.ingest.growing.draft import draft_of
-from gear_data.ingest.growing.draft_videos import kept_videos
-from gear_data.ingest.growing.part_statistics import part_file
-from gear_data.recording.object_store.mirror import Mirror
+from gear_data.growing.added_journals import AddedJournal, placed
+from gear_data.growing.draft import draft_of
+from gear_data.growing.object_store.mirror import Mirror
+from gear_data.growing.part_statistics import part_file
+from gear_data.ingest.videos.draft import kept_videos
 from gear_data.storage.atomic import link_file
 from gear_data.storage.generations.growth import JOURNALS, Part
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest
@@ -48,6 +50,11 @@ class SealedName:
         """The file of its manifest."""
         return f"{JOURNALS}/{self}/{MANIFEST_NAME}"
 
+    @property
+    def reason(self) -> str:
+        """The file that says why it cannot join the dataset."""
+        return f"{JOURNALS}/{self}/reason.json"
+
     @staticmethod
     def of(text: str) -> SealedName | None:
         """Returns the name in a text; None if it is no name."""
@@ -73,9 +80,9 @@ def listed_journals(files: Sequence[str]) -> dict[SealedName, list[str]]:
     return dict(sorted(found.items()))
 
 
-def complete_journals(listed: Mapping[SealedName, Sequence[str]]) -> Iterator[SealedName]:
-    """Yields the sealed journals that are complete, in order."""
-    return (name for name, files in listed.items() if name.manifest in files)
+def waiting_journals(listed: Mapping[SealedName, Sequence[str]]) -> list[SealedName]:
+    """Returns the sealed journals that are complete and not set aside, in order."""
+    return [name for name, files in listed.items() if name.manifest in files and name.reason not in files]
 
 
 def upload_sealed(mirror: Mirror, store: ConditionalStore, folder: Path, name: SealedName) -> Manifest:

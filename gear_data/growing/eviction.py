@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.ingest.growing.draft import Draft
+from gear_data.growing.draft import Draft
 
 OLDEST = "oldest"
 #: Share of a dataset that is among the smallest weights, besides the excess. The larger it is, the fewer steps are

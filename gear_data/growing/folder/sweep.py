@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from gear_data.errors import GearError
-from gear_data.ingest.growing.draft_videos import kept_videos
-from gear_data.ingest.growing.part_statistics import part_file
+from gear_data.growing.part_statistics import part_file
+from gear_data.ingest.videos.draft import kept_videos
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.storage.dataset_files import SIDECARS
 from gear_data.storage.generations.growth import GENERATIONS, GROWING_FOLDERS, generation_file

@@ -3,7 +3,7 @@
 Shards of similar size are joined, as in a log-structured merge tree (O'Neil et al., 1996). So each step is written
 again at most log2(shard_bytes / smallest shard) times.
 
-Eviction by weight writes shards again without the episodes that leave: see `gear_data.ingest.growing.eviction`.
+Eviction by weight writes shards again without the episodes that leave: see `gear_data.growing.eviction`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import CorruptShardError
-from gear_data.ingest.growing.draft import Draft, DraftPart, without_episodes
-from gear_data.ingest.growing.draft_videos import video_bytes
-from gear_data.ingest.growing.part_statistics import join_statistics, part_file, rewrite_statistics
+from gear_data.growing.draft import Draft, DraftPart, without_episodes
+from gear_data.growing.part_statistics import join_statistics, part_file, rewrite_statistics
+from gear_data.ingest.videos.draft import video_bytes
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.episode_tables import with_values

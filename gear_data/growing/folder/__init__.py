@@ -1,0 +1,1 @@
+"""Generations in a folder of this machine."""
