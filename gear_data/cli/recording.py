@@ -7,20 +7,18 @@ import importlib
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gear_data
 from gear_data.cli.arguments import add_command, print_json
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, unknown_name
-from gear_data.storage.journal.quarantine import Entry, entries
-
-if TYPE_CHECKING:
-    from gear_data.ingest.convert import ConvertReport
+from gear_data.storage.journal.quarantine import DAMAGED, Entry, entries
 
 
 def add_commands(commands: Any) -> None:
@@ -55,11 +53,17 @@ def _add_journal(commands: Any) -> None:
 
 
 def _journal(options: argparse.Namespace) -> int:
-    found = entries(_journal_base(options.dataset))
+    if is_remote(location := plain_path(options.dataset)):
+        from gear_data.growing.object_store.quarantine import refused_journals
+        from gear_data.recording.object_store.local_journals import journal_base
+
+        found = [*refused_journals(location), *entries(journal_base(location))]
+    else:
+        found = entries(Path(os.path.abspath(location)))
     if options.action == "list":
         if options.name is not None:
             raise InvalidArgumentError(f"unexpected argument '{options.name}'", hint="list has no NAME")
-        print_json({"entries": [_described(each) for each in found]}) if options.json else _print_entries(found)
+        print_json({"entries": [asdict(each) for each in found]}) if options.json else _print_entries(found)
         return 0
     if options.name is None or (options.output is None) == (options.action == "rescue"):
         wanted = "DATASET NAME OUT" if options.action == "rescue" else "DATASET NAME"
@@ -67,14 +71,11 @@ def _journal(options: argparse.Namespace) -> int:
     entry = next((each for each in found if each.name == options.name), None)
     if entry is None:
         raise unknown_name("entry", options.name, [each.name for each in found])
-    described = _described(entry)
+    described = asdict(entry)
     if options.action == "drop":
-        shutil.rmtree(entry.folder)
-        with suppress(OSError):  # it has other entries
-            entry.folder.parent.rmdir()
+        _drop(entry)
     elif options.action == "rescue":
-        report = _rescue(entry, options.output)
-        described["rescued"] = report.episodes
+        described["rescued"] = _rescue(entry, options.output)
     if options.json:
         print_json(described)
     elif options.action == "show":
@@ -85,45 +86,37 @@ def _journal(options: argparse.Namespace) -> int:
     return 0
 
 
-def _journal_base(dataset: str) -> Path:
-    """Returns the path beside which the quarantine is."""
-    text = plain_path(dataset)
-    if not is_remote(text):
-        return Path(os.path.abspath(text))
-    from gear_data.recording.object_store.local_journals import journal_base
-
-    return journal_base(text)
-
-
-def _described(entry: Entry) -> dict[str, Any]:
-    kind = "damaged bytes" if entry.episodes is None else "episodes"
-    return {
-        "name": entry.name,
-        "holds": kind,
-        "reason": entry.reason,
-        "journal": entry.journal,
-        "first_byte": entry.first_byte,
-        "bytes": entry.bytes,
-        "since": entry.since,
-        "folder": str(entry.folder),
-    }
-
-
 def _print_entries(found: Sequence[Entry]) -> None:
     for entry in found:
-        print(f"{entry.name}  {entry.since}  {_described(entry)['holds']}: {entry.reason}")
+        print(f"{entry.name}  {entry.since}  {entry.holds}: {entry.reason}")
     if not found:
         print("all recorded episodes are in the dataset, or in journals")
 
 
-def _rescue(entry: Entry, output: str) -> ConvertReport:
-    if entry.episodes is None:
+def _drop(entry: Entry) -> None:
+    if is_remote(entry.folder):
+        from gear_data.growing.object_store.quarantine import drop
+
+        drop(entry)
+    else:
+        shutil.rmtree(entry.folder)
+        with suppress(OSError):  # it has other entries
+            Path(entry.folder).parent.rmdir()
+
+
+def _rescue(entry: Entry, output: str) -> int:
+    """Makes a dataset of the episodes, and returns their number."""
+    if is_remote(entry.folder):
+        from gear_data.growing.object_store.quarantine import download
+
+        with tempfile.TemporaryDirectory(prefix="gear-data-rescue-") as scratch:
+            download(entry, Path(scratch, entry.name))
+            return gear_data.open(Path(scratch, entry.name)).save(output, progress=False).episodes
+    if entry.holds == DAMAGED:
         raise CorruptSourceError(
-            f"cannot be read: {entry.reason}",
-            file=str(entry.folder),
-            hint="restore the bytes from a backup, or drop them",
+            f"cannot be read: {entry.reason}", file=entry.folder, hint="restore the bytes from a backup, or drop them"
         )
-    return gear_data.convert(entry.episodes, output, format="journal", progress=False)
+    return gear_data.convert(entry.episodes, output, format="journal", progress=False).episodes
 
 
 def _record(options: argparse.Namespace) -> int:

@@ -217,10 +217,9 @@ def _serve_for_reading(options: argparse.Namespace) -> int:
 def _serve_for_writing(options: argparse.Namespace) -> int:
     from gear_data.cluster.writing.intake import EpisodeIntake, IntakeLimits
     from gear_data.cluster.writing.server import WriteServer
-    from gear_data.growing.eviction import OLDEST, Limits
+    from gear_data.growing.seal_options import OLDEST, SealOptions
     from gear_data.recording.earlier_episodes import earlier_episodes, only_server
     from gear_data.recording.rate_limit.limiter import RateLimiter
-    from gear_data.recording.seal_options import SealOptions
     from gear_data.recording.sealing import FolderPublisher
     from gear_data.recording.sinks.journal_sink import JournalSink
 
@@ -242,7 +241,9 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: ended.set())
     folder = Path(plain_path(options.dataset))
     with only_server(folder), ExitStack() as stack:
-        seal_options = SealOptions(limits=Limits(options.max_steps, options.max_bytes, options.evict or OLDEST))
+        seal_options = SealOptions(
+            max_steps=options.max_steps, max_bytes=options.max_bytes, evict=options.evict or OLDEST
+        )
         publisher = FolderPublisher(folder, seal_options)
         sink = JournalSink(publisher, options.publish_every)
         limiter = None

@@ -10,45 +10,11 @@ import pyarrow as pa
 
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.growing.draft import Draft
+from gear_data.growing.seal_options import SealOptions
 
-OLDEST = "oldest"
 #: Share of a dataset that is among the smallest weights, besides the excess. The larger it is, the fewer steps are
 #: written again.
 _FREED = 1 / 8
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The largest size of a growing dataset.
-
-    Attributes:
-        max_steps: steps; None: no limit.
-        max_bytes: bytes of the shards and video files; None: no limit.
-        evict: `oldest`, or a numeric column of the episode table: episodes of the smallest values leave first.
-
-    Raises:
-        InvalidArgumentError: a limit is not above 0.
-    """
-
-    max_steps: int | None = None
-    max_bytes: int | None = None
-    evict: str = OLDEST
-
-    def __post_init__(self) -> None:
-        for name, limit in (("max_steps", self.max_steps), ("max_bytes", self.max_bytes)):
-            if limit is not None and not (isinstance(limit, int | float) and limit > 0):
-                raise InvalidArgumentError(f"{name} must be above 0, not {limit!r}")
-
-    @property
-    def any(self) -> bool:
-        """Whether there is a limit."""
-        return self.max_steps is not None or self.max_bytes is not None
-
-    def excess(self, draft: Draft) -> float:
-        """Returns the share of a draft's size that is above the limit; 0 or less: nothing."""
-        steps = -1.0 if self.max_steps is None else 1 - self.max_steps / draft.steps
-        size = -1.0 if self.max_bytes is None else 1 - self.max_bytes / draft.bytes
-        return max(steps, size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,27 +30,23 @@ class Rewriting:
     gone: npt.NDArray[np.bool_]
 
 
-def parts_to_evict(draft: Draft, limits: Limits) -> list[int]:
+def parts_to_evict(draft: Draft, options: SealOptions) -> list[int]:
     """Returns the numbers of the parts that leave, the oldest ones.
 
     Whole parts leave. The newest one stays in any case.
     """
+    most_steps, most_bytes = (np.inf if each is None else each for each in (options.max_steps, options.max_bytes))
     steps, size = draft.steps, draft.bytes
     gone: list[int] = []
     for number in range(len(draft.parts) - 1):
-        within = (limits.max_steps is None or steps <= limits.max_steps) and (
-            limits.max_bytes is None or size <= limits.max_bytes
-        )
-        if within:
+        if steps <= most_steps and size <= most_bytes:
             break
         gone.append(number)
         steps, size = steps - draft.parts[number].steps, size - draft.parts[number].bytes
     return gone
 
 
-def next_rewriting(
-    draft: Draft, limits: Limits, added: int, shard_bytes: int, shard_steps: int | None
-) -> Rewriting | None:
+def next_rewriting(draft: Draft, options: SealOptions, added: int) -> Rewriting | None:
     """Returns the part from which episodes of small weight leave next; None: there is none.
 
     Episodes leave that are among the smallest weights: so many of them that an eighth of the limit would be free
@@ -93,21 +55,19 @@ def next_rewriting(
 
     Args:
         draft: the dataset, which is above the limit.
-        limits: its largest size.
+        options: its largest size, and the largest size of a shard.
         added: number of parts that are new. They leave last.
-        shard_bytes: the largest size of a shard.
-        shard_steps: and its most steps; None: no limit.
 
     Raises:
         UnknownNameError: the episode table has no such column. The error lists the columns.
         InvalidArgumentError: the column is not numeric.
     """
-    weights = _weights(draft, limits.evict)
+    weights = _weights(draft, options.evict)
     lengths, shard = (draft.episodes.column(name).to_numpy() for name in ("length", "shard"))
     part, old = draft.part_of_shard()[shard], len(draft.parts) - added
     order = np.argsort(weights, kind="stable")
     order = order[part[order] < old]
-    wanted = draft.steps * (limits.excess(draft) + _FREED)
+    wanted = draft.steps * (options.excess(draft) + _FREED)
     small = np.zeros(len(lengths), np.bool_)
     small[order[: int(np.searchsorted(np.cumsum(lengths[order]), wanted)) + 1]] = True
     if not small.any():
@@ -124,8 +84,8 @@ def next_rewriting(
     last = first + 1
 
     def fits(begin: int, end: int) -> bool:
-        most = np.inf if shard_steps is None else shard_steps
-        return bool(sizes[begin:end].sum() <= shard_bytes and left[begin:end].sum() <= most)
+        most = np.inf if options.part_steps is None else options.part_steps
+        return bool(sizes[begin:end].sum() <= options.part_bytes and left[begin:end].sum() <= most)
 
     while last < old and fits(first, last + 1):
         last += 1

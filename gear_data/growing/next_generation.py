@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +13,9 @@ import pyarrow as pa
 from gear_data.growing.added_journals import AddedJournal
 from gear_data.growing.compaction import parts_to_join, rewritten_parts
 from gear_data.growing.draft import Draft, without_parts
-from gear_data.growing.eviction import OLDEST, Limits, next_rewriting, parts_to_evict
+from gear_data.growing.eviction import next_rewriting, parts_to_evict
 from gear_data.growing.part_statistics import merged_parts
+from gear_data.growing.seal_options import OLDEST, SealOptions
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.videos.draft import write_videos
 from gear_data.storage.generations.growth import TABLES, Growth, Part
@@ -23,21 +24,6 @@ from gear_data.storage.manifest import Manifest, fingerprint
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.storage.writing.file_store import LocalFileStore
 from gear_data.storage.writing.staging import write_table
-
-
-@dataclass(frozen=True, eq=False)
-class NextGeneration:
-    """A generation whose files are written, except its manifest.
-
-    Attributes:
-        manifest: its manifest.
-        episodes: its episode table.
-        evicted: the number of episodes that leave.
-    """
-
-    manifest: Manifest
-    episodes: pa.Table
-    evicted: int
 
 
 def growth_of(manifest: Manifest | None) -> Growth:
@@ -56,36 +42,30 @@ def next_generation(
     current: Manifest | None,
     growth: Growth,
     added: Sequence[AddedJournal],
-    limits: Limits,
-    *,
+    options: SealOptions,
     name: str,
-    shard_bytes: int,
-    shard_steps: int | None,
-) -> NextGeneration:
-    """Writes the files of a generation, except its manifest.
+) -> tuple[Manifest, pa.Table]:
+    """Writes the files of a generation, except its manifest, and returns its manifest and its episode table.
 
     Args:
         store: the dataset's folder.
         draft: the newest generation with the new journals.
         current: the manifest of the newest generation; None: there is none.
         growth: of the newest generation.
-        added: the new journals.
-        limits: the largest size of the dataset.
+        added: the new journals, those of one writer in the order of their numbers.
+        options: limits of the dataset, and of its shards.
         name: part of the names of the new files. No earlier generation has the name.
-        shard_bytes: smaller shards are joined up to this size.
-        shard_steps: and up to so many steps; None: no limit.
 
     Raises:
         StorageFullError, UnwritableError: the folder cannot be written to.
         CorruptShardError: a table or shard of the dataset is damaged.
     """
-    episodes, size, written = len(draft.episodes), draft.bytes, 0
-    if limits.any and limits.evict != OLDEST:
-        draft, written = _without_small_weights(store, draft, limits, len(added), name, shard_bytes, shard_steps)
-    draft = without_parts(draft, parts_to_evict(draft, limits))
-    evicted = episodes - len(draft.episodes)
+    size, written = draft.bytes, 0
+    if options.limited and options.evict != OLDEST:
+        draft, written = _without_small_weights(store, draft, options, len(added), name)
+    draft = without_parts(draft, parts_to_evict(draft, options))
     # What has left, and what is written again, is on disk until the generation is published: together at most a shard.
-    joined = parts_to_join(draft, shard_bytes - (size - draft.bytes) - written, shard_steps)
+    joined = parts_to_join(draft, options.part_bytes - (size - draft.bytes) - written, options.part_steps)
     if joined > 1:
         last = range(len(draft.parts) - joined, len(draft.parts))
         none = np.zeros(len(draft.episodes), np.bool_)
@@ -95,22 +75,20 @@ def next_generation(
         growth,
         generation=growth.generation + 1,
         next_id=draft.next_id,
-        sealed={**growth.sealed, **_last(added)},
+        sealed={**growth.sealed, **{each.writer: each.number for each in added}},
         sequences=_sequences(growth, added),
         parts=tuple(part.part for part in draft.parts),
     )
-    manifest = _manifest(store, draft, current, added, grown, statistics, name)
-    return NextGeneration(manifest, draft.episodes, evicted)
+    return _manifest(store, draft, current, added, grown, statistics, name), draft.episodes
 
 
 def _without_small_weights(
-    store: LocalFileStore, draft: Draft, limits: Limits, added: int, name: str, shard_bytes: int,
-    shard_steps: int | None,
-) -> tuple[Draft, int]:  # fmt: skip
+    store: LocalFileStore, draft: Draft, options: SealOptions, added: int, name: str
+) -> tuple[Draft, int]:
     """Returns a draft without episodes of small weight, and the bytes that were written for it."""
     written = 0
     for number in itertools.count():
-        found = next_rewriting(draft, limits, added, shard_bytes, shard_steps) if limits.excess(draft) > 0 else None
+        found = next_rewriting(draft, options, added) if options.excess(draft) > 0 else None
         if found is None:
             break
         part = draft.part_of_shard()[draft.episodes.column("shard").to_numpy()]
@@ -122,13 +100,6 @@ def _without_small_weights(
         )
         written += draft.parts[found.parts.start].bytes
     return draft, written
-
-
-def _last(added: Sequence[AddedJournal]) -> dict[str, int]:
-    last: dict[str, int] = {}
-    for each in added:
-        last[each.writer] = max(each.number, last.get(each.writer, -1))
-    return last
 
 
 def _sequences(growth: Growth, added: Sequence[AddedJournal]) -> dict[str, int]:

@@ -20,8 +20,8 @@ from gear_data.common.paths import printable
 from gear_data.errors import CorruptShardError, RemoteError, UnsupportedColumnError
 from gear_data.growing.added_journals import AddedJournal, check_columns
 from gear_data.growing.draft import Draft, appended, draft_of
-from gear_data.growing.eviction import Limits
 from gear_data.growing.next_generation import growth_of, next_generation
+from gear_data.growing.seal_options import SealOptions
 from gear_data.ingest.card import dataset_card
 from gear_data.storage.generations.growth import Growth
 from gear_data.storage.manifest import Manifest
@@ -114,9 +114,7 @@ class Publication:
     fingerprint: str
 
 
-def publish(
-    store: GenerationStore[_Journal], limits: Limits, *, shard_bytes: int, shard_steps: int | None = None
-) -> Publication | None:
+def publish(store: GenerationStore[_Journal], options: SealOptions) -> Publication | None:
     """Adds the sealed journals that wait to a dataset, as a new generation.
 
     Of several processes that publish at once, one succeeds. The others read its generation, and add what is left to it.
@@ -124,9 +122,7 @@ def publish(
 
     Args:
         store: the dataset and the journals.
-        limits: the largest size of the dataset.
-        shard_bytes: smaller shards are joined up to this size.
-        shard_steps: and up to so many steps; None: no limit.
+        options: limits of the dataset, and of its shards.
 
     Returns:
         None if the dataset has all the journals already.
@@ -141,7 +137,7 @@ def publish(
     while goes_on:
         try:
             with store.turn() as current:
-                publication, goes_on = _next(store, current, limits, shard_bytes, shard_steps)
+                publication, goes_on = _next(store, current, options)
         except Overtaken as error:
             lost += 1
             if lost == _ATTEMPTS:
@@ -161,11 +157,7 @@ def publish(
 
 
 def _next(
-    store: GenerationStore[_Journal],
-    current: Manifest | None,
-    limits: Limits,
-    shard_bytes: int,
-    shard_steps: int | None,
+    store: GenerationStore[_Journal], current: Manifest | None, options: SealOptions
 ) -> tuple[Publication | None, bool]:
     """Publishes one generation, if journals wait; returns it, and whether another one must follow."""
     growth = growth_of(current)
@@ -192,21 +184,13 @@ def _next(
         if current is not None:
             store.clean(current)
         return None, False
-    generation = next_generation(
-        store.files, draft, current, growth, added, limits, name=name, shard_bytes=shard_bytes, shard_steps=shard_steps
-    )
-    manifest = generation.manifest
+    manifest, episodes = next_generation(store.files, draft, current, growth, added, options, name)
     text = manifest_text(manifest, store.files, "use larger shards: raise shard_bytes")
-    card = None if current is not None else printable(dataset_card(manifest, generation.episodes))
-    store.replace(manifest, text, card)
+    store.replace(manifest, text, None if current is not None else printable(dataset_card(manifest, episodes)))
     store.clean(manifest)
+    new_episodes, new_steps = (sum(getattr(each.manifest, name) for each in added) for name in ("episodes", "steps"))
+    evicted = len(draft.episodes) - manifest.episodes
     publication = Publication(
-        manifest.generation,
-        sum(each.manifest.episodes for each in added),
-        sum(each.manifest.steps for each in added),
-        generation.evicted,
-        manifest.episodes,
-        manifest.steps,
-        manifest.fingerprint,
+        manifest.generation, new_episodes, new_steps, evicted, manifest.episodes, manifest.steps, manifest.fingerprint
     )
     return publication, goes_on

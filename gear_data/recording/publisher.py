@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 from gear_data.growing.publish import Publication
+from gear_data.growing.seal_options import SealOptions
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder
-from gear_data.recording.seal_options import SealOptions
 from gear_data.storage.manifest import Manifest
 
 

@@ -26,6 +26,7 @@ from gear_data.errors import (
 from gear_data.growing.added_journals import SealedJournal
 from gear_data.growing.folder.generations import FolderGenerations, newest_manifest
 from gear_data.growing.publish import Publication, publish
+from gear_data.growing.seal_options import SealOptions
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.convert import convert
 from gear_data.ingest.engine.spec import MIN_SHARD_BYTES
@@ -33,7 +34,6 @@ from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of, visit_left_behind
 from gear_data.recording.publisher import JournalPublisher
-from gear_data.recording.seal_options import SealOptions
 from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.journal.episode_log import last_sequences
@@ -81,10 +81,12 @@ class FolderPublisher(JournalPublisher):
 
     def acceptance(self) -> Acceptance:
         """Returns the checks of the dataset and of all writers' journals."""
-        manifest = self.newest()
-        found = Acceptance(self.location, manifest, episode_table(self._folder, manifest))
+        found = self._of_dataset(self.newest())
         found.add_journals(sorted(journals_of(self._folder).glob(f"*/*{SUFFIX}")))
         return found
+
+    def _of_dataset(self, manifest: Manifest | None) -> Acceptance:
+        return Acceptance(self.location, manifest, episode_table(self._folder, manifest))
 
     def num_waiting(self) -> int:
         """Returns the number of episodes in the journals that wait."""
@@ -92,45 +94,36 @@ class FolderPublisher(JournalPublisher):
 
     def publish(self, files: Sequence[Path], *, progress: bool | None) -> Publication | None:
         """Publishes ended journals, and removes them. See `JournalPublisher`."""
-        return _publish(self._folder, self.journals, files, self.options, progress)
+        return self._publish(self.journals, files, progress)
+
+    def _publish(self, journals: JournalFolder, files: Sequence[Path], progress: bool | None) -> Publication | None:
+        manifest = self.newest()
+        published, acceptance = last_published(manifest, journals.name), self._of_dataset(manifest)
+        segments: list[SealedJournal] = []
+        for file in files:
+            if (
+                int(file.stem) > published
+                and (segment := sealed(file, journals.name, progress, acceptance)) is not None
+            ):
+                segments.append(segment)
+        publication = None
+        if segments:
+            publication = publish(FolderGenerations(self._folder, segments, _set_aside_whole), self.options)
+        for file in files:
+            journals.remove(file)
+        return publication
 
     def publish_left_behind(self, *, progress: bool | None) -> None:
         """Publishes the journals of writers that died."""
 
         def publish_ended(journals: JournalFolder) -> None:
-            _publish(self._folder, journals, journals.ended(), self.options, progress)
+            self._publish(journals, journals.ended(), progress)
 
         visit_left_behind(self._folder, "*", publish_ended)
 
     def close(self) -> None:
         """Releases the journals."""
         self.journals.close()
-
-
-def _publish(
-    folder: Path, journals: JournalFolder, files: Sequence[Path], options: SealOptions, progress: bool | None
-) -> Publication | None:
-    manifest = newest_manifest(folder)
-    published = last_published(manifest, journals.name)
-    acceptance = Acceptance(str(folder), manifest, episode_table(folder, manifest))
-    segments = {}
-    for file in files:
-        if int(file.stem) > published and (segment := sealed(file, journals.name, progress, acceptance)) is not None:
-            segments[file] = segment
-    publication = None
-    if segments:
-
-        def refused(segment: SealedJournal, reason: str) -> None:
-            file = next(file for file, each in segments.items() if each is segment)
-            contents = read_journal(file)
-            _set_aside(file, contents, contents.records, reason)
-
-        store = FolderGenerations(folder, list(segments.values()), refused)
-        limits, steps = options.limits, options.part_steps
-        publication = publish(store, limits, shard_bytes=options.part_bytes, shard_steps=steps)
-    for file in files:
-        journals.remove(file)
-    return publication
 
 
 def episode_table(folder: Path, manifest: Manifest | None) -> pa.Table | None:
@@ -235,6 +228,12 @@ def _with_records(journal: Path, contents: Journal, records: Sequence[Extent]) -
         return contents
     keep_only(journal, contents, records)
     return read_journal(journal)
+
+
+def _set_aside_whole(segment: SealedJournal, reason: str) -> None:
+    journal = segment.folder.with_suffix(SUFFIX)
+    contents = read_journal(journal)
+    _set_aside(journal, contents, contents.records, reason)
 
 
 def _set_aside(journal: Path, contents: Journal, extents: Sequence[Extent], reason: str) -> None:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from gear_data.common.keywords import check_count, refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
-from gear_data.growing.eviction import OLDEST, Limits
 from gear_data.growing.publish import Publication
+from gear_data.growing.seal_options import OLDEST, SealOptions
 from gear_data.ingest.engine.spec import MIN_SHARD_BYTES, SHARD_BYTES
 from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.recording.cameras.camera import Camera
@@ -26,7 +26,6 @@ from gear_data.recording.declared_columns import declared_columns
 from gear_data.recording.open_episodes import OpenEpisodes
 from gear_data.recording.rate_limit.limit import RateLimit
 from gear_data.recording.rate_limit.limiter import RateLimiter
-from gear_data.recording.seal_options import SealOptions
 from gear_data.recording.sinks.opening import open_sink
 from gear_data.recording.step_columns import (
     check_names,
@@ -118,7 +117,7 @@ class Writer:
         self._mutex = threading.RLock()
         self._closed = False
         text = plain_path(path)
-        options = SealOptions(shard_bytes, Limits(max_steps, max_bytes, evict))
+        options = SealOptions(shard_bytes, max_steps, max_bytes, evict)
         self._limiter: RateLimiter | None = None
         if rate_limit is not None and not is_remote(text):
             self._limiter = RateLimiter(Path(text), rate_limit, "inserted")

@@ -21,7 +21,6 @@ from gear_data.errors import (
     DatasetReplacedError,
     GearError,
     GenerationGoneError,
-    ManifestError,
     RemoteError,
 )
 from gear_data.storage.generations.growth import JOURNALS, generation_file
@@ -306,13 +305,7 @@ class CachedFiles:
             raise generation_gone(generation, self.location) from None
 
     def _parsed(self, file: str) -> Manifest:
-        name = join(self._store.name, file)
-        try:
-            return Manifest.from_text(self._store.read(file).decode("utf-8"), name)
-        except UnicodeDecodeError as error:
-            raise ManifestError(
-                f"cannot be read: {error}", file=name, hint="restore manifest.json, or convert again"
-            ) from error
+        return Manifest.from_bytes(self._store.read(file), join(self._store.name, file))
 
     def check(self, manifest: Manifest, bad: frozenset[str] = frozenset()) -> None:
         with self._explained():

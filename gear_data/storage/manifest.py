@@ -224,7 +224,7 @@ class Manifest:
         """
         path = folder / file
         try:
-            text = read_regular(path, JSON_BYTES).decode("utf-8")
+            data = read_regular(path, JSON_BYTES)
         except FileNotFoundError as error:
             unfinished = (folder / ".progress").exists()
             raise not_a_dataset(str(folder), exists=folder.exists(), unfinished=unfinished) from error
@@ -232,9 +232,21 @@ class Manifest:
             raise DatasetNotFoundError(
                 "is a file, not a dataset folder", file=str(folder), hint=f"name the folder that has {MANIFEST_NAME}"
             ) from error
-        except (OSError, UnicodeDecodeError, MemoryError) as error:
+        except (OSError, MemoryError) as error:
             raise ManifestError(f"cannot be read: {error}", file=str(path), hint=_RESTORE) from error
-        return Manifest.from_text(text, str(path))
+        return Manifest.from_bytes(data, str(path))
+
+    @staticmethod
+    def from_bytes(data: bytes, name: str) -> Manifest:
+        """Parses and checks the bytes of the manifest file `name`.
+
+        Raises VersionError and ManifestError as `load`.
+        """
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise ManifestError(f"cannot be read: {error}", file=name, hint=_RESTORE) from error
+        return Manifest.from_text(text, name)
 
     @staticmethod
     def from_text(text: str, name: str) -> Manifest:

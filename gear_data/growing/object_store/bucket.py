@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gear_data.common.paths import join
-from gear_data.errors import DestinationExistsError, ManifestError
+from gear_data.errors import DestinationExistsError
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.storage.generations.growth import GROWING_FOLDERS, JOURNALS
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
-from gear_data.storage.remote.conditional_store import ConditionalStore, VersionedFile
+from gear_data.storage.remote.conditional_store import ConditionalStore
 from gear_data.storage.remote.object_store import ObjectStore
 from gear_data.storage.writing.progress_files import PROGRESS
 
@@ -27,21 +27,26 @@ class Bucket:
         conditional: the files that several writers write.
 
     Raises:
-        InvalidArgumentError: the store has no conditional puts, or ignores their conditions.
-        DestinationExistsError: the folder holds other files, or is being written by a conversion.
-        UnwritableError: it cannot be written to.
-        RemoteError: the server cannot be reached.
+        InvalidArgumentError: the store has no conditional puts.
     """
 
     def __init__(self, url: str) -> None:
         self.conditional = ConditionalStore(url)
         self.objects = ObjectStore(url)
         self.url = self.objects.name
-        self.conditional.check()
-        if self.newest() is None:
-            self._check_files()
 
-    def _check_files(self) -> None:
+    def check(self) -> None:
+        """Checks that Writers can record here.
+
+        Raises:
+            InvalidArgumentError: the store ignores the conditions of puts.
+            DestinationExistsError: the folder holds other files, or is being written by a conversion.
+            UnwritableError: it cannot be written to.
+            RemoteError: the server cannot be reached.
+        """
+        self.conditional.check()
+        if self.newest() is not None:
+            return
         for file in self.objects.files():
             folder, separator, _ = file.partition("/")
             if folder == PROGRESS:
@@ -57,15 +62,15 @@ class Bucket:
                     hint="choose another URL",
                 )
 
-    def newest(self) -> tuple[Manifest, VersionedFile] | None:
-        """Returns the newest manifest and its file; None if there is no dataset.
+    def newest(self) -> Manifest | None:
+        """Returns the newest manifest; None if there is no dataset.
 
         Raises:
             ManifestError, VersionError: the manifest cannot be used.
             RemoteError: the server cannot be reached.
         """
         found = self.conditional.read(MANIFEST_NAME)
-        return None if found is None else (self._parsed(found.data, MANIFEST_NAME), found)
+        return None if found is None else Manifest.from_bytes(found.data, join(self.url, MANIFEST_NAME))
 
     def manifest(self, file: str) -> Manifest | None:
         """Returns the manifest of a generation; None if it does not exist.
@@ -75,15 +80,6 @@ class Bucket:
             RemoteError: the server cannot be reached.
         """
         try:
-            return self._parsed(self.objects.read(file), file)
+            return Manifest.from_bytes(self.objects.read(file), join(self.url, file))
         except FileNotFoundError:
             return None
-
-    def _parsed(self, data: bytes, file: str) -> Manifest:
-        name = join(self.url, file)
-        try:
-            return Manifest.from_text(data.decode(), name)
-        except UnicodeDecodeError as error:
-            raise ManifestError(
-                f"cannot be read: {error}", file=name, hint="restore manifest.json, or convert again"
-            ) from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from gear_data.common.paths import join
 from gear_data.errors import CorruptShardError, GearError, RemoteError
 from gear_data.growing.added_journals import AddedJournal
 from gear_data.growing.object_store.bucket import Bucket
@@ -22,8 +22,8 @@ from gear_data.growing.object_store.sealed_objects import (
 from gear_data.growing.publish import GenerationStore, Overtaken
 from gear_data.ingest.card import CARD_NAME
 from gear_data.storage.generations.growth import JOURNALS, Growth, generation_file
+from gear_data.storage.journal.quarantine import reason_file
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
-from gear_data.storage.remote.conditional_store import VersionedFile
 from gear_data.storage.writing.file_store import put_text
 
 _log = logging.getLogger(__name__)
@@ -43,15 +43,16 @@ class BucketGenerations(GenerationStore[SealedName]):
     def __init__(self, bucket: Bucket, mirror: Mirror, shard_bytes: int) -> None:
         self.name, self.files = bucket.url, mirror
         self._bucket, self._shard_bytes = bucket, shard_bytes
-        self._found: tuple[Manifest, VersionedFile] | None = None
-        self._journals: dict[SealedName, list[str]] = {}
 
     @contextmanager
     def turn(self) -> Iterator[Manifest | None]:
-        self._found = self._bucket.newest()
+        self._found = self._bucket.conditional.read(MANIFEST_NAME)
+        self._current = (
+            None if self._found is None else Manifest.from_bytes(self._found.data, join(self.name, MANIFEST_NAME))
+        )
         self.files.begin()
         try:
-            yield None if self._found is None else self._found[0]
+            yield self._current
         except (CorruptShardError, FileNotFoundError, RemoteError) as error:
             if isinstance(error, RemoteError) and not isinstance(error.__cause__, FileNotFoundError):
                 raise
@@ -62,15 +63,14 @@ class BucketGenerations(GenerationStore[SealedName]):
 
     def _check_overtaken(self, error: Exception) -> None:
         """Another process may publish journals and remove their files, also while they are read."""
-        newest = self._bucket.newest()
-        if (newest and newest[1].etag) != (self._found and self._found[1].etag):
+        if self._bucket.conditional.read(MANIFEST_NAME) != self._found:
             raise Overtaken from error
 
     def waiting(self, growth: Growth) -> Sequence[SealedName]:
         self._journals = listed_journals(self._bucket.objects.files(JOURNALS))
         names = [name for name in waiting_journals(self._journals) if not name.is_published(growth.sealed)]
-        if names and self._found is not None:
-            self.files.fetch(self._found[0])
+        if names and self._current is not None:
+            self.files.fetch(self._current)
         return names
 
     def named(self, generation: int) -> str:
@@ -90,18 +90,20 @@ class BucketGenerations(GenerationStore[SealedName]):
             raise
 
     def set_aside(self, journal: SealedName, reason: str) -> None:
-        put_text(self._bucket.objects, journal.reason, json.dumps({"reason": reason}) + "\n")
+        sizes = self._bucket.objects.sizes("shards")
+        size = sum(each for file, each in sizes.items() if file.startswith(f"shards/{journal}-"))
+        document = reason_file(reason, f"{JOURNALS}/{journal}", 0, size)
+        put_text(self._bucket.objects, journal.reason, document.decode())
         text = "%s: a sealed journal cannot be published, and is kept: see gear-data journal show %s %s: %s"
         _log.warning(text, self.name, self.name, journal, reason)
 
     def replace(self, manifest: Manifest, text: str, card: str | None) -> None:
         self.files.upload(self.files.written)
         etag = None
-        if self._found is not None:
+        if self._found is not None and self._current is not None:
             # The manifest that is replaced stays readable. All processes write the same text.
-            before, file = self._found
-            put_text(self._bucket.objects, generation_file(before.generation), file.data.decode())
-            etag = file.etag
+            put_text(self._bucket.objects, generation_file(self._current.generation), self._found.data.decode())
+            etag = self._found.etag
         if not self._bucket.conditional.put(MANIFEST_NAME, text.encode(), etag):
             with self._warns("files that are not needed stay for now"):
                 self._bucket.objects.remove_all([file for file in self.files.written if self._mark in file])

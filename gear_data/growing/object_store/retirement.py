@@ -62,15 +62,12 @@ def remove_replaced(bucket: Bucket, mirror: Mirror, newest: Manifest) -> None:
         return
     now = max(replaced.values())
     expired = [generation for generation in sorted(replaced) if now - replaced[generation] > keep][:_MOST]
-    later = {**dict.fromkeys(replaced), newest.generation: newest}
     for generation in expired:
-        follower = min((number for number in later if number > generation), default=None)
+        follower = min((each for each in (*replaced, newest.generation) if each > generation), default=None)
         if follower is None:  # another process published a later one meanwhile
             break
-        manifests = [bucket.manifest(generation_file(generation)), later[follower]]
-        if manifests[1] is None:
-            manifests[1] = bucket.manifest(generation_file(follower))
-        old, new = manifests
+        old = bucket.manifest(generation_file(generation))
+        new = newest if follower == newest.generation else bucket.manifest(generation_file(follower))
         if old is not None and new is not None:
             gone = sorted(_files(mirror, old) - _files(mirror, new))
             # Tables last: they name the videos.
@@ -78,7 +75,6 @@ def remove_replaced(bucket: Bucket, mirror: Mirror, newest: Manifest) -> None:
             bucket.objects.remove_all([file for file in gone if file.startswith(f"{TABLES}/")])
             mirror.forget(gone)
         bucket.objects.remove_all([generation_file(generation)])
-        del later[generation]
 
 
 def remove_published(
@@ -123,10 +119,10 @@ def remove_unfinished(bucket: Bucket) -> None:
     Raises:
         GearError: a file cannot be read or removed. A later call goes on.
     """
-    found = bucket.newest()
-    if found is None or found[0].growth is None:
+    newest = bucket.newest()
+    if newest is None or newest.growth is None:
         return
-    newest, sealed = found[0], found[0].growth.sealed
+    sealed = newest.growth.sealed
     times = bucket.objects.times()
     journals = listed_journals(list(times))
     replaced = _replaced({file: time for file, time in times.items() if file.startswith(f"{GENERATIONS}/")})
@@ -134,7 +130,7 @@ def remove_unfinished(bucket: Bucket) -> None:
     gone = []
     now = max(times.values(), default=datetime.now(UTC))
     for file in (file for file, time in times.items() if now - time > _UNFINISHED):
-        name = _stem(file)
+        name = maker_of(file)
         if file.startswith(PROBE):
             gone.append(file)
         elif (journal := SealedName.of(name)) is not None:
@@ -154,8 +150,8 @@ def remove_unfinished(bucket: Bucket) -> None:
     bucket.objects.remove_all(gone)
 
 
-def _stem(file: str) -> str:
-    """Returns the part of a file's name that says which journal or generation made it."""
+def maker_of(file: str) -> str:
+    """Returns the part of a file's name that says which sealed journal or generation made it."""
     folder, _, name = file.partition("/")
     if folder in (JOURNALS, "videos"):
         return name.partition("/")[0]

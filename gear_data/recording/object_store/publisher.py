@@ -20,11 +20,11 @@ from gear_data.growing.object_store.sealed_objects import (
     waiting_journals,
 )
 from gear_data.growing.publish import Publication, publish
+from gear_data.growing.seal_options import SealOptions
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder, journals_of, visit_left_behind
 from gear_data.recording.object_store.local_journals import WriterName, journal_base
 from gear_data.recording.publisher import JournalPublisher
-from gear_data.recording.seal_options import SealOptions
 from gear_data.recording.sealing import last_published, sealed
 from gear_data.storage.generations.growth import JOURNALS
 from gear_data.storage.journal.writing import SUFFIX
@@ -46,12 +46,13 @@ class BucketPublisher(JournalPublisher):
         options: how journals are sealed.
 
     Raises:
-        GearError: see `Bucket`, and `JournalFolder`.
+        GearError: see `Bucket.check`, and `JournalFolder`.
     """
 
     def __init__(self, url: str, options: SealOptions) -> None:
         keep_seconds()  # a wrong value should be an error now
         self._bucket = Bucket(url)
+        self._bucket.check()
         self.location, self.options = self._bucket.url, options
         self._base = journal_base(self.location)
         self.journals = JournalFolder(self._base)
@@ -63,8 +64,7 @@ class BucketPublisher(JournalPublisher):
 
     def newest(self) -> Manifest | None:
         """Returns the newest manifest; None if there is no dataset."""
-        found = self._bucket.newest()
-        return None if found is None else found[0]
+        return self._bucket.newest()
 
     def last_number(self, manifest: Manifest | None) -> int:
         """Returns the number of the writer's last journal that the bucket has, or -1."""
@@ -104,9 +104,8 @@ class BucketPublisher(JournalPublisher):
         return publication
 
     def _publish_sealed(self, uploads: _Uploads) -> Publication | None:
-        options = self.options
-        store = BucketGenerations(self._bucket, uploads.mirror, options.shard_bytes)
-        return publish(store, options.limits, shard_bytes=options.part_bytes, shard_steps=options.part_steps)
+        store = BucketGenerations(self._bucket, uploads.mirror, self.options.shard_bytes)
+        return publish(store, self.options)
 
     def publish_left_behind(self, *, progress: bool | None) -> None:
         """Uploads and publishes the journals of writers of this machine that died."""
@@ -165,8 +164,7 @@ class _Uploads:
         # The journals first: another process may publish them meanwhile.
         listed = listed_journals(self._bucket.objects.files(JOURNALS))
         waiting = waiting_journals(listed)
-        found = self._bucket.newest()
-        self.last = last_published(None if found is None else found[0], self.writer)
+        self.last = last_published(self._bucket.newest(), self.writer)
         for name, files in listed.items():
             if name.writer == self.writer and name.number > self.last and name.manifest in files:
                 if name in waiting and (manifest := self._bucket.manifest(name.manifest)) is not None:
@@ -190,13 +188,13 @@ class _Uploads:
 
 def _acceptance(bucket: Bucket) -> Acceptance:
     """Returns the checks of the dataset in a bucket."""
-    found = bucket.newest()
-    if found is None:
+    manifest = bucket.newest()
+    if manifest is None:
         return Acceptance(bucket.url, None, None)
-    entry = found[0].tables["episodes"]
+    entry = manifest.tables["episodes"]
     try:
         with bucket.objects.reader(entry.file, entry.bytes) as file:
             table = pa.ipc.open_file(pa.py_buffer(file.read())).read_all()
     except (FileNotFoundError, pa.ArrowInvalid):
         table = None  # another process replaced it; or the publication says what is wrong
-    return Acceptance(bucket.url, found[0], table)
+    return Acceptance(bucket.url, manifest, table)

@@ -10,8 +10,8 @@ import pyarrow as pa
 from gear_data.cluster.addresses import is_cluster
 from gear_data.common.paths import is_remote
 from gear_data.errors import InvalidArgumentError
+from gear_data.growing.seal_options import SealOptions
 from gear_data.recording.acceptance.columns import recorded_schema
-from gear_data.recording.seal_options import SealOptions
 from gear_data.recording.sealing import FolderPublisher
 from gear_data.recording.sinks.episode_sink import EpisodeSink
 from gear_data.recording.sinks.journal_sink import JournalSink
@@ -34,7 +34,7 @@ def open_sink(location: str, options: SealOptions, publish_every: float | None, 
     # Arrow's first conversion imports pandas, for a second or so. It must not delay the end of an episode.
     pa.array(np.zeros(1))
     if is_cluster(location):
-        if publish_every is not None or options.limits.any or limited:
+        if publish_every is not None or options.limited or limited:
             raise InvalidArgumentError(
                 "publish_every, max_steps, max_bytes and rate_limit need a folder of this machine",
                 file=location,

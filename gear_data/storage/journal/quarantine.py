@@ -32,6 +32,8 @@ from gear_data.storage.journal.writing import SUFFIX as JOURNAL_SUFFIX
 #: Suffix of the folder, beside the dataset's folder and the folder of its journals.
 QUARANTINE = ".quarantine"
 _REASON, _BYTES, _EPISODES = "reason.json", "damaged.bin", f"episodes{JOURNAL_SUFFIX}"
+#: What an entry holds.
+EPISODES, DAMAGED = "episodes", "damaged bytes"
 #: A video, in the facts of an episode.
 _VIDEO = re.compile(rb'"file":"(videos/[^"\\\0]+)"')
 
@@ -53,23 +55,45 @@ class Entry:
 
     Attributes:
         name: of its folder.
-        folder: its folder.
+        holds: `EPISODES` or `DAMAGED`.
         reason: why it is here.
         journal: the journal that had it, such as `000/000003.arrows`.
         first_byte: the place of its first byte there.
         bytes: their number.
         since: the time in UTC.
-        episodes: the journal of its episodes; None: it is damaged bytes.
+        folder: path or URL of its folder.
     """
 
     name: str
-    folder: Path
+    holds: str
     reason: str
     journal: str
     first_byte: int
     bytes: int
     since: str
-    episodes: Path | None
+    folder: str
+
+    @property
+    def episodes(self) -> Path:
+        """The journal of its episodes, in a folder of this machine."""
+        return Path(self.folder, _EPISODES)
+
+
+def entry_of(name: str, folder: str, holds: str, reason: bytes) -> Entry:
+    """Returns the entry with a reason that `reason_file` returned.
+
+    Raises:
+        msgspec.DecodeError: it is no reason.
+    """
+    document = msgspec.structs.asdict(msgspec.json.decode(reason, type=_Reason))
+    return Entry(name=name, holds=holds, **document, folder=folder)
+
+
+def reason_file(reason: str, journal: str, first_byte: int, size: int) -> bytes:
+    """Returns the contents of `reason.json`. See `Entry`."""
+    since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    document = _Reason(reason, journal, first_byte, size, since)
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 def quarantine_of(dataset: Path) -> Path:
@@ -82,16 +106,8 @@ def entries(dataset: Path) -> list[Entry]:
     found = []
     for folder in sorted(quarantine_of(dataset).glob("[!.]*")):
         with suppress(OSError, msgspec.DecodeError):  # another process removed it; or it is no entry
-            reason = msgspec.json.decode((folder / _REASON).read_bytes(), type=_Reason)
-            episodes = folder / _EPISODES
-            found.append(
-                Entry(
-                    folder.name,
-                    folder,
-                    **msgspec.structs.asdict(reason),
-                    episodes=episodes if episodes.exists() else None,
-                )
-            )
+            holds = EPISODES if (folder / _EPISODES).exists() else DAMAGED
+            found.append(entry_of(folder.name, str(folder), holds, (folder / _REASON).read_bytes()))
     return found
 
 
@@ -118,10 +134,7 @@ def set_aside(journal: Path, contents: Journal, extents: Sequence[Extent], reaso
     folder = quarantine_of(journals.with_name(journals.stem)) / name
     if folder.exists():
         return folder
-    document = _Reason(
-        reason, f"{journal.parent.name}/{journal.name}", extents[0].start, len(data),
-        datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-    )  # fmt: skip
+    document = reason_file(reason, f"{journal.parent.name}/{journal.name}", extents[0].start, len(data))
     unfinished = folder.with_name(f".{name}.{os.getpid()}.tmp")
     with typed_write_errors(folder):
         for file in {each.decode(errors="replace") for each in _VIDEO.findall(data)}:
@@ -133,7 +146,7 @@ def set_aside(journal: Path, contents: Journal, extents: Sequence[Extent], reaso
         with atomic_file(unfinished / (_BYTES if is_damaged else _EPISODES)) as path:
             path.write_bytes(data if is_damaged else _as_journal(contents, data))
         with atomic_file(unfinished / _REASON) as path:
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+            path.write_bytes(document)
         os.replace(unfinished, folder)
         fsync(folder.parent)
     return folder

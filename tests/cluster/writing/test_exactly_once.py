@@ -19,8 +19,8 @@ from gear_data.errors import (
     NodeRefusedError,
     NodeUnreachableError,
 )
+from gear_data.growing.seal_options import SealOptions
 from gear_data.recording.earlier_episodes import earlier_episodes, only_server
-from gear_data.recording.seal_options import SealOptions
 from gear_data.recording.sealing import FolderPublisher
 from gear_data.recording.sinks.journal_sink import JournalSink
 from gear_data.recording.writer import Writer

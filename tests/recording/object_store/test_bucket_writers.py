@@ -19,7 +19,6 @@ from gear_data.errors import (
     GenerationGoneError,
     InvalidArgumentError,
     RemoteError,
-    UnsupportedColumnError,
 )
 from gear_data.growing import publish
 from gear_data.growing.object_store import retirement
@@ -414,31 +413,6 @@ def test_unfinished_uploads_are_removed_later(url: str, tmp_path: Path, monkeypa
     for generation in (1, 2):
         assert numbers_in(gear_data.open(url, cache_dir=tmp_path / f"cache{generation}").at_generation(generation))
     assert gear_data.verify(url, deep=True, progress=False).ok
-
-
-def test_journals_that_cannot_join_are_left_out(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Writers on two machines begin with different columns: the first generation decides."""
-    first, same_machine = gear_data.Writer(url), gear_data.Writer(url)
-    add_episodes(first, [0])
-    with pytest.raises(UnsupportedColumnError, match="is float64"):
-        same_machine.append(actions=1.5)
-    monkeypatch.setenv("GEAR_DATA_JOURNALS", str(tmp_path / "another machine"))
-    second = gear_data.Writer(url)
-    second.append(actions=1.5)
-    second.end_episode(terminated=True)
-    first.flush()
-    second.flush()
-    outcomes = []
-    for writer in (first, second):
-        try:
-            outcomes.append(writer.seal())
-        except UnsupportedColumnError:
-            outcomes.append(None)
-    assert sum(each is not None for each in outcomes) == 1
-    assert "the journals of another writer are left out" in caplog.text
-    assert len(gear_data.open(url)) == 1
 
 
 def test_videos(url: str) -> None:
