@@ -66,13 +66,15 @@ class Idea:
         options: the arguments of `convert`.
         other: format, or what its rows are -> the outcome, where the cell is not simply right.
         findings: codes of the findings that the idea is reported by, where it is read without further options.
+        beside: name -> text of further files in the folder of the source.
     """
 
     episodes: Callable[[], Sequence[Episode]]
     check: Callable[[SourceReading, Sequence[Episode], Writer], None]
     options: Mapping[str, Any] = field(default_factory=dict)
-    other: Mapping[str, Refused | Impossible] = field(default_factory=dict)
+    other: Mapping[str, Refused | Impossible | None] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
 def episodes_of(lengths: Sequence[int] = (4, 5, 3), **names: str) -> list[dict[str, Array]]:
@@ -122,10 +124,13 @@ def _check_finals(
     return check
 
 
-OWN_NAMES: dict[str, Refused | Impossible] = {"own names": Impossible("the format has names of its own")}
+OWN_FLAGS = Impossible("the format has end flags of its own")
+OWN_NAMES: dict[str, Refused | Impossible | None] = {"own names": Impossible("the format has names of its own")}
 
 IDEAS: dict[str, Idea] = {
-    "next_observations give final observations": Idea(episodes_of, _check_finals()),
+    "next_observations give final observations": Idea(
+        episodes_of, _check_finals(), other={"ACT": Impossible("no name goes with qpos")}
+    ),
     "next_obs gives final observations": Idea(
         lambda: episodes_of(observations="obs", next_observations="next_obs"),
         _check_finals("obs", "next_obs"),
@@ -174,18 +179,19 @@ def _check_ends(seen: SourceReading, episodes: Sequence[Episode], writer: Writer
 
 
 ROW_IS_A_STEP = Impossible("a row is a step, and holds one observation")
+NO_FINALS = Impossible("a file has T observations")
 ONE_VALUE_A_STEP = Impossible("ids need one row a step; arrays with lengths hold it")
 
 IDEAS |= {
     "T + 1 observations": Idea(
         _with_last_observation,
         _check_last_observation,
-        other={"step": ROW_IS_A_STEP, "ids": ONE_VALUE_A_STEP},
+        other={"step": ROW_IS_A_STEP, "ids": ONE_VALUE_A_STEP, "ACT": NO_FINALS, "V-D4RL": None},
     ),
     "one flag an episode": Idea(
         lambda: _with_last_observation(terminated=True),
         _check_last_observation,
-        other={"step": ROW_IS_A_STEP, "ids": ONE_VALUE_A_STEP},
+        other={"step": ROW_IS_A_STEP, "ids": ONE_VALUE_A_STEP, "ACT": NO_FINALS, "V-D4RL": None},
     ),
 }
 
@@ -221,7 +227,6 @@ def _check_no_flags(seen: SourceReading, episodes: Sequence[Episode], writer: Wr
 
 
 _LAST_ROWS = Refused(UnknownFormatError, "--rename is_last=dones", {"rename": {"is_last": "dones"}})
-_D4RL_ENDS = Impossible("D4RL's files have terminals")
 _UNFINISHED = ("unfinished-episode",)
 IDEAS |= {
     "terminals, timeouts": Idea(_with_flags("terminals", "timeouts"), _check_ends),
@@ -229,12 +234,18 @@ IDEAS |= {
     "terminals": Idea(
         _with_flags("terminals"),
         _check_ends,
-        other={name: Refused(UnknownFormatError, "--max-episode-steps") for name in ("D4RL", "HDF5, flat with ids")},
+        other={
+            **{name: Refused(UnknownFormatError, "--max-episode-steps") for name in ("D4RL", "HDF5, flat with ids")},
+            **dict.fromkeys(("V-D4RL", "d3rlpy"), Impossible("an episode that does not terminate is truncated")),
+            "Stable-Baselines3": Impossible("dones end the episodes"),
+        },
         findings=_UNFINISHED,
     ),
 }
 IDEAS |= {
-    ", ".join(names): Idea(_with_flags(*names), check, other={"D4RL": _D4RL_ENDS, **other}, findings=codes)
+    ", ".join(names): Idea(
+        _with_flags(*names), check, other={"D4RL": OWN_FLAGS, "own flags": OWN_FLAGS, **other}, findings=codes
+    )
     for names, check, other, codes in (
         (("dones",), _check_all_terminated, {}, ("no-truncation-flag",)),
         (("dones", "masks"), _check_ends, {}, ()),
@@ -250,7 +261,7 @@ IDEAS |= {
         (
             ("is_first", "is_last", "is_terminal"),
             _check_ends,
-            {name: _LAST_ROWS for name in WRITERS if name != "LeRobot" and name != "D4RL"},
+            {n: _LAST_ROWS for n, w in WRITERS.items() if n not in ("LeRobot", "D4RL") and not w.own_flags},
             (),
         ),
     )
@@ -264,7 +275,10 @@ def _as_columns(names: Sequence[str], make: Callable[[], list[dict[str, Any]]]) 
 
 IDEAS |= {
     f"{', '.join(names)} of shape [T, 1]": Idea(
-        _as_columns(names, _with_flags(*names)), check, other={"D4RL": _D4RL_ENDS, **other}, findings=codes
+        _as_columns(names, _with_flags(*names)),
+        check,
+        other={"D4RL": OWN_FLAGS, "own flags": OWN_FLAGS, **other},
+        findings=codes,
     )
     for names, check, other, codes in (
         (("is_last", "is_terminal"), _check_ends, {}, ()),
@@ -311,11 +325,11 @@ IDEAS |= {
 }
 
 
-def _of_several_runs() -> list[dict[str, Any]]:
-    """Returns episodes of two seeds. The last number of the first seed is the first number of the second."""
+def _of_several_runs(numbers: Sequence[int] = (0, 1, 1, 2)) -> list[dict[str, Any]]:
+    """Returns episodes of two seeds, with their numbers."""
     found = []
     for number, (seed, episode) in zip(
-        (0, 1, 1, 2), enumerate(episodes_of((4, 2, 3, 3), next_observations="")), strict=True
+        numbers, enumerate(episodes_of((4, 2, 3, 3), next_observations="")), strict=True
     ):
         del episode["terminals"], episode["timeouts"]
         steps = np.arange(len(episode["rewards"]))
@@ -333,14 +347,15 @@ def _check_lengths(*lengths: int) -> Callable[[SourceReading, Sequence[Episode],
 ROW_IS_AN_EPISODE = Impossible("a row is an episode")
 ONE_EPISODE = Impossible("each file, group or item is an episode")
 ENDS_BY_FLAGS = Impossible("flags end the episodes")
-NO_IDS: dict[str, Refused | Impossible] = {
+NO_IDS: dict[str, Refused | Impossible | None] = {
     "episode": ROW_IS_AN_EPISODE,
     "alone": ONE_EPISODE,
     "npz with lengths": Impossible("lengths divide the episodes"),
     "Zarr replay buffer": Impossible("ends divide the episodes"),
-    "D4RL": ENDS_BY_FLAGS,
+    **dict.fromkeys(("D4RL", "V-D4RL", "Stable-Baselines3"), ENDS_BY_FLAGS),
 }
 BOTH_COLUMNS = EpisodeBoundaries(episode_column=("seed", "episode"))
+ID_REFUSED = Refused(BadEpisodeError, "give --episode-column for each of them", {"episodes": BOTH_COLUMNS})
 IDEAS |= {
     "equal numbers of neighbouring runs": Idea(
         _of_several_runs, _check_lengths(4, 5, 3), other=NO_IDS, findings=("steps-not-monotonic", "run-changes")
@@ -352,7 +367,20 @@ IDEAS |= {
         other={
             **NO_IDS,
             "LeRobot": Impossible("episode_index numbers the episodes"),
+            "TorchRL": Impossible("traj_ids numbers the episodes"),
             "HDF5, flat with ids": Refused(InvalidArgumentError, "gear_data.convert reads a mapping of arrays"),
+        },
+    ),
+    "ids that come back": Idea(
+        lambda: _of_several_runs((0, 1, 0, 1)),
+        _check_lengths(4, 2, 3, 3),
+        other={
+            **NO_IDS,
+            "step": ID_REFUSED,
+            "ids": ID_REFUSED,
+            "LeRobot": Refused(BadEpisodeError, "sort the rows by episode and step first"),
+            "HDF5, flat with ids": Refused(BadEpisodeError, "sort the rows by episode and step first"),
+            "TorchRL": None,
         },
     ),
 }
@@ -411,8 +439,14 @@ def _check_nulls(seen: SourceReading, episodes: Sequence[Episode], writer: Write
 
 AS_FRACTIONS = {"tables": TableOptions(dtype={"rewards": "float64"})}
 NULL_REFUSED = Refused(BadEpisodeError, "--fill-null force=nan", {"tables": TableOptions(fill_null={"force": "nan"})})
+HAS_REWARDS = Impossible("its files have rewards")
 NO_NULLS = Impossible("arrays have no nulls")
-_OF_ARRAYS = ("npz", "npy", "episodes in", "arrays in", "D4RL", "HDF5", "robomimic", "Zarr")
+_OF_ARRAYS = (
+    "npz", "npy", "episodes in", "arrays in", "D4RL", "HDF5", "robomimic", "Zarr",
+    "V-D4RL", "d3rlpy", "ACT", "Stable-Baselines3", "TorchRL", "Minari (HDF5)",
+)  # fmt: skip
+OWN_OBSERVATIONS = Impossible("another array is an observation of its own name")
+OWN_COLUMNS = Impossible("another column is left out, and reported")
 NEW_NAMES = {"commands": "actions", "following": "next_observations", "over": "terminated", "cut": "truncated"}
 IDEAS |= {
     "whole rewards before fractions": Idea(
@@ -424,13 +458,14 @@ IDEAS |= {
                 Refused(CorruptSourceError, "--dtype rewards=float64", AS_FRACTIONS),
             ),
             **dict.fromkeys(
-                ("HDF5, a group an episode", "robomimic", "Zarr, a group an episode"),
+                ("HDF5, a group an episode", "robomimic", "Zarr, a group an episode", "ACT"),
                 Refused(BadEpisodeError, "--dtype rewards=float64", AS_FRACTIONS),
             ),
+            "d3rlpy": Refused(BadEpisodeError, "--columns"),
         },
     ),
     "stacks of frames, chunks of actions": Idea(
-        _stacks_of_frames, _check_nan, other={"D4RL": Impossible("D4RL's files have rewards")}
+        _stacks_of_frames, _check_nan, other=dict.fromkeys(("D4RL", "V-D4RL", "Stable-Baselines3"), HAS_REWARDS)
     ),
     "nulls in a float column": Idea(
         _with_nulls,
@@ -438,6 +473,7 @@ IDEAS |= {
         other={
             **dict.fromkeys((name for name in WRITERS if "row" in name or name == "LeRobot"), NULL_REFUSED),
             **dict.fromkeys((name for name in WRITERS if name.startswith(_OF_ARRAYS)), NO_NULLS),
+            "Minari (Arrow)": OWN_COLUMNS,
         },
         findings=("non-finite",),
     ),
@@ -446,7 +482,7 @@ IDEAS |= {
         lambda: episodes_of(actions="commands", next_observations="following", terminals="over", timeouts="cut"),
         _check_renamed,
         {"rename": NEW_NAMES},
-        {"robomimic": OWN_NAMES["own names"]},
+        {**OWN_NAMES, "D4RL": None},
     ),
 }
 
@@ -540,6 +576,7 @@ def _with_reset_steps() -> list[dict[str, Any]]:
 SKIPPED = {"on_bad_episode": "skip"}
 NO_STEPS = Refused(BadEpisodeError, "--on-bad-episode skip", SKIPPED)
 NO_EMPTY = Impossible("an episode without a row is not there")
+IN_MEMORY = Impossible("there are no files")
 KEPT_COLUMNS = {"columns": ("observations", "actions", "rewards")}
 APART = Impossible("episodes are apart: none follows another one")
 ONE_SCHEMA = Impossible("all steps have the same columns")
@@ -555,6 +592,12 @@ IDEAS |= {
             "LeRobot": Impossible("images are image or video features"),
             **{name: BYTES_REFUSED for name in WRITERS if name.startswith(("npz", "npy", "arrays"))},
             **{name: NO_STRINGS for name in WRITERS if name.startswith("Zarr")},
+            "Minari (HDF5)": Impossible("another array is an info"),
+            "Minari (Arrow)": OWN_COLUMNS,
+            "V-D4RL": OWN_OBSERVATIONS,
+            "d3rlpy": Refused(UnsupportedColumnError, "convert a copy of the file without this array"),
+            "Stable-Baselines3": BYTES_REFUSED,
+            "TorchRL": Impossible("tensors hold no byte strings"),
         },
     ),
     "images as padded rows of uint8": Idea(
@@ -563,6 +606,9 @@ IDEAS |= {
         other={
             **{name: TEXT for name in WRITERS if name.startswith(("JSON", "CSV"))},
             "LeRobot": Impossible("images are image or video features"),
+            "Minari (HDF5)": Impossible("another array is an info"),
+            "Minari (Arrow)": OWN_COLUMNS,
+            "V-D4RL": OWN_OBSERVATIONS,
         },
     ),
     "the step that resets an environment (Gymnasium 1.x)": Idea(
@@ -571,6 +617,7 @@ IDEAS |= {
         other={
             "episode": APART,
             **{name: APART for name, writer in WRITERS.items() if writer.rows == "alone" and "memory" not in name},
+            **dict.fromkeys(("V-D4RL", "Stable-Baselines3"), Impossible("its environments reset in the same step")),
         },
         findings=("reset-step-left-out",),
     ),
@@ -593,7 +640,10 @@ IDEAS |= {
     "a constant of an episode": Idea(
         lambda: _without_next(gravity=lambda i, steps: 9.8 + i),
         _check_constant,
-        other={"D4RL": Impossible("a file has many episodes")},
+        other={
+            "D4RL": Impossible("a file has many episodes"),
+            "V-D4RL": OWN_OBSERVATIONS,
+        },
     ),
     "an array of another length": Idea(
         lambda: _without_next(path=lambda i, steps: np.arange(7.0)),
@@ -608,9 +658,21 @@ IDEAS |= {
             "npy, a folder an episode": Refused(BadEpisodeError, "--columns", KEPT_COLUMNS),
             "episodes in memory": Refused(BadEpisodeError, "--columns", KEPT_COLUMNS),
             "robomimic": Refused(BadEpisodeError, "--columns", {"columns": ("obs/x", "actions", "rewards")}),
+            "ACT": Refused(BadEpisodeError, "--columns", {"columns": ("observations/qpos", "action", "rewards")}),
+            **dict.fromkeys(("Minari (HDF5)", "d3rlpy"), Refused(BadEpisodeError, "--columns", KEPT_COLUMNS)),
+            "Minari (Arrow)": ONE_SCHEMA,
         },
     ),
-    "columns that the user chooses": Idea(_without_next, _check_chosen, {"columns": ["actions"]}),
+    "columns that the user chooses": Idea(
+        _without_next, _check_chosen, {"columns": ["actions"]}, {"V-D4RL": Impossible("discount is its flag")}
+    ),
+    "other files beside the data": Idea(
+        _without_next,
+        _check_ends,
+        other={name: IN_MEMORY for name in WRITERS if "memory" in name or name.startswith(("pandas", "Polars"))},
+        findings=("files-left-out",),
+        beside={"config.yaml": "seed: 1", "log.txt": "3 episodes"},
+    ),
     "a column that later episodes have": Idea(
         _with_late_column,
         _check_three,
@@ -629,8 +691,11 @@ IDEAS |= {
 
 def _outcome(idea: str, format: str) -> Refused | Impossible | None:
     other, writer = IDEAS[idea].other, WRITERS[format]
+    if format in other:
+        return other[format]
     own_names = other.get("own names") if writer.own_names else None
-    return other.get(format) or own_names or other.get(writer.rows)
+    own_flags = other.get("own flags") if writer.own_flags else None
+    return own_flags or own_names or other.get(writer.rows)
 
 
 def page() -> str:
@@ -668,9 +733,14 @@ def test_an_idea_in_a_format(idea: str, format: str, tmp_path: Path) -> None:
     other = _outcome(idea, format)
     if isinstance(other, Impossible):
         pytest.skip(other.reason)
+    if writer.needs:
+        pytest.importorskip(writer.needs)
     episodes, folder = meaning.episodes(), tmp_path / "source"
     folder.mkdir()
     source, options = writer.write(folder, episodes), dict(meaning.options)
+    for name, text in meaning.beside.items():
+        (folder / name).write_text(text)
+    source = folder if meaning.beside else source
     if isinstance(other, Refused):
         with pytest.raises(other.error) as error:
             read_source(source, **options)

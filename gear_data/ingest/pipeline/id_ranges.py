@@ -7,8 +7,40 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Hashable, Sequence
 
+from gear_data.errors import BadEpisodeError
+
+_SORT = "sort the rows by episode and step first"
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,17})", re.DOTALL | re.ASCII)
+
+
+def refuse_returning_ids(
+    ids: Sequence[Hashable], starts: Sequence[int], file: str, column: str, more: str = ""
+) -> None:
+    """Refuses ids that come back after another id. Neighbours may be equal.
+
+    Args:
+        ids: the id of each episode.
+        starts: the first row of each episode.
+        file: the name of the file.
+        column: the name of the column of ids.
+        more: what else helps, for the hint.
+
+    Raises:
+        BadEpisodeError: an id comes back.
+    """
+    seen: set[Hashable] = set()
+    for i, (id_, row) in enumerate(zip(ids, starts, strict=True)):
+        if id_ in seen and id_ != ids[i - 1]:
+            raise BadEpisodeError(
+                f"episode {id_} continues here after another one began",
+                file=file,
+                column=column,
+                row=row,
+                hint=_SORT + more,
+            )
+        seen.add(id_)
 
 
 class IdRanges:

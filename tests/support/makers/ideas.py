@@ -15,15 +15,13 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-#: Name -> [T, ...], or a value of the whole episode.
-Episode = Mapping[str, Any]
-Array = npt.NDArray[Any]
+from tests.support.makers import own_formats
+from tests.support.makers.flat_episodes import Array, Episode, flat_arrays, length_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,8 @@ class Writer:
         scalars: whether a column holds one number a step, so that only the first element of a vector is written.
         observations: the column that the observations become.
         own_names: whether the format has names of its own.
+        own_flags: whether the format has end flags of its own.
+        needs: a package that is needed to write the format.
     """
 
     write: Callable[[Path, Sequence[Episode]], Any]
@@ -44,6 +44,8 @@ class Writer:
     scalars: bool = False
     observations: str = "observations"
     own_names: bool = False
+    own_flags: bool = False
+    needs: str = ""
 
     def column(self, name: str) -> str:
         """Returns the column that the values of a canonical name become."""
@@ -54,34 +56,15 @@ class Writer:
         return values.reshape(len(values), -1)[:, 0] if self.scalars else values
 
 
-def _length(episode: Episode) -> int:
-    return min(len(values) for values in episode.values() if np.ndim(values))
-
-
-def _flat(episodes: Sequence[Episode], *, ids: bool = True) -> dict[str, Array]:
-    """Returns the steps of all episodes in one array a column. Values of an episode are repeated.
-
-    With `ids`, there is a column `episode`, of which the episodes may have a value.
-    """
-    columns = {
-        name: np.concatenate([np.asarray(_per_step(each[name], _length(each))) for each in episodes])
-        for name in episodes[0]
-    }
-    numbers = np.repeat(np.arange(len(episodes)), [_length(each) for each in episodes])
-    return columns | ({"episode": columns.get("episode", numbers)} if ids else {})
-
-
-def _per_step(value: Any, length: int) -> Any:
-    return value if np.ndim(value) else [value] * length
-
-
 def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def step_table(episodes: Sequence[Episode]) -> pa.Table:
     """Returns a table with a row a step, and the column `episode`."""
-    return pa.table({name: pa.array(values.tolist(), _bytes_type(values)) for name, values in _flat(episodes).items()})
+    return pa.table(
+        {name: pa.array(values.tolist(), _bytes_type(values)) for name, values in flat_arrays(episodes).items()}
+    )
 
 
 def _bytes_type(values: Any) -> pa.DataType | None:
@@ -116,14 +99,14 @@ def _json_lines(table: Callable[[Sequence[Episode]], pa.Table]) -> Callable[[Pat
 
 
 def _csv(folder: Path, episodes: Sequence[Episode]) -> Path:
-    columns = {name: values.reshape(len(values), -1)[:, 0].tolist() for name, values in _flat(episodes).items()}
+    columns = {name: values.reshape(len(values), -1)[:, 0].tolist() for name, values in flat_arrays(episodes).items()}
     with open(folder / "data.csv", "w", newline="") as file:
         csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
     return folder / "data.csv"
 
 
 def _pandas(_: Path, episodes: Sequence[Episode]) -> pd.DataFrame:
-    columns = _flat(episodes)
+    columns = flat_arrays(episodes)
     return pd.DataFrame({n: list(v) if v.dtype == np.uint8 else v.tolist() for n, v in columns.items()})
 
 
@@ -148,14 +131,14 @@ def _saved(table: Callable[[Sequence[Episode]], pa.Table]) -> Callable[[Path, Se
 
 
 def _npz(folder: Path, episodes: Sequence[Episode]) -> Path:
-    np.savez(folder / "data.npz", **_flat(episodes))
+    np.savez(folder / "data.npz", **flat_arrays(episodes))
     return folder / "data.npz"
 
 
 def _npz_lengths(folder: Path, episodes: Sequence[Episode]) -> Path:
     """Writes flat arrays of any number of rows an episode, or one value an episode, and the lengths."""
     columns = {name: np.concatenate([np.atleast_1d(each[name]) for each in episodes]) for name in episodes[0]}
-    np.savez(folder / "data.npz", episode_lengths=[_length(each) for each in episodes], **columns)
+    np.savez(folder / "data.npz", episode_lengths=[length_of(each) for each in episodes], **columns)
     return folder / "data.npz"
 
 
@@ -166,7 +149,7 @@ def _npz_files(folder: Path, episodes: Sequence[Episode]) -> Path:
 
 
 def _npy(folder: Path, episodes: Sequence[Episode]) -> Path:
-    for name, values in _flat(episodes).items():
+    for name, values in flat_arrays(episodes).items():
         np.save(folder / f"{name}.npy", values)
     return folder
 
@@ -194,7 +177,7 @@ def _hdf5(group: str, **names: str) -> Callable[[Path, Sequence[Episode]], Path]
 
 def _hdf5_ids(folder: Path, episodes: Sequence[Episode]) -> Path:
     with h5py.File(folder / "data.hdf5", "w") as file:
-        for name, values in _flat(episodes).items():
+        for name, values in flat_arrays(episodes).items():
             file[name] = values
     return folder / "data.hdf5"
 
@@ -221,21 +204,21 @@ def _zarr_groups(folder: Path, episodes: Sequence[Episode]) -> Path:
 
 
 def _replay_buffer(folder: Path, episodes: Sequence[Episode]) -> Path:
-    arrays = {f"data/{name}": values for name, values in _flat(episodes, ids=False).items()}
-    ends = np.cumsum([_length(each) for each in episodes])
+    arrays = {f"data/{name}": values for name, values in flat_arrays(episodes, ids=False).items()}
+    ends = np.cumsum([length_of(each) for each in episodes])
     return write_zarr(arrays | {"meta/episode_ends": ends}, folder / "data.zarr")
 
 
 def _d4rl(folder: Path, episodes: Sequence[Episode]) -> Path:
     with h5py.File(folder / "data.hdf5", "w") as file:
-        for name, values in _flat(episodes, ids=False).items():
+        for name, values in flat_arrays(episodes, ids=False).items():
             file[name] = values
     return folder / "data.hdf5"
 
 
 def _lerobot(folder: Path, episodes: Sequence[Episode]) -> Path:
-    columns = _flat(episodes)
-    lengths = [_length(each) for each in episodes]
+    columns = flat_arrays(episodes)
+    lengths = [length_of(each) for each in episodes]
     columns["episode_index"] = columns.pop("episode")
     columns["frame_index"] = np.concatenate([np.arange(length) for length in lengths])
     features = {
@@ -273,7 +256,7 @@ WRITERS: dict[str, Writer] = {
     "save_to_disk, a row an episode": Writer(_saved(episode_table), "episode"),
     "Polars, a row an episode": Writer(_polars(episode_table), "episode"),
     "episodes in memory": Writer(lambda _, episodes: [dict(each) for each in episodes], "alone"),
-    "arrays in memory": Writer(lambda _, episodes: _flat(episodes), "ids"),
+    "arrays in memory": Writer(lambda _, episodes: flat_arrays(episodes), "ids"),
     "npz": Writer(_npz, "ids"),
     "npz with lengths": Writer(_npz_lengths),
     "npz, a file an episode": Writer(_npz_files, "alone"),
@@ -290,4 +273,11 @@ WRITERS: dict[str, Writer] = {
     ),
     "Zarr, a group an episode": Writer(_zarr_groups, "alone"),
     "Zarr replay buffer": Writer(_replay_buffer, "step"),
+    "Minari (HDF5)": Writer(own_formats.minari_hdf5, "alone", own_names=True, own_flags=True),
+    "Minari (Arrow)": Writer(own_formats.minari_arrow, "alone", own_names=True, own_flags=True),
+    "V-D4RL": Writer(own_formats.vd4rl, "step", own_names=True, own_flags=True),
+    "d3rlpy": Writer(own_formats.d3rlpy, "alone", own_names=True, own_flags=True),
+    "ACT": Writer(own_formats.act, "alone", observations="observations.qpos", own_names=True),
+    "Stable-Baselines3": Writer(own_formats.stable_baselines3, "step", own_names=True, own_flags=True),
+    "TorchRL": Writer(own_formats.torchrl, "step", own_names=True, needs="tensordict"),
 }

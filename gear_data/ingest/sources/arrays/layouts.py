@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
+from gear_data.ingest.pipeline.id_ranges import refuse_returning_ids
 from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, usual_name
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
@@ -49,6 +50,11 @@ from gear_data.storage.episode_block import offsets_of
 _OTHER_BOUNDARIES = (
     "correct this array; or leave it out with --columns (columns=[...]), and name a column of episode ids with "
     "--episode-column (episodes=EpisodeBoundaries(...))"
+)
+
+_OTHER_IDS = (
+    "; if several columns name an episode together, give --episode-column for each of them; if a flag ends the "
+    "episodes, name it with --end-column (episodes=EpisodeBoundaries(...))"
 )
 
 
@@ -270,6 +276,7 @@ class _FlatEpisodes:
         columns: canonical name -> array of a step column.
         final_row_columns: columns with one row more than there are steps. If there are any, all rows are one episode.
         limit: maximum length of an episode, used if nothing else says where episodes end.
+        has_end_column: whether the user named the flag that ends the episodes.
         scalar_flags: canonical name -> source name of an end flag of one value, which is about the last step of all.
     """
 
@@ -277,6 +284,7 @@ class _FlatEpisodes:
     columns: Mapping[str, StoredArray]
     final_row_columns: frozenset[str]
     limit: int | None
+    has_end_column: bool
     scalar_flags: Mapping[str, str]
 
     @property
@@ -304,8 +312,13 @@ class _FlatEpisodes:
         for name, source in self.scalar_flags.items():
             flags[name] = np.zeros(len(lengths), np.bool_)
             flags[name][-1:] = facts[source][-1:]
-        for name in self.classified.episode_columns:
+        columns = self.classified.episode_columns
+        for name in columns:
             facts[name] = values_at(self.classified.boundaries[name], starts).reshape(-1).tolist()
+        if columns and not self.has_end_column:
+            ids = list(zip(*(facts[name] for name in columns), strict=True)) if len(columns) > 1 else facts[columns[0]]
+            source = self.classified.sources[columns[0]]
+            refuse_returning_ids(ids, starts.tolist(), self.classified.name, source, _OTHER_IDS)
         return EpisodeRanges(lengths, starts, facts=facts, flags=flags, findings=self.findings)
 
     def _lengths(self) -> npt.NDArray[np.int64]:
@@ -354,7 +367,8 @@ def _flagged_arrays(
             "(episodes=EpisodeBoundaries(...))",
         )
     scalar_flags = _scalar_flags(classified, columns)
-    episodes = _FlatEpisodes(classified, columns, final_row_columns, limit, scalar_flags)
+    has_end_column = options.episodes.end_column is not None
+    episodes = _FlatEpisodes(classified, columns, final_row_columns, limit, has_end_column, scalar_flags)
     sources = {**classified.sources, **scalar_flags}
     return StepArrays(
         name=classified.name,

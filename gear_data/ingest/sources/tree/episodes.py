@@ -37,6 +37,7 @@ from gear_data.ingest.layout import (
     Layout,
     SplitRule,
 )
+from gear_data.ingest.pipeline.id_ranges import refuse_returning_ids
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges
 from gear_data.ingest.sources.tree.view import ARRAY, GROUP, Container, Tree, TreeArray, join, matching
 from gear_data.ingest.splits import no_such_split, several_splits
@@ -293,19 +294,7 @@ def _by_ids(array: TreeArray, rows: int, name: str) -> EpisodeRanges:
             changes = np.concatenate([[0], changes])
         starts += (first + changes).tolist()
         ids += values[changes.astype(np.int64)].tolist()
-    if len(set(ids)) != len(ids):
-        seen: set[int | str] = set()
-        again = 0
-        while ids[again] not in seen:
-            seen.add(ids[again])
-            again += 1
-        raise BadEpisodeError(
-            f"episode {ids[again]} continues here after another one began",
-            file=name,
-            column=array.path,
-            row=starts[again],
-            hint="sort the rows by episode and step first",
-        )
+    refuse_returning_ids(ids, starts, name, array.path)
     first_rows = np.array(starts, np.int64)
     return EpisodeRanges(np.diff(first_rows, append=rows), first_rows, facts={"episode": ids})
 
