@@ -45,6 +45,7 @@ from gear_data.loaders.passes.state import check_state, make_state
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.offsets import Offsets
 from gear_data.loaders.stages.builders import make_iterator
+from gear_data.loaders.stages.generations import same_generations
 from gear_data.loaders.stages.refreshing import refresh
 from gear_data.loaders.stages.saved_stages import load_stages
 from gear_data.loaders.stages.stage import first_stage, last_id
@@ -148,6 +149,9 @@ class SequenceLoader(LoaderBase):
         )  # fmt: skip
         self.batch_size, self.context, self.seed = config.batch_size, config.rule.context, config.seed
         together = rank is None and get_worker_info() is None and is_distributed()
+        if together:
+            # Ranks open a dataset that grows at different moments.
+            config = config.with_datasets(same_generations([each.dataset for each in config.datasets]))
         stage, self._layout = first_stage(config, ask_rank_zero=together)
         self.preset = stage.components[0].batch_format.name
         self._stages = Stages(stage)

@@ -45,19 +45,33 @@ def newest_generations(datasets: Sequence[Dataset], *, all_ranks: bool) -> list[
         return [(each.generation, each.fingerprint) for each in found]
 
     wanted = compute_on_rank_zero(refresh)
+    own = found or [shared[number].dataset if number in shared else each for number, each in enumerate(datasets)]
+    return _as_rank_zero(own, wanted)
+
+
+def same_generations(datasets: Sequence[Dataset]) -> list[Dataset]:
+    """Returns rank 0's generation of each dataset. All ranks of torch.distributed call this together.
+
+    Raises:
+        DatasetReplacedError: a rank has other episodes than rank 0.
+        GearError: see `Dataset.at_generation`. Every rank raises it.
+    """
+    wanted = compute_on_rank_zero(lambda: [(each.generation, each.fingerprint) for each in datasets])
+    if not any(all_gather([each.generation for each in datasets] != [generation for generation, _ in wanted])):
+        return list(datasets)
+    return _as_rank_zero(datasets, wanted)
+
+
+def _as_rank_zero(datasets: Sequence[Dataset], wanted: Sequence[tuple[int, str]]) -> list[Dataset]:
+    """Returns the generations that rank 0 has. All ranks call this together."""
 
     def follow() -> list[Dataset]:
-        own = found or [
-            shared[number].dataset
-            if number in shared
-            else each
-            if (each.generation, each.fingerprint) == known
-            else each.at_generation(known[0])
-            for number, (each, known) in enumerate(zip(datasets, wanted, strict=True))
-        ]
-        for each, (_, fingerprint) in zip(own, wanted, strict=True):
-            _check_fingerprint(each, fingerprint, "rank 0's")
-        return own
+        found = []
+        for each, (generation, fingerprint) in zip(datasets, wanted, strict=True):
+            same = (each.generation, each.fingerprint) == (generation, fingerprint)
+            found.append(each if same else each.at_generation(generation))
+            _check_fingerprint(found[-1], fingerprint, "rank 0's")
+        return found
 
     return together(follow, all_ranks=True)
 

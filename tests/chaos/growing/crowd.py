@@ -83,7 +83,6 @@ def train(folder: Path, rank: int, evicts: bool) -> None:
         ds, 16, context=3, batch=gear_data.BatchOptions(window_ids=True), framework="numpy", prefetch=1
     )
     del ds
-    loader.refresh()  # the ranks may have opened different generations
     batches, step, over = iter(loader), 0, [False] * RANKS
     while not any(over):
         batch = next(batches)

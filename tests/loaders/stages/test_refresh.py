@@ -614,6 +614,10 @@ def test_two_ranks_take_the_same_generations_from_the_same_steps(growing, tmp_pa
         assert "different from_step" in unlike
         assert "at least 0" in wrong
         assert "already built" in early
+    # Ranks that opened different generations begin with rank 0's.
+    assert [each["late"][:2] for each in (first, second)] == [[3, 3], [4, 3]]
+    begun = refresh_rank.loader(growing.open().at_generation(3), prefetch=0).batch(0)["episode_id"].tolist()
+    assert first["late"][2] + second["late"][2] == begun
     whole = refresh_rank.loader(growing.open(), prefetch=0)
     whole.load_state_dict({**first["state"], "step": 0})
     for step, batch in enumerate(take(whole, refresh_rank.STEPS)):

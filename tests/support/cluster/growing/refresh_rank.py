@@ -49,6 +49,22 @@ def refused(growing: gear_data.SequenceLoader, **options: Any) -> str:
     return ""
 
 
+def opened_late(folder: GrowingDataset, rank: int) -> list[Any]:
+    """Opens a dataset before it grows on rank 0, and after it on the other ranks.
+
+    Returns:
+        The generation that was opened, the generation of a loader, and the windows of its first batch.
+    """
+    opened = folder.open() if rank == 0 else None
+    torch.distributed.barrier()
+    if rank == 0:
+        folder.grow(1)
+    torch.distributed.barrier()
+    opened = opened or folder.open()
+    made = loader(opened, prefetch=0)
+    return [opened.generation, made.dataset.generation, made.batch(0)["episode_id"].tolist()]
+
+
 def main(path: str, out: str, store: str, rank: str, size: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(size))
@@ -72,7 +88,14 @@ def main(path: str, out: str, store: str, rank: str, size: str) -> None:
         refused(training, from_step=held_from[-1] - 1),
     ]
     batches += list(itertools.islice(iterator, STEPS - len(batches)))
-    facts = {"from": held_from, "generations": generations, "errors": errors, "state": training.state_dict()}
+    late = opened_late(folder, int(rank))
+    facts = {
+        "late": late,
+        "from": held_from,
+        "generations": generations,
+        "errors": errors,
+        "state": training.state_dict(),
+    }
     Path(f"{out}-{rank}.json").write_text(json.dumps(facts))
     arrays = {key: np.stack([batch[key].numpy() for batch in batches]) for key in batches[0]}
     np.savez(f"{out}-{rank}.npz", **arrays)
