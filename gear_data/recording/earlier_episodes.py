@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from gear_data.errors import CorruptSourceError
@@ -34,7 +35,9 @@ def earlier_episodes(folder: Path) -> EarlierEpisodes:
     published = {} if manifest is None or manifest.growth is None else manifest.growth.sequences
     sequences = last_sequences((episode for journal in journals for episode in journal.episodes), published)
     if manifest is not None:
-        return EarlierEpisodes(declared_columns(manifest.schema), sequences)
+        finals = {column.name for column in manifest.schema.final_columns}
+        columns = (replace(each, has_final=each.name in finals) for each in declared_columns(manifest.schema))
+        return EarlierEpisodes(tuple(columns), sequences)
     return EarlierEpisodes((*journals[0].columns, *journals[0].cameras) if journals else (), sequences)
 
 

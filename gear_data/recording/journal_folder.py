@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gear_data.errors import DestinationExistsError
 from gear_data.schema import ColumnSpec
-from gear_data.storage.journal.reading import read_journal
+from gear_data.storage.journal.reading import Journal, read_journal
 from gear_data.storage.journal.record import RecordedEpisode
 from gear_data.storage.journal.videos import remove_journal, remove_unnamed
 from gear_data.storage.journal.writing import SUFFIX, JournalWriter
@@ -147,16 +147,18 @@ class JournalFolder:
         files = sorted(self.path.glob(f"*{SUFFIX}"))
         return files if self._journal is None else files[:-1]
 
-    def num_episodes(self, published: int) -> int:
+    def num_episodes(self, published: int, is_converted: Callable[[Journal, int], bool]) -> int:
         """Returns the number of episodes in the journals that wait.
 
         Args:
             published: number of the last journal that the dataset has.
+            is_converted: says whether the dataset has a record of a journal anyway, because it was converted by hand.
 
         Raises:
             CorruptSourceError: a journal cannot be read.
         """
-        return sum(len(read_journal(file).episodes) for file in self.ended() if int(file.stem) > published)
+        waiting = [read_journal(file) for file in self.ended() if int(file.stem) > published]
+        return sum(not is_converted(journal, record.number) for journal in waiting for record in journal.records)
 
     def remove(self, journal: Path) -> None:
         """Removes a journal, after its episodes are in the dataset.

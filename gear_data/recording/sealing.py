@@ -90,7 +90,9 @@ class FolderPublisher(JournalPublisher):
 
     def num_waiting(self) -> int:
         """Returns the number of episodes in the journals that wait."""
-        return self.journals.num_episodes(self.last_number(self.newest()))
+        manifest = self.newest()
+        is_converted = Acceptance(self.location, manifest, None).is_converted
+        return self.journals.num_episodes(self.last_number(manifest), is_converted)
 
     def publish(self, files: Sequence[Path], *, progress: bool | None) -> Publication | None:
         """Publishes ended journals, and removes them. See `JournalPublisher`."""

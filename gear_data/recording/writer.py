@@ -19,7 +19,6 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.growing.publish import Publication
 from gear_data.growing.seal_options import OLDEST, SealOptions
 from gear_data.ingest.engine.spec import MIN_SHARD_BYTES, SHARD_BYTES
-from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.recording.cameras.camera import Camera
 from gear_data.recording.cameras.recorder import CameraRecorder
 from gear_data.recording.declared_columns import declared_columns
@@ -130,10 +129,7 @@ class Writer:
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...] | None:
-        """The columns of every step, end flags left out; None: the first step will decide.
-
-        A server does not say the columns of its dataset.
-        """
+        """The columns of every step, end flags left out; None: the first step will decide."""
         if self._open is not None:
             return (*self._columns.values(), *self._cameras.columns)
         return self._declared or self._sink.columns()
@@ -249,7 +245,6 @@ class Writer:
                 if final is None
                 else {name: values[0] for name, values in self._finals(one_row(final), 1, where).items()}
             )
-            FactTypes().check(facts)
             self._end(opened, slot, bool(terminated), bool(truncated or not terminated), finals, facts)
 
     def discard(self, env_id: int = 0) -> None:

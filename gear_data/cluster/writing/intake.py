@@ -71,6 +71,7 @@ class EpisodeIntake:
         insert_limit: makes writers wait for training; None: they do not wait.
 
     Attributes:
+        columns: of all episodes, with cameras; empty before the first one.
         episodes, steps: number of those that were put into the log since the intake was made.
     """
 
@@ -85,7 +86,7 @@ class EpisodeIntake:
         self._log = log
         self._insert_limit = insert_limit
         self._mutex = threading.Lock()
-        self._columns = earlier.columns
+        self.columns = earlier.columns
         self._sequences = dict(earlier.sequences)
         self._has_begun = self._is_unsynced = False
         self.episodes = self.steps = 0
@@ -106,9 +107,9 @@ class EpisodeIntake:
             self._check_columns(columns)
 
     def _check_columns(self, columns: Sequence[ColumnSpec]) -> None:
-        if not self._columns:
+        if not self.columns:
             return
-        expected, found = ({each.name: _essence(each) for each in some} for some in (self._columns, columns))
+        expected, found = ({each.name: _essence(each) for each in some} for some in (self.columns, columns))
         for name in [*expected, *found]:
             if expected.get(name) != found.get(name):
                 wanted = _text(expected.get(name))
@@ -157,14 +158,14 @@ class EpisodeIntake:
             if self._has(origin):
                 return False
             self._check_columns(columns)
-            if episode.finals and self._columns and not any(column.has_final for column in self._columns):
+            if episode.finals and self.columns and not any(column.has_final for column in self.columns):
                 raise InvalidArgumentError("the dataset has no final observations", hint="leave final out")
             if not self._has_begun:
                 # Columns may have another order than in earlier episodes. They are written by name.
-                self._log.begin(*split_cameras(self._columns or columns))
+                self._log.begin(*split_cameras(self.columns or columns))
                 self._has_begun = True
             self._log.append(episode)
-            self._columns = self._columns or tuple(columns)
+            self.columns = self.columns or tuple(columns)
             self._sequences[origin.client] = origin.sequence
             self._is_unsynced = True
             self.episodes += 1
@@ -272,7 +273,7 @@ def _essence(column: ColumnSpec) -> ColumnSpec:
     A writer does not know whether the dataset has final observations.
     """
     if column.video is None:
-        return replace(column, has_final=False)
+        return replace(column, has_final=False, source=None, element_names=())
     return replace(column, source=None, video=replace(column.video, fps=None))
 
 

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
+import pyarrow as pa
 
 from gear_data.cluster.protocol import ONE_VERSION_HINT
 from gear_data.common.typed_json import resolved
-from gear_data.errors import NodeRefusedError
+from gear_data.errors import CorruptSourceError, ManifestError, NodeRefusedError
 from gear_data.schema import ColumnSpec, Schema, VideoRecord, split_cameras
+from gear_data.storage.journal.reading import parse_columns
 from gear_data.storage.journal.record import describe_columns
 
 #: Version of these messages. Writers and servers of different versions refuse each other.
@@ -55,10 +57,13 @@ class ServerHello(msgspec.Struct, frozen=True):
     Attributes:
         last: sequence number of the writer's last episode that the server has; -1: it has none.
         max_episode_bytes: size of the largest episode that the server takes, with its videos.
+        columns, cameras: of the server's episodes, as in `WriterHello`; null: it has none yet.
     """
 
     last: int
     max_episode_bytes: int
+    columns: msgspec.Raw
+    cameras: tuple[VideoRecord, ...] = ()
 
 
 @resolved
@@ -90,10 +95,43 @@ def writer_hello(client: str, columns: Sequence[ColumnSpec]) -> bytes:
         client: id of the writer.
         columns: its columns and cameras; empty: it has no step yet.
     """
+    return msgspec.json.encode(WriterHello(VERSION, sys.byteorder, client, *_described(columns)))
+
+
+def server_hello(last: int, max_episode_bytes: int, columns: Sequence[ColumnSpec]) -> bytes:
+    """Returns the bytes of a `ServerHello`.
+
+    Args:
+        last, max_episode_bytes: see `ServerHello`.
+        columns: the columns and cameras of the server's episodes; empty: it has none yet.
+    """
+    return msgspec.json.encode(ServerHello(last, max_episode_bytes, *_described(columns)))
+
+
+def _described(columns: Sequence[ColumnSpec]) -> tuple[msgspec.Raw, tuple[VideoRecord, ...]]:
     steps, cameras = split_cameras(columns)
     described = msgspec.Raw(describe_columns(steps) if columns else b"null")
-    records = msgspec.convert(Schema((), cameras).videos_to_json(), tuple[VideoRecord, ...])
-    return msgspec.json.encode(WriterHello(VERSION, sys.byteorder, client, described, records))
+    return described, msgspec.convert(Schema((), cameras).videos_to_json(), tuple[VideoRecord, ...])
+
+
+def hello_columns(hello: WriterHello | ServerHello, schema: pa.Schema | None) -> tuple[ColumnSpec, ...]:
+    """Returns the columns and cameras that a hello names, empty if it names none.
+
+    Args:
+        hello: names them.
+        schema: of the values that follow; None: no values follow.
+
+    Raises:
+        NodeRefusedError: they cannot be read, or contradict the schema.
+    """
+    described = bytes(hello.columns)
+    if schema is None and described == b"null":
+        return ()
+    try:
+        columns = parse_columns(described, schema, "")
+        return (*columns, *Schema.from_records((), hello.cameras).videos)
+    except (CorruptSourceError, ManifestError) as error:
+        raise NodeRefusedError(f"received episodes that are no episodes: {error.message}") from error
 
 
 def check_hello(data: bytes) -> WriterHello:

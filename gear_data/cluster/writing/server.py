@@ -20,14 +20,13 @@ from gear_data.cluster.writing.messages import (
     ACTION,
     Acknowledgement,
     EpisodeHeader,
-    ServerHello,
-    WriterHello,
     check_hello,
     decode,
+    hello_columns,
+    server_hello,
 )
-from gear_data.errors import CorruptSourceError, ManifestError, NodeRefusedError
-from gear_data.schema import ColumnSpec, Schema, split_cameras
-from gear_data.storage.journal.reading import parse_columns
+from gear_data.errors import CorruptSourceError, NodeRefusedError
+from gear_data.schema import ColumnSpec, split_cameras
 from gear_data.storage.journal.record import RecordedEpisode, from_batch
 
 
@@ -60,11 +59,11 @@ class WriteServer(ProtectedServer):
             if action.type != ACTION:
                 raise NodeRefusedError(f"answers only {self.answers}")
             hello = check_hello(action.body.to_pybytes())
-            columns = _columns(hello, None)
+            columns = hello_columns(hello, None)
             if columns:
                 self._intake.check_columns(columns)
             last = self._intake.synced(hello.client)
-            answer = msgspec.json.encode(ServerHello(last, self._intake.limits.episode_bytes))
+            answer = server_hello(last, self._intake.limits.episode_bytes, self._intake.columns)
             self.counts.add(sent_bytes=len(answer))
             yield answer
 
@@ -73,7 +72,7 @@ class WriteServer(ProtectedServer):
         self.counts.add(requests=1)
         with as_flight_errors(self.counts), self._intake.call():
             hello = check_hello(descriptor.command or b"")
-            columns = _columns(hello, reader.schema)
+            columns = hello_columns(hello, reader.schema)
             self._intake.check_columns(columns)
             deadline = time.monotonic() + WAIT_SECONDS
             for episode in self._episodes(reader, columns):
@@ -116,23 +115,6 @@ class WriteServer(ProtectedServer):
                 if (size := batch.nbytes + sum(video.bytes for video in episode.videos.values())) > limit:
                     raise episode_too_large(size, limit)
                 yield episode
-
-
-def _columns(hello: WriterHello, schema: pa.Schema | None) -> tuple[ColumnSpec, ...]:
-    """Returns a writer's columns and cameras, empty if it names none.
-
-    Args:
-        hello: names them.
-        schema: of the values that follow; None: no values follow.
-    """
-    described = bytes(hello.columns)
-    if schema is None and described == b"null":
-        return ()
-    try:
-        columns = parse_columns(described, schema, "")
-        return (*columns, *Schema.from_records((), hello.cameras).videos)
-    except (CorruptSourceError, ManifestError) as error:
-        raise NodeRefusedError(f"received episodes that are no episodes: {error.message}") from error
 
 
 def _rest_of_episode(reader: Any, first: pa.RecordBatch, header: EpisodeHeader) -> pa.RecordBatch:

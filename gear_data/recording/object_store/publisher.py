@@ -79,7 +79,8 @@ class BucketPublisher(JournalPublisher):
     def num_waiting(self) -> int:
         """Returns the number of episodes of this writer that no generation has."""
         uploaded = sum(episodes for episodes, _ in self._uploads.waiting.values())
-        return uploaded + self.journals.num_episodes(self._uploads.last)
+        is_converted = Acceptance(self.location, self.newest(), None).is_converted
+        return uploaded + self.journals.num_episodes(self._uploads.last, is_converted)
 
     def upload(self, files: Sequence[Path], *, progress: bool | None) -> None:
         """Uploads ended journals, and removes them here.

@@ -15,11 +15,12 @@ from gear_data.cluster.environment import env_int, env_seconds
 from gear_data.cluster.flight.client import Endpoint
 from gear_data.cluster.writing.connection import WriteConnection, outgoing
 from gear_data.cluster.writing.intake import episode_too_large
-from gear_data.cluster.writing.messages import ServerHello
+from gear_data.cluster.writing.messages import ServerHello, hello_columns
 from gear_data.cluster.writing.sender import LAST_DELAY, WRITE_BUFFER_VARIABLE, WRITE_TIMEOUT_VARIABLE, EpisodeSender
 from gear_data.errors import InvalidArgumentError, NodeUnreachableError
+from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.recording.sinks.episode_sink import EpisodeSink
-from gear_data.schema import ColumnSpec
+from gear_data.schema import ColumnSpec, split_cameras
 from gear_data.storage.journal.record import EpisodeOrigin, RecordedEpisode
 
 _DEFAULT_TIMEOUT, _DEFAULT_BUFFER = 300.0, 256 << 20
@@ -49,7 +50,7 @@ class RemoteSink(EpisodeSink):
         self._seconds = env_seconds(WRITE_TIMEOUT_VARIABLE, _DEFAULT_TIMEOUT)
         self._buffer_bytes = env_int(WRITE_BUFFER_VARIABLE, _DEFAULT_BUFFER, 1, 1 << 40)
         self._connection = WriteConnection(Endpoint(addresses[0], options), secrets.token_hex(16))
-        self._limit = self._connection.hello(()).max_episode_bytes
+        self._hello = self._connection.hello(())
         self._columns: tuple[ColumnSpec, ...] = ()
         #: Videos that the server's disk does not have.
         self._videos: TemporaryDirectory[str] | None = None
@@ -61,8 +62,9 @@ class RemoteSink(EpisodeSink):
         """The number of finished episodes of this writer."""
         return self._episodes
 
-    def columns(self) -> None:
-        """Returns None: the server does not say its columns."""
+    def columns(self) -> tuple[ColumnSpec, ...] | None:
+        """Returns the columns of the server's episodes when it last answered; None if it had none."""
+        return split_cameras(hello_columns(self._hello, None))[0] or None
 
     @property
     def video_folder(self) -> Path:
@@ -79,11 +81,11 @@ class RemoteSink(EpisodeSink):
             NodeUnreachableError: the server cannot be reached for a long time.
         """
         both = (*columns, *cameras)
-        self._limit = self._hello(both).max_episode_bytes
+        self._hello = self._answer(both)
         self._columns = tuple(columns)
         self._sender = EpisodeSender(self._connection, both, self._buffer_bytes, self._seconds)
 
-    def _hello(self, columns: Sequence[ColumnSpec]) -> ServerHello:
+    def _answer(self, columns: Sequence[ColumnSpec]) -> ServerHello:
         """Returns the server's answer. The server may be restarting."""
         deadline = time.monotonic() + self._seconds
         while True:
@@ -98,16 +100,17 @@ class RemoteSink(EpisodeSink):
         """Takes an episode, to send it. Waits while too many episodes are not acknowledged.
 
         Raises:
-            InvalidArgumentError: the episode is larger than the server allows.
+            InvalidArgumentError: the episode is larger than the server allows, or a fact cannot be stored.
             NodeUnreachableError: the server acknowledged nothing for a long time.
             GearError: the server refused an earlier episode.
         """
         if self._sender is None:
             raise InvalidArgumentError("the columns are not known", hint="call begin first")
+        FactTypes().check(episode.facts)
         origin = EpisodeOrigin(self._connection.client, self._episodes)
         episode_to_send = outgoing(episode, origin, self._columns, self.video_folder if episode.videos else None)
-        if episode_to_send.bytes > self._limit:
-            raise episode_too_large(episode_to_send.bytes, self._limit)
+        if episode_to_send.bytes > self._hello.max_episode_bytes:
+            raise episode_too_large(episode_to_send.bytes, self._hello.max_episode_bytes)
         self._sender.put(episode_to_send)
         self._episodes += 1
 
