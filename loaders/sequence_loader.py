@@ -99,7 +99,8 @@ class SequenceLoader(LoaderBase):
         epochs: a pass has as many batches as this many epochs, each over all windows. With `shuffle` and `fifo` the
             last batch may have fewer rows.
         passes: `continue`: each pass follows the pass before. `repeat`: each has the same batches, for validation.
-        rank, world_size: None reads torch.distributed, or JAX's processes, if they are initialised, else 0 of 1.
+        rank, world_size: None reads torch.distributed, or JAX's processes, if they are initialised, else 0 of 1. All
+            ranks make the loader then, and begin with the generations that rank 0 opened.
         framework: framework of the batch's arrays. `torch`: tensors. `numpy`: arrays. `jax`: `jax.Array`, with 32-bit
             numbers unless JAX has 64-bit ones. None: `torch` where torch is installed, else `numpy`.
         device: device of the tensors. With `jax`, the sharding of the leading axis, such as `NamedSharding(mesh,
@@ -151,7 +152,9 @@ class SequenceLoader(LoaderBase):
         together = rank is None and get_worker_info() is None and is_distributed()
         if together:
             # Ranks open a dataset that grows at different moments.
-            config = config.with_datasets(same_generations([each.dataset for each in config.datasets]))
+            opened = [each.dataset for each in config.datasets]
+            if (agreed := same_generations(opened)) != opened:
+                config = config.with_datasets(agreed)
         stage, self._layout = first_stage(config, ask_rank_zero=together)
         self.preset = stage.components[0].batch_format.name
         self._stages = Stages(stage)

@@ -260,6 +260,7 @@ def test_a_converted_journal_is_not_published_again(goes_on: bool, tmp_path: Pat
     else:
         writer._sink._journals._stack.close()  # type: ignore[attr-defined]  # as if it died
         with gear_data.Writer(folder) as writer:
+            assert writer.episodes == 0  # those of the dead Writer are in the dataset
             record(writer, 2)
     assert numbers_of(folder) == [0, 1, 2, 3]
     assert not folder.with_name("live.quarantine").exists()

@@ -107,6 +107,33 @@ def test_a_refused_episode_is_refused_alone(tmp_path: Path, server: WriteServerP
     assert gear_data.open(tmp_path / "sent").episodes["attempt"].to_list() == [1, 2, 3, 4, 5]
 
 
+def test_a_server_says_whether_the_dataset_has_final_observations(tmp_path: Path) -> None:
+    """A converted dataset without them grows, and a final observation is refused before it is sent."""
+    end = {"terminated": True, "rewards": np.zeros(2), "actions": np.zeros(2, np.int64)}
+    gear_data.convert([{**end, "observations": np.zeros((2, 4), np.float32)}], tmp_path / "sent", progress=False)
+    server = WriteServerProcess(tmp_path / "sent")
+    server.wait()
+    with Writer(server.url, durability="os") as writer:
+        assert writer.columns is not None
+        assert {each.name: each.has_final for each in writer.columns} == {
+            "observations": False, "actions": False, "rewards": False
+        }  # fmt: skip
+        writer.append(rewards=1.0, observations=np.ones(4, np.float32), actions=1)
+        with pytest.raises(InvalidArgumentError, match="the dataset has no final observations"):
+            writer.end_episode(terminated=True, final=np.ones(4, np.float32))
+        with pytest.raises(InvalidArgumentError, match="facts are text, finite numbers"):
+            writer.end_episode(terminated=True, task=None)
+        writer.end_episode(terminated=True)
+    env = gear_data.record(gymnasium.make("CartPole-v1"), server.url)  # leaves final observations out
+    env.reset(seed=9)
+    while not any(env.step(1)[2:4]):
+        pass
+    env.close()
+    server.end()
+    ds = gear_data.open(tmp_path / "sent")
+    assert (len(ds), ds[1]["observations"].tolist()) == (3, [[1.0] * 4])
+
+
 def test_an_open_episode_ends_as_truncated(tmp_path: Path, server: WriteServerProcess) -> None:
     with Writer(server.url, durability="os") as writer:
         writer.append(actions=1.0)
