@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from gear_data.cluster.environment import env_seconds
+from gear_data.common.environment import env_seconds
 from gear_data.common.secret import Secret, encode_json
 from gear_data.errors import ClusterError
 

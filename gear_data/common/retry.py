@@ -1,8 +1,9 @@
-"""Network calls with retries after transient failures.
+"""Network calls with a time limit, and with retries after transient failures.
 
 Transient failures are: dropped and refused connections, timeouts, truncated responses, and the HTTP statuses 408, 429,
 500, 502, 503 and 504 (RFC 9110, RFC 6585). Each library behind fsspec has its own error classes for these. The classes
 are matched by name, because the libraries may not be installed. File systems also have their own, lower-level retries.
+The limit is ours, because the libraries have none for some requests. Why: docs/explanation/decisions/stores.md
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import errno
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from gear_data.common.environment import env_seconds
 from gear_data.errors import GearError, RemoteError
 
 #: Largest number of attempts.
@@ -22,6 +26,11 @@ MAX_ATTEMPTS = 5
 FIRST_DELAY = 0.2
 #: Seconds after which no new attempt starts.
 MAX_SECONDS = 60.0
+_VARIABLE, _DEFAULT_SECONDS = "GEAR_DATA_REQUEST_SECONDS", 60.0
+#: Bytes for which a transfer has the time of one request.
+_REQUEST_BYTES = 32 << 20
+#: Listings and removals make a request for each thousand files. Each has the time of so many requests.
+MANY = 5
 
 _STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _ERRNOS = frozenset(
@@ -65,7 +74,7 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-def with_retries(call: Callable[[], _Result], action: str, url: str) -> _Result:
+def with_retries(call: Callable[[], _Result], action: str, url: str, requests: int = 1) -> _Result:
     """Returns the result of a call.
 
     Retries after each transient failure, with growing delays.
@@ -74,6 +83,7 @@ def with_retries(call: Callable[[], _Result], action: str, url: str) -> _Result:
         call: function to call.
         action: action on the file in the passive, for messages: "be read".
         url: URL of the file, for messages.
+        requests: the number of requests whose time an attempt may take; see `answer_of`.
 
     Raises:
         RemoteError: every attempt failed, or an attempt failed permanently.
@@ -86,7 +96,7 @@ def with_retries(call: Callable[[], _Result], action: str, url: str) -> _Result:
     while True:
         attempts += 1
         try:
-            return call()
+            return answer_of(call, requests)
         except Exception as error:
             if isinstance(error, GearError | FileNotFoundError) or not _is_remote(error):
                 raise
@@ -103,6 +113,54 @@ def with_retries(call: Callable[[], _Result], action: str, url: str) -> _Result:
         # Random, so that clients that failed together do not retry together.
         time.sleep(delay * random.uniform(0.5, 1.0))
         delay *= 2
+
+
+def request_seconds() -> float:
+    """Returns the time limit of a request.
+
+    Raises:
+        InvalidArgumentError: the environment variable has a wrong value.
+    """
+    return env_seconds(_VARIABLE, _DEFAULT_SECONDS)
+
+
+def requests_of(size: int) -> int:
+    """Returns the number of requests whose time a transfer of some bytes may take."""
+    return 1 + size // _REQUEST_BYTES
+
+
+def answer_of(call: Callable[[], _Result], requests: int = 1) -> _Result:
+    """Returns the result of a call that asks a server.
+
+    The call runs in a thread: the libraries give some of their requests no limit. Without an answer, the thread stays
+    until its connection ends. It does not keep the process.
+
+    Args:
+        call: function to call.
+        requests: the number of requests whose time it may take.
+
+    Raises:
+        TimeoutError: the call did not end in time.
+        InvalidArgumentError: the environment variable has a wrong value.
+        Exception: raised by `call`.
+    """
+    seconds = requests * request_seconds()
+    answers: SimpleQueue[tuple[list[_Result], BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(([call()], None))
+        except BaseException as error:
+            answers.put(([], error))
+
+    threading.Thread(target=run, name="gear-request", daemon=True).start()
+    try:
+        results, error = answers.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError(f"no answer within {seconds:g} s; ${_VARIABLE} sets the limit") from None
+    if error is not None:
+        raise error
+    return results[0]
 
 
 def is_transient(error: BaseException) -> bool:

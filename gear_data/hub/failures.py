@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gear_data.common.retry import request_seconds
 from gear_data.errors import DatasetNotFoundError, GearError, InvalidArgumentError, RemoteError
 
 #: Packages of HTTP clients that versions of huggingface_hub use. Their errors have no common class.
@@ -28,7 +29,7 @@ def check_name(repo_id: str) -> None:
 
 @contextmanager
 def typed_hub_errors(name: str, again: str) -> Iterator[None]:
-    """Turns errors of the hub's library into errors of gear-data.
+    """Turns errors of the hub's library into errors of gear-data, and gives its requests a time limit.
 
     Args:
         name: name of the repository, for messages.
@@ -39,10 +40,15 @@ def typed_hub_errors(name: str, again: str) -> Iterator[None]:
         DatasetNotFoundError: the repository or the revision does not exist, or may not be read.
         RemoteError: the hub refused the request, or cannot be reached.
     """
-    from huggingface_hub import errors
+    from huggingface_hub import errors, utils
 
     place = f"hf://datasets/{name}"
+    # Its client has no limit: a thread that uploads would keep the process. Versions before 1.0 have no such client.
+    client = utils.get_session()  # type: ignore[attr-defined]
+    before = getattr(client, "timeout", None)
     try:
+        if before is not None:
+            client.timeout = request_seconds()
         yield
     except GearError:
         raise
@@ -65,6 +71,9 @@ def typed_hub_errors(name: str, again: str) -> Iterator[None]:
             file=place,
             hint=_LOG_IN if refused else again,
         ) from error
+    finally:
+        if before is not None:
+            client.timeout = before
 
 
 def _status(error: BaseException) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any, Never
 from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.progress import progress_bar
+from gear_data.common.retry import MANY, answer_of, requests_of
 from gear_data.errors import CorruptShardError, DatasetNotFoundError, InvalidArgumentError
 from gear_data.hub.failures import check_name, quiet_library, typed_hub_errors
 from gear_data.ingest.card import CARD_NAME
@@ -136,8 +137,8 @@ def _downloaded(
 
     with typed_hub_errors(name, _AGAIN):
         api = HfApi()
-        commit = str(api.dataset_info(name, revision=revision).sha)
-        there = set(api.list_repo_files(name, repo_type="dataset", revision=commit))
+        commit = str(answer_of(lambda: api.dataset_info(name, revision=revision)).sha)
+        there = set(answer_of(lambda: api.list_repo_files(name, repo_type="dataset", revision=commit), MANY))
         if MANIFEST_NAME not in there:
             raise DatasetNotFoundError(
                 f"has no {MANIFEST_NAME}, so it is no GEAR dataset",
@@ -148,7 +149,7 @@ def _downloaded(
         manifest = Manifest.load(staging)  # refuses names outside the folder
         tables = [entry.file for entry in manifest.tables.values()]
         if all(file in there for file in tables):
-            _download(name, commit, tables, staging)
+            _download(name, commit, tables, staging, sum(entry.bytes for entry in manifest.tables.values()))
             entries = [*(shard.entry for shard in manifest.shards), *_videos(staging, manifest)]
         else:
             entries = []
@@ -165,17 +166,24 @@ def _downloaded(
         with progress_bar(sum(entry.bytes for entry in entries), "pull", "B", progress) as bar:
             for first in range(0, len(entries), _FILES_AT_ONCE):
                 chunk = entries[first : first + _FILES_AT_ONCE]
-                _download(name, commit, [entry.file for entry in chunk], staging)
-                bar.update(sum(entry.bytes for entry in chunk))
+                size = sum(entry.bytes for entry in chunk)
+                _download(name, commit, [entry.file for entry in chunk], staging, size)
+                bar.update(size)
     return commit, wanted, manifest
 
 
-def _download(name: str, commit: str, files: list[str], staging: Path) -> None:
+def _download(name: str, commit: str, files: list[str], staging: Path, size: int = 0) -> None:
     from huggingface_hub import snapshot_download
 
     if files:
         patterns = [glob.escape(file) for file in files]
-        snapshot_download(name, repo_type="dataset", revision=commit, local_dir=str(staging), allow_patterns=patterns)
+        place = str(staging)
+        answer_of(
+            lambda: snapshot_download(
+                name, repo_type="dataset", revision=commit, local_dir=place, allow_patterns=patterns
+            ),
+            MANY + requests_of(size),
+        )
 
 
 def _videos(staging: Path, manifest: Manifest) -> list[FileEntry]:

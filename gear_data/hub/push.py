@@ -6,12 +6,14 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
 from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.progress import progress_bar
+from gear_data.common.retry import MANY, answer_of, requests_of
 from gear_data.errors import InvalidArgumentError
 from gear_data.hub.failures import check_name, quiet_library, typed_hub_errors
 from gear_data.ingest.card import CARD_NAME
@@ -118,9 +120,9 @@ def push(
 
     api = HfApi()
     with typed_hub_errors(name, "run the same command again: files that are there are not sent again"):
-        api.create_repo(name, repo_type="dataset", private=private, exist_ok=True)
+        answer_of(lambda: api.create_repo(name, repo_type="dataset", private=private, exist_ok=True))
         if revision is not None:
-            api.create_branch(name, branch=revision, repo_type="dataset", exist_ok=True)
+            answer_of(lambda: api.create_branch(name, branch=revision, repo_type="dataset", exist_ok=True))
         extra = [file for file in (CARD_NAME,) if (Path(folder) / file).is_file()]
         additions = [CommitOperationAdd(file, str(Path(folder) / file)) for file in extra]
         # The manifest that was opened, and not the one that may have replaced it.
@@ -129,15 +131,18 @@ def push(
             for first in range(0, len(entries), _FILES_AT_ONCE):
                 chunk = entries[first : first + _FILES_AT_ONCE]
                 added = [_checked_addition(files, entry) for entry in chunk]
-                api.preupload_lfs_files(name, added, repo_type="dataset", revision=revision)
+                size = sum(entry.bytes for entry in chunk)
+                upload = partial(api.preupload_lfs_files, name, added, repo_type="dataset", revision=revision)
+                answer_of(upload, requests_of(size))
                 additions += added
-                bar.update(sum(entry.bytes for entry in chunk))
+                bar.update(size)
             # If somebody else commits meanwhile, the hub refuses this commit.
-            parent = api.dataset_info(name, revision=revision).sha
-            there = api.list_repo_files(name, repo_type="dataset", revision=parent)
+            parent = answer_of(lambda: api.dataset_info(name, revision=revision)).sha
+            there = answer_of(lambda: api.list_repo_files(name, repo_type="dataset", revision=parent), MANY)
             kept = {addition.path_in_repo for addition in additions}
             gone = [file for file in there if file.startswith(_OF_DATASETS) and file not in kept]
-            done = api.create_commit(
+            commit = partial(
+                api.create_commit,
                 name,
                 [*additions, *(CommitOperationDelete(file) for file in gone)],
                 commit_message=message or f"gear-data {manifest.fingerprint}: {manifest.episodes:,} episodes",
@@ -145,6 +150,7 @@ def push(
                 revision=revision,
                 parent_commit=parent,
             )
+            done = answer_of(commit, MANY)
     return PushReport(
         name=name,
         url=str(done.commit_url),

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gear_data.common.extras import import_datasets
 from gear_data.common.paths import is_remote, is_utf8, plain_path, printable
-from gear_data.common.retry import with_retries
+from gear_data.common.retry import MANY, answer_of, with_retries
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
 from gear_data.ingest.sources.memory.objects import as_table, holds_arrays, holds_transitions
 from gear_data.ingest.sources.memory.transitions import transition_episodes
@@ -263,7 +263,7 @@ def _unreadable(name: str, error: OSError) -> CorruptSourceError:
 def _remote(url: str) -> Location:
     filesystem, root = filesystem_of(url)
     try:
-        found = with_retries(lambda: filesystem.find(root, detail=True), "be listed", url)
+        found = with_retries(lambda: filesystem.find(root, detail=True), "be listed", url, MANY)
     except FileNotFoundError:
         found = {}
     if not found:
@@ -350,7 +350,7 @@ def _in_memory(source: Any, split: str | None) -> Location:
 
 def _hub(name: str, split: str | None) -> Location:
     try:
-        loaded = import_datasets().load_dataset(name, split=split, streaming=True)
+        loaded = answer_of(lambda: import_datasets().load_dataset(name, split=split, streaming=True), MANY)
     except Exception as error:  # datasets raises many kinds of errors, and so does its HTTP client
         raise SourceNotFoundError(
             f"no such file or folder, and it cannot be read as a hub dataset: {type(error).__name__}: {error}",

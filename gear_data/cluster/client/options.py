@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import read_token
-from gear_data.cluster.environment import env_flag, env_int, env_seconds
+from gear_data.common.environment import env_flag, env_int, env_seconds
 from gear_data.common.secret import Secret
 from gear_data.errors import InvalidArgumentError
 

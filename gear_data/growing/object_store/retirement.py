@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from gear_data.cluster.environment import env_seconds
+from gear_data.common.environment import env_seconds
 from gear_data.errors import CorruptShardError
 from gear_data.growing.object_store.bucket import Bucket
 from gear_data.growing.object_store.mirror import Mirror

@@ -11,12 +11,12 @@ from typing import NoReturn
 
 from gear_data.cluster.addresses import parse_nodes
 from gear_data.cluster.client.options import WRITE_TOKEN_VARIABLE, ClientOptions
-from gear_data.cluster.environment import env_int, env_seconds
 from gear_data.cluster.flight.client import Endpoint
 from gear_data.cluster.writing.connection import WriteConnection, outgoing
 from gear_data.cluster.writing.intake import episode_too_large
 from gear_data.cluster.writing.messages import ServerHello, hello_columns
 from gear_data.cluster.writing.sender import LAST_DELAY, WRITE_BUFFER_VARIABLE, WRITE_TIMEOUT_VARIABLE, EpisodeSender
+from gear_data.common.environment import env_int, env_seconds
 from gear_data.errors import InvalidArgumentError, NodeUnreachableError
 from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.recording.sinks.episode_sink import EpisodeSink

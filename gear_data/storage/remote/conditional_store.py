@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gear_data.common.paths import join
-from gear_data.common.retry import http_statuses, with_retries
+from gear_data.common.retry import http_statuses, requests_of, with_retries
 from gear_data.errors import GearError, InvalidArgumentError, RemoteError, UnwritableError
 from gear_data.storage.generations.growth import JOURNALS
 from gear_data.storage.remote.range_reader import filesystem_of
@@ -104,10 +104,11 @@ class ConditionalStore:
     def read(self, file: str) -> VersionedFile | None:
         """Returns a file; None if it does not exist."""
 
-        def read() -> VersionedFile:
-            from fsspec.asyn import sync
+        from fsspec.asyn import sync
 
-            filesystem, bucket, key = self._resolve(file)
+        filesystem, bucket, key = self._resolve(file)
+
+        def read() -> VersionedFile:
             data, etag = sync(filesystem.loop, _get, filesystem, bucket, key)
             return VersionedFile(data, etag)
 
@@ -131,9 +132,9 @@ class ConditionalStore:
             UnwritableError: the bucket does not exist, or the server refuses the write.
         """
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        filesystem, bucket, key = self._resolve(file)
 
         def put() -> bool:
-            filesystem, bucket, key = self._resolve(file)
             try:
                 filesystem.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
             except FileExistsError:
@@ -146,7 +147,7 @@ class ConditionalStore:
 
         url = join(self.name, file)
         try:
-            if with_retries(put, "be written", url):
+            if with_retries(put, "be written", url, requests_of(len(data))):
                 return True
         except FileNotFoundError as error:
             raise UnwritableError(
@@ -161,11 +162,10 @@ class ConditionalStore:
         return found is not None and found.data == data
 
     def _remove(self, file: str) -> None:
-        def remove() -> None:
-            filesystem, bucket, key = self._resolve(file)
-            filesystem.call_s3("delete_object", Bucket=bucket, Key=key)
-
-        with_retries(remove, "be removed", join(self.name, file))
+        filesystem, bucket, key = self._resolve(file)
+        with_retries(
+            lambda: filesystem.call_s3("delete_object", Bucket=bucket, Key=key), "be removed", join(self.name, file)
+        )
 
     def _resolve(self, file: str) -> tuple[Any, str, str]:
         """Returns the file system, the bucket and the key of a file."""

@@ -12,7 +12,7 @@ from typing import IO, Any, TypeVar
 from gear_data.common.paths import is_remote, join
 from gear_data.common.private_folder import scratch_folder
 from gear_data.common.regular_files import JSON_BYTES
-from gear_data.common.retry import with_retries
+from gear_data.common.retry import MANY, requests_of, with_retries
 from gear_data.errors import RemoteError, UnwritableError
 from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.remote.folder_claim import folder_claim
@@ -63,16 +63,16 @@ class ObjectStore:
             RemoteError: the server cannot be reached.
             UnwritableError: the bucket does not exist, or the server refuses the write.
         """
-        with self._typed_upload_errors(file):
-            with_retries(lambda: self._upload(path, file), "be written", join(self.name, file))
+        size = path.stat().st_size
 
-    def _upload(self, path: Path, file: str) -> None:
-        filesystem, target = self._resolve(file)
-        filesystem.put_file(str(path), target)
-        filesystem.invalidate_cache()
-        stored, size = filesystem.info(target)["size"], path.stat().st_size
-        if stored != size:
-            raise ConnectionError(f"{stored} of {size} bytes were stored")
+        def upload(filesystem: Any, target: str) -> None:
+            filesystem.put_file(str(path), target)
+            filesystem.invalidate_cache()
+            if (stored := filesystem.info(target)["size"]) != size:
+                raise ConnectionError(f"{stored} of {size} bytes were stored")
+
+        with self._typed_upload_errors(file):
+            self._call(file, "be written", upload, requests_of(size))
 
     def read(self, file: str, limit: int = JSON_BYTES) -> bytes:
         def read(filesystem: Any, path: str) -> bytes:
@@ -145,13 +145,13 @@ class ObjectStore:
             }
 
         try:
-            return self._call(folder, "be listed", listed)
+            return self._call(folder, "be listed", listed, MANY)
         except FileNotFoundError:
             return {}
 
     def remove(self, file: str) -> None:
         with suppress(FileNotFoundError):
-            self._call(file, "be removed", lambda filesystem, path: filesystem.rm(path, recursive=True))
+            self._call(file, "be removed", lambda filesystem, path: filesystem.rm(path, recursive=True), MANY)
 
     def clear(self, folder: str, keep: str) -> None:
         self.remove_all([file for file in self.files(folder) if file != keep])
@@ -161,7 +161,7 @@ class ObjectStore:
         if files:
             with suppress(FileNotFoundError):
                 paths = [self._resolve(file)[1] for file in files]
-                self._call("", "be cleared", lambda filesystem, _: filesystem.rm(paths))
+                self._call("", "be cleared", lambda filesystem, _: filesystem.rm(paths), MANY)
 
     @contextmanager
     def locked(self, folder: str, wait: bool = False) -> Iterator[FolderLock]:
@@ -205,16 +205,16 @@ class ObjectStore:
                 raise UnwritableError(error.message, file=url) from error
             raise
 
-    def _call(self, file: str, action: str, call: Callable[[Any, str], _Result]) -> _Result:
+    def _call(self, file: str, action: str, call: Callable[[Any, str], _Result], requests: int = 1) -> _Result:
         """Calls `call(filesystem, path of the file)`, and retries transient failures."""
+        filesystem, path = self._resolve(file)
 
         def attempt() -> _Result:
-            filesystem, path = self._resolve(file)
             # fsspec's cached listings miss files that other processes wrote.
             filesystem.invalidate_cache()
             return call(filesystem, path)
 
-        return with_retries(attempt, action, join(self.name, file))
+        return with_retries(attempt, action, join(self.name, file), requests)
 
     def _resolve(self, file: str) -> tuple[Any, str]:
         # Only the folder's URL is parsed. In a file's URL, "::" from its name would point to another place.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import IO, Any
 
-from gear_data.common.retry import with_retries
+from gear_data.common.retry import requests_of, with_retries
 from gear_data.errors import InvalidArgumentError, MissingExtraError, RemoteError
 
 #: Bytes of the read buffer, so that small reads share a request.
@@ -89,7 +89,7 @@ class RangeReader(io.RawIOBase):
         if last <= first:
             return 0
         try:
-            data = with_retries(lambda: self._range(first, last), "be read", self.name)
+            data = with_retries(lambda: self._range(first, last), "be read", self.name, requests_of(last - first))
         except FileNotFoundError as error:
             raise RemoteError(
                 "the file no longer exists", file=self.name, hint="restore the file at its URL; then run again"

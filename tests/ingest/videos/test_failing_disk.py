@@ -106,7 +106,7 @@ def test_to_a_url_and_from_a_url(
     """Files at a URL are downloaded to the system's folder for temporary files."""
     source, files = robot
     upload(source, f"{memory_url}/source")
-    send, sent = ObjectStore._upload, []
+    send, sent = ObjectStore.upload, []
 
     def fails(self: ObjectStore, path: Path, file: str) -> None:
         if file.endswith(".mp4"):
@@ -115,7 +115,7 @@ def test_to_a_url_and_from_a_url(
                 raise RemoteError("the server is gone", file=file)
         send(self, path, file)
 
-    monkeypatch.setattr(ObjectStore, "_upload", fails)
+    monkeypatch.setattr(ObjectStore, "upload", fails)
     with pytest.raises(RemoteError, match=r"(?s)the server is gone.*video files are kept"):
         gear_data.convert(f"{memory_url}/source", f"{memory_url}/to", **OPTIONS)
     gear_data.convert(f"{memory_url}/source", f"{memory_url}/to", resume=True, **OPTIONS)

@@ -43,7 +43,7 @@ def test_an_interrupted_conversion_to_s3_is_resumed(
 ) -> None:
     source = sources.write_episodes(tmp_path / "data.parquet", rollouts, row_group=7)
     local = gear_data.convert(source, tmp_path / "local", shard_bytes=2048)
-    upload, sent = ObjectStore._upload, []
+    upload, sent = ObjectStore.upload, []
 
     def fails(self: ObjectStore, path: Path, file: str) -> None:
         if file.startswith("shards/"):
@@ -52,7 +52,7 @@ def test_an_interrupted_conversion_to_s3_is_resumed(
                 raise RemoteError("the server is gone", file=file)
         upload(self, path, file)
 
-    monkeypatch.setattr(ObjectStore, "_upload", fails)
+    monkeypatch.setattr(ObjectStore, "upload", fails)
     with pytest.raises(RemoteError, match="the server is gone"):
         gear_data.convert(source, s3_url, shard_bytes=2048)
     with pytest.raises(DatasetNotFoundError, match="did not finish"):

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from gear_data.common.extras import import_datasets
-from gear_data.errors import CorruptSourceError, GearError
+from gear_data.common.retry import answer_of, is_transient
+from gear_data.errors import CorruptSourceError, GearError, RemoteError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.files.kind import UNKNOWN_ROWS, BatchSizer, FileKind, RowGroups, batch_slices
 from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns
@@ -33,6 +34,15 @@ class _StreamedFormat:
     name: str
     read: Reader
     advice: str
+
+    def blocks(self, file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table]:
+        """Yields the blocks of a file. A server has a time limit for each block."""
+        blocks = self.read(file, model)
+        if file.filesystem is None:
+            yield from blocks
+            return
+        while (block := answer_of(lambda: next(blocks, None))) is not None:
+            yield block
 
     def open(self, file: SourceFile, model: pa.Schema | None) -> StreamedTable:
         return StreamedTable(self, file, model)
@@ -79,7 +89,7 @@ class StreamedTable:
         from datasets.table import table_cast
 
         names, row = list(dict.fromkeys(column.path[0] for column in columns)), 0
-        tables = self._format.read(self._file, self.schema)
+        tables = self._format.blocks(self._file, self.schema)
         while True:
             try:
                 with _typed_errors(self._format, self._file.name, row):
@@ -98,7 +108,7 @@ class StreamedTable:
         """Adds the way out to an error about fractions in a column that has whole numbers in the first rows."""
         expected = flat_columns(self.schema, self._file.name)
         with suppress(Exception):  # the file may have other faults
-            for table in self._format.read(self._file, None):
+            for table in self._format.blocks(self._file, None):
                 for name, column in flat_columns(table.schema, self._file.name).items():
                     is_whole = name in expected and pa.types.is_integer(leaf_type(expected[name].type))
                     if is_whole and pa.types.is_floating(leaf_type(column.type)):
@@ -112,7 +122,7 @@ class StreamedTable:
 def _first_schema(format: _StreamedFormat, file: SourceFile) -> pa.Schema:
     """Returns the types of the first block of a file."""
     with _typed_errors(format, file.name, 0):
-        table = next(format.read(file, None), None)
+        table = next(format.blocks(file, None), None)
     if table is None:
         raise CorruptSourceError("holds no row", file=file.name, hint="leave the file out")
     return table.schema
@@ -150,6 +160,8 @@ def _typed_errors(format: _StreamedFormat, name: str, row: int) -> Iterator[None
         raise
     except Exception as error:  # datasets, pandas, pyarrow and the decompressors raise many kinds of errors
         text = f"{type(error).__name__}: {error}"
+        if is_transient(error):
+            raise RemoteError(f"cannot be read: {text}", file=name, hint="run the same command again") from error
         raise CorruptSourceError(
             f"from row {row} on, datasets cannot read it as {format.name}: {text[:1000]}",
             file=name,
