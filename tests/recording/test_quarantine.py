@@ -14,6 +14,7 @@ import pytest
 import gear_data
 from gear_data.cli import main
 from gear_data.errors import BadEpisodeError, InvalidArgumentError, StorageFullError
+from gear_data.growing.publish import publish
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.journal.record import RecordedEpisode, RecordedVideo
@@ -222,6 +223,29 @@ def test_a_journal_of_other_columns_is_set_aside(tmp_path: Path) -> None:
     [entry] = quarantined(folder)
     [record] = entry.glob("*.arrows")
     assert [episode.facts["n"] for episode in read_journal(record).episodes] == [1, 2]
+
+
+def test_a_journal_that_no_longer_joins_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process makes the dataset after the checks, and before the publication takes its turn."""
+    folder = tmp_path / "live"
+    poisoned(folder, [{"n": 0}])
+    poisoned(folder, [{"n": 1, "a": 1}, {"n": 2}], number=1)
+    poisoned(folder, [{"n": 3, "a": "y"}], number=2)
+    poisoned(tmp_path / "other", [{"n": 9, "a": "x"}])
+
+    def overtaken(*arguments: Any) -> Any:
+        gear_data.convert(tmp_path / "other.journal", folder, progress=False)
+        return publish(*arguments)
+
+    monkeypatch.setattr("gear_data.recording.sealing.publish", overtaken)
+    monkeypatch.setattr("gear_data.recording.sealing.Acceptance.refused", lambda *_: {})
+    gear_data.Writer(folder).close()
+    assert numbers_of(folder) == [9, 0, 3]
+    assert gear_data.open(folder).generation == 2
+    [entry] = quarantined(folder)
+    assert [episode.facts["n"] for episode in read_journal(entry / "episodes.arrows").episodes] == [1, 2]
+    assert not folder.with_name("live.journal").exists()
+    assert gear_data.verify(folder, deep=True, progress=False).ok
 
 
 def test_an_episode_that_the_conversion_refuses_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
