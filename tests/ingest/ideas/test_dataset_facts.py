@@ -1,7 +1,8 @@
-"""Facts of a file that cannot be stored are reported, in each format of HDF5."""
+"""Facts of a source that cannot be stored are reported."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import gear_data
+from tests.support.makers.ideas import write_zarr
 
 LATIN = np.bytes_(b"caf\xe9")
 
@@ -50,3 +52,11 @@ def test_a_fact_that_cannot_be_stored_is_reported(
     manifest = gear_data.open(tmp_path / "dataset").manifest
     assert {each["column"] for each in manifest.findings if "left-out" in each["code"]} == columns
     assert manifest.provenance["metadata"]["name"] == "sac"
+
+
+def test_long_attributes_of_a_zarr_store_are_reported(tmp_path: Path) -> None:
+    arrays = {"data/action": np.zeros((4, 2)), "data/state": np.zeros((4, 3)), "meta/episode_ends": np.array([4])}
+    store = write_zarr(arrays, tmp_path / "a.zarr")
+    (store / ".zattrs").write_text(json.dumps({"notes": "x" * 20_000}))
+    report = gear_data.lint(store, progress=False)
+    assert [each.file for each in report.findings if each.code == "fact-left-out"] == [str(store)]

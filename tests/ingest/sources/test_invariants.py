@@ -173,12 +173,14 @@ def test_units_are_the_whole(case: FormatCase, sources: Any) -> None:
 
 
 @pytest.mark.usefixtures("small_units")
-def test_many_tasks_make_what_one_makes(case: FormatCase, tmp_path: Path) -> None:
+def test_many_tasks_make_what_one_makes_also_stopped_in_a_task(case: FormatCase, sources: Any, tmp_path: Path) -> None:
     report = case.convert(tmp_path / "d")
     assert report.fingerprint == case.report.fingerprint
     findings = gear_data.open(tmp_path / "d").manifest.findings
     assert sorted(map(str, findings)) == sorted(map(str, case.findings))
     assert gear_data.verify(tmp_path / "d").ok
+    _stopped_three_times(case, tmp_path / "stopped", report.shards)
+    assert sources.folder_contents(tmp_path / "stopped") == sources.folder_contents(tmp_path / "d")
 
 
 def _stop_at(patch: pytest.MonkeyPatch, shard: int) -> None:
@@ -196,30 +198,26 @@ def _stop_at(patch: pytest.MonkeyPatch, shard: int) -> None:
     patch.setattr(ShardWriter, "_write_shard", write)
 
 
-def _stopped(case: FormatCase, destination: Path, shard: int) -> Path:
+def _stopped(case: FormatCase, destination: Path, shard: int, *, resume: bool = False) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         _stop_at(patch, shard)
         with pytest.raises(StorageFullError):
-            case.convert(destination)
+            case.convert(destination, resume=resume)
     return destination
 
 
+def _stopped_three_times(case: FormatCase, destination: Path, shards: int) -> None:
+    """Stops a conversion at its first shard, resumes and stops it in the middle and at the last one, and resumes it."""
+    middle = shards // 2
+    _stopped(case, destination, 0)
+    _stopped(case, destination, middle, resume=True)
+    _stopped(case, destination, shards - 1 - middle, resume=True)
+    case.convert(destination, resume=True)
+
+
 def test_stopped_at_a_shard_it_resumes_to_the_same_bytes(case: FormatCase, sources: Any, tmp_path: Path) -> None:
-    expected = sources.folder_contents(case.dataset)
-    for shard in sorted({0, case.report.shards // 2, case.report.shards - 1}):
-        path = _stopped(case, tmp_path / f"d{shard}", shard)
-        case.convert(path, resume=True)
-        assert sources.folder_contents(path) == expected, f"stopped at shard {shard}"
-
-
-@pytest.mark.usefixtures("small_units")
-def test_stopped_in_a_task_it_resumes_to_the_same_bytes(case: FormatCase, sources: Any, tmp_path: Path) -> None:
-    shards = case.convert(tmp_path / "whole").shards
-    expected = sources.folder_contents(tmp_path / "whole")
-    for shard in sorted({1, shards - 1}):
-        path = _stopped(case, tmp_path / f"d{shard}", shard)
-        case.convert(path, resume=True)
-        assert sources.folder_contents(path) == expected, f"stopped at shard {shard}"
+    _stopped_three_times(case, tmp_path / "d", case.report.shards)
+    assert sources.folder_contents(tmp_path / "d") == sources.folder_contents(case.dataset)
 
 
 def test_another_source_is_not_resumed(case: FormatCase, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from gear_data.ingest.sources.minari.episode_run import (
 )
 from gear_data.ingest.sources.minari.episode_table import (
     INFOS,
-    minari_columns,
     read_table,
     reference_schema,
     table_columns,
@@ -117,7 +116,7 @@ class MinariArrowSource:
         minari.check_counts(len(episodes), None, self.findings)
         self._check_numbers()
         first = episodes[0].tables[0]
-        self._schema = reference_schema(minari_columns(read_table(first))[0].schema)
+        self._schema = reference_schema(read_table(first)[0].schema)
         columns = {column.name: column for column in table_columns(self._schema, minari.leaves, first.name)}
         chosen = choose_columns(columns, options)
         self._columns = {name: columns[source] for source, name in chosen.items()}

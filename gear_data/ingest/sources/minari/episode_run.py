@@ -14,14 +14,7 @@ from gear_data.errors import BadEpisodeError, CorruptSourceError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.json_files import read_json_object
-from gear_data.ingest.sources.minari.episode_table import (
-    INFOS,
-    OBSERVATIONS,
-    TableColumn,
-    cast_table,
-    minari_columns,
-    read_table,
-)
+from gear_data.ingest.sources.minari.episode_table import INFOS, OBSERVATIONS, TableColumn, cast_table, read_table
 from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, to_numpy
 from gear_data.ingest.sources.tables.variable_length import to_variable
 
@@ -74,7 +67,7 @@ class ArrowEpisode:
     @staticmethod
     def read(files: EpisodeFiles, schema: pa.Schema) -> ArrowEpisode:
         """Reads an episode's files, and casts its table to the schema."""
-        tables = [read_table(file) for file in files.tables]
+        tables, names = zip(*map(read_table, files.tables), strict=True)
         for file, table in zip(files.tables[1:], tables[1:], strict=True):
             if table.schema != tables[0].schema:
                 raise CorruptSourceError(
@@ -82,12 +75,11 @@ class ArrowEpisode:
                     file=file.name,
                     hint="download the episode's folder again",
                 )
-        whole, others = minari_columns(pa.concat_tables(tables))
-        table, cast, reason = cast_table(whole, schema)
+        table, cast, reason = cast_table(pa.concat_tables(tables), schema)
         if reason is None and table.num_rows < 2:
             reason = NO_STEPS
         facts = {} if files.facts is None else read_json_object(files.facts)
-        return ArrowEpisode(files, table, facts, others, cast, reason)
+        return ArrowEpisode(files, table, facts, names[0], cast, reason)
 
 
 class BadEpisodesError(Exception):

@@ -70,8 +70,8 @@ class TableColumn:
         return array
 
 
-def read_table(file: SourceFile) -> pa.Table:
-    """Reads a file of an episode.
+def read_table(file: SourceFile) -> tuple[pa.Table, tuple[str, ...]]:
+    """Reads Minari's columns from a file of an episode, and the names of the others.
 
     Raises:
         CorruptSourceError: the file is empty, truncated, damaged, larger than the memory of this machine, or not Arrow
@@ -90,7 +90,8 @@ def read_table(file: SourceFile) -> pa.Table:
             data = stream.read()
         table = pq.read_table(pa.BufferReader(data)) if file.name.endswith(".parquet") else _read_arrow(data)
         table.validate(full=True)
-        return table
+        others = tuple(name for name in table.column_names if name not in COLUMNS)
+        return table.select([name for name in COLUMNS if name in table.column_names]), others
     except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError, KeyError) as error:
         file.check_readable()  # raises a clearer error for empty files and Git-LFS pointers
         raise CorruptSourceError(
@@ -168,12 +169,6 @@ def table_columns(schema: pa.Schema, leaves: Mapping[str, SpaceLeaf], file: str)
                 )
             columns[column.name] = column
     return tuple(columns.values())
-
-
-def minari_columns(table: pa.Table) -> tuple[pa.Table, tuple[str, ...]]:
-    """Returns Minari's columns of a table, and the names of the others."""
-    others = tuple(name for name in table.column_names if name not in COLUMNS)
-    return table.select([name for name in COLUMNS if name in table.column_names]), others
 
 
 def reference_schema(schema: pa.Schema) -> pa.Schema:

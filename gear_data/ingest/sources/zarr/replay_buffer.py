@@ -82,12 +82,16 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         message = "videos next to the store are not read without --video-column; left out"
         findings.add(Finding("files-left-out", message, len(videos), videos[0].name))
     attributes = read_attributes(stores[0])
+    if (size := len(json.dumps(attributes))) > _MAX_METADATA:
+        message = f"the attributes of the store have {size} characters of JSON, more than {_MAX_METADATA}; left out"
+        findings.add(Finding("fact-left-out", message, file=stores[0].name))
+        attributes = {}
     return ArraySource(
         [store.name for store in stores],
         [sum(size for _, size in store.sizes()) for store in stores],
         lambda i: _step_arrays(stores[i], options),
         findings,
-        attributes if len(json.dumps(attributes)) <= _MAX_METADATA else {},
+        attributes,
         ZarrReader,
         options.tables.dtype,
     )
