@@ -48,6 +48,8 @@ _LICENSES = frozenset(
     )
 )
 
+#: Where GitHub and the hub begin a link of plain text. No backslash prevents these links; a comment inside does.
+_AUTOLINK = re.compile(r"(?:https?|ftp|mailto|xmpp)(?=:)|www(?=\.)|(?=@)", re.IGNORECASE)
 #: Size classes of the hub, in rows: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
 _SIZES = (
     (10**3, "n<1K"),
@@ -265,7 +267,8 @@ def _text(value: object) -> str:
     The result has no markup, links or HTML.
     """
     line = html.escape(" ".join(str(value).split()), quote=False)
-    return "".join(f"\\{char}" if char in r"\`*_{}[]()#|!~$" else char for char in line)
+    literal = "".join(f"\\{char}" if char in r"\`*_{}[]()#|!~$" else char for char in line)
+    return _AUTOLINK.sub(r"\g<0><!-- -->", literal)
 
 
 def _code(value: object) -> str:

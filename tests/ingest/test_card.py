@@ -119,6 +119,18 @@ def test_column_names_are_escaped(tmp_path: Path, sources: Any) -> None:
     assert widths == {10}
 
 
+def test_names_are_no_links(tmp_path: Path, sources: Any) -> None:
+    """GitHub Flavored Markdown, 6.9: autolinks begin with `www.`, with `http://` and the like, or have an `@`."""
+    names = ("see https:a|", "Www.b.example`", "c@d.example|", "MAILTO:e|", "|xmpp:f")
+    rollouts = [r.with_columns(**dict.fromkeys(names, r.columns["rewards"])) for r in sources.make_rollouts(4)]
+    source = sources.write_episodes(tmp_path / "s.parquet", rollouts)
+    gear_data.convert(source, tmp_path / "g@h.example")
+    text = write_card(tmp_path / "g@h.example")
+    # Code, and the links of the card itself.
+    shown = re.sub(r"^```.*?^```|`[^`\n]*`|(?<!\\)\]\([^)]*\)", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert not re.search(r"(?:https?|ftp):|www\.|(?:mailto|xmpp):|[\w.+-]@", shown, re.IGNORECASE)
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
