@@ -20,8 +20,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # The newest mlflow-skinny wants an older importlib_metadata than other packages; it works with the new one.
 INSTALL_ALONE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c $(CONSTRAINTS)
 
-# One module's tests stay in one process: they share its fixtures.
-PYTEST_OPTIONS := -n $(WORKERS) --dist loadfile --max-worker-restart 0
+# One module's tests stay in one process: they share its fixtures. Modules keep the order of tests/conftest.py.
+PYTEST_OPTIONS := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PYTEST := $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 FIRST_TIER := 'not processes and not nightly'
 
@@ -67,7 +67,7 @@ test-oldest test-lerobot: test-%:
 	$(PYTHON) -m venv --clear .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* $(PACKAGES) 'hypothesis>=6.100' 'pytest>=8.0' \
-	  'pytest-timeout>=2.3' 'pytest-xdist>=3.5' psutil
+	  'pytest-timeout>=2.3' 'pytest-xdist>=3.7' psutil
 	$(if $(ON_TOP),.venv-$*/bin/uv pip install --quiet --python .venv-$* $(ON_TOP))
 	.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) $(TESTS)
 

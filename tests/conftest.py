@@ -69,6 +69,10 @@ SECOND_TIER = (
 )  # fmt: skip
 
 
+#: The QEMU guests. Needs minutes.
+SLOWEST = "test_guest.py"
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out the folders of the second tier where only the first one runs: their imports take seconds."""
     first_only = "not processes" in config.getoption("markexpr")
@@ -76,11 +80,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Marks the tests of some folders, before `-m` chooses the tests of a tier by their markers."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of some folders, before `-m` chooses the tests of a tier by their markers.
+
+    The slowest module comes first: at the end, one process would run it alone.
+    """
     for item in items:
         if _in_folders(item.path, SECOND_TIER):
             item.add_marker("processes")
+    items.sort(key=lambda item: item.path.name != SLOWEST)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""Every benchmark runs, with all its options, at its smallest size.
+"""Every benchmark runs, with all its options, at its smallest size. Runs that take long are nightly.
 
 The commands are in `tests/support/benchmarks/commands.py`. Their processes start quickly, because they are forks of one
 server that has imported torch. The tests check that a benchmark prints and records all that it promises, never how
@@ -78,6 +78,7 @@ def check_costs(result: Result, wanted: list[tuple[str, int]]) -> None:
     assert [(row[0], int(row[1].replace(",", ""))) for row in rows] == wanted
 
 
+@pytest.mark.nightly
 def test_every_kind_is_measured(run: Run) -> None:
     check_costs(run("selection"), [(kind, 1000) for kind in selection.KINDS])
 
@@ -144,7 +145,11 @@ def test_a_source_is_measured(run: Run, source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "layouts"), [("layouts", [*convert_layouts.LAYOUTS]), ("two layouts", ["minari", "lerobot"])]
+    ("name", "layouts"),
+    [
+        pytest.param("layouts", [*convert_layouts.LAYOUTS], marks=pytest.mark.nightly),
+        ("two layouts", ["minari", "lerobot"]),
+    ],
 )
 def test_layouts_are_measured(name: str, layouts: list[str], run: Run) -> None:
     result = run(name)
@@ -265,6 +270,7 @@ def check_race(result: Result, names: list[str], peers: set[str], missing: dict[
         assert each["data"] in result.printed
 
 
+@pytest.mark.nightly
 def test_all_parts_and_contenders_are_measured(run: Run) -> None:
     result, shapes = run("feed"), WITH_PEERS["feed"]
     check_race(result, shapes, {each.name for each in CONTENDERS}, {"reverb": "not installed (run with --install)"})
@@ -312,6 +318,7 @@ def check_profile(result: Result, names: list[str]) -> None:
     assert [row[0] for row in rows_of(result.printed, "batch us")] == names
 
 
+@pytest.mark.nightly
 def test_every_other_shape_is_measured(run: Run) -> None:
     result = run("other shapes")
     names = [name for name in BY_NAME if not any(name in shapes for shapes in WITH_PEERS.values())]
@@ -321,6 +328,7 @@ def test_every_other_shape_is_measured(run: Run) -> None:
     assert len(large) == 3 and all(text.startswith("synthetic data, 2 copies: ") for text in large)
 
 
+@pytest.mark.nightly
 def test_policies_are_trained_and_run(run: Run, rollouts: Path) -> None:
     result = run("learning", source=rollouts)
     assert result.status == 0, result.errors
@@ -380,6 +388,7 @@ def test_another_checkout_is_measured_beside_this_one(run: Run, checkout: Path) 
     check_profile(stages, [f"hopper-64x100, {checkout.name}", "hopper-64x100"])
 
 
+@pytest.mark.nightly
 def test_a_peer_that_cannot_be_installed_is_reported(run: Run) -> None:
     result = run("a peer that cannot be installed")
     failure = "not installable: ERROR: No matching distribution found"

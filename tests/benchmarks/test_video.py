@@ -18,6 +18,7 @@ from tests.support.benchmarks.results import Result, rows_of
 RAN = {each.title for each in video.CONTENDERS if each.environment is None}
 
 
+@pytest.mark.nightly
 def test_contenders_are_raced(run: Any) -> None:
     result: Result = run("video")
     assert result.status == 0, result.errors

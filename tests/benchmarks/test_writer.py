@@ -31,6 +31,7 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
+@pytest.mark.nightly
 def test_recorders_are_raced(run: Any) -> None:
     result: Result = run("recorders")
     assert result.status == 0, result.errors

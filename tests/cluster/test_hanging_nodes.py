@@ -76,7 +76,7 @@ def once(seconds):
     return TIMEOUT * 0.9 < seconds < TIMEOUT * 1.95
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 4])
+@pytest.mark.parametrize("prefetch", [0, 4])
 def test_without_a_replica(start, prefetch):
     (node,) = start(None)
     dataset = gear_data.open(url(node))

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.support.checks import folder_contents
 from tests.support.rollouts import make_rollouts
 from tests.support.running.eventually import eventually
 from tests.support.running.hub_server import Hub, running_hub
+from tests.support.running.warm_python import python
 
 pytestmark = pytest.mark.processes
 
@@ -61,7 +61,7 @@ class Client:
         self._environment = {**os.environ, **hub.environment(), "HF_HOME": str(home)}
 
     def start(self, *arguments: Any, **environment: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "gear_data.cli", *map(str, arguments), "--json"]
+        command = [python(), "-m", "gear_data.cli", *map(str, arguments), "--json"]
         environment = {**self._environment, **environment}
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

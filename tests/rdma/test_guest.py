@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,8 @@ from tests.support.rdma import guest, remote_batches
 pytestmark = pytest.mark.timeout(2600)
 
 HERE = Path(guest.__file__).parent
+#: Seconds that a node may take to answer the other guest.
+TIMEOUT = 30
 REQUIRED = "GEAR_DATA_REQUIRE_VERBS"
 #: Kernels are compiled here for any processor, and loaded in the guest, whose processor is another one.
 _NUMBA = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
@@ -89,7 +91,7 @@ def attach_videos(folder, lengths):
 
 
 def variables(folder: Path) -> dict[str, str]:
-    paths = [str(Path(gear_data.__file__).parent.parent)]
+    paths = [str(Path(gear_data.__file__).parent.parent), sysconfig.get_path("purelib")]
     return {
         **_NUMBA,
         "NUMBA_CACHE_DIR": str(folder / "numba"),
@@ -119,56 +121,36 @@ def protection(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def started(prepared, protection, tmp_path_factory):
-    """The guest of `test_one_machine`, and its output folder.
+def machines(prepared, protection, tmp_path_factory):
+    """Two guests and their output folders.
 
-    It runs at the same time as the two other guests.
+    The first runs the checks of `test_one_machine` and then serves the dataset, which the second reads.
     """
-    out = tmp_path_factory.mktemp("out")
-    command = [sys.executable, str(HERE / "guest_checks.py"), str(prepared / "d"), str(prepared / "expected.npz")]
-    machine = guest.Guest(out, [*command, str(protection)], variables(prepared))
-    yield machine, out
-    machine.kill()
-
-
-def test_two_machines(started, prepared, protection, tmp_path):
-    """The second guest reads the first, and notices when the first is gone."""
-    place, timeout = f"{guest.address(1)}:7000", 30
-    tls = {"GEAR_DATA_TLS_CA": str(protection / "node.pem"), "GEAR_DATA_TOKEN_FILE": str(protection / "token")}
-    serve = [sys.executable, "-m", "gear_data.cli", "serve", str(prepared / "d"), "--listen", place]
-    serve += ["--residency", "host", "--transport", "verbs", "--tls-cert", str(protection / "node.pem")]
-    serve += ["--tls-key", str(protection / "node.key"), "--token-file", str(protection / "token")]
-    read = [sys.executable, str(HERE / "guest_peer.py"), str(prepared / "d"), place]
+    place, token = f"{guest.address(1)}:7000", protection / "token"
+    reading = {"GEAR_DATA_TLS_CA": str(protection / "node.pem"), "GEAR_DATA_TOKEN_FILE": str(token)}
+    reading["GEAR_DATA_NODE_TIMEOUT"] = str(TIMEOUT)
+    check = ["guest_checks.py", prepared / "d", prepared / "expected.npz", protection, place]
+    read = ["guest_peer.py", prepared / "d", place]
     with socket.create_server(("127.0.0.1", 0)) as free:
         wire = free.getsockname()[1]
-    machines = []
-    limit = time.monotonic() + 1800  # together: on a busy machine, the first takes most of it
+    started = []
     try:
-        for number, command in enumerate((serve, read), 1):
-            out = tmp_path / str(number)
-            out.mkdir()
-            options = {**variables(prepared), **tls, "GEAR_DATA_NODE_TIMEOUT": str(timeout)}
-            machines.append(guest.Guest(out, command, options, number, wire))
-            # The second guest connects to the first guest's end of the network.
-            machines[-1].wait_for("also by RDMA" if number == 1 else "equal", limit - time.monotonic())
-        node, client = machines
-        node.kill()
-        assert client.wait(3 * timeout) == 0, client.state()
+        for number, (program, *words) in enumerate((check, read), 1):
+            out = tmp_path_factory.mktemp("out")
+            # Without `site`: it imports what other packages ask for.
+            command = [sys.executable, "-S", str(HERE / program), *map(str, words)]
+            options = {**variables(prepared), **(reading if number == 2 else {})}
+            started.append((guest.Guest(out, command, options, number, wire), out))
+        yield started
     finally:
-        for machine in machines:
+        for machine, _ in started:
             machine.kill()
-    print(client.log)
-    assert "without the token" in client.log and "does not accept the token" in client.log
-    (line,) = [line for line in client.log.splitlines() if line.startswith("gone after")]
-    # Time for the READs, and for one attempt at a new queue pair, in case the node only restarted.
-    assert float(line.split()[2]) < 1.5 * timeout and f"gear://{place}" in line, line
 
 
 @pytest.fixture(scope="module")
-def one_guest(started):
-    machine, out = started
-    status = machine.wait(2500)
-    assert status == 0, machine.state()
+def one_guest(machines):
+    machine, out = machines[0]
+    machine.wait_for("all checks ended", 2400)
     print(machine.log)
     rows = [json.loads(line) for line in (out / "results").read_text().splitlines()]
     return {row["check"]: row["problem"] for row in rows}
@@ -177,3 +159,18 @@ def one_guest(started):
 @pytest.mark.parametrize("check", [*check_names("guest_checks.py"), *check_names("guest_network.py")])
 def test_one_machine(one_guest, check):
     assert one_guest.get(check, "the guest did not run this check") is None, one_guest.get(check)
+
+
+@pytest.mark.usefixtures("one_guest")
+def test_two_machines(machines):
+    """The second guest reads the first, and notices when the first is gone."""
+    (node, _), (client, _) = machines
+    node.wait_for("also by RDMA", 600)
+    client.wait_for("equal", 600)
+    node.kill()
+    assert client.wait(3 * TIMEOUT) == 0, client.state()
+    print(client.log)
+    assert "without the token" in client.log and "does not accept the token" in client.log
+    (line,) = [line for line in client.log.splitlines() if line.startswith("gone after")]
+    # Time for the READs, and for one attempt at a new queue pair, in case the node only restarted.
+    assert float(line.split()[2]) < 1.5 * TIMEOUT and f"gear://{guest.address(1)}" in line, line

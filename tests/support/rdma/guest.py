@@ -21,7 +21,7 @@ _KERNEL = "console=ttyS0 quiet panic=-1 rdinit=/init mitigations=off nokaslr clo
 #: Shell code that the guest runs before the command: creates a network, and an RDMA device over it.
 _NETWORK = f"""export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 ip link set lo up
-if [ -e /sys/class/net/eth0 ]; then ip link set eth0 mtu 4200; else ip link add eth0 type dummy; fi
+ip link set eth0 mtu 4200
 ip addr add {_ADDRESS}.NUMBER/24 dev eth0 && ip link set eth0 up && rdma link add rxe0 type rxe netdev eth0 || exit 90
 """
 
@@ -53,7 +53,7 @@ class Guest:
         out: folder that the guest writes to, as /out.
         command: the command.
         variables: environment variables of the command.
-        number: number of the guest, used in its address.
+        number: number of the guest, used in its address. The first has two processors.
         wire: port of this machine. Guests with the same port share a network; guest 1 listens at it.
     """
 
@@ -62,8 +62,8 @@ class Guest:
         out: Path,
         command: Sequence[str],
         variables: Mapping[str, str],
-        number: int = 1,
-        wire: int | None = None,
+        number: int,
+        wire: int,
     ) -> None:
         self._out = out
         paths = [str(image.cache() / "pyverbs/usr/lib/python3/dist-packages"), variables.get("PYTHONPATH", "")]
@@ -73,25 +73,14 @@ class Guest:
         lines.append(f"{shlex.join(command)} > /out/log 2>&1")
         (out / "command").write_text("\n".join(lines))
         shares = [("host", "/", ",readonly=on"), ("out", str(out), "")]
-        network = [] if wire is None else self._network(number, wire)
         self._process = subprocess.Popen(
             [
                 # It ends with this process, however this process ends.
                 *("setpriv", "--pdeathsig", "KILL"),
                 *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
                 # Emulation: KVM is rarely available.
-                *(
-                    "-machine",
-                    "pc",
-                    "-accel",
-                    "tcg,thread=multi,tb-size=512",
-                    "-cpu",
-                    "max",
-                    "-smp",
-                    "2" if wire is None else "1",
-                    "-m",
-                    "3G",
-                ),
+                *("-machine", "pc", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-m", "3G"),
+                *("-smp", "2" if number == 1 else "1"),
                 *("-kernel", str(image.cache() / "vmlinux"), "-initrd", str(image.cache() / "initramfs")),
                 *("-append", _KERNEL, "-serial", f"file:{out}/console"),
                 *(
@@ -102,7 +91,7 @@ class Guest:
                         f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{how}",
                     )
                 ),
-                *network,
+                *self._network(number, wire),
             ],
             stdin=subprocess.DEVNULL,
         )

@@ -1,8 +1,8 @@
 """Program for a guest: reads a dataset by RDMA, and causes faults.
 
-Writes one line of JSON for each check.
+Writes one line of JSON for each check. After the checks it serves the dataset, until the guest is killed.
 
-guest_checks.py DATASET EXPECTED.npz PROTECTION
+guest_checks.py DATASET EXPECTED.npz PROTECTION HOST:PORT
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from typing import Any
 
 import numpy as np
 
+import gear_data.cli
+
 # Imported before nodes are forked from this process: they would import Numba at their first request by Arrow Flight.
 import gear_data.kernels.cpu.collect
-import gear_data.kernels.cpu.gather  # noqa: F401
+import gear_data.kernels.cpu.gather
 from gear_data.cluster.client import backoff
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.reader import ClusterReader
@@ -476,14 +478,42 @@ def check_nothing_is_left_behind(world: World) -> None:
         time.sleep(0.1)
 
 
-def main(dataset: str, expected: str, protection: str) -> None:
+def fork_server(dataset: str, protection: Path, place: str) -> Callable[[], None]:
+    """Forks a process that serves the dataset later.
+
+    The process has imported everything: imports take long in a guest. Call this before anything uses gRPC.
+
+    Returns:
+        A function that starts the server, and waits for its end.
+    """
+    command = ["serve", dataset, "--listen", place, "--residency", "host", "--transport", "verbs"]
+    command += ["--tls-cert", str(protection / "node.pem"), "--tls-key", str(protection / "node.key")]
+    command += ["--token-file", str(protection / "token")]
+    read_end, write_end = os.pipe()
+    process = os.fork()
+    if process == 0:
+        gear_data.cli.build_parser()  # imports all commands, beside the checks
+        os.read(read_end, 1)
+        os._exit(gear_data.cli.main(command))
+
+    def serve() -> None:
+        os.write(write_end, b"1")
+        os.waitpid(process, 0)
+
+    return serve
+
+
+def main(dataset: str, expected: str, protection: str, place: str) -> None:
     # Four minutes on two idle cores, and twice as long if other tests run.
     faulthandler.dump_traceback_later(2400, exit=True)
     backoff.MIN_BACKOFF_SECONDS = 0.1  # the checks kill nodes
+    serve = fork_server(dataset, Path(protection), place)
     world = World(Path(dataset), Path(expected), Path(protection))
     with Path("/out/results").open("w") as file:
         for row in itertools.chain(run(globals(), world), world.network.rows()):
             file.write(json.dumps(row) + "\n")
+    print("all checks ended", flush=True)
+    serve()
 
 
 if __name__ == "__main__":

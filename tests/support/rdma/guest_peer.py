@@ -1,4 +1,4 @@
-"""Program for a guest: reads a node on another guest by RDMA.
+"""Program for a guest: reads a node on another guest by RDMA, once there is one.
 
 When that guest is gone, the program notices it in time.
 
@@ -8,6 +8,7 @@ guest_peer.py DATASET HOST:PORT
 from __future__ import annotations
 
 import faulthandler
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -21,9 +22,19 @@ from gear_data.errors import NodeRefusedError, NodeUnreachableError
 from tests.support.rdma.guest_rows import Rows
 
 
+def wait_for(address: Address) -> None:
+    """Waits until something listens at an address."""
+    while True:
+        try:
+            return socket.create_connection((address.host, address.port), 5).close()
+        except OSError:
+            time.sleep(0.5)
+
+
 def main(dataset: str, place: str) -> None:
-    faulthandler.dump_traceback_later(1800, exit=True)
+    faulthandler.dump_traceback_later(2400, exit=True)
     rows, address, options = Rows(Path(dataset)), Address.parse(place), ClientOptions.from_environment()
+    wait_for(address)
     client = ShardClient([address], options, transport="verbs")
     try:
         ShardClient([address], replace(options, token=Secret(b"not-the-token-of-the-RDMA-tests")), transport="verbs")

@@ -34,7 +34,6 @@ MODULES = (
     "9p",
     "overlay",
     "crc32_generic",
-    "dummy",
     "ib_uverbs",
     "rdma_rxe",
     "veth",
