@@ -131,16 +131,15 @@ def machines(prepared, protection, tmp_path_factory):
     reading["GEAR_DATA_NODE_TIMEOUT"] = str(TIMEOUT)
     check = ["guest_checks.py", prepared / "d", prepared / "expected.npz", protection, place]
     read = ["guest_peer.py", prepared / "d", place]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        wire = free.getsockname()[1]
-    started = []
+    ends, started = socket.socketpair(), []
     try:
-        for number, (program, *words) in enumerate((check, read), 1):
+        for number, ((program, *words), wire) in enumerate(zip((check, read), ends, strict=True), 1):
             out = tmp_path_factory.mktemp("out")
             # Without `site`: it imports what other packages ask for.
             command = [sys.executable, "-S", str(HERE / program), *map(str, words)]
             options = {**variables(prepared), **(reading if number == 2 else {})}
             started.append((guest.Guest(out, command, options, number, wire), out))
+            wire.close()
         yield started
     finally:
         for machine, _ in started:

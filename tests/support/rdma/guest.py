@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -54,7 +55,7 @@ class Guest:
         command: the command.
         variables: environment variables of the command.
         number: number of the guest, used in its address. The first has two processors.
-        wire: port of this machine. Guests with the same port share a network; guest 1 listens at it.
+        wire: one end of a stream. Its other end is the other guest's.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Guest:
         command: Sequence[str],
         variables: Mapping[str, str],
         number: int,
-        wire: int,
+        wire: socket.socket,
     ) -> None:
         self._out = out
         paths = [str(image.cache() / "pyverbs/usr/lib/python3/dist-packages"), variables.get("PYTHONPATH", "")]
@@ -91,16 +92,12 @@ class Guest:
                         f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{how}",
                     )
                 ),
-                *self._network(number, wire),
+                *("-netdev", f"socket,id=wire,fd={wire.fileno()}"),
+                *("-device", f"virtio-net-pci,netdev=wire,mac=52:54:00:00:00:{number:02x},host_mtu=4200"),
             ],
             stdin=subprocess.DEVNULL,
+            pass_fds=[wire.fileno()],
         )
-
-    @staticmethod
-    def _network(number: int, wire: int) -> list[str]:
-        role = "listen" if number == 1 else "connect"
-        card = f"virtio-net-pci,netdev=wire,mac=52:54:00:00:00:{number:02x},host_mtu=4200"
-        return ["-netdev", f"socket,id=wire,{role}=127.0.0.1:{wire}", "-device", card]
 
     @property
     def log(self) -> str:
