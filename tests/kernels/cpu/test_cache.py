@@ -71,7 +71,7 @@ def test_a_folder_that_is_not_private_is_not_used(planted: str, tmp_path: Path) 
     assert list(temporary.iterdir()) == [name]
 
 
-#: Converts a column of every type to float32, by a kernel that is compiled separately for each kind of array in the arguments.
+#: Converts a column of each type to float32, by a kernel that is compiled for each kind of array in the arguments.
 #: `gear_data.kernels.cpu.collect` calls the same converters, and takes ten times as long to compile.
 CONVERSIONS = """
 import sys
