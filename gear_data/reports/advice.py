@@ -41,7 +41,7 @@ ADVICE: Mapping[str, str] = {
     "gapped-episodes": "Check that no file is missing.",
     "files-left-out": "Convert the other files separately, if they belong to the data. Facts can be joined by episode.",
     "reset-step-left-out": "Nothing. The step was a reset, and its action had no effect.",
-    "reset-row": "Nothing, if the source has dm_env's time steps. Convert with --reset-steps keep if each row is a step.",
+    "reset-row": "Nothing, if the source has dm_env's time steps. Give --reset-steps keep if each row is a step.",
     "reset-steps-possible": "Look at first steps in the viewer. Convert with --reset-steps drop if they are resets.",
     "journal-torn": "Nothing. The episode that its process did not finish is not in the dataset.",
     "journal-damaged": "Restore the journal from a backup, and convert it again, if these episodes are needed.",
