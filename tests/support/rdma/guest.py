@@ -48,13 +48,14 @@ def address(number: int) -> str:
 class Guest:
     """A guest that runs one command, and ends with it.
 
-    The command runs in this process's working folder.
+    The command runs in this process's working folder, on one processor: on a busy machine, a second one waits for the
+    first one's locks.
 
     Args:
         out: folder that the guest writes to, as /out.
         command: the command.
         variables: environment variables of the command.
-        number: number of the guest, used in its address. The first has two processors.
+        number: number of the guest, used in its address.
         wire: one end of a stream. Its other end is the other guest's.
     """
 
@@ -81,7 +82,6 @@ class Guest:
                 *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
                 # Emulation: KVM is rarely available.
                 *("-machine", "pc", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-m", "3G"),
-                *("-smp", "2" if number == 1 else "1"),
                 *("-kernel", str(image.cache() / "vmlinux"), "-initrd", str(image.cache() / "initramfs")),
                 *("-append", _KERNEL, "-serial", f"file:{out}/console"),
                 *(
