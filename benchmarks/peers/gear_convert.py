@@ -71,7 +71,7 @@ def main() -> None:
     out = claim_stdout()
     raw, stacked = args.contract in RAW, args.contract == "stacked"
     converted = args.dataset.with_suffix(".whole") if stacked else args.dataset
-    gear_data.convert(args.source, converted, columns=RAW_COLUMNS if raw else None, progress=False)
+    gear_data.convert(args.source, converted, columns=RAW_COLUMNS if raw else None, progress=False, follow_links=True)
     if stacked:
         divide_observations(converted, args.dataset)
     say(out, write_steps(gear_data.open(args.dataset), RAW_COLUMNS if raw else COLUMNS, args.steps))

@@ -84,6 +84,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-encoded", action="store_true", help="keep PNG, JPEG and other images as the source encodes them"
     )
+    help = "also read files that are symbolic links to places outside the source's folder"
+    parser.add_argument("--follow-links", action="store_true", help=help)
 
 
 def _add_videos(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +100,7 @@ def _add_videos(parser: argparse.ArgumentParser) -> None:
 
 
 def _source_options(options: argparse.Namespace, **videos: Any) -> dict[str, Any]:
-    names = ("format", "split", "columns", "mapping", "keep_encoded")
+    names = ("format", "split", "columns", "mapping", "keep_encoded", "follow_links")
     boundaries = (
         "episode_column",
         "step_column",
@@ -198,7 +200,7 @@ def _merge(options: argparse.Namespace) -> int:
 def _suggest_map(options: argparse.Namespace) -> int:
     from gear_data.ingest.lint import suggest_mapping
 
-    text = suggest_mapping(options.sources)
+    text = suggest_mapping(options.sources, follow_links=options.follow_links)
     if options.json:
         print_json({"mapping": text})
     else:

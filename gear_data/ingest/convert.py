@@ -101,6 +101,7 @@ def convert(
     videos: VideoMode | VideoStorage = "keep",
     tables: TableOptions = TableOptions(),
     keep_encoded: bool = False,
+    follow_links: bool = False,
     shard_bytes: int = SHARD_BYTES,
     on_bad_episode: OnBadEpisode = "error",
     strict: bool = False,
@@ -141,6 +142,8 @@ def convert(
         tables: the types of columns of tables, numbers in place of nulls, and whether CSV files have a header.
         keep_encoded: keep PNG, JPEG and other images as the source encodes them. By default, images of one size
             become uint8 columns [H, W, C].
+        follow_links: also read files of a source's folder that are symbolic links to places outside it. By default,
+            such a link is an error. The files of the HuggingFace hub's cache are links that need no permission.
         shard_bytes: the size at which a shard is closed, in bytes of column data.
         on_bad_episode: `error` raises BadEpisodeError at a malformed episode. `skip` leaves it out, with a finding.
         strict: raise an error for every finding: NaN, Inf and all others that `gear-data lint` lists.
@@ -176,6 +179,7 @@ def convert(
         stack=stack,
         videos=video_storage(videos),
         tables=tables,
+        follow_links=follow_links,
     )
     target = choose_target(plain_path(destination), overwrite, resume)
     options = options.with_stacked_parts()

@@ -61,13 +61,14 @@ class LintReport:
         }
 
 
-def suggest_mapping(source: Any) -> str:
+def suggest_mapping(source: Any, *, follow_links: bool = False) -> str:
     """Returns a first mapping for HDF5, NumPy and Zarr files, as YAML.
 
     Check it before you give it to `convert` (`mapping=`). Comments name what is not clear, and what is left out.
 
     Args:
         source: the source, as in `convert`; not several.
+        follow_links: as in `convert`.
 
     Raises:
         InvalidArgumentError: there are several sources.
@@ -76,7 +77,7 @@ def suggest_mapping(source: Any) -> str:
     source = plain_source(source)
     if isinstance(source, tuple):
         raise InvalidArgumentError(f"a mapping describes one source, not {len(source)}", hint="give one source")
-    return reader.suggest_mapping(locate(source, None))
+    return reader.suggest_mapping(locate(source, None, follow_links=follow_links))
 
 
 def lint(
@@ -92,6 +93,7 @@ def lint(
     videos: VideoMode | VideoStorage = "keep",
     tables: TableOptions = TableOptions(),
     keep_encoded: bool = False,
+    follow_links: bool = False,
     progress: bool | None = None,
     **unknown: Never,
 ) -> LintReport:
@@ -116,6 +118,7 @@ def lint(
         stack=stack,
         videos=video_storage(videos),
         tables=tables,
+        follow_links=follow_links,
     )
     spec = with_parts(
         ConversionSpec(plain_source(source), check_splits(split), format, options.with_stacked_parts(), keep_encoded)

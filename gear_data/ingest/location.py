@@ -163,16 +163,18 @@ def _first_of_folders(names: Sequence[str]) -> dict[str, int]:
     return folders
 
 
-def locate(source: Any, split: str | None) -> Location:
+def locate(source: Any, split: str | None, *, follow_links: bool = False) -> Location:
     """Locates a source: a path, a URL, a hub id, or an object in memory.
 
     Args:
         source: the source, as in `convert`.
         split: the split to read; None if the source has only one.
+        follow_links: whether symbolic links may lead out of a folder.
 
     Raises:
         SourceNotFoundError: the source does not exist.
-        InvalidArgumentError: the split is missing or does not exist, or the kind of URL is unknown.
+        InvalidArgumentError: the split is missing or does not exist, the kind of URL is unknown, or a link leads out of
+            the folder.
         RemoteError: the server cannot be reached.
         MissingExtraError: the package for this kind of URL is not installed.
     """
@@ -182,7 +184,7 @@ def locate(source: Any, split: str | None) -> Location:
     if is_remote(text):
         return _choose_split(_remote(text), split)
     if os.path.isdir(text):
-        return _choose_split(_local_folder(text), split)
+        return _choose_split(_local_folder(text, _Links(text, follow_links)), split)
     if os.path.exists(text):
         file = _local_file(text, os.path.basename(text))
         if file is None:
@@ -198,21 +200,66 @@ def locate(source: Any, split: str | None) -> Location:
     raise SourceNotFoundError("no such file or folder", file=text, hint=hint)
 
 
-def _local_folder(root: str) -> Location:
+class _Links:
+    """The symbolic links of a folder.
+
+    A link to a folder that is read anyway is left out: else its files would be read twice. A snapshot in the cache of
+    the HuggingFace hub consists of links to the files of its repository (`blobs`).
+
+    Args:
+        root: the folder.
+        follow: whether links may lead out of it.
+    """
+
+    def __init__(self, root: str, follow: bool) -> None:
+        self._read = [os.path.realpath(root)]
+        self._follow = follow
+        repository, found, _ = self._read[0].partition(f"{os.sep}snapshots{os.sep}")
+        self._inside = [self._read[0], os.path.join(repository, "blobs")] if found else self._read
+
+    def check(self, path: str, name: str) -> None:
+        """Raises InvalidArgumentError if a file is a link that must not be followed."""
+        if os.path.islink(path):
+            target = os.path.realpath(path)
+            if not self._follow and not _is_below(target, self._inside):
+                raise InvalidArgumentError(
+                    f"is a link that leads out of the folder, to {printable(target)}",
+                    file=printable(name),
+                    hint="to read it all the same: follow_links=True (--follow-links)",
+                )
+
+    def is_new(self, path: str, name: str) -> bool:
+        """Returns whether the files of a folder must be read. Raises InvalidArgumentError as `check` does."""
+        if not os.path.islink(path):
+            return True
+        target = os.path.realpath(path)
+        if _is_below(target, self._read):
+            return False
+        self.check(path, name)
+        self._read.append(target)
+        return True
+
+
+def _is_below(path: str, folders: Sequence[str]) -> bool:
+    return any(path == folder or path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
+
+
+def _local_folder(root: str, links: _Links) -> Location:
     def refuse(error: OSError) -> None:
         raise _unreadable(str(error.filename), error) from error
 
     files = []
-    for folder, folders, names in os.walk(root, onerror=refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        inside = os.path.relpath(folder, root)
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+        inside = "" if folder == root else f"{os.path.relpath(folder, root)}/"
+        shown = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = [name for name in shown if links.is_new(os.path.join(folder, name), inside + name)]
         for name in names:
             if _is_hidden(name):
                 continue
-            relative = name if inside == "." else f"{inside}/{name}"
-            file = _local_file(os.path.join(folder, name), relative)
+            file = _local_file(os.path.join(folder, name), inside + name)
             if file is None:
-                raise _special(relative)
+                raise _special(inside + name)
+            links.check(file.path, file.name)
             files.append(file)
     return Location(root, tuple(sorted(files, key=_natural_order)), folder=True)
 

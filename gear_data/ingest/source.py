@@ -34,6 +34,7 @@ class SourceOptions:
         stack: name of a new column -> names of the columns that it is made of. None stacks nothing.
         videos: the video files of cameras, and what becomes of them.
         tables: how the values of tables are read.
+        follow_links: whether symbolic links may lead out of the source's folder.
 
     Raises:
         InvalidArgumentError: an option has the wrong type or range.
@@ -47,6 +48,7 @@ class SourceOptions:
     stack: Stack | None = None
     videos: VideoStorage = field(default_factory=VideoStorage)
     tables: TableOptions = field(default_factory=TableOptions)
+    follow_links: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.columns, str):

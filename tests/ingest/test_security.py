@@ -121,7 +121,7 @@ CONVERTED: dict[str, tuple[Callable[[Path, Path], Path], bool]] = {
     "npz scalar": (npz_scalar, True),
     "npy": (npy, True),
     "memory map": (memory_map, True),
-    "hdf5 metadata": (hdf5, False),
+    "hdf5 metadata": (hdf5, True),
     "parquet": (parquet, False),
 }
 

@@ -91,10 +91,10 @@ class ConversionSpec:
     def locate(self) -> Location:
         """Locates the source, or all parts. Raises the errors of `locate`."""
         if self.parts:
-            return locate_parts(self.parts)
+            return locate_parts(self.parts, self.options.follow_links)
         if isinstance(self.split, tuple):
             raise InvalidArgumentError(f"one split is expected here, not {', '.join(self.split)}")
-        return locate(self.source, self.split)
+        return locate(self.source, self.split, follow_links=self.options.follow_links)
 
     def to_json(self) -> dict[str, Any]:
         """Returns all fields except the source and the parts, as the manifest records them.
@@ -106,6 +106,8 @@ class ConversionSpec:
         for option in fields(self.options):
             value = getattr(self.options, option.name)
             record |= _group_record(value) if option.name in _GROUPS else {option.name: value}
+        if not self.options.follow_links:
+            del record["follow_links"]  # as in manifests that are older than the option
         record["mapping"] = None if self.options.mapping is None else self.options.mapping.to_json()
         return msgspec.to_builtins(record)  # type: ignore[no-any-return]
 

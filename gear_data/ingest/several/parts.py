@@ -98,9 +98,9 @@ def check_splits(split: Any) -> str | tuple[str, ...] | None:
     return split[0] if len(split) == 1 else tuple(split)
 
 
-def locate_parts(parts: Sequence[SourcePart]) -> Location:
+def locate_parts(parts: Sequence[SourcePart], follow_links: bool) -> Location:
     """Locates all parts. Raises the errors of `locate`."""
-    locations = tuple(locate(part.source, part.split) for part in parts)
+    locations = tuple(locate(part.source, part.split, follow_links=follow_links) for part in parts)
     files = {(str(file.filesystem), file.path): file for location in locations for file in location.files}
     return Location(
         ", ".join(dict.fromkeys(location.name for location in locations)), tuple(files.values()), parts=locations

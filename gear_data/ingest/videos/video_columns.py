@@ -75,11 +75,11 @@ def find_files(location: Location, pattern: str) -> tuple[SourceFile, ...]:
         magic = _MAGIC.search(pattern)
         cut = pattern.rindex("/", 0, magic.start() if magic else len(pattern))
         folder, rest = pattern[:cut] or "/", pattern[cut + 1 :]
-        files = locate(folder, None).files
+        files = locate(folder, None, follow_links=True).files
     elif location.folder:
         files = location.files
     elif location.files:
-        files = locate(location.name.rpartition("/")[0] or ".", None).files
+        files = locate(location.name.rpartition("/")[0] or ".", None, follow_links=True).files
     else:
         raise InvalidArgumentError(
             f"the pattern {pattern!r} has no folder to begin at: the source is in memory", hint="give a whole path"

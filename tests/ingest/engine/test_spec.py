@@ -91,6 +91,7 @@ def test_every_option_is_recorded_and_restored() -> None:
         {"observations": ["a", "b"]},
         videos,
         tables,
+        follow_links=True,
     )
     for group in (episodes, videos, tables, options):
         default = type(group)()
