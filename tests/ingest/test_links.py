@@ -1,4 +1,4 @@
-"""Symbolic links in a source: none leads out of its folder unasked, and no file is read twice or left out in silence."""
+"""Symbolic links in a source: none leads out of its folder unasked, no file is read twice or left out in silence."""
 
 from __future__ import annotations
 

@@ -65,6 +65,7 @@ _ALL = {
     "dtype": {"actions": "float64"},
     "fill_null": {"force": "nan"},
     "header": False,
+    "follow_links": True,
 }
 #: Options that exclude others of their group.
 _EXCLUSIVE = ("file_is_episode",)
