@@ -157,8 +157,8 @@ def test_dtypes_of_stored_types(tmp_path: Path) -> None:
 
 def test_options_of_tables_need_a_table(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", observations=np.ones((3, 2)), actions=np.ones(3), dones=[0, 0, 1])
-    with pytest.raises(InvalidArgumentError, match=r"npz does not support dtype \(--dtype\)"):
-        gear_data.convert(tmp_path / "a.npz", tmp_path / "d", tables=gear_data.TableOptions(dtype={"a": "int8"}))
+    with pytest.raises(InvalidArgumentError, match=r"npz does not support fill_null \(--fill-null\)"):
+        gear_data.convert(tmp_path / "a.npz", tmp_path / "d", tables=gear_data.TableOptions(fill_null={"a": 0}))
 
 
 @pytest.mark.parametrize("form", ["frame", "parquet", "csv", "feather"])
