@@ -7,6 +7,7 @@ import itertools
 import os
 import pickle
 import signal
+import traceback
 import weakref
 
 import numpy as np
@@ -263,8 +264,9 @@ def test_many_forks_while_this_process_reads(local, remote, prefetch):
             try:
                 same(batches(remote, 2), expected)
                 os._exit(0)
-            finally:
-                os._exit(1)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
         ends.append(os.waitpid(child, 0)[1])
     assert ends == [0] * 12
 

@@ -16,7 +16,7 @@ import pytest
 import gear_data
 from gear_data.errors import GearError
 from gear_data.recording.writer import Writer
-from gear_data.storage.journal.quarantine import entries
+from gear_data.storage.journal import quarantine
 from gear_data.storage.journal.reading import read_journal
 
 pytestmark = pytest.mark.processes
@@ -70,7 +70,10 @@ def published(folder: Path) -> list[int]:
     with Writer(folder / "data", cameras=CAMERAS) as writer:
         count = writer.episodes
     assert not (folder / "data.journal").exists()
-    kept = [read_journal(each.episodes) for each in entries(folder / "data") if each.episodes is not None]
+    entries = [each for each in quarantine.entries(folder / "data") if each.holds == quarantine.EPISODES]
+    kept = [read_journal(each.episodes) for each in entries]
+        read_journal(each.episodes) for each in quarantine.entries(folder / "data") if each.holds == quarantine.EPISODES
+    ]
     set_aside = sum(len(each.episodes) for each in kept)
     if not (folder / "data/manifest.json").exists():
         assert count == set_aside
@@ -140,10 +143,10 @@ def test_a_flushed_episode_with_a_damaged_video_is_set_aside(tmp_path: Path, rec
     put(path, damaged(content, kind, random.Random(0)))
     assert published(tmp_path) == [0, 2, 3, 4]
     check(tmp_path, recording, [0, 2, 3, 4])
-    [entry] = entries(tmp_path / "data")
+    [entry] = quarantine.entries(tmp_path / "data")
     assert "000001.mp4" in entry.reason
-    (entry.folder / f"videos/{WRIST}/000001.mp4").write_bytes(content)
-    assert entry.episodes is not None
+    assert entry.holds == quarantine.EPISODES
+    (entry.episodes.parent / f"videos/{WRIST}/000001.mp4").write_bytes(content)
     gear_data.convert(entry.episodes, tmp_path / "rescued/data", progress=False)
     check(tmp_path / "rescued", recording, [1])
 

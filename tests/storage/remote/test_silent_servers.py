@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import datasets
 import fsspec
 import pytest
 from huggingface_hub import constants
@@ -51,7 +52,8 @@ def silent(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str
     """Returns the address of the server, to which all libraries connect. Sets short limits."""
     monkeypatch.setattr(retry, "MAX_SECONDS", 0.0)  # one attempt
     monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for module in (constants, datasets.config):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
     monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": address})
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": address, "key": "key", "secret": "secret"})
     monkeypatch.setenv(_VARIABLE, _SECONDS)
