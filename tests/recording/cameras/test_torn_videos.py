@@ -72,8 +72,6 @@ def published(folder: Path) -> list[int]:
     assert not (folder / "data.journal").exists()
     entries = [each for each in quarantine.entries(folder / "data") if each.holds == quarantine.EPISODES]
     kept = [read_journal(each.episodes) for each in entries]
-        read_journal(each.episodes) for each in quarantine.entries(folder / "data") if each.holds == quarantine.EPISODES
-    ]
     set_aside = sum(len(each.episodes) for each in kept)
     if not (folder / "data/manifest.json").exists():
         assert count == set_aside
