@@ -10,8 +10,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Versions that the tests were last run with.
 CONSTRAINTS ?= constraints.txt
-# Two more than the cores: many tests wait for disks, timeouts and other processes.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# One more than the cores: many tests wait for disks, timeouts and other processes.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN := $(VENV)/bin
 # Else every process of the tests would compile all modules that it imports.
 export PYTHONDONTWRITEBYTECODE :=

@@ -18,6 +18,9 @@ from tests.support.integrations import recorder
 from tests.support.integrations.ray_workers import recorded
 from tests.support.integrations.training_runs import SCRIPTS, Trained, check_equal, global_batches
 
+#: Seconds. Ray starts dozens of processes: 50 s on an idle machine, and six minutes where other tests take all cores.
+pytestmark = pytest.mark.timeout(1500)
+
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
