@@ -11,15 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
-from gear_data.ingest.pipeline.id_ranges import SeenIds
+from gear_data.ingest.pipeline.id_ranges import SEVERAL_COLUMNS, SORT, SeenIds, id_returns
 from gear_data.ingest.pipeline.step_order import not_increasing
 from gear_data.ingest.sources.tables.stream import TablePart
 from gear_data.ingest.sources.tables.to_numpy import null_rows, storage_array
 
-_SORT = (
-    "sort the rows by episode and step first; if several columns name an episode together, give --episode-column for "
-    "each of them; if every file numbers its episodes from 0, give the files as several sources"
-)
+_SORT = f"{SORT}; {SEVERAL_COLUMNS}; if every file numbers its episodes from 0, give the files as several sources"
 _STATE_KEY = "episode_ids"
 
 
@@ -131,7 +128,7 @@ class EpisodeIdChecker:
                 self._ended.add(self._last)
             value = ids[row]
             if value in self._ended:
-                raise self._error(f"episode {value} continues here after another one began", row, part)
+                raise self._error(id_returns(value), row, part)
             self._last = value
         self._resume_state[_STATE_KEY] = self._ended.to_json()
         return starts

@@ -11,8 +11,15 @@ from collections.abc import Hashable, Sequence
 
 from gear_data.errors import BadEpisodeError
 
-_SORT = "sort the rows by episode and step first"
+#: What helps where an id comes back.
+SORT = "sort the rows by episode and step first"
+SEVERAL_COLUMNS = "if several columns name an episode together, give --episode-column for each of them"
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,17})", re.DOTALL | re.ASCII)
+
+
+def id_returns(id_: object) -> str:
+    """Returns the message about an id that comes back."""
+    return f"episode {id_} continues here after another one began"
 
 
 def refuse_returning_ids(
@@ -34,11 +41,11 @@ def refuse_returning_ids(
     for i, (id_, row) in enumerate(zip(ids, starts, strict=True)):
         if id_ in seen and id_ != ids[i - 1]:
             raise BadEpisodeError(
-                f"episode {id_} continues here after another one began",
+                id_returns(id_),
                 file=file,
                 column=column,
                 row=row,
-                hint=_SORT + more,
+                hint=SORT + more,
             )
         seen.add(id_)
 

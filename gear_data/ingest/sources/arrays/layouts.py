@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
-from gear_data.ingest.pipeline.id_ranges import refuse_returning_ids
+from gear_data.ingest.pipeline.id_ranges import SEVERAL_COLUMNS, refuse_returning_ids
 from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, usual_name
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
@@ -53,8 +53,7 @@ _OTHER_BOUNDARIES = (
 )
 
 _OTHER_IDS = (
-    "; if several columns name an episode together, give --episode-column for each of them; if a flag ends the "
-    "episodes, name it with --end-column (episodes=EpisodeBoundaries(...))"
+    f"; {SEVERAL_COLUMNS}; if a flag ends the episodes, name it with --end-column (episodes=EpisodeBoundaries(...))"
 )
 
 
