@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pandas as pd
 import pytest
 
 from gear_data.errors import UnknownFormatError
 from tests.support.makers.ideas import write_zarr
+from tests.support.makers.own_formats import write_hdf5
 from tests.support.makers.source_reading import read_source
 
 Arrays = Mapping[str, Any]
@@ -24,10 +24,7 @@ def _arrays(first: Any) -> dict[str, Any]:
 
 
 def _hdf5(folder: Path, arrays: Arrays) -> Any:
-    with h5py.File(folder / "run.h5", "w") as file:
-        for name, values in arrays.items():
-            file[name] = values
-    return folder / "run.h5"
+    return write_hdf5(folder / "run.h5", arrays)
 
 
 def _zarr(folder: Path, arrays: Arrays) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import h5py
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -18,6 +17,7 @@ import gear_data
 from gear_data.errors import InvalidArgumentError
 from tests.support.checks import folder_contents
 from tests.support.interrupted import convert_until
+from tests.support.makers.own_formats import write_hdf5
 
 Columns = dict[str, npt.NDArray[Any]]
 NAMES = ("observations", "actions", "rewards", "next_observations", "terminals", "timeouts")
@@ -39,10 +39,7 @@ def walk(lengths: Sequence[int], *, resets: bool = True, dtype: str = "float32",
 
 
 def hdf5(folder: Path, columns: Columns) -> Any:
-    with h5py.File(folder / "data.hdf5", "w") as file:
-        for name, values in columns.items():
-            file[name] = values
-    return folder / "data.hdf5"
+    return write_hdf5(folder / "data.hdf5", columns)
 
 
 def npz(folder: Path, columns: Columns) -> Any:

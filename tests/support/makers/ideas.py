@@ -176,10 +176,7 @@ def _hdf5(group: str, **names: str) -> Callable[[Path, Sequence[Episode]], Path]
 
 
 def _hdf5_ids(folder: Path, episodes: Sequence[Episode]) -> Path:
-    with h5py.File(folder / "data.hdf5", "w") as file:
-        for name, values in flat_arrays(episodes).items():
-            file[name] = values
-    return folder / "data.hdf5"
+    return own_formats.write_hdf5(folder / "data.hdf5", flat_arrays(episodes))
 
 
 def write_zarr(arrays: Mapping[str, Any], root: Path) -> Path:

@@ -111,7 +111,7 @@ def vd4rl(folder: Path, episodes: Sequence[Episode]) -> Path:
         values |= {name: np.asarray(episode[name])[[0, *range(steps)]] for name in sorted(others)}
         for name, each in values.items():
             rows.setdefault(name, []).append(each)
-    return _hdf5(folder / "data.hdf5", {name: np.concatenate(parts) for name, parts in rows.items()})
+    return write_hdf5(folder / "data.hdf5", {name: np.concatenate(parts) for name, parts in rows.items()})
 
 
 def d3rlpy(folder: Path, episodes: Sequence[Episode]) -> Path:
@@ -123,14 +123,14 @@ def d3rlpy(folder: Path, episodes: Sequence[Episode]) -> Path:
         values["rewards"] = np.asarray(episode.get("rewards", np.zeros(length_of(episode))))[:, None]
         arrays.setdefault("columns", [*values])
         arrays |= {f"{name}_{i}": each for name, each in values.items()}
-    return _hdf5(folder / "data.h5", arrays)
+    return write_hdf5(folder / "data.h5", arrays)
 
 
 def act(folder: Path, episodes: Sequence[Episode]) -> Path:
     names = {"observations": "observations/qpos", "actions": "action"}
     for i, episode in enumerate(episodes):
         arrays = {names.get(name, name): values for name, values in episode.items()}
-        _hdf5(folder / f"episode_{i}.hdf5", arrays)
+        write_hdf5(folder / f"episode_{i}.hdf5", arrays)
     return folder
 
 
@@ -163,7 +163,8 @@ def torchrl(folder: Path, episodes: Sequence[Episode]) -> Path:
     return folder
 
 
-def _hdf5(path: Path, arrays: Mapping[str, Any]) -> Path:
+def write_hdf5(path: Path, arrays: Mapping[str, Any]) -> Path:
+    """Writes each array as a dataset, and returns the path."""
     with h5py.File(path, "w") as file:
         for name, values in arrays.items():
             file[name] = values
