@@ -27,8 +27,8 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources import d4rl
 from gear_data.ingest.sources.arrays import boundaries
+from gear_data.ingest.sources.hdf5 import chunk_reader
 from gear_data.ingest.sources.hdf5.open_file import open_hdf5
-from gear_data.ingest.sources.tree import hdf5_view
 from gear_data.ingest.sources.tree import source as tree
 from gear_data.storage.episode_block import BEGIN, END
 
@@ -156,20 +156,17 @@ def test_chunks_are_read_once(sources: Any, tmp_path: Path, monkeypatch: pytest.
         values = file["observations"][...]
         del file["observations"]
         file.create_dataset("observations", data=values, chunks=(20, 1), compression="gzip")
-    reads: list[tuple[int, int]] = []
-    read_rows = hdf5_view._Dataset._read
+    unpacked: list[tuple[int, ...]] = []
+    unpack = chunk_reader.unpack_chunk
 
-    def recorded(dataset: Any, start: int, stop: int) -> Any:
-        if dataset.path == "observations":
-            reads.append((start, stop))
-        return read_rows(dataset, start, stop)
+    def recorded(dataset: Any, offset: tuple[int, ...], *others: Any) -> bytes:
+        unpacked.append(offset)
+        return unpack(dataset, offset, *others)
 
-    monkeypatch.setattr(hdf5_view._Dataset, "_read", recorded)
+    monkeypatch.setattr(chunk_reader, "unpack_chunk", recorded)
     monkeypatch.setattr(tree, "_BLOCK_BYTES", 1)  # a block for each episode
     assert read(source)[0] == [len(rollout) for rollout in rollouts]
-    assert len(reads) > 5
-    assert [start for start, _ in reads[1:]] == [stop for _, stop in reads[:-1]]
-    assert all(stop % 20 == 0 or stop == len(values) for _, stop in reads)
+    assert unpacked == [(row, column) for row in range(0, len(values), 20) for column in range(values.shape[1])]
 
 
 def test_a_dataset_that_only_a_later_file_has(sources: Any, tmp_path: Path) -> None:

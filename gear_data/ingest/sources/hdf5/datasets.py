@@ -47,9 +47,9 @@ def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tupl
     chunk_shape = plist.get_chunk() if layout == h5d.CHUNKED else None
     _check_sizes(dataset, shape, dtype.itemsize, chunk_shape, file, column)
     if chunk_shape is not None and dtype.kind in "biufS":
-        check_chunk_sizes(dataset, dataset.get_type().get_size(), file.name, column)
+        check_chunk_sizes(dataset, dataset.get_type().get_size(), file, column)
     elif chunk_shape is not None and is_variable(dtype):
-        check_chunk_sizes(dataset, HEAP_REFERENCE_BYTES, file.name, column)
+        check_chunk_sizes(dataset, HEAP_REFERENCE_BYTES, file, column)
     return tuple(shape)
 
 

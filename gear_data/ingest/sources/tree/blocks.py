@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
@@ -322,37 +321,6 @@ def _join(parts: Sequence[Values]) -> Values:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-@dataclass
-class _WholeChunks:
-    """A reader of an array whose rows are compressed in chunks.
-
-    It keeps the rows that it read beyond what was asked for, so that a chunk is not decompressed twice.
-
-    Attributes:
-        array: the array.
-        chunk: the number of rows of a chunk.
-        first: the first row that it keeps.
-        kept: the rows that it keeps, up to the end of a chunk.
-    """
-
-    array: TreeArray
-    chunk: int
-    first: int = 0
-    kept: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0))
-
-    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Reads the rows [start, stop)."""
-        last, end = self.first + len(self.kept), min(self.array.rows, -(-stop // self.chunk) * self.chunk)
-        if not self.first <= start < last:
-            values = self.array.read(start, end)
-        elif end > last:
-            values = np.concatenate([self.kept[start - self.first :], self.array.read(last, end)])
-        else:
-            values = self.kept[start - self.first :]
-        self.first, self.kept = stop, values[stop - start :]
-        return values[: stop - start]
-
-
 @dataclass(frozen=True)
 class FlatReader:
     """A reader of the rows of arrays that hold all episodes of a tree.
@@ -389,8 +357,6 @@ class FlatReader:
             check_matches(found, column, name, start, self.model)
             if found.finding is not None and self.is_first:
                 self.findings.add(found.finding)
-            if found.kind and (chunk := found.chunk_rows()) > 1:
-                found = self.opened[path] = replace(found, read=_WholeChunks(found, chunk).read)
         return read_values(found, column, start, stop, path, name, start, self.findings)
 
 

@@ -20,8 +20,9 @@ from h5py import h5d, h5g, h5l, h5o
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts
+from gear_data.ingest.sources.hdf5.chunk_reader import ReadRows, chunked_rows
 from gear_data.ingest.sources.hdf5.datasets import check_dataset
-from gear_data.ingest.sources.hdf5.heap_checks import check_heaps, is_variable
+from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
 from gear_data.ingest.sources.hdf5.open_file import HDF5_ERRORS, hdf5_files, open_hdf5, reading
 from gear_data.ingest.sources.tree.view import (
     ARRAY,
@@ -216,8 +217,7 @@ class _Dataset:
 
     def as_array(self) -> TreeArray:
         if self.dtype.kind in "biuf":
-            name = _dtype_name(self.dtype)
-            return TreeArray(self.path, self.shape, name, self._read, chunk_rows=self._chunk_rows)
+            return TreeArray(self.path, self.shape, _dtype_name(self.dtype), self._rows)
         if h5py.check_string_dtype(self.dtype) is not None:
             raw = self._read_raw if self.dtype.kind == "S" and len(self.shape) == 1 else None
             return TreeArray(self.path, self.shape, "string", self._read_variable, raw=raw)
@@ -226,9 +226,10 @@ class _Dataset:
             return TreeArray(self.path, self.shape, "binary", self._read_variable)
         return TreeArray(self.path, self.shape, str(self.dtype), self._read)
 
-    def _chunk_rows(self) -> int:
-        chunks = h5py.Dataset(self.id).chunks
-        return chunks[0] if chunks else 1
+    @cached_property
+    def _rows(self) -> ReadRows:
+        """Reads the rows [start, stop)."""
+        return chunked_rows(self.id, self._read, self.source.name, self.path)
 
     def _read(self, start: int, stop: int) -> npt.NDArray[Any]:
         with reading(self.source.name, self.path):
@@ -240,22 +241,24 @@ class _Dataset:
             return np.ascontiguousarray(h5py.Dataset(self.id)[start:stop].astype(self.dtype, copy=False))
 
     def _read_raw(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        values = self._read(start, stop)
+        values = self._rows(start, stop)
         return values.view(np.uint8).reshape(len(values), -1)
 
     def _read_variable(self, start: int, stop: int) -> pa.Array:
         with reading(self.source.name, self.path):
-            values = np.ravel(self._checked[start:stop]) if self.shape else [self._checked[()]]
+            values = np.ravel(self._rows(start, stop)) if self.dtype.kind == "S" else self._of_any_size(start, stop)
             if self._is_text:
                 return pa.array(self._texts(values, start), VARIABLE_TYPES["string"])
             return pa.array([bytes(value) for value in values], VARIABLE_TYPES["binary"])
 
+    def _of_any_size(self, start: int, stop: int) -> Iterable[Any]:
+        return np.ravel(self._checked[start:stop]) if self.shape else [self._checked[()]]
+
     @cached_property
     def _checked(self) -> h5py.Dataset:
-        """The dataset, after its heap was checked."""
+        """The dataset, after its heaps were checked."""
         dataset = h5py.Dataset(self.id)
-        if is_variable(self.dtype):
-            check_heaps(dataset)
+        check_heaps(dataset)
         return dataset
 
     @property

@@ -40,7 +40,6 @@ class TreeArray:
         read: reads the rows [start, stop), as [rows, ...] or as an Arrow array of text or bytes. A scalar has one row.
         finding: about the array as a whole, to report when it is read; None for most.
         raw: reads rows of text of one size as uint8 [rows, bytes]; None for other values.
-        chunk_rows: returns how many rows are compressed together, if they are decompressed for every read.
     """
 
     path: str
@@ -49,7 +48,6 @@ class TreeArray:
     read: Callable[[int, int], npt.NDArray[Any] | pa.Array]
     finding: Finding | None = None
     raw: Callable[[int, int], npt.NDArray[np.uint8]] | None = None
-    chunk_rows: Callable[[], int] = lambda: 1
 
     @property
     def rows(self) -> int:

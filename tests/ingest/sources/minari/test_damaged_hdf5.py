@@ -282,8 +282,8 @@ def test_packed_text(shuffle: bool | None, edit: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: data[:20], "has elements of an impossible size"),
-        (lambda data: data + bytes(1 << 20), "has elements of an impossible size"),
+        (lambda data: data[:20], "a chunk of 48 bytes, at its row 0, unpacks to 20"),
+        (lambda data: data + bytes(1 << 20), "a chunk of 48 bytes, at its row 0, unpacks to 53"),
         (lambda data: data[:4] + b"\xff" * 8 + data[12:], "points outside the file"),
     ],
 )
