@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from enum import Enum
 
 from gear_data.loaders.builders.batch import Batch, BuilderLookup, BuiltBatch
 from gear_data.loaders.frameworks.workers import get_worker_info
@@ -15,23 +16,25 @@ from gear_data.loaders.passes.layout import NO_END
 from gear_data.loaders.passes.progress import Pass, Progress
 from gear_data.loaders.prefetch import Prefetcher
 
-#: Small batches are built in groups, so that threads synchronise less often. A group has at most this many bytes and
-#: batches.
-_GROUP_BYTES, _GROUP_BATCHES = 2 << 20, 4
-#: A read from other nodes costs much more. With these groups, 256 x 20 steps of Hopper took three quarters of the time,
-#: and 256 x 100 steps seven tenths.
-_REMOTE_GROUP_BYTES, _REMOTE_GROUP_BATCHES = 8 << 20, 8
 
+class Group(Enum):
+    """The most bytes and batches of a group of small batches, which are built in one call."""
 
-def group_size(batch_bytes: int, *, remote: bool) -> int:
-    """Returns the number of batches that a prefetch thread builds in one call.
+    #: In groups, threads synchronise less often.
+    CPU = 2 << 20, 4
+    #: A read from other nodes costs much more. With these groups, 256 x 20 steps of Hopper took three quarters of the
+    #: time, and 256 x 100 steps seven tenths.
+    REMOTE = 8 << 20, 8
+    #: A few launches make a group, of any size.
+    DEVICE = 32 << 20, 16
 
-    Args:
+    def size(self, batch_bytes: int) -> int:
+        """Returns the number of batches of a group.
+
         batch_bytes: bytes of a batch.
-        remote: whether other nodes send the steps.
-    """
-    size, most = (_REMOTE_GROUP_BYTES, _REMOTE_GROUP_BATCHES) if remote else (_GROUP_BYTES, _GROUP_BATCHES)
-    return max(1, min(most, size // max(1, batch_bytes)))
+        """
+        most_bytes, most = self.value
+        return max(1, min(most, most_bytes // max(1, batch_bytes)))
 
 
 class BatchIterator(Iterator[Batch]):
@@ -46,7 +49,8 @@ class BatchIterator(Iterator[Batch]):
         builders: build the batches.
         progress: begins the pass, and receives the step after each batch that `__next__` returns.
         group: number of batches that are built in one call.
-        prefetch: number of batches that are kept ready, built in a thread; 0: a batch is built when it is taken.
+        prefetch: number of batches that are kept ready, built in a thread or by a device; 0: a batch is built when it
+            is taken.
         meter: counts the batches.
         starting: see `Prefetcher`.
     """
@@ -127,7 +131,8 @@ class BatchIterator(Iterator[Batch]):
 
             # One thread is enough, because the consumer builds, too, instead of waiting. A second thread would contend
             # with both for the interpreter lock.
-            self._prefetcher = Prefetcher(build_group, groups, -(-self._depth // group), 1, self._starting)
+            threads, depth = int(self._builders.threaded), -(-self._depth // group)
+            self._prefetcher = Prefetcher(build_group, groups, depth, threads, self._starting)
 
     @property
     def remaining(self) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 from gear_data.collection.buffers import IDLE_BUFFERS
 from gear_data.loaders.arguments.checks import check_rank_rows
 from gear_data.loaders.arguments.config import LoaderConfig
-from gear_data.loaders.batch_iterator import group_size
+from gear_data.loaders.batch_iterator import Group
 from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
 from gear_data.loaders.builders.batch import Batch, BatchBuilder, RankRows
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
@@ -18,6 +18,7 @@ from gear_data.loaders.node_local import max_rows
 from gear_data.loaders.video.camera_collector import LookAhead
 from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.window_source import WindowSource
+from gear_data.selection.samplers.weighted_selector import WeightedSelector
 
 
 class BatchSource:
@@ -72,8 +73,19 @@ class BatchSource:
         if not self._config.prefetch:
             return 1
         batch_bytes = self.most_rows(rows) * max(component.row_bytes for component in self._components)
+        return self._config.execution.batches_at_once or self._group().size(batch_bytes)
+
+    def _group(self) -> Group:
+        # An update of weights, or of a dataset, has no effect on batches that were started.
+        updated = any(
+            component.dataset.generation
+            or (isinstance(component.selector, WeightedSelector) and component.selector.has_own_weights)
+            for component in self._components
+        )
+        if self.builders.backend == "cuda" and not updated:
+            return Group.DEVICE
         remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)
-        return self._config.execution.batches_at_once or group_size(batch_bytes, remote=remote)
+        return Group.REMOTE if remote else Group.CPU
 
     def builder(self, rows: RankRows, group: int) -> BatchBuilder:
         """Returns the builder of an iteration.

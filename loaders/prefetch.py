@@ -161,6 +161,8 @@ class Prefetcher(Generic[T]):
     waited would be slower than a consumer without threads. If `make` raises an exception, `get` raises it at the turn
     of that item. No later item is started then.
 
+    Without threads, the consumer makes all items, the later ones ahead: for a `make` that only starts work.
+
     The threads end after `close`, and after the death of the prefetcher.
 
     Args:
@@ -175,7 +177,9 @@ class Prefetcher(Generic[T]):
         self, make: Callable[[int], T], count: int | None, depth: int, threads: int, starting: threading.Lock
     ) -> None:
         self._count = count
-        self._limit = depth + threads + 1  # each thread and the consumer may have one item in progress
+        # Each thread may have one item in progress, and beside threads the consumer, too.
+        self._limit = depth + threads + 1 if threads else depth
+        self._threads = threads
         self._process = os.getpid()
         self._work = _Work(make, starting)
         self._ready: dict[int, T | BaseException] = {}
@@ -215,20 +219,25 @@ class Prefetcher(Generic[T]):
                 number, outcome = take(work.made)
                 ready[number] = outcome
                 continue
-            if not work.begin(number):
-                continue
-            try:
-                ready[number] = work.make(number)
-            except Exception as error:  # raised when the consumer takes item `number`
-                ready[number] = error
-                work.fail(number)
+            self._make(number)
         result = ready.pop(item)
         following = item + self._limit
         if self._count is None or following < self._count:
             work.turns.put(following)
         if isinstance(result, BaseException):
             raise result
+        while not self._threads and (number := self._next_turn()) is not None:
+            self._make(number)
         return result
+
+    def _make(self, number: int) -> None:
+        if not self._work.begin(number):
+            return
+        try:
+            self._ready[number] = self._work.make(number)
+        except Exception as error:  # raised when the consumer takes item `number`
+            self._ready[number] = error
+            self._work.fail(number)
 
     def _next_turn(self) -> int | None:
         """Returns the number of the next item to make, or None if no item may be started."""

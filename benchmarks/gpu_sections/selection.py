@@ -99,14 +99,14 @@ def _kind(gpu: Gpu, kind: str, anchors: Anchors, weights: Any, empty: float) -> 
         begun = time.perf_counter()
         expected = sampler.draw(0, count)
         on_cpu = time.perf_counter() - begun
-        launches.draw_windows(gpu, plan, 0, out, count, rows)
+        launches.draw_windows(gpu, plan, launches.Slots.of_batch(0, count), out, rows)
         wanted = rows_of(expected)
         if expected.probability is not None:
             wanted = np.concatenate([wanted, expected.probability.view(np.int64)[None]])
         _check(gpu, out, wanted, f"{kind}, {len(anchors):,} episodes")
         calls = [
-            lambda step=step, out=out, count=count: launches.draw_windows(gpu, plan, step, out, count, rows)
-            for step in range(STEPS)
+            lambda slots=slots, out=out: launches.draw_windows(gpu, plan, slots, out, rows)
+            for slots in [launches.Slots.of_batch(step, count) for step in range(STEPS)]
         ]
         seconds = gpu.seconds(calls)
         limit = TARGET[2] if (count, len(anchors)) == TARGET[:2] and rows == 4 else None

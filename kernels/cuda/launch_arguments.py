@@ -239,7 +239,7 @@ def order_windows(launcher: Launcher, windows: WindowRows, places: EpisodePlaces
     return replace(windows, order=order)
 
 
-# Selection. plan: a WINDOW_PLAN, see `gear_data.kernels.window_plan`. out: int64 [rows, count].
+# Selection. plan: a WINDOW_PLAN, see `gear_data.kernels.window_plan`. out: int64 [rows, batches, count].
 
 
 def row_groups(plan: OutputPlanArray) -> npt.NDArray[np.int64]:
@@ -266,55 +266,97 @@ class Counting:
         groups: address of the result of `row_groups`; 0: nothing is counted.
         group_count: number of groups.
         lengths, finals: see `EpisodeTables`.
-        first, last: the windows that count, from first to last - 1.
-        sums: uint64 [blocks], memory of the device or pinned memory, receives a sum of each block.
+        sums: uint64 [batches, blocks of a batch], memory of the device or pinned memory, receives a sum of each block.
     """
 
     groups: int
     group_count: int
     lengths: int
     finals: int
-    first: int
-    last: int
     sums: int
 
     @property
     def arguments(self) -> tuple[int, ...]:
         """The last arguments of a kernel that draws."""
-        return self.groups, self.group_count, self.lengths, self.finals, self.first, self.last, self.sums
+        return self.groups, self.group_count, self.lengths, self.finals, self.sums
 
 
-NOT_COUNTED = Counting(0, 0, 0, 0, 0, 0, 0)
+NOT_COUNTED = Counting(0, 0, 0, 0, 0)
+
+
+@dataclass(slots=True)  # not frozen: see gear_data.selection.windows
+class Slots:
+    """The slots that a launch draws, of the batches of consecutive steps.
+
+    Attributes:
+        step: of the first batch.
+        first, count: the slots first to first + count - 1 of each batch are drawn.
+        whole: slots of a whole batch.
+        batches: number of batches.
+    """
+
+    step: int
+    first: int
+    count: int
+    whole: int
+    batches: int = 1
+
+    @classmethod
+    def of_batch(cls, step: int, count: int) -> Slots:
+        """Returns all slots of one batch."""
+        return cls(step, 0, count, count)
 
 
 def draw_windows(
-    launcher: Launcher, plan: int, step: int, out: int, count: int, rows: int, counting: Counting = NOT_COUNTED
+    launcher: Launcher, plan: int, slots: Slots, out: int, rows: int, counting: Counting = NOT_COUNTED
 ) -> int:
-    """Draws the windows of slots 0 to count - 1 of `step`.
+    """Draws windows.
 
-    A fourth row receives their probabilities. Returns the number of sums.
+    A fourth row receives their probabilities. Returns the number of sums of a batch.
     """
-    return launch_threads(launcher, "gear_draw_windows", count, plan, step, out, count, rows, *counting.arguments)
+    return _launch_draw(launcher, "gear_draw_windows", plan, slots, out, (rows,), counting)
+
+
+def _launch_draw(
+    launcher: Launcher, kernel: str, plan: int, slots: Slots, out: int, more: tuple[int, ...], counting: Counting
+) -> int:
+    if not slots.count:
+        return 0
+    blocks, block = grid(slots.count, BLOCK, launcher.blocks)
+    at_once = min(slots.batches, launcher.blocks // blocks)
+    launcher.launch(
+        kernel, blocks * at_once, block, plan, slots.step, slots.batches, blocks, slots.first, out, slots.count, *more,
+        *counting.arguments,
+    )  # fmt: skip
+    return blocks
 
 
 def holders_size(count: int) -> int:
-    """Returns the entries of the working table of `draw_distinct_windows`.
+    """Returns the entries of the table in the working memory of `draw_distinct_windows`.
 
     An entry is two uint64.
     """
     return 1 << max(2, (4 * count - 1).bit_length())
 
 
-def draw_distinct_windows(
-    launcher: Launcher, plan: int, step: int, out: int, count: int, rows: int, table: int,
-    counting: Counting = NOT_COUNTED,
-) -> int:  # fmt: skip
-    """Draws windows by a plan that draws no episode twice. Returns the number of sums.
+def distinct_words(count: int) -> int:
+    """Returns the numbers of working memory that `draw_distinct_windows` needs for a batch of `count` slots."""
+    return 3 * count + 2 * holders_size(count)
 
-    table: uint64 [2 * holders_size(count)], working memory.
+
+def draw_distinct_windows(
+    launcher: Launcher, plan: int, slots: Slots, out: int, rows: int, work: int, counting: Counting = NOT_COUNTED
+) -> int:
+    """Draws windows by a plan that draws no episode twice in a batch. Returns the number of sums of a batch.
+
+    work: int64 [batches, distinct_words(slots.whole)], working memory.
     """
-    arguments = plan, step, out, count, rows, table, holders_size(count), *counting.arguments
-    launcher.launch("gear_draw_distinct", 1, BLOCK, *arguments)
+    if not slots.count:
+        return 0
+    launcher.launch(
+        "gear_draw_distinct", min(slots.batches, launcher.blocks), BLOCK, plan, slots.step, slots.batches, slots.first,
+        out, slots.count, rows, slots.whole, work, holders_size(slots.whole), *counting.arguments,
+    )  # fmt: skip
     return 1
 
 
@@ -332,18 +374,16 @@ class EpochOrder:
 
 
 def draw_in_order(
-    launcher: Launcher, plan: int, step: int, out: int, count: int, position: int, order: EpochOrder,
+    launcher: Launcher, plan: int, slots: Slots, out: int, position: int, order: EpochOrder,
     counting: Counting = NOT_COUNTED,
 ) -> int:  # fmt: skip
-    """Finds the windows of slots whose points have an order. Returns the number of sums.
+    """Finds the windows of slots whose points have an order. Returns the number of sums of a batch.
 
-    position: slots before the first one, counted over all epochs.
+    position: points before slot 0 of the first batch, counted over all epochs.
     """
     permuted = order.seed is not None
-    return launch_threads(
-        launcher, "gear_draw_in_order", count, plan, step, out, count, position, order.total, permuted, order.seed or 0,
-        *counting.arguments,
-    )  # fmt: skip
+    more = slots.whole, position, order.total, permuted, order.seed or 0
+    return _launch_draw(launcher, "gear_draw_in_order", plan, slots, out, more, counting)
 
 
 def in_order(launcher: Launcher, first: int, out: int, count: int) -> None:

@@ -2,12 +2,16 @@
 // results of gear_data.kernels.cpu.windows.
 //
 // A plan holds addresses that the device can read. Its tables are copied to the device, or built by priorities.cu.
-// Slots are independent, except in draws without replacement, which one block makes. Every batch takes one launch.
+// Slots are independent, except in draws without replacement, which one block makes for a batch.
 //
-// out: int64 [3 or 4, count], receives episode ids, first steps, lengths, and probabilities (float64) if `rows` is 4.
+// A launch draws for the `batches` batches of consecutive steps, beginning with `step`. It draws the slots `first` to
+// `first + count - 1` of each batch, by `blocks` blocks for a batch. The grid is a multiple of `blocks`.
 //
-// The kernels that draw also count the bytes of valid rows that the windows `first` to `last - 1` give. They store one
-// sum for each block, so nobody has to clear memory before, and the sums may lie in memory of the host. Their last
+// out: int64 [3 or 4, batches, count], receives episode ids, first steps, lengths, and probabilities (float64) if
+// `rows` is 4.
+//
+// The kernels that draw also count the bytes of valid rows that the windows of each batch give. They store one sum for
+// each of its blocks, so nobody has to clear memory before, and the sums may lie in memory of the host. Their last
 // arguments are the fields of `Counting`.
 // This file includes no headers.
 
@@ -54,17 +58,25 @@ struct RowGroup {
     i64 first, width, within, next, finals, whole, bytes;
 };
 
-// lengths, finals: [episodes], see gear_collect. groups: [group_count]; 0: nothing is counted. sums: [blocks].
+// lengths, finals: [episodes], see gear_collect. groups: [group_count]; 0: nothing is counted. sums: [batches, blocks].
 struct Counting {
     const RowGroup *groups;
     i64 group_count;
     const i64 *lengths, *finals;
-    i64 first, last;
     u64 *sums;
+};
+
+// Where the windows of one batch go. out: of the batch's first window. apart: numbers between two rows of `out`.
+struct Target {
+    i64 *out, apart, rows;
 };
 
 __device__ i64 thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ i64 thread_count() { return (i64)gridDim.x * blockDim.x; }
+// This thread among the threads of its batch, the first batch of its block, and the batches that are drawn at once.
+__device__ i64 thread_of_batch(i64 blocks) { return blockIdx.x % blocks * blockDim.x + threadIdx.x; }
+__device__ i64 first_batch(i64 blocks) { return blockIdx.x / blocks; }
+__device__ i64 batches_at_once(i64 blocks) { return gridDim.x / blocks; }
 
 // Random numbers: Philox4x32-10, as in gear_data.kernels.cpu.random
 
@@ -159,16 +171,16 @@ __device__ i64 select(const WindowPlan &plan, i64 first, i64 last, i64 number) {
     return (word << 6) + __popcll((value & (0 - value)) - 1);
 }
 
-// Writes the window of a slot, given the episode and the point's offset in the episode's interval.
-__device__ void finish(const WindowPlan &plan, i64 step, i64 slot, i64 episode, i64 rest, i64 *out, i64 count,
-                       i64 rows) {
+// Writes window `place` of a batch, given its slot, the episode and the point's offset in the episode's interval.
+__device__ void finish(const WindowPlan &plan, i64 step, i64 slot, i64 episode, i64 rest, const Target &target,
+                       i64 place) {
     i64 begin = plan.offsets[episode], length = plan.offsets[episode + 1] - begin, number = rest;
     if (plan.within != WITHIN_OFFSET) {
         i64 int_weight = int_weight_of(plan, episode), anchors = plan.counts[episode + 1] - plan.counts[episode];
         number = plan.within == WITHIN_QUOTIENT ? rest / (int_weight / anchors)
                                                 : below(plan.seed, DOMAIN_ANCHOR, step, slot, anchors);
-        if (rows > 3) {
-            ((double *)out)[3 * count + slot] = (double)int_weight / (double)*plan.total / (double)anchors;
+        if (target.rows > 3) {
+            ((double *)target.out)[3 * target.apart + place] = (double)int_weight / (double)*plan.total / (double)anchors;
         }
     }
     i64 anchor = plan.origin + number * plan.stride;
@@ -181,13 +193,13 @@ __device__ void finish(const WindowPlan &plan, i64 step, i64 slot, i64 episode, 
         start = max(0LL, anchor + 1 - plan.context);
         taken = anchor + 1 - start;
     } else if (plan.anchor == ANCHOR_RANDOM) {
-        i64 place = anchor - below(plan.seed, DOMAIN_PLACE, step, slot, plan.context);
-        start = plan.allow_short ? max(0LL, place) : min(max(0LL, place), length - plan.context);
-        taken = plan.allow_short ? min(length, place + plan.context) - start : plan.context;
+        i64 begin_at = anchor - below(plan.seed, DOMAIN_PLACE, step, slot, plan.context);
+        start = plan.allow_short ? max(0LL, begin_at) : min(max(0LL, begin_at), length - plan.context);
+        taken = plan.allow_short ? min(length, begin_at + plan.context) - start : plan.context;
     }
-    out[slot] = plan.ids ? plan.ids[episode] : episode;
-    out[count + slot] = start;
-    out[2 * count + slot] = taken;
+    target.out[place] = plan.ids ? plan.ids[episode] : episode;
+    target.out[target.apart + place] = start;
+    target.out[2 * target.apart + place] = taken;
 }
 
 __device__ i64 warp_sum(i64 value) {
@@ -195,11 +207,11 @@ __device__ i64 warp_sum(i64 value) {
     return value;
 }
 
-// Returns the bytes of valid rows of the window of a slot that is finished.
-__device__ u64 valid_bytes(const Counting &counting, i64 slot, const i64 *out, i64 count) {
-    if (slot < counting.first || slot >= counting.last) return 0;
-    i64 episode = out[slot], start = out[count + slot], length = out[2 * count + slot];
-    i64 total = counting.lengths[episode];
+// Returns the bytes of valid rows of a window that is finished.
+__device__ u64 valid_bytes(const Counting &counting, const Target &target, i64 place) {
+    if (!counting.groups) return 0;
+    i64 episode = target.out[place], start = target.out[target.apart + place];
+    i64 length = target.out[2 * target.apart + place], total = counting.lengths[episode];
     u64 bytes = 0;
     for (i64 i = 0; i < counting.group_count; i++) {
         const RowGroup &group = counting.groups[i];
@@ -211,16 +223,18 @@ __device__ u64 valid_bytes(const Counting &counting, i64 slot, const i64 *out, i
     return bytes;
 }
 
-// Stores the sum of a block's numbers. All threads of the block call this.
-__device__ void store_sum(const Counting &counting, u64 bytes) {
+// Stores the sum of a block's numbers of a batch. All threads of the block call this.
+__device__ void store_sum(const Counting &counting, i64 batch, i64 blocks, u64 bytes) {
     __shared__ u64 sums[MAX_WARPS];
     if (!counting.groups) return;
     i64 sum = warp_sum((i64)bytes);
     if (threadIdx.x % LANES == 0) sums[threadIdx.x / LANES] = (u64)sum;
     __syncthreads();
-    if (threadIdx.x) return;
-    for (u32 warp = 1; warp < blockDim.x / LANES; warp++) sum += (i64)sums[warp];
-    counting.sums[blockIdx.x] = (u64)sum;
+    if (threadIdx.x == 0) {
+        for (u32 warp = 1; warp < blockDim.x / LANES; warp++) sum += (i64)sums[warp];
+        counting.sums[batch * blocks + blockIdx.x % blocks] = (u64)sum;
+    }
+    __syncthreads();  // the next batch writes to the same memory
 }
 
 // Draws without replacement. A hash table holds the episodes, and the first slot that drew each episode.
@@ -362,83 +376,99 @@ extern "C" __global__ void gear_philox(const u32 *inputs, u32 *out, i64 count) {
     }
 }
 
-// Draws the windows of slots 0 to count - 1 of `step`, with replacement.
-extern "C" __global__ void gear_draw_windows(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 rows,
-                                             const RowGroup *groups, i64 group_count, const i64 *lengths,
-                                             const i64 *finals, i64 first, i64 last, u64 *sums) {
-    Counting counting = {groups, group_count, lengths, finals, first, last, sums};
-    u64 bytes = 0;
-    for (i64 slot = thread(); slot < count; slot += thread_count()) {
-        i64 point = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
-        find(*plan, point, episode, rest);
-        finish(*plan, step, slot, episode, rest, out, count, rows);
-        bytes += valid_bytes(counting, slot, out, count);
+// Draws windows with replacement.
+extern "C" __global__ void gear_draw_windows(const WindowPlan *plan, i64 step, i64 batches, i64 blocks, i64 first,
+                                             i64 *out, i64 count, i64 rows, const RowGroup *groups, i64 group_count,
+                                             const i64 *lengths, const i64 *finals, u64 *sums) {
+    Counting counting = {groups, group_count, lengths, finals, sums};
+    for (i64 batch = first_batch(blocks); batch < batches; batch += batches_at_once(blocks)) {
+        Target target = {out + batch * count, batches * count, rows};
+        u64 bytes = 0;
+        for (i64 place = thread_of_batch(blocks); place < count; place += blocks * blockDim.x) {
+            i64 slot = first + place, episode, rest;
+            i64 point = below(plan->seed, plan->domain, step + batch, slot, *plan->total);
+            find(*plan, point, episode, rest);
+            finish(*plan, step + batch, slot, episode, rest, target, place);
+            bytes += valid_bytes(counting, target, place);
+        }
+        store_sum(counting, batch, blocks, bytes);
     }
-    store_sum(counting, bytes);
 }
 
-// Draws the windows of slots 0 to count - 1 of `step`, no episode twice. One block of any number of warps. table:
-// [2 * size], working memory; size: a power of two, at least 4 * count.
+// Draws windows, no episode twice in a batch. One block for a batch, of any number of warps. slots: of a whole batch.
+// work: [batches, 3 * slots + 2 * size], working memory; size: a power of two, at least 4 * slots.
 //
 // The result equals a loop over all slots in order. A slot keeps its episode if no earlier slot has the episode. So the
 // kernel draws again only for the other slots, and for the slots that lose their episode to a new draw of an earlier
-// slot. Until the end, `out` holds the slots' episodes, points, and offsets of the points in the episodes' intervals.
-extern "C" __global__ void gear_draw_distinct(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 rows,
-                                              u64 *table, i64 size, const RowGroup *groups, i64 group_count,
-                                              const i64 *lengths, const i64 *finals, i64 first, i64 last, u64 *sums) {
-    Counting counting = {groups, group_count, lengths, finals, first, last, sums};
-    Holders holders = {table, table + size, (u64)size - 1};
-    for (i64 i = threadIdx.x; i < 2 * size; i += blockDim.x) table[i] = NO_SLOT;
-    for (i64 slot = threadIdx.x; slot < count; slot += blockDim.x) {
-        i64 point = below(plan->seed, plan->domain, step, slot, *plan->total), episode, rest;
-        find(*plan, point, episode, rest);
-        out[slot] = episode, out[count + slot] = point, out[2 * count + slot] = rest;
-    }
-    __syncthreads();
-    for (i64 slot = threadIdx.x; slot < count; slot += blockDim.x) holders.offer(out[slot], slot);
-    __syncthreads();
-    u32 lane = threadIdx.x;
-    for (i64 begin = 0; lane < LANES && begin < count;) {
-        i64 slot = begin + lane;
-        u32 beaten = __ballot_sync(WHOLE, slot < count && holders.of(out[slot]) != (u64)slot);
-        if (beaten) {
-            draw_again(*plan, holders, step, out, count, begin + __ffs((int)beaten) - 1, lane);
-        } else {
-            begin += LANES;
+// slot. `drawn` holds the slots' episodes, points, and offsets of the points in the episodes' intervals.
+extern "C" __global__ void gear_draw_distinct(const WindowPlan *plan, i64 step, i64 batches, i64 first, i64 *out,
+                                              i64 count, i64 rows, i64 slots, i64 *work, i64 size,
+                                              const RowGroup *groups, i64 group_count, const i64 *lengths,
+                                              const i64 *finals, u64 *sums) {
+    Counting counting = {groups, group_count, lengths, finals, sums};
+    for (i64 batch = blockIdx.x; batch < batches; batch += gridDim.x) {
+        i64 *drawn = work + batch * (3 * slots + 2 * size);
+        u64 *table = (u64 *)(drawn + 3 * slots);
+        Holders holders = {table, table + size, (u64)size - 1};
+        for (i64 i = threadIdx.x; i < 2 * size; i += blockDim.x) table[i] = NO_SLOT;
+        for (i64 slot = threadIdx.x; slot < slots; slot += blockDim.x) {
+            i64 point = below(plan->seed, plan->domain, step + batch, slot, *plan->total), episode, rest;
+            find(*plan, point, episode, rest);
+            drawn[slot] = episode, drawn[slots + slot] = point, drawn[2 * slots + slot] = rest;
         }
+        __syncthreads();
+        for (i64 slot = threadIdx.x; slot < slots; slot += blockDim.x) holders.offer(drawn[slot], slot);
+        __syncthreads();
+        u32 lane = threadIdx.x;
+        for (i64 begin = 0; lane < LANES && begin < slots;) {
+            i64 slot = begin + lane;
+            u32 beaten = __ballot_sync(WHOLE, slot < slots && holders.of(drawn[slot]) != (u64)slot);
+            if (beaten) {
+                draw_again(*plan, holders, step + batch, drawn, slots, begin + __ffs((int)beaten) - 1, lane);
+            } else {
+                begin += LANES;
+            }
+        }
+        __syncthreads();
+        Target target = {out + batch * count, batches * count, rows};
+        u64 bytes = 0;
+        for (i64 place = threadIdx.x; place < count; place += blockDim.x) {
+            i64 slot = first + place;
+            finish(*plan, step + batch, slot, drawn[slot], drawn[2 * slots + slot], target, place);
+            bytes += valid_bytes(counting, target, place);
+        }
+        store_sum(counting, batch, 1, bytes);
     }
-    __syncthreads();
-    u64 bytes = 0;
-    for (i64 slot = threadIdx.x; slot < count; slot += blockDim.x) {
-        finish(*plan, step, slot, out[slot], out[2 * count + slot], out, count, rows);
-        bytes += valid_bytes(counting, slot, out, count);
-    }
-    store_sum(counting, bytes);
 }
 
-// Finds the windows of slots 0 to count - 1 of `step`, whose points are in the order of an epoch.
+// Finds windows whose points are in the order of an epoch.
 //
-// position: slots before the first one, counted over all epochs. total: points of an epoch. permuted: whether an
-// epoch's points are permuted, by `seed`; else they are in the order of the dataset.
-extern "C" __global__ void gear_draw_in_order(const WindowPlan *plan, i64 step, i64 *out, i64 count, i64 position,
-                                              i64 total, i64 permuted, u64 seed, const RowGroup *groups,
-                                              i64 group_count, const i64 *lengths, const i64 *finals, i64 first,
-                                              i64 last, u64 *sums) {
-    Counting counting = {groups, group_count, lengths, finals, first, last, sums};
-    u64 keys[FEISTEL_ROUNDS], bytes = 0;
+// position: points before slot 0 of the first batch, counted over all epochs. slots: of a whole batch. total: points of
+// an epoch. permuted: whether an epoch's points are permuted, by `seed`; else they are in the order of the dataset.
+extern "C" __global__ void gear_draw_in_order(const WindowPlan *plan, i64 step, i64 batches, i64 blocks, i64 first,
+                                              i64 *out, i64 count, i64 slots, i64 position, i64 total, i64 permuted,
+                                              u64 seed, const RowGroup *groups, i64 group_count, const i64 *lengths,
+                                              const i64 *finals, u64 *sums) {
+    Counting counting = {groups, group_count, lengths, finals, sums};
+    u64 keys[FEISTEL_ROUNDS];
     i64 keyed = -1;
-    for (i64 slot = thread(); slot < count; slot += thread_count()) {
-        i64 epoch = (position + slot) / total, point = (position + slot) % total, episode, rest;
-        if (permuted) {
-            if (epoch != keyed) round_keys(seed, epoch, keys);
-            keyed = epoch;
-            point = (i64)image(keys, (u64)total, (u64)point);
+    for (i64 batch = first_batch(blocks); batch < batches; batch += batches_at_once(blocks)) {
+        Target target = {out + batch * count, batches * count, 3};
+        u64 bytes = 0;
+        for (i64 place = thread_of_batch(blocks); place < count; place += blocks * blockDim.x) {
+            i64 slot = first + place, number = position + batch * slots + slot;
+            i64 epoch = number / total, point = number % total, episode, rest;
+            if (permuted) {
+                if (epoch != keyed) round_keys(seed, epoch, keys);
+                keyed = epoch;
+                point = (i64)image(keys, (u64)total, (u64)point);
+            }
+            find(*plan, point, episode, rest);
+            finish(*plan, step + batch, slot, episode, rest, target, place);
+            bytes += valid_bytes(counting, target, place);
         }
-        find(*plan, point, episode, rest);
-        finish(*plan, step, slot, episode, rest, out, count, 3);
-        bytes += valid_bytes(counting, slot, out, count);
+        store_sum(counting, batch, blocks, bytes);
     }
-    store_sum(counting, bytes);
 }
 
 // order = the windows in the order of their places, so that windows that run at the same time read the same pages. Windows

@@ -44,7 +44,14 @@ class BatchBuilder(Protocol):
     """Builds this rank's rows of the batch of any step.
 
     Safe to call from several threads.
+
+    Attributes:
+        threaded: whether a thread should build batches ahead. Otherwise `build` only starts work of a device, and a
+            thread would cost more time than it saves.
     """
+
+    @property
+    def threaded(self) -> bool: ...
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """Returns the batches of these steps, in order."""
@@ -55,6 +62,10 @@ class BuilderLookup(Protocol):
 
     Safe to call from several threads.
     """
+
+    @property
+    def threaded(self) -> bool:
+        """Whether a thread should build batches ahead: see `BatchBuilder`."""
 
     def at(self, step: int) -> BatchBuilder:
         """Returns the builder of a step's batch."""

@@ -38,6 +38,8 @@ class CpuBatchBuilder:
         cameras: for each collector, what adds cameras to its batches; None: they have none.
     """
 
+    threaded = True
+
     def __init__(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
         *, joined: bool, max_rows: int, max_batches: int, reuse: bool, deliver: Change | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from gear_data.collection.plan import BatchPlan, CollectSource
 from gear_data.collection.reader import ColumnReader
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
+from gear_data.kernels.cuda.launch_arguments import Slots
 from gear_data.loaders.builders.batch import Batch, BuiltBatch, RankRows
 from gear_data.loaders.builders.device_goals import DeviceGoals
 from gear_data.loaders.builders.goals import Relabelling, goal_sources, samplers_of
@@ -30,6 +32,7 @@ from gear_data.residency import DeviceColumns, ShardReader
 from gear_data.residency.device.collector import DeviceBatches, DeviceCollector
 from gear_data.residency.device.staging import StagingReader
 from gear_data.residency.device.window_sampler import DeviceWindowSampler
+from gear_data.selection.samplers.weighted_selector import WeightedSelector
 from gear_data.selection.window_sampler import SamplingPlan
 from gear_data.selection.windows import Windows
 
@@ -43,25 +46,30 @@ _StepsToTake = Sequence[tuple[list[torch.Tensor], torch.Tensor]]
 
 @dataclass(slots=True)  # not frozen: see Windows
 class DeferredWindows:
-    """Windows that the device samples when it collects them.
+    """Windows of batches that the device samples when it collects them.
 
     Attributes:
         dataset: the number of their dataset.
-        sampler: samples them on the device.
-        step: the step at which the dataset's selector is asked.
-        position: slots of the dataset before the batch.
-        first, last: this rank's slots of the batch, from first to last - 1.
+        places: the batches' places among the batches that are built together.
+        sampler: samples the windows on the device.
+        slots: this rank's slots of the batches. Their step is the step at which the dataset's selector is asked.
+        position: slots of the dataset before the first batch.
     """
 
     dataset: int
+    places: list[int]
     sampler: DeviceWindowSampler
-    step: int
+    slots: Slots
     position: int
-    first: int
-    last: int
 
-    def __len__(self) -> int:
-        return self.last - self.first
+    def follows(self, slots: Slots, position: int) -> bool:
+        """Returns whether a batch's windows can be sampled with these: it is the batch after the last one."""
+        own = self.slots
+        return (
+            slots.step == own.step + own.batches
+            and position == self.position + own.batches * own.whole
+            and (slots.first, slots.count) == (own.first, own.count)
+        )
 
 
 class DeviceBatchBuilder:
@@ -109,7 +117,7 @@ class DeviceBatchBuilder:
         self._plans = [BatchPlan([collect_sources[i] for i in group], max_rows, max_batches) for group in groups]
         self.collectors = [
             DeviceCollector(
-                [sources[i] for i in group], plan, max_rows * max_batches, device=device_number(device),
+                [sources[i] for i in group], plan, max_rows, max_batches, device=device_number(device),
                 sm_budget=sm_budget, most=most, slots=slots,
                 sampling_plan=_sampling_plan([components[i] for i in group], slots),
             )
@@ -133,53 +141,81 @@ class DeviceBatchBuilder:
         plan = BatchPlan(sources, rows * len(keys))
         staged = [_staging_source(own, each.dataset) for own, each in zip(sources, components, strict=True)]
         collector = DeviceCollector(
-            staged, plan, rows * len(keys), device=device_number(self._device), sm_budget=sm_budget, most=most,
+            staged, plan, rows * len(keys), 1, device=device_number(self._device), sm_budget=sm_budget, most=most,
             sampling_plan=None, slots=0,
         )  # fmt: skip
         return DeviceGoals(collector, plan, keys, Relabelling(components))
 
+    @property
+    def threaded(self) -> bool:
+        """Whether the CPU samples windows, or will after an update of weights."""
+        selectors = [component.selector for component in self._components]
+        updated = any(isinstance(each, WeightedSelector) and each.has_own_weights for each in selectors)
+        return updated or any(collector.sampler is None for collector in self.collectors)
+
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """Builds the batches of these steps."""
-        deferred = [self._deferred(step) for step in steps]
-        if any(each is not None for each in deferred):
-            return [
-                self._sample_and_collect(step, each) if each is not None else self._collect([step])[0]
-                for step, each in zip(steps, deferred, strict=True)
-            ]
-        return self._collect(steps)
+        runs, others = self._deferred(steps)
+        if not runs:
+            return self._collect(steps)
+        batches: dict[int, BuiltBatch] = {}
+        for run in runs:
+            built = self._sample_and_collect([steps[place] for place in run.places], run)
+            batches |= zip(run.places, built, strict=True)
+        if others:
+            batches |= zip(others, self._collect([steps[place] for place in others]), strict=True)
+        return [batches[place] for place in range(len(steps))]
 
-    def _deferred(self, step: int) -> DeferredWindows | None:
-        """Returns the windows of a step, for the device to sample.
+    def _deferred(self, steps: Sequence[int]) -> tuple[list[DeferredWindows], list[int]]:
+        """Returns the windows that the device samples, and the places of the steps whose windows the CPU samples."""
+        whole = self._rows.batch_size
+        samplers: dict[int | None, DeviceWindowSampler | None] = {None: None}
+        runs: dict[int, list[DeferredWindows]] = {}
+        others = []
+        for place, step in enumerate(steps):
+            dataset, selector_step = self.source.turn(step)
+            if dataset not in samplers:
+                samplers[dataset] = self._sampler(dataset, whole)
+            sampler = samplers[dataset]
+            if dataset is None or sampler is None:
+                others.append(place)
+                continue
+            first, last = self._rows.bounds(step, whole)
+            slots, position = Slots(selector_step, first, last - first, whole), self.source.first_slot(step, whole)
+            of_dataset = runs.setdefault(dataset, [])
+            if of_dataset and of_dataset[-1].follows(slots, position):
+                of_dataset[-1].slots.batches += 1
+                of_dataset[-1].places.append(place)
+            else:
+                of_dataset.append(DeferredWindows(dataset, [place], sampler, slots, position))
+        return list(itertools.chain(*runs.values())), others
 
-        Returns None if the CPU has to sample them.
-        """
-        dataset, selector_step = self.source.turn(step)
-        sampler = None if dataset is None else self.collectors[dataset].sampler
-        if dataset is None or sampler is None:
+    def _sampler(self, dataset: int, slots: int) -> DeviceWindowSampler | None:
+        """Returns what samples the windows of a dataset on the device; None: the CPU samples them."""
+        sampler = self.collectors[dataset].sampler
+        if sampler is None:
             return None
-        slots = self._rows.batch_size
         # After an update of weights the selector has another sampler, or none.
         plan = self._components[dataset].selector.sampling_plan(slots)
-        if plan is None or plan.sampler is not sampler.plan.sampler:
-            return None
-        position = self.source.first_slot(step, slots)
-        return DeferredWindows(dataset, sampler, selector_step, position, *self._rows.bounds(step, slots))
+        return sampler if plan is not None and plan.sampler is sampler.plan.sampler else None
 
-    def _sample_and_collect(self, step: int, deferred: DeferredWindows) -> BuiltBatch:
-        """Builds a batch whose windows the device samples."""
-        number, rows = deferred.dataset, len(deferred)
-        facts = self._facts(step, number, rows)
+    def _sample_and_collect(self, steps: Sequence[int], deferred: DeferredWindows) -> list[BuiltBatch]:
+        """Builds batches of one dataset whose windows the device samples."""
+        number, rows = deferred.dataset, deferred.slots.count
+        facts = [self._facts(step, number, rows) for step in steps]
+        together: WindowFacts = {name: np.concatenate([each[name] for each in facts]) for name in facts[0]}
         collected = self.collectors[number].draw_and_collect(
-            deferred.sampler, (deferred.step, deferred.position, deferred.first, deferred.last), facts
+            deferred.sampler, deferred.slots, deferred.position, together
         )
         kinds = {
             name: "f" if name == "probability" else "i"
             for name in collected.facts
             if self._facts.window_ids or name not in WINDOW_IDS
         }
-        built = self._tensors(number, collected, rows, kinds)[0]
-        built.dataset_counts = self._facts.counts(facts)
-        return built
+        batches = self._tensors(number, collected, rows, kinds)
+        for own, built in zip(facts, batches, strict=True):
+            built.dataset_counts = self._facts.counts(own)
+        return batches
 
     def _collect(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """Builds batches whose windows the CPU samples."""
@@ -233,21 +269,21 @@ class DeviceBatchBuilder:
         """
         # One view for each dtype, of which all arrays are parts: a view takes about a microsecond.
         typed = {dtype: collected.memory.view(dtype) for dtype in self._dtypes[number]}
+        count, plan = len(collected.valid_bytes), self._plans[number]
+        arrays = {
+            each.key: _views_of(typed[each.dtype], count, (rows, *each.shape), each.strides, each.offset)
+            for each in self._layouts[number]
+        }
+        for name, kind in kinds.items():
+            arrays[name] = _views_of(typed[_NUMBERS[kind]], count, (rows,), (1,), collected.facts[name] // 8)
+        keys = frozenset(arrays)
         batches = []
-        for place, valid_bytes in enumerate(collected.valid_bytes):
-            batch: Batch = {
-                each.key: typed[each.dtype].as_strided(
-                    (rows, *each.shape), each.strides, each.offset + place * rows * each.strides[0]
-                )
-                for each in self._layouts[number]
-            }
-            for name, kind in kinds.items():
-                first = collected.facts[name] // 8 + place * rows
-                batch[name] = typed[_NUMBERS[kind]].as_strided((rows,), (1,), first)
-            taken = _steps_to_take(self._plans[number], collected.memory, place, rows)
-            deliver = functools.partial(self._deliver, self.collectors[number], collected, frozenset(batch), taken)
-            padded_bytes = rows * self._plans[number].row_bytes
-            batches.append(BuiltBatch(batch, rows, padded_bytes, valid_bytes, deliver=deliver))
+        views = zip(*arrays.values(), strict=True)
+        for place, (own, valid_bytes) in enumerate(zip(views, collected.valid_bytes, strict=True)):
+            taken = _steps_to_take(plan, collected.memory, place, rows) if plan.takes else ()
+            deliver = functools.partial(self._deliver, self.collectors[number], collected, keys, taken)
+            batch: Batch = dict(zip(arrays, own, strict=True))
+            batches.append(BuiltBatch(batch, rows, rows * plan.row_bytes, valid_bytes, deliver=deliver))
         return batches
 
     def _deliver(
@@ -264,6 +300,21 @@ class DeviceBatchBuilder:
         # The CPU makes some tensors, for example with decoders.
         others = {key: value for key, value in batch.items() if key not in on_device}
         return {**batch, **self._upload(others)} if others else batch
+
+
+def _views_of(
+    memory: torch.Tensor, count: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> Sequence[torch.Tensor]:
+    """Returns views of an array of each batch, one batch after another in memory.
+
+    Args:
+        memory: of the array's dtype, whose items the numbers below count.
+        count: number of batches.
+        shape, strides, offset: of the first batch's array, whose strides begin with the size of a row.
+    """
+    if count == 1:
+        return (memory.as_strided(shape, strides, offset),)
+    return memory.as_strided((count, *shape), (shape[0] * strides[0], *strides), offset).unbind()
 
 
 def _steps_to_take(plan: BatchPlan, memory: torch.Tensor, number: int, rows: int) -> _StepsToTake:

@@ -33,6 +33,10 @@ class StageBuilders:
         # The builder before the current one: a thread may still need it.
         self._previous: tuple[Stage, BatchBuilder] | None = None
 
+    @property
+    def threaded(self) -> bool:
+        return self._current[1].threaded
+
     def at(self, step: int) -> BatchBuilder:
         stage, builder = self._current
         if not stage.from_step <= step < stage.end:

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,19 +33,19 @@ def wait_before_free(
             finish()
 
 
-class DeferredCount:
-    """A number that the device returns when its queued work is done.
+class DeferredCounts:
+    """Numbers that the device returns when its queued work is done.
 
-    Nothing waits for the number until it is needed, or until its memory is used again.
+    Nothing waits for the numbers until one is needed, or until their memory is used again.
 
     Args:
-        parts: int64, pinned memory that receives numbers whose sum is the number.
+        parts: int64 [N, parts], pinned memory that receives the parts of N numbers. A number is the sum of its parts.
         event: the event after which they are there.
     """
 
     def __init__(self, parts: Int64Array, event: torch.cuda.Event) -> None:
         self._pending: tuple[Int64Array, torch.cuda.Event] | None = (parts, event)
-        self._number = 0
+        self._numbers: list[int] = []
         self._lock = threading.Lock()
 
     @property
@@ -52,14 +53,36 @@ class DeferredCount:
         """Whether `wait` returns at once."""
         return self._pending is None
 
-    def wait(self) -> int:
-        """Waits for the number, and returns it."""
+    def wait(self) -> list[int]:
+        """Waits for the numbers, and returns them."""
         with self._lock:
             if self._pending is not None:
                 parts, event = self._pending
                 event.synchronize()
-                self._number, self._pending = sum(parts.tolist()), None
-            return self._number
+                self._numbers, self._pending = parts.sum(1).tolist(), None
+            return self._numbers
+
+
+@dataclass(slots=True)  # not frozen: see gear_data.selection.windows
+class DeferredCount:
+    """One of several numbers that the device returns later.
+
+    Attributes:
+        counts: all of them.
+        place: the place of this one.
+    """
+
+    counts: DeferredCounts
+    place: int
+
+    @property
+    def known(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self.counts.known
+
+    def wait(self) -> int:
+        """Waits for the number, and returns it."""
+        return self.counts.wait()[self.place]
 
 
 class UploadBuffer:
@@ -118,14 +141,14 @@ class BatchInputs:
         staging: memory for rows that no kernel reads in place.
         sums: int64 [sums], pinned memory for sums of bytes that the device returns.
         sums_address: its address.
-        valid_count: the number of which these sums are parts; None: the device returned none yet.
+        valid_counts: the numbers of which these sums are parts; None: the device returned none yet.
         collected: an event: the batches are complete, and the pinned memory is no longer read.
     """
 
     def __init__(self, words: int, sums: int, make_staging: Callable[[], StagingBuffer]) -> None:
         self._process = os.getpid()
         self.collected = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.valid_count: DeferredCount | None = None
+        self.valid_counts: DeferredCounts | None = None
         self.upload = UploadBuffer(words)
         memory = PinnedBuffer(8 * sums)
         self.sums: Int64Array = memory.array().view(np.int64)
@@ -133,15 +156,15 @@ class BatchInputs:
         self.staging = make_staging()
 
     def __del__(self, wait: Callable[[Any, int], None] = wait_before_free) -> None:
-        wait(self.collected.synchronize if self.valid_count is None else self.valid_count.wait, self._process)
+        wait(self.collected.synchronize if self.valid_counts is None else self.valid_counts.wait, self._process)
 
     def clear(self, address: int) -> None:
         """Prepares the pinned memory for the next batch, and waits for the last one.
 
         address: the address on the device to which numbers are uploaded.
         """
-        if self.valid_count is not None:
-            self.valid_count.wait()
+        if self.valid_counts is not None:
+            self.valid_counts.wait()
         else:
             self.collected.synchronize()
         self.staging.clear()

@@ -18,7 +18,7 @@ from gear_data.collection.plan import BatchPlan
 from gear_data.common.extras import import_extra
 from gear_data.kernels.cuda import launch_arguments as launches
 from gear_data.kernels.cuda.launcher import CudaLauncher, cuda_errors
-from gear_data.residency.device.buffers import BatchInputs, DeferredCount, InputPool, wait_before_free
+from gear_data.residency.device.buffers import BatchInputs, DeferredCount, DeferredCounts, InputPool, wait_before_free
 from gear_data.residency.device.columns import DeviceColumns
 from gear_data.residency.device.reader import DeviceReader, LaunchArguments
 from gear_data.residency.device.staging import StagingBuffer, StagingReader
@@ -41,6 +41,7 @@ class DeviceBatches:
         valid_bytes: bytes of each batch without padding.
         inputs: what this machine holds until the batches are complete.
         waiting: number of batches that were not handed over yet.
+        stream: the stream to which the last batch was handed over; None: no batch was.
     """
 
     memory: torch.Tensor
@@ -48,6 +49,7 @@ class DeviceBatches:
     valid_bytes: Sequence[int | DeferredCount]
     inputs: BatchInputs
     waiting: int
+    stream: torch.cuda.Stream | None = None
 
 
 class DeviceCollector:
@@ -58,12 +60,12 @@ class DeviceCollector:
     Args:
         sources: for each dataset, the reader of rows that kernels cannot read in place, and the columns that they can.
         plan: the outputs.
-        rows: the most windows that are collected together.
+        rows, batches: the most windows of a batch, and the most batches that are collected together.
         device: the device's number.
         sm_budget: see `CudaLauncher`.
         most: collections in progress; with more, a collection waits for the oldest.
         sampling_plan: the plan by which the device draws windows of the first dataset; None: the CPU draws them.
-        slots: windows of a batch that the device draws.
+        slots: slots of a batch, of which the device draws at most `rows`.
 
     Attributes:
         sampler: draws windows on the device; None: the CPU draws them, some column cannot be read in place, or a copy
@@ -80,6 +82,7 @@ class DeviceCollector:
         sources: Sequence[tuple[StagingReader, DeviceColumns]],
         plan: BatchPlan,
         rows: int,
+        batches: int,
         *,
         device: int,
         sm_budget: float,
@@ -105,17 +108,19 @@ class DeviceCollector:
             first = self._readers[0]
             if sampling_plan is not None and first.reads_in_place and not first.copies_windows:
                 self.sampler = DeviceWindowSampler(sampling_plan, slots)
-        words = rows * (max(reader.words for reader in self._readers) + MAX_FACTS)
+        windows = rows * batches
+        words = windows * (max(reader.words for reader in self._readers) + MAX_FACTS)
         # The memory of batches: the arrays, the uploaded numbers, the drawn windows.
         self._upload = -(-plan.size // ALIGNMENT) * ALIGNMENT
         self._drawn = self._upload + 8 * words
-        self._size = self._drawn + 8 * (0 if self.sampler is None else self.sampler.words)
-        staged_bytes = rows * max(reader.staged_bytes for reader in self._readers)
+        drawn = 0 if self.sampler is None else self.sampler.rows * windows + self.sampler.work * batches
+        self._size = self._drawn + 8 * drawn
+        staged_bytes = windows * max(reader.staged_bytes for reader in self._readers)
         staged_bytes += ALIGNMENT * sum(reader.staged_parts for reader in self._readers)
         on_device = all(reader.stages_on(device) for reader, _ in sources)
         make_staging = partial(StagingBuffer, staged_bytes, on_device=on_device)
         # Without a reference to self: a cycle would keep the memory until a garbage collection.
-        self._inputs = InputPool(partial(BatchInputs, words, self._launcher.blocks, make_staging), most)
+        self._inputs = InputPool(partial(BatchInputs, words, batches * self._launcher.blocks, make_staging), most)
 
     def __del__(self, wait: Callable[[Any, int], None] = wait_before_free) -> None:
         if self._stream is not None:
@@ -152,35 +157,41 @@ class DeviceCollector:
         return DeviceBatches(memory, offsets, valid.tolist(), inputs, batches)
 
     def draw_and_collect(
-        self, sampler: DeviceWindowSampler, slots: tuple[int, int, int, int], facts: Mapping[str, npt.NDArray[Any]]
+        self,
+        sampler: DeviceWindowSampler,
+        slots: launches.Slots,
+        position: int,
+        facts: Mapping[str, npt.NDArray[Any]],
     ) -> DeviceBatches:
-        """Draws the windows of a batch on the device, and collects them.
+        """Draws the windows of batches on the device, and collects them.
 
         The `facts` of the result has the keys of the argument, `valid_count`, `episode_id`, `start`, and for weighted
         windows `probability`.
 
         Args:
             sampler: this collector's sampler.
-            slots: the batch's step, the number of slots before the batch, and the first and last slot to collect.
+            slots: the windows' slots.
+            position: slots before the first batch.
             facts: see `collect`.
         """
-        step, position, first, last = slots
-        reader, row = self._readers[0], 8 * sampler.count
+        reader, windows = self._readers[0], slots.batches * slots.count
+        row = 8 * windows
         with self._collecting() as (memory, inputs):
             address = memory.data_ptr()
             offsets = {name: inputs.upload.put(values) - address for name, values in facts.items()}
-            begin = self._drawn + 8 * first
+            begin = self._drawn
             offsets["episode_id"], offsets["start"], offsets["valid_count"] = begin, begin + row, begin + 2 * row
             if sampler.rows == 4:
                 offsets["probability"] = begin + 3 * row
             inputs.upload.send(self._runtime, self._handle)
-            counting = reader.counting(first, last, inputs.sums_address)
-            parts = sampler.draw(self._launcher, step, position, address + self._drawn, counting)
             at = address + begin
-            windows = launches.WindowRows(at, at + row, at + 2 * row, last - first)
-            reader.launch(self._launcher, reader.prepare_drawn(windows, inputs.upload), address)
-        count = inputs.valid_count = DeferredCount(inputs.sums[:parts], inputs.collected)
-        return DeviceBatches(memory, offsets, [count], inputs, 1)
+            parts = sampler.draw(self._launcher, slots, position, at, reader.counting(inputs.sums_address))
+            drawn = reader.prepare_drawn(launches.WindowRows.drawn(at, windows), inputs.upload)
+            reader.launch(self._launcher, drawn, address)
+        sums = inputs.sums[: slots.batches * parts].reshape(slots.batches, parts)
+        counts = inputs.valid_counts = DeferredCounts(sums, inputs.collected)
+        valid = [DeferredCount(counts, place) for place in range(slots.batches)]
+        return DeviceBatches(memory, offsets, valid, inputs, slots.batches)
 
     @contextmanager
     def _collecting(self) -> Iterator[tuple[torch.Tensor, BatchInputs]]:
@@ -198,9 +209,15 @@ class DeviceCollector:
                 inputs.collected.record(self._stream)
 
     def hand_over(self, batches: DeviceBatches) -> None:
-        """Hands one of the batches over to torch's current stream: see `stream.hand_over`."""
-        with cuda_errors("waiting for a batch"):
-            hand_over(batches.inputs.collected, batches.memory)
+        """Hands one of the batches over to torch's current stream: see `stream.hand_over`.
+
+        All batches have one event and one memory, so a stream that has one of them has all.
+        """
+        stream = torch.cuda.current_stream(self._device)
+        if stream != batches.stream:
+            with cuda_errors("waiting for a batch"):
+                hand_over(stream, batches.inputs.collected, batches.memory)
+            batches.stream = stream
         batches.waiting -= 1
         if not batches.waiting:
             self._inputs.give_back(batches.inputs)

@@ -269,15 +269,12 @@ class DeviceReader:
             windows = launches.order_windows(launcher, windows, self._places, arguments.order)
         launches.collect(launcher, arguments.tables, self._plan_tables, windows, memory, arguments.row_of_window)
 
-    def counting(self, first: int, last: int, sums: int) -> launches.Counting:
+    def counting(self, sums: int) -> launches.Counting:
         """Returns what a kernel that draws windows of this dataset counts.
 
-        Args:
-            first, last: the windows that count, from first to last - 1.
-            sums: address of memory for the sums.
+        sums: address of memory for the sums.
         """
-        tables = self._tables
-        return launches.Counting(*self._row_groups, tables.lengths, tables.finals, first, last, sums)
+        return launches.Counting(*self._row_groups, self._tables.lengths, self._tables.finals, sums)
 
 
 def _bytes_at(address: int, nbytes: int) -> npt.NDArray[np.uint8]:

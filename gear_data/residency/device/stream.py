@@ -43,17 +43,17 @@ def batch_memory(size: int, device: torch.device) -> torch.Tensor:
         ) from error
 
 
-def hand_over(ready: torch.cuda.Event, *memory: torch.Tensor) -> None:
-    """Hands memory over to torch's current stream.
+def hand_over(stream: torch.cuda.Stream, ready: torch.cuda.Event, *memory: torch.Tensor) -> None:
+    """Hands memory over to a stream.
 
     The stream waits for an event. The memory is not used again before the stream has done all that it holds when the
     last tensor over the memory dies.
 
     Args:
+        stream: of the consumer.
         ready: the event after which the memory is filled.
         memory: tensors, one of each allocation.
     """
-    stream = torch.cuda.current_stream(memory[0].device)
     stream.wait_event(ready)
     for each in memory:
         each.record_stream(stream)

@@ -16,23 +16,22 @@ class DeviceWindowSampler:
 
     Args:
         plan: the selector's plan.
-        count: slots of a batch.
+        slots: slots of a batch.
 
     Attributes:
-        count: slots of a batch.
         rows: rows of a draw: episodes, first steps, lengths, and with 4 rows probabilities.
-        words: numbers of device memory for a draw: `rows` times `count`, and working memory.
+        work: numbers of working memory for each batch of a draw.
     """
 
-    def __init__(self, plan: SamplingPlan, count: int) -> None:
+    def __init__(self, plan: SamplingPlan, slots: int) -> None:
         self.plan = plan
-        self._sampler, self.count = plan.sampler, count
+        self._sampler = plan.sampler
         self.rows = plan.sampler.rows
         self._order: launches.EpochOrder | None = None
         if plan.order is not None:
             seed = plan.order.seed if isinstance(plan.order, Permuted) else None
             self._order = launches.EpochOrder(plan.total, seed)
-        self.words = self.rows * count + (2 * launches.holders_size(count) if self._sampler.distinct else 0)
+        self.work = launches.distinct_words(slots) if self._sampler.distinct else 0
         # Fields may share an array, which is uploaded once.
         arrays = {array.ctypes.data: array for array in self._sampler.arrays.values()}
         sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays.values()]
@@ -48,20 +47,22 @@ class DeviceWindowSampler:
         uploader.send(kernel_plan, self._plan)
         uploader.finish()
 
-    def draw(self, launcher: launches.Launcher, step: int, position: int, out: int, counting: launches.Counting) -> int:
-        """Draws the windows of batch `step`. Returns the number of sums that `counting` receives.
+    def draw(
+        self, launcher: launches.Launcher, slots: launches.Slots, position: int, out: int, counting: launches.Counting
+    ) -> int:
+        """Draws windows. Returns the number of sums of a batch that `counting` receives.
 
         Args:
             launcher: launches the kernel.
-            step: the batch's step.
-            position: slots before the batch.
-            out: address of int64 [rows, count], followed by working memory.
+            slots: the windows' slots.
+            position: slots before the first batch.
+            out: address of int64 [rows, batches, count], followed by the batches' working memory.
             counting: what the kernel counts.
         """
-        count, plan = self.count, self._plan
+        plan, rows = self._plan, self.rows
         if self._order is not None:
-            return launches.draw_in_order(launcher, plan, step, out, count, position, self._order, counting)
+            return launches.draw_in_order(launcher, plan, slots, out, position, self._order, counting)
         if self._sampler.distinct:
-            table = out + 8 * self.rows * count
-            return launches.draw_distinct_windows(launcher, plan, step, out, count, self.rows, table, counting)
-        return launches.draw_windows(launcher, plan, step, out, count, self.rows, counting)
+            work = out + 8 * rows * slots.batches * slots.count
+            return launches.draw_distinct_windows(launcher, plan, slots, out, rows, work, counting)
+        return launches.draw_windows(launcher, plan, slots, out, rows, counting)

@@ -85,35 +85,55 @@ class Drawing:
         self.sampler = WindowSampler(anchors, source, seed, 4, within, distinct, self.probability)
         self.plan = put_plan(runner, anchors, source, self.sampler)
 
-    def draw(self, step: int, count: int, counting: launches.Counting = launches.NOT_COUNTED) -> np.ndarray:
-        """Returns the runner's draw, int64 [3 or 4, count]."""
+    def draw(self, slots: launches.Slots, counting: launches.Counting = launches.NOT_COUNTED) -> np.ndarray:
+        """Returns the runner's draw, int64 [3 or 4, batches, count]."""
         rows = 4 if self.probability else 3
-        out = self.runner.put(np.full((rows, count), -7, np.int64))
+        shape = rows, slots.batches, slots.count
+        out = self.runner.put(np.full(shape, -7, np.int64))
         if self.distinct:
-            table = self.runner.put(np.zeros(2 * launches.holders_size(count), np.uint64))
-            self.blocks = launches.draw_distinct_windows(
-                self.runner, self.plan, step, out, count, rows, table, counting
-            )
+            work = self.runner.put(np.zeros((slots.batches, launches.distinct_words(slots.whole)), np.int64))
+            self.blocks = launches.draw_distinct_windows(self.runner, self.plan, slots, out, rows, work, counting)
         else:
-            self.blocks = launches.draw_windows(self.runner, self.plan, step, out, count, rows, counting)
-        return self.runner.get(out, (rows, count), np.int64)
+            self.blocks = launches.draw_windows(self.runner, self.plan, slots, out, rows, counting)
+        return self.runner.get(out, shape, np.int64)
+
+    def expected(self, slots: launches.Slots) -> np.ndarray:
+        """Returns the CPU's draw of the same windows."""
+        batches = []
+        for batch in range(slots.batches):
+            windows = self.sampler.draw(slots.step + batch, slots.whole)
+            rows = [windows.episode_id, windows.start, windows.length]
+            if windows.probability is not None:
+                rows.append(windows.probability.view(np.int64))
+            batches.append(np.stack(rows)[:, slots.first : slots.first + slots.count])
+        return np.stack(batches, 1)
 
     def check(self, step: int, count: int) -> None:
-        expected = self.sampler.draw(step, count)
-        got = self.draw(step, count)
-        rows = [expected.episode_id, expected.start, expected.length]
-        if expected.probability is not None:
-            rows.append(expected.probability.view(np.int64))
-        np.testing.assert_array_equal(got, np.stack(rows))
+        for slots in some_slots(step, count):
+            np.testing.assert_array_equal(self.draw(slots), self.expected(slots))
 
     def check_order(self, position: int, count: int, seed: int | None) -> None:
         """Checks windows in the order of the dataset, or permuted by a seed."""
         total = self.anchors.total
-        expected = self.sampler.windows(points_in_order(position, count, total, seed), 7)
-        out = self.runner.put(np.full((3, count), -7, np.int64))
-        launches.draw_in_order(self.runner, self.plan, 7, out, count, position, launches.EpochOrder(total, seed))
-        got = self.runner.get(out, (3, count), np.int64)
-        np.testing.assert_array_equal(got, np.stack([expected.episode_id, expected.start, expected.length]))
+        for slots in some_slots(7, count):
+            batches = []
+            for batch in range(slots.batches):
+                points = points_in_order(position + batch * slots.whole, slots.whole, total, seed)
+                windows = self.sampler.windows(points, slots.step + batch)
+                rows = np.stack([windows.episode_id, windows.start, windows.length])
+                batches.append(rows[:, slots.first : slots.first + slots.count])
+            out = self.runner.put(np.full((3, slots.batches, slots.count), -7, np.int64))
+            order = launches.EpochOrder(total, seed)
+            launches.draw_in_order(self.runner, self.plan, slots, out, position, order)
+            got = self.runner.get(out, (3, slots.batches, slots.count), np.int64)
+            np.testing.assert_array_equal(got, np.stack(batches, 1))
+
+
+def some_slots(step: int, count: int) -> list[launches.Slots]:
+    """Returns all slots of a batch, and the slots of a rank of several batches."""
+    first = count // 3
+    own = launches.Slots(step, first, max(1, count // 2), count, batches=1 + count % 5)
+    return [launches.Slots.of_batch(step, count), own]
 
 
 def points_in_order(position: int, count: int, total: int, seed: int | None) -> np.ndarray:
@@ -216,17 +236,17 @@ class SelectChecks:
         lengths[np.arange(episodes) if anchors.ids is None else anchors.ids] = np.diff(anchors.offsets)
         finals = rng.integers(-1, 2, episodes)
         first, last = sorted(rng.integers(0, count + 1, 2).tolist())
+        slots = launches.Slots(5, first, last - first, count, batches=int(rng.integers(1, 6)))
         groups = launches.row_groups(plan)
         # The sums are not cleared before.
-        sums = runner.put(np.full(runner.blocks, -3, np.int64))
-        counting = launches.Counting(
-            runner.put(groups), len(groups), runner.put(lengths), runner.put(finals), first, last, sums
-        )
+        sums = runner.put(np.full(slots.batches * runner.blocks, -3, np.int64))
+        counting = launches.Counting(runner.put(groups), len(groups), runner.put(lengths), runner.put(finals), sums)
         drawing = Drawing(runner, anchors, **arguments, distinct=distinct)
-        windows = drawing.draw(5, count, counting)[:3, first:last].copy()
-        expected = np.zeros(1, np.int64)
-        count_valid(*windows, lengths, finals, plan, max(1, last - first), expected)
-        assert runner.get(sums, drawing.blocks, np.int64).sum() == expected[0]
+        windows = drawing.draw(slots, counting)[:3].reshape(3, -1)
+        expected = np.zeros(slots.batches, np.int64)
+        count_valid(*windows, lengths, finals, plan, max(1, slots.count), expected)
+        counted = runner.get(sums, slots.batches * drawing.blocks, np.int64)
+        np.testing.assert_array_equal(counted.reshape(slots.batches, -1).sum(1), expected)
         runner.clear()
 
     @given(drawings(), st.integers(0, 2**62), st.integers(1, 40))
@@ -249,7 +269,7 @@ class SelectChecks:
         drawing = Drawing(runner, anchors, weights, tree=tree, distinct=True)
         for step in range(2):
             drawing.check(step, 100)
-            assert len(np.unique(drawing.draw(step, 100)[0])) == 100
+            assert len(np.unique(drawing.draw(launches.Slots.of_batch(step, 100))[0])) == 100
             drawing.check(step, 41)
         runner.clear()
 
