@@ -169,14 +169,14 @@ class DeviceBatchBuilder:
     def _deferred(self, steps: Sequence[int]) -> tuple[list[DeferredWindows], list[int]]:
         """Returns the windows that the device samples, and the places of the steps whose windows the CPU samples."""
         whole = self._rows.batch_size
-        samplers: dict[int | None, DeviceWindowSampler | None] = {None: None}
+        samplers: dict[int, DeviceWindowSampler | None] = {}
         runs: dict[int, list[DeferredWindows]] = {}
         others = []
         for place, step in enumerate(steps):
             dataset, selector_step = self.source.turn(step)
-            if dataset not in samplers:
+            if dataset is not None and dataset not in samplers:
                 samplers[dataset] = self._sampler(dataset, whole)
-            sampler = samplers[dataset]
+            sampler = None if dataset is None else samplers[dataset]
             if dataset is None or sampler is None:
                 others.append(place)
                 continue
