@@ -41,7 +41,7 @@ class DeviceBatches:
         valid_bytes: bytes of each batch without padding.
         inputs: what this machine holds until the batches are complete.
         waiting: number of batches that were not handed over yet.
-        stream: the stream to which the last batch was handed over; None: no batch was.
+        stream: the handle of the stream to which the last batch was handed over; None: no batch was.
     """
 
     memory: torch.Tensor
@@ -49,7 +49,7 @@ class DeviceBatches:
     valid_bytes: Sequence[int | DeferredCount]
     inputs: BatchInputs
     waiting: int
-    stream: torch.cuda.Stream | None = None
+    stream: int | None = None
 
 
 class DeviceCollector:
@@ -214,10 +214,11 @@ class DeviceCollector:
         All batches have one event and one memory, so a stream that has one of them has all.
         """
         stream = torch.cuda.current_stream(self._device)
-        if stream != batches.stream:
+        handle: int = stream.cuda_stream
+        if handle != batches.stream:
             with cuda_errors("waiting for a batch"):
                 hand_over(stream, batches.inputs.collected, batches.memory)
-            batches.stream = stream
+            batches.stream = handle
         batches.waiting -= 1
         if not batches.waiting:
             self._inputs.give_back(batches.inputs)

@@ -135,6 +135,16 @@ def patch_torch(patch: pytest.MonkeyPatch, found: TorchStandIn, streams: Streams
             self.cuda_stream = next(handles) if handle is None else handle
             self.device = device
 
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
+
+        def __ne__(self, other: object) -> bool:
+            # As torch's: a comparison with None is False, whichever it is.
+            return other is not None and not self == other
+
+        def __hash__(self) -> int:
+            return hash(self.cuda_stream)
+
         def wait_event(self, event: Event) -> None:
             streams.wait(self.cuda_stream, event.last)
 
