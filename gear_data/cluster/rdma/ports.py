@@ -86,11 +86,12 @@ def _gid(folder: Path, link: str) -> tuple[str, int] | None:
     routed.
     """
     found = []
-    for path in sorted((folder / "gids").iterdir(), key=lambda path: int(path.name)):
+    # A table has up to a thousand positions, and few identifiers.
+    for index in sorted(map(int, os.listdir(folder / "gids"))):
         with suppress(OSError, ValueError):  # positions without an identifier
-            address, index = ipaddress.IPv6Address(_read(path)), int(path.name)
-            kind = _read(folder / "gid_attrs" / "types" / path.name) if link == ETHERNET else _ROCE_V2
-            if int(address) and kind == _ROCE_V2:
+            text = _read(f"{folder}/gids/{index}")
+            if text.strip("0:") and (link != ETHERNET or _read(f"{folder}/gid_attrs/types/{index}") == _ROCE_V2):
+                address = ipaddress.IPv6Address(text)
                 found.append((address.ipv4_mapped is None, address.is_link_local, index, str(address)))
     if not found:
         return None
@@ -98,5 +99,6 @@ def _gid(folder: Path, link: str) -> tuple[str, int] | None:
     return text, index
 
 
-def _read(path: Path) -> str:
-    return path.read_text().strip()
+def _read(path: Path | str) -> str:
+    with open(path, "rb", buffering=0) as file:
+        return file.read().decode().strip()
