@@ -80,8 +80,8 @@ class Guest:
                 # It ends with this process, however this process ends.
                 *("setpriv", "--pdeathsig", "KILL"),
                 *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
-                # Emulation: KVM is rarely available.
-                *("-machine", "pc", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-m", "3G"),
+                # Emulation: KVM is rarely available. Instructions that repeat for each byte are slow there.
+                *("-machine", "pc", "-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max,-erms,-fsrm", "-m", "3G"),
                 *("-kernel", str(image.cache() / "vmlinux"), "-initrd", str(image.cache() / "initramfs")),
                 *("-append", _KERNEL, "-serial", f"file:{out}/console"),
                 *(
