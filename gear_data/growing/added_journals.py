@@ -23,7 +23,7 @@ class SealedJournal:
     """A sealed journal: a dataset of its own, which becomes a part of a growing one.
 
     Attributes:
-        writer: the name of the writer's folder of journals.
+        writer: the series of the journal. Of an earlier version: the name of the writer's folder of journals.
         number: of the journal.
         folder: folder of the sealed dataset.
         sequences: client of a server for writers -> sequence number of its last episode in the journal.

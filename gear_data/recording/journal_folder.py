@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.reading import Journal, read_journal
 from gear_data.storage.journal.record import RecordedEpisode
 from gear_data.storage.journal.videos import remove_journal, remove_unnamed
-from gear_data.storage.journal.writing import SUFFIX, JournalWriter
+from gear_data.storage.journal.writing import SUFFIX, JournalWriter, new_series
 from gear_data.storage.writing.folder_lock import folder_lock
 
 #: Suffix of the folder of all journals, beside the dataset's folder.
@@ -54,6 +54,7 @@ class JournalFolder:
         self._journal: JournalWriter | None = None
         self._columns: tuple[ColumnSpec, ...] = ()
         self._cameras: tuple[ColumnSpec, ...] = ()
+        self._series = ""
         #: The journal's largest size; None: no limit.
         self._bytes = 0
         self._most_steps: int | None = None
@@ -82,6 +83,7 @@ class JournalFolder:
         columns: Sequence[ColumnSpec],
         cameras: Sequence[ColumnSpec],
         *,
+        sealed: Mapping[str, int],
         first: int,
         most_bytes: int,
         most_steps: int | None,
@@ -91,14 +93,19 @@ class JournalFolder:
         Args:
             columns: their columns.
             cameras: their cameras.
+            sealed: series -> number of its last journal in the dataset.
             first: the smallest number that a journal may have.
             most_bytes: a journal that has this size together with its videos ends.
             most_steps: a journal of so many steps ends; None: no limit.
         """
         self._columns, self._cameras = tuple(columns), tuple(cameras)
         self._bytes, self._most_steps = most_bytes, most_steps
-        numbers = [int(file.stem) for file in self.ended()]
-        self._next = max([first, *(number + 1 for number in numbers)])
+        waiting = self.ended()
+        self._next = max([first, *(int(file.stem) + 1 for file in waiting)])
+        # One series, however many Writers use the folder: `sealed` would grow with each of them.
+        known = [series for series in sealed if series.startswith(f"{self.name}-")]
+        known += [series for file in waiting if (series := read_journal(file).series)]
+        self._series = known[-1] if known else new_series(self.name)
 
     def append(self, episode: RecordedEpisode) -> None:
         """Appends an episode, whole or not at all.
@@ -112,7 +119,8 @@ class JournalFolder:
         if self._journal is not None and self._is_full(self._journal):
             self.rotate()
         if self._journal is None:
-            self._journal = JournalWriter(self.path / f"{self._next:06d}{SUFFIX}", self._columns, self._cameras)
+            path = self.path / f"{self._next:06d}{SUFFIX}"
+            self._journal = JournalWriter(path, self._columns, self._cameras, self._series)
             self._next, self._steps, self._video_bytes = self._next + 1, 0, 0
         self._journal.append(episode)
         self._steps += episode.steps
@@ -147,17 +155,19 @@ class JournalFolder:
         files = sorted(self.path.glob(f"*{SUFFIX}"))
         return files if self._journal is None else files[:-1]
 
-    def num_episodes(self, published: int, is_converted: Callable[[Journal, int], bool]) -> int:
+    def num_episodes(
+        self, is_published: Callable[[Journal, int], bool], is_converted: Callable[[Journal, int], bool]
+    ) -> int:
         """Returns the number of episodes in the journals that wait.
 
         Args:
-            published: number of the last journal that the dataset has.
+            is_published: says whether the dataset has a journal of a number.
             is_converted: says whether the dataset has a record of a journal anyway, because it was converted by hand.
 
         Raises:
             CorruptSourceError: a journal cannot be read.
         """
-        waiting = [read_journal(file) for file in self.ended() if int(file.stem) > published]
+        waiting = [journal for file in self.ended() if not is_published(journal := read_journal(file), int(file.stem))]
         return sum(not is_converted(journal, record.number) for journal in waiting for record in journal.records)
 
     def remove(self, journal: Path) -> None:

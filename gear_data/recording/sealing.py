@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +33,7 @@ from gear_data.ingest.engine.spec import MIN_SHARD_BYTES
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of, visit_left_behind
-from gear_data.recording.publisher import JournalPublisher
+from gear_data.recording.publisher import JournalPublisher, sealed_numbers
 from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.journal.episode_log import last_sequences
@@ -77,7 +77,9 @@ class FolderPublisher(JournalPublisher):
 
     def last_number(self, manifest: Manifest | None) -> int:
         """Returns the number of the writer's last journal that the dataset has, or -1."""
-        return last_published(manifest, self.journals.name)
+        name = self.journals.name
+        numbers = [number for key, number in sealed_numbers(manifest).items() if key.partition("-")[0] == name]
+        return max(numbers, default=-1)
 
     def acceptance(self) -> Acceptance:
         """Returns the checks of the dataset and of all writers' journals."""
@@ -91,8 +93,11 @@ class FolderPublisher(JournalPublisher):
     def num_waiting(self) -> int:
         """Returns the number of episodes in the journals that wait."""
         manifest = self.newest()
+        published = sealed_numbers(manifest)
         is_converted = Acceptance(self.location, manifest, None).is_converted
-        return self.journals.num_episodes(self.last_number(manifest), is_converted)
+        return self.journals.num_episodes(
+            lambda journal, number: number <= published.get(journal.series or self.journals.name, -1), is_converted
+        )
 
     def publish(self, files: Sequence[Path], *, progress: bool | None) -> Publication | None:
         """Publishes ended journals, and removes them. See `JournalPublisher`."""
@@ -100,13 +105,10 @@ class FolderPublisher(JournalPublisher):
 
     def _publish(self, journals: JournalFolder, files: Sequence[Path], progress: bool | None) -> Publication | None:
         manifest = self.newest()
-        published, acceptance = last_published(manifest, journals.name), self._of_dataset(manifest)
+        published, acceptance = sealed_numbers(manifest), self._of_dataset(manifest)
         segments: list[SealedJournal] = []
         for file in files:
-            if (
-                int(file.stem) > published
-                and (segment := sealed(file, journals.name, progress, acceptance)) is not None
-            ):
+            if (segment := sealed(file, journals.name, progress, acceptance, published)) is not None:
                 segments.append(segment)
         publication = None
         if segments:
@@ -146,13 +148,9 @@ def _is_unfinished(folder: Path) -> bool:
     )
 
 
-def last_published(manifest: Manifest | None, writer: str) -> int:
-    """Returns the number of the last journal of a writer that a dataset has, or -1."""
-    growth = None if manifest is None else manifest.growth
-    return -1 if growth is None else growth.sealed.get(writer, -1)
-
-
-def sealed(journal: Path, writer: str, progress: bool | None, acceptance: Acceptance) -> SealedJournal | None:
+def sealed(
+    journal: Path, writer: str, progress: bool | None, acceptance: Acceptance, published: Mapping[str, int]
+) -> SealedJournal | None:
     """Seals a journal into a dataset of its own; None if it has no episode to publish.
 
     Episodes that cannot join the dataset are set aside, and leave the journal.
@@ -162,11 +160,15 @@ def sealed(journal: Path, writer: str, progress: bool | None, acceptance: Accept
         writer: name of its writer's folder.
         progress: show progress bars; None shows them on a terminal.
         acceptance: the checks of the dataset.
+        published: series -> number of its last journal in the dataset.
 
     Raises:
         GearError: the journal cannot be read, or a disk failed.
     """
     contents = read_journal(journal)
+    series, number = contents.series or writer, int(journal.stem)
+    if number <= published.get(series, -1):
+        return None
     if contents.torn:
         _log.warning("%s: the last %d bytes are of an unfinished episode; left out", journal, contents.torn)
     for damaged in contents.damaged:
@@ -189,7 +191,7 @@ def sealed(journal: Path, writer: str, progress: bool | None, acceptance: Accept
         except _UNFIT as error:
             refused = {_first_unfit(journal, contents): str(error)}
         else:
-            return SealedJournal(writer, int(journal.stem), folder, last_sequences(contents.episodes, {}))
+            return SealedJournal(series, number, folder, last_sequences(contents.episodes, {}))
 
 
 def _converted(journal: Path, progress: bool | None) -> Path:

@@ -64,14 +64,15 @@ def killed(folder: Path, seconds: float) -> int:
 
 def recorded_numbers(folder: Path) -> list[int]:
     """Returns the numbers of all finished episodes: of the dataset, then of the journals that it lacks."""
-    found, sealed = [], -1
+    found, sealed = [], dict[str, int]()
     if (folder / "manifest.json").exists():
         ds = gear_data.open(folder)
         found = ds.episodes["number"].to_list()
-        sealed = ds.manifest.growth.sealed.get("000", -1) if ds.manifest.growth else -1
+        sealed = dict(ds.manifest.growth.sealed) if ds.manifest.growth else {}
     for path in sorted(folder.parent.glob("recorded.journal/000/*.arrows")):
-        if int(path.stem) > sealed:
-            found += [int(episode.facts["number"]) for episode in read_journal(path).episodes]
+        journal = read_journal(path)
+        if int(path.stem) > sealed.get(journal.series, -1):
+            found += [int(episode.facts["number"]) for episode in journal.episodes]
     return found
 
 

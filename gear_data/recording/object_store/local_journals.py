@@ -29,6 +29,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class _WriterRecord(msgspec.Struct, frozen=True):
     name: str
     machine: str
+    growth: str = ""
 
 
 def journal_base(url: str) -> Path:
@@ -46,7 +47,8 @@ class WriterName:
 
     Journals are numbered for each name, so two machines must not share one. A new folder gets a random name. A folder
     that was copied with the image of a machine, or that is older than the last start of this machine, gets another
-    one for its later journals.
+    one for its later journals. So does a folder whose dataset was replaced by another one, which may have journals of
+    the same name and numbers.
 
     Args:
         folder: the folder, which this process has locked.
@@ -55,6 +57,7 @@ class WriterName:
         name: the name of the journals that the folder has.
         is_ours: whether this machine chose the name since its last start. Else `renew` must be called before there are
             new journals.
+        growth: the id of the dataset that was at the URL last; empty: there was none. See `Growth`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,6 +67,7 @@ class WriterName:
             self.renew()
         else:
             self.name, self.is_ours = record.name, record.machine == _this_machine()
+            self.growth, self._machine = record.growth, record.machine
 
     def _read(self) -> _WriterRecord | None:
         try:
@@ -78,10 +82,19 @@ class WriterName:
         Raises:
             StorageFullError, UnwritableError: the folder cannot be written to.
         """
-        name = secrets.token_hex(8)
+        self.name, self.is_ours, self._machine = secrets.token_hex(8), True, _this_machine()
+        self.remember("")
+
+    def remember(self, growth: str) -> None:
+        """Keeps which dataset is at the URL.
+
+        Raises:
+            StorageFullError, UnwritableError: the folder cannot be written to.
+        """
+        self.growth = growth
         with atomic_file(self._path) as path:
-            path.write_text(json.dumps({"name": name, "machine": _this_machine()}), encoding="utf-8")
-        self.name, self.is_ours = name, True
+            record = {"name": self.name, "machine": self._machine, "growth": growth}
+            path.write_text(json.dumps(record), encoding="utf-8")
 
 
 def _this_machine() -> str:

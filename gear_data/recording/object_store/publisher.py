@@ -24,8 +24,8 @@ from gear_data.growing.seal_options import SealOptions
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder, journals_of, visit_left_behind
 from gear_data.recording.object_store.local_journals import WriterName, journal_base
-from gear_data.recording.publisher import JournalPublisher
-from gear_data.recording.sealing import last_published, sealed
+from gear_data.recording.publisher import JournalPublisher, sealed_numbers
+from gear_data.recording.sealing import sealed
 from gear_data.storage.generations.growth import JOURNALS
 from gear_data.storage.journal.writing import SUFFIX
 from gear_data.storage.manifest import Manifest
@@ -68,7 +68,7 @@ class BucketPublisher(JournalPublisher):
 
     def last_number(self, manifest: Manifest | None) -> int:
         """Returns the number of the writer's last journal that the bucket has, or -1."""
-        return max(last_published(manifest, self._uploads.writer), self._uploads.last)
+        return max(sealed_numbers(manifest).get(self._uploads.writer, -1), self._uploads.last)
 
     def acceptance(self) -> Acceptance:
         """Returns the checks of the dataset, and of the journals on this machine."""
@@ -80,7 +80,7 @@ class BucketPublisher(JournalPublisher):
         """Returns the number of episodes of this writer that no generation has."""
         uploaded = sum(episodes for episodes, _ in self._uploads.waiting.values())
         is_converted = Acceptance(self.location, self.newest(), None).is_converted
-        return uploaded + self.journals.num_episodes(self._uploads.last, is_converted)
+        return uploaded + self.journals.num_episodes(lambda _, number: number <= self._uploads.last, is_converted)
 
     def upload(self, files: Sequence[Path], *, progress: bool | None) -> None:
         """Uploads ended journals, and removes them here.
@@ -94,6 +94,8 @@ class BucketPublisher(JournalPublisher):
         """Uploads ended journals, and publishes all sealed journals of the bucket. See `JournalPublisher`."""
         self.upload(files, progress=progress)
         publication = self._publish_sealed(self._uploads)
+        if publication is not None:
+            self._uploads.remember(self.newest())
         waiting = self._uploads.waiting
         if publication is None and waiting and (newest := self.newest()) is not None:
             # Another writer published the journals of this one.
@@ -149,28 +151,38 @@ class _Uploads:
         self._name = WriterName(journals.path)
         self.waiting: dict[SealedName, tuple[int, int]] = {}
         self.last = -1
-        self._find_uploaded()
+        newest = self._find_uploaded()
         if not self._name.is_ours:
             # The last Writer here ran before this machine started, or on another machine.
             self.upload(journals.ended(), None)
             self._name.renew()
             self.last = -1
+        self.remember(newest)
+
+    def remember(self, newest: Manifest | None) -> None:
+        """Keeps which dataset has the journals of this writer."""
+        if self._name.growth != _growth_id(newest):
+            self._name.remember(_growth_id(newest))
 
     @property
     def writer(self) -> str:
         return self._name.name
 
-    def _find_uploaded(self) -> None:
-        """Finds the journals of this writer that the bucket has."""
+    def _find_uploaded(self) -> Manifest | None:
+        """Finds the journals of this writer that the bucket has, and returns the newest manifest."""
         # The journals first: another process may publish them meanwhile.
         listed = listed_journals(self._bucket.objects.files(JOURNALS))
         waiting = waiting_journals(listed)
-        self.last = last_published(self._bucket.newest(), self.writer)
+        newest = self._bucket.newest()
+        if self._name.growth not in ("", _growth_id(newest)):
+            self._name.renew()
+        self.last = sealed_numbers(newest).get(self.writer, -1)
         for name, files in listed.items():
             if name.writer == self.writer and name.number > self.last and name.manifest in files:
                 if name in waiting and (manifest := self._bucket.manifest(name.manifest)) is not None:
                     self.waiting[name] = (manifest.episodes, manifest.steps)
                 self.last = name.number
+        return newest
 
     def upload(self, files: Sequence[Path], progress: bool | None) -> None:
         """Uploads journals in order, and removes them here."""
@@ -178,13 +190,17 @@ class _Uploads:
         for file in files:
             number = int(file.stem)
             if acceptance is not None and number > self.last:  # else a process was killed after the upload
-                segment = sealed(file, self._journals.name, progress, acceptance)
+                segment = sealed(file, self._journals.name, progress, acceptance, {})
                 if segment is not None:
                     name = SealedName(self.writer, number)
                     manifest = upload_sealed(self.mirror, self._bucket.conditional, segment.folder, name)
                     self.waiting[name] = (manifest.episodes, manifest.steps)
                 self.last = number
             self._journals.remove(file)
+
+
+def _growth_id(manifest: Manifest | None) -> str:
+    return "" if manifest is None or manifest.growth is None else manifest.growth.id
 
 
 def _acceptance(bucket: Bucket) -> Acceptance:

@@ -21,7 +21,7 @@ from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
 from gear_data.storage.atomic import checksum
 from gear_data.storage.journal.frames import MIN_BYTES, find_frame
 from gear_data.storage.journal.record import RecordedEpisode, arrow_schema, facts_of, from_batch, synced_before
-from gear_data.storage.journal.writing import CAMERAS, CHECKSUM, COLUMNS, END, ID, metadata_checksum
+from gear_data.storage.journal.writing import CAMERAS, CHECKSUM, COLUMNS, END, ID, metadata_checksum, series_of
 
 #: Exceptions of Arrow for a stream that ends early or is damaged.
 _DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, KeyError)
@@ -69,6 +69,11 @@ class Journal:
     torn: int = 0
     cameras: tuple[ColumnSpec, ...] = ()
     lost: tuple[str, ...] = ()
+
+    @property
+    def series(self) -> str:
+        """Its series; empty in journals of earlier versions. See `new_series`."""
+        return series_of(self.id)
 
 
 def is_journal(path: Path) -> bool:

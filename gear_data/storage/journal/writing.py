@@ -28,6 +28,7 @@ CAMERAS = b"gear.cameras"
 ID = b"gear.id"
 #: Key of the checksum of all of them there.
 CHECKSUM = b"gear.checksum"
+_ID_BYTES, _SERIES_BYTES = 16, 9
 
 
 class JournalWriter:
@@ -41,6 +42,7 @@ class JournalWriter:
         path: the journal, which must not exist.
         columns: all columns.
         cameras: a `gear_data.schema.video_column` for each camera.
+        series: its series; empty: none, as in journals of earlier versions.
 
     Attributes:
         episodes: number of episodes so far.
@@ -50,12 +52,14 @@ class JournalWriter:
         StorageFullError, UnwritableError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = ()) -> None:
+    def __init__(
+        self, path: Path, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = (), series: str = ""
+    ) -> None:
         self.episodes = 0
         self.bytes = 0
         self._path = path
         self._columns, self._cameras = tuple(columns), tuple(cameras)
-        self._id = secrets.token_hex(8).encode()
+        self._id = (series + secrets.token_hex(8))[:_ID_BYTES].encode()
         #: Videos of episodes since the last `sync`.
         self._videos: list[Path] = []
         #: Episodes before the last `sync`, if there are cameras.
@@ -112,6 +116,20 @@ class JournalWriter:
                     os.ftruncate(self._file, self.bytes)
                 raise
         self.bytes += len(data)
+
+
+def new_series(writer: str) -> str:
+    """Returns a new series, for the journals that one folder of journals has for one dataset.
+
+    Args:
+        writer: name of the folder, three digits.
+    """
+    return f"{writer}-{secrets.token_urlsafe(8)}"[:_SERIES_BYTES]
+
+
+def series_of(journal: bytes) -> str:
+    """Returns the series of a journal with an id; empty: it has none."""
+    return journal[:_SERIES_BYTES].decode(errors="replace") if journal[3:4] == b"-" else ""
 
 
 def describe_cameras(cameras: Sequence[ColumnSpec]) -> bytes:

@@ -119,7 +119,7 @@ def _fault(case: Path, kind: str, evicts: str, place: Call) -> str | None:
 def _wrong(case: Path, evicts: str, acknowledged: int) -> str | None:
     """Returns what is wrong with the episodes of dataset and journals."""
     found: list[int] = []
-    sealed = -1
+    sealed: dict[str, int] = {}
     if (case / "data/manifest.json").exists():
         ds = gear_data.open(case / "data")
         report = gear_data.verify(case / "data", deep=True, progress=False)
@@ -132,10 +132,11 @@ def _wrong(case: Path, evicts: str, acknowledged: int) -> str | None:
             return f"{ds.num_steps} steps are above the limit"
         if any(ds[position]["actions"].tolist() != steps_of(number, evicts) for position, number in enumerate(found)):
             return "an episode has other steps"
-        sealed = -1 if ds.manifest.growth is None else ds.manifest.growth.sealed.get("000", -1)
+        sealed = {} if ds.manifest.growth is None else dict(ds.manifest.growth.sealed)
     for path in sorted((case / "data.journal/000").glob("*.arrows")):
-        if int(path.stem) > sealed:
-            found += [int(episode.facts["number"]) for episode in read_journal(path).episodes]
+        journal = read_journal(path)
+        if int(path.stem) > sealed.get(journal.series, -1):
+            found += [int(episode.facts["number"]) for episode in journal.episodes]
     if evicts == "weight":
         # The episodes that left are not known. The last one stays.
         whole = found == sorted(set(found)) and (not found or acknowledged <= found[-1] + 1 <= acknowledged + 1)

@@ -313,6 +313,29 @@ def test_a_copied_machine_gets_another_name(url: str, tmp_path: Path) -> None:
     assert numbers_in(gear_data.open(url)) == [0, 1]
 
 
+def test_journals_of_another_dataset_are_not_those_of_the_url(url: str) -> None:
+    """A dataset that was moved away comes back. Its numbers are not those of the journals that wait meanwhile."""
+    store, root = s3fs.S3FileSystem(), url.removeprefix("s3://")
+    with gear_data.Writer(url) as writer:
+        for number in range(4):
+            add_episodes(writer, [number])
+            writer.seal()
+    moved = {name: store.cat_file(name) for name in store.find(root)}
+    store.rm(root, recursive=True)
+    with gear_data.Writer(url) as writer:
+        add_episodes(writer, [4])
+    writer = gear_data.Writer(url)
+    add_episodes(writer, [5])
+    writer._sink._journals._stack.close()  # type: ignore[attr-defined]
+    store.invalidate_cache()
+    store.rm(root, recursive=True)
+    for name, data in moved.items():
+        store.pipe_file(name, data)
+    with gear_data.Writer(url) as writer:
+        assert writer.episodes == 1
+    assert numbers_in(gear_data.open(url)) == [0, 1, 2, 3, 5]
+
+
 def test_two_machines_of_one_name(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = gear_data.Writer(url)
     (record,) = (tmp_path / "journals").glob("*.journal/000/writer.json")
