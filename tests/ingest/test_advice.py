@@ -254,6 +254,10 @@ ADVICE: dict[str, Advice] = {
         parquet(episode=[0] * 3 + [1] * 6 + [0] * 3, frame_index=[0, 1, 2, *range(6), 3, 4, 5]),
         BadEpisodeError, "sort the rows by episode and step", source=sort_rows,
     ),
+    "table, ids that come back: a flag": Advice(
+        parquet(episode=[0] * 3 + [1] * 3 + [0] * 6, over=END), BadEpisodeError, "name it with --end-column",
+        "--end-column over",
+    ),
     "table, no episode column": Advice(
         parquet(episode=None, run=[0] * 6 + [1] * 6), UnknownFormatError, "--episode-column run", "--episode-column run"
     ),

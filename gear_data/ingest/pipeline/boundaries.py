@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
-from gear_data.ingest.pipeline.id_ranges import SEVERAL_COLUMNS, SORT, SeenIds, id_returns
+from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, SORT, SeenIds, id_returns
 from gear_data.ingest.pipeline.step_order import not_increasing
 from gear_data.ingest.sources.tables.stream import TablePart
 from gear_data.ingest.sources.tables.to_numpy import null_rows, storage_array
 
-_SORT = f"{SORT}; {SEVERAL_COLUMNS}; if every file numbers its episodes from 0, give the files as several sources"
+_SORT = f"{SORT}{OTHER_ENDS}; if every file numbers its episodes from 0, give the files as several sources"
 _STATE_KEY = "episode_ids"
 
 
@@ -97,10 +97,13 @@ class EpisodeIdChecker:
         resume_state: receives the ids of ended episodes. A resumed run passes the state of the earlier run.
         low: the lowest id of this part of the source; None for no bound.
         high: all ids of this part are lower; None for no bound.
+        may_return: whether something else ends the episodes, too, so that an id may come back.
     """
 
-    def __init__(self, column: str | None, resume_state: dict[str, Any], low: Any, high: Any) -> None:
-        self._column = column
+    def __init__(
+        self, column: str | None, resume_state: dict[str, Any], low: Any, high: Any, *, may_return: bool
+    ) -> None:
+        self._column, self._may_return = column, may_return
         self._resume_state = resume_state
         self._low, self._high = low, high
         self._ended = SeenIds(resume_state.get(_STATE_KEY))
@@ -124,7 +127,7 @@ class EpisodeIdChecker:
         starts[0] = ids[0] != self._last
         starts[1:] = ids.codes[1:] != ids.codes[:-1]
         for row in np.flatnonzero(starts).tolist():
-            if self._last is not None:
+            if self._last is not None and not self._may_return:
                 self._ended.add(self._last)
             value = ids[row]
             if value in self._ended:

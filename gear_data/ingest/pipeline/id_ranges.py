@@ -11,9 +11,12 @@ from collections.abc import Hashable, Sequence
 
 from gear_data.errors import BadEpisodeError
 
-#: What helps where an id comes back.
+#: What helps where an id comes back, and what helps too where the user can say what ends an episode.
 SORT = "sort the rows by episode and step first"
-SEVERAL_COLUMNS = "if several columns name an episode together, give --episode-column for each of them"
+OTHER_ENDS = (
+    "; if several columns name an episode together, give --episode-column for each of them; if a flag ends the "
+    "episodes, name it with --end-column (episodes=EpisodeBoundaries(...))"
+)
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,17})", re.DOTALL | re.ASCII)
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
-from gear_data.ingest.pipeline.id_ranges import SEVERAL_COLUMNS, refuse_returning_ids
+from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, refuse_returning_ids
 from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, usual_name
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
@@ -50,10 +50,6 @@ from gear_data.storage.episode_block import offsets_of
 _OTHER_BOUNDARIES = (
     "correct this array; or leave it out with --columns (columns=[...]), and name a column of episode ids with "
     "--episode-column (episodes=EpisodeBoundaries(...))"
-)
-
-_OTHER_IDS = (
-    f"; {SEVERAL_COLUMNS}; if a flag ends the episodes, name it with --end-column (episodes=EpisodeBoundaries(...))"
 )
 
 
@@ -317,7 +313,7 @@ class _FlatEpisodes:
         if columns and not self.has_end_column:
             ids = list(zip(*(facts[name] for name in columns), strict=True)) if len(columns) > 1 else facts[columns[0]]
             source = self.classified.sources[columns[0]]
-            refuse_returning_ids(ids, starts.tolist(), self.classified.name, source, _OTHER_IDS)
+            refuse_returning_ids(ids, starts.tolist(), self.classified.name, source, OTHER_ENDS)
         return EpisodeRanges(lengths, starts, facts=facts, flags=flags, findings=self.findings)
 
     def _lengths(self) -> npt.NDArray[np.int64]:

@@ -78,10 +78,11 @@ def open_(location: Location, options: SourceOptions) -> StepRowSource:
 class StepRowSource:
     """An `EpisodeSource` over tables with one row per step.
 
-    An episode is a run of rows with the same value in the episode column; without such a column, the rows up to an end
-    flag, or from a flag of the first step; without flags, rows with rising step numbers. If no flag marks truncation,
-    an episode also ends where its next observation is not the observation of the next row. The rows of an episode must
-    be consecutive. Step numbers are compared with the order of the rows, and are not stored.
+    An episode is a run of rows with the same value in the episode column, up to an end flag if the user named it;
+    without such a column, the rows up to an end flag, or from a flag of the first step; without flags, rows with rising
+    step numbers. If no flag marks truncation, an episode also ends where its next observation is not the observation of
+    the next row. The rows of an episode must be consecutive. Step numbers are compared with the order of the rows, and
+    are not stored.
     """
 
     rows_are_steps = True
@@ -95,6 +96,7 @@ class StepRowSource:
         self._name = location.name
         self._units: tuple[tuple[Unit, Any], ...] | None = None
         self._by_file = options.episodes.file_is_episode
+        self._has_end_column = options.episodes.end_column is not None
         self._ids = options.episodes.episode_columns
         if not self._ids and not self._by_file:
             self._ids = tuple(filter(None, [episode_column(tables.schema, location.rename)]))
@@ -196,7 +198,7 @@ class StepRowSource:
     def _spans(self) -> tuple[tuple[Unit, Any], ...]:
         """Returns the units, and the lower bound of the ids in each."""
         if self._units is None:
-            if self._ids:
+            if self._ids and not self._has_end_column:
                 # Rows with the same ids have the same first id.
                 spans = self._tables.spans(self._ids[0])
                 self._units = tuple((Unit(span.position, span.bytes), span.low) for span in spans)
@@ -215,7 +217,8 @@ class StepRowSource:
         lows = [*(low for _, low in spans), None]
         for i, end in enumerate(ends):
             if start < end and start < stop:
-                ids = EpisodeIdChecker(next(iter(self._ids), None), self.resume_state, lows[i], lows[i + 1])
+                column = next(iter(self._ids), None)
+                ids = EpisodeIdChecker(column, self.resume_state, lows[i], lows[i + 1], may_return=self._has_end_column)
                 for block in assemble(self._parts(start, min(end, stop), ids), self.findings):
                     yield self._check(block)
                 start = end
@@ -235,6 +238,8 @@ class StepRowSource:
                     columns[_FILE_BEGINS] = _file_begins(part)[keep]
                 ids = {name: read_episode_ids(part, name) for name in self._ids}
                 starts = id_checker.starts([*ids.values()], part)
+                if self._has_end_column:
+                    starts |= numbering.by_ends(_flagged(END_FLAGS, columns, keep))
                 rename = self._options.rename or {}
                 facts = {rename.get(name, name): each.values() for name, each in ids.items()}
             elif self._by_file:

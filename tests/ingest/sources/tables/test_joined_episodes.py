@@ -72,6 +72,35 @@ def test_ids_that_come_back_are_refused(tmp_path: Path) -> None:
     assert error.value.row == 13
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet", "ndjson", "frame", "npz"])
+def test_ids_may_come_back_if_a_flag_ends_the_episodes(kind: str, tmp_path: Path) -> None:
+    """Tables and arrays give the same episodes. Neighbours of one id end at the flag."""
+    ids, lengths = [0, 0, 1, 0], [3, 2, 4, 1]
+    frame = pl.DataFrame(
+        {
+            "episode": np.repeat(ids, lengths),
+            "obs": np.arange(10.0),
+            "action": np.arange(10.0),
+            "over": [False, False, True, False, True, False, False, False, False, True],
+        }
+    )
+    source: Any = frame if kind == "frame" else tmp_path / f"log.{kind}"
+    if kind == "npz":
+        np.savez(source, **{name: frame[name].to_numpy() for name in frame.columns})
+    elif kind == "parquet":
+        frame.write_parquet(source, row_group_size=2)
+    elif kind != "frame":
+        getattr(frame, f"write_{kind}")(source)
+    with pytest.raises(BadEpisodeError, match="episode 0 continues here after another one began") as error:
+        gear_data.convert(source, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(episode_column="episode"))
+    assert error.value.hint is not None and "name it with --end-column" in error.value.hint
+    ends = gear_data.EpisodeBoundaries(episode_column="episode", end_column="over")
+    gear_data.convert(source, tmp_path / "d", episodes=ends)
+    table = gear_data.open(tmp_path / "d").episodes
+    assert (table["length"].to_list(), table["episode"].to_list()) == (lengths, ids)
+    assert table["terminated"].to_list() == [True, True, False, True]
+
+
 def test_units_of_several_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is cut where the first column rises, so several processes may read it."""
     for module in ("read_units", "file_stream"):
