@@ -26,6 +26,8 @@ from gear_data.storage.remote.range_reader import filesystem_of, open_range_read
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".feather", ".json", ".jsonl", ".csv", ".tsv", ".tar")
 _HDF5_SUFFIXES = (".hdf5", ".h5")
+#: Suffixes of files that are read as more episodes if the folder has another name of them.
+_EPISODE_SUFFIXES = (*_DATA_SUFFIXES, ".npy", ".arrows", ".ndjson", ".gz", ".zst", ".zip")
 _LFS_POINTER = b"version https://git-lfs"
 #: More folders than this usually hold one episode each.
 _FEW_FOLDERS = 64
@@ -221,12 +223,25 @@ class _Links:
         """Raises InvalidArgumentError if a file is a link that must not be followed."""
         if os.path.islink(path):
             target = os.path.realpath(path)
+            if self._is_second_name(path, target):
+                raise InvalidArgumentError(
+                    f"is a link to a file that is in the folder, too: its episodes would be read twice ({target})",
+                    file=printable(name),
+                    hint="remove the link; or put a copy in its place, if the episodes count twice",
+                )
             if not self._follow and not _is_below(target, self._inside):
                 raise InvalidArgumentError(
                     f"is a link that leads out of the folder, to {printable(target)}",
                     file=printable(name),
                     hint="to read it all the same: follow_links=True (--follow-links)",
                 )
+
+    def _is_second_name(self, path: str, target: str) -> bool:
+        """Returns whether a link leads to a file of episodes that is listed anyway."""
+        suffix = os.path.splitext(path)[1].lower()
+        inside = next((target[len(each) :] for each in self._read if _is_below(target, [each])), "")
+        is_listed = bool(inside) and not any(map(_is_hidden, inside.strip(os.sep).split(os.sep)))
+        return is_listed and suffix in _EPISODE_SUFFIXES and target.lower().endswith(suffix)
 
     def is_new(self, path: str, name: str) -> bool:
         """Returns whether the files of a folder must be read. Raises InvalidArgumentError as `check` does."""

@@ -65,6 +65,34 @@ def test_links_to_folders_that_are_read_anyway(folder: Path, sources: Any, rollo
     assert gear_data.open(tmp_path / "e").manifest.episodes == len(rollouts)
 
 
+@pytest.mark.parametrize("target", ["a.parquet", "inner/a.parquet"])
+def test_a_second_name_of_a_file_is_refused(
+    target: str, folder: Path, sources: Any, rollouts: list[Any], tmp_path: Path
+) -> None:
+    """Else all its episodes would be in the dataset twice."""
+    (folder / "inner").mkdir()
+    (folder / "a.parquet").rename(folder / target)
+    (folder / "latest.parquet").symlink_to(target)
+    for follow in (False, True):
+        with pytest.raises(InvalidArgumentError, match="would be read twice") as error:
+            gear_data.convert(folder, tmp_path / "d", follow_links=follow)
+        assert error.value.file == "latest.parquet"
+    (folder / "latest.parquet").unlink()
+    gear_data.convert(folder, tmp_path / "d")
+    sources.check_dataset(tmp_path / "d", rollouts[:20])
+
+
+def test_links_to_files_that_are_not_listed(folder: Path, sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    """Git-annex keeps the files in a hidden folder."""
+    (folder / ".git" / "annex").mkdir(parents=True)
+    (folder / "a.parquet").rename(folder / ".git" / "annex" / "a.parquet")
+    (folder / "a.parquet").symlink_to(".git/annex/a.parquet")
+    (folder / "README.md").write_text("rollouts")
+    (folder / "NOTES.md").symlink_to("README.md")
+    gear_data.convert(folder, tmp_path / "d")
+    sources.check_dataset(tmp_path / "d", rollouts[:20])
+
+
 def test_the_hubs_cache_needs_no_permission(folder: Path, sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     repository = tmp_path / "hub" / "datasets--me--hops"
     snapshot = repository / "snapshots" / ("0" * 40) / "data"
