@@ -12,9 +12,11 @@ Layout: https://minari.farama.org/content/dataset_standards (versions 0.4 and 0.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from gear_data.errors import GearError, UnknownFormatError
+from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.layout import GROUPS, INFOS, STEP, WITH_FINAL, Column, EpisodeRule
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions
@@ -92,8 +94,9 @@ def _root_attributes(item: Container) -> MinariMetadata:
     Minari 0.4 stores metadata there. They are also used if `metadata.json` is missing.
     """
     with item.open() as tree:
-        facts = {key: value for key, value in tree.attributes("").items() if value is not None}
-    return parse_metadata(facts, item.name)
+        facts, left_out = dataset_facts(tree.attributes(""), item.name)
+    metadata = parse_metadata(facts, item.name)
+    return replace(metadata, left_out=(*left_out, *metadata.left_out))
 
 
 def _column(model: Model, path: str, name: str) -> Column:

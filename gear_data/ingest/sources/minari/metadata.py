@@ -14,6 +14,7 @@ from typing import Any
 
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.json_files import json_object, read_json_object
 
@@ -53,6 +54,7 @@ class MinariMetadata:
         total_episodes: the declared number of episodes, possibly wrong; None if not declared.
         total_steps: the declared number of steps, possibly wrong; None if not declared.
         facts: all other values of bounded size, JSON-able; spaces without their bounds.
+        left_out: about values that are no facts.
     """
 
     data_format: str | None
@@ -60,12 +62,15 @@ class MinariMetadata:
     total_episodes: int | None
     total_steps: int | None
     facts: Mapping[str, Any]
+    left_out: tuple[Finding, ...]
 
     def check_counts(self, episodes: int, steps: int | None, findings: FindingLog) -> None:
-        """Adds a finding for each declared total that differs from the count.
+        """Adds a finding for each declared total that differs from the count, and for each value that is no fact.
 
         `steps` is None if not counted.
         """
+        for finding in self.left_out:
+            findings.add(finding)
         for unit, declared, counted in (
             ("episodes", self.total_episodes, episodes),
             ("steps", self.total_steps, steps),
@@ -91,7 +96,7 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
     Raises CorruptSourceError for an invalid space.
     """
     leaves: dict[str, SpaceLeaf] = {}
-    facts = {key: value for key, value in raw.items() if key not in _SPACES.values() and _is_small(value)}
+    facts = {key: value for key, value in raw.items() if key not in _SPACES.values()}
     for column, key in _SPACES.items():
         space = raw.get(key)
         if space is None:
@@ -99,16 +104,16 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
         if isinstance(space, str | bytes):
             space = json_object(space, file, column=key)
         leaves.update(_leaves(space, column, f"{file} {key}", 0))
-        summary = _space_summary(space)
-        if _is_small(summary):
-            facts[key] = summary
+        facts[key] = _space_summary(space)
+    too_large = dict.fromkeys(key for key, value in facts.items() if not _is_small(value))
     data_format = raw.get("data_format")
     return MinariMetadata(
         data_format=data_format if isinstance(data_format, str) else None,
         leaves=leaves,
         total_episodes=_count(raw.get("total_episodes")),
         total_steps=_count(raw.get("total_steps")),
-        facts=facts,
+        facts={key: value for key, value in facts.items() if key not in too_large},
+        left_out=dataset_facts(too_large, file)[1],
     )
 
 
