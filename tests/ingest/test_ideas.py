@@ -461,7 +461,7 @@ IDEAS |= {
                 ("HDF5, a group an episode", "robomimic", "Zarr, a group an episode", "ACT"),
                 Refused(BadEpisodeError, "--dtype rewards=float64", AS_FRACTIONS),
             ),
-            "d3rlpy": Refused(BadEpisodeError, "--columns"),
+            "d3rlpy": Refused(BadEpisodeError, "--dtype rewards=float64", AS_FRACTIONS),
         },
     ),
     "stacks of frames, chunks of actions": Idea(

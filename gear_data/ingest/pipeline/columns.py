@@ -9,6 +9,7 @@ from gear_data.common.paths import printable
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.pipeline.names import DONES, INVALID_NAME, is_column_name, name_map, observations_before
 from gear_data.ingest.source import SourceOptions
+from gear_data.schema import ColumnSpec
 
 #: Flags at the ends of episodes. They are always read, because they define the episodes.
 END_FLAGS = frozenset({DONES, "terminated", "truncated"})
@@ -139,3 +140,35 @@ def resolve_structure_columns(names: Iterable[str], options: SourceOptions) -> S
     ids = tuple(sources[name] for name in boundaries.episode_columns) or None
     boundaries = replace(boundaries, episode_column=ids, step_column=step, end_column=end)
     return replace(options, episodes=boundaries, rename=rename if end is None else {**rename, end: DONES})
+
+
+def with_dtypes(columns: Sequence[ColumnSpec], dtypes: Mapping[str, str], file: str) -> tuple[ColumnSpec, ...]:
+    """Returns columns with the dtypes that the user chose.
+
+    Args:
+        columns: the columns.
+        dtypes: name of a column, the source's or canonical -> dtype.
+        file: the name of the source, for the error.
+
+    Raises:
+        UnsupportedColumnError: a column with a dtype holds text.
+    """
+    found = []
+    for spec in columns:
+        dtype = dtypes.get(spec.source or spec.name) or dtypes.get(spec.name) or spec.dtype
+        if spec.variable_length and dtype != spec.dtype:
+            raise UnsupportedColumnError(
+                "holds text, which has no other dtype",
+                file=file,
+                column=spec.source or spec.name,
+                hint="leave its --dtype out",
+            )
+        found.append(replace(spec, dtype=dtype))
+    return tuple(found)
+
+
+def check_dtypes(dtypes: Collection[str], columns: Sequence[ColumnSpec]) -> None:
+    """Raises UnknownNameError if the user chose the dtype of a column that does not exist."""
+    known = {name for spec in columns for name in (spec.name, spec.source or spec.name)}
+    if unknown := [name for name in dtypes if name not in known]:
+        raise unknown_name("column", unknown[0], known)

@@ -18,9 +18,16 @@ import pyarrow as pa
 from gear_data.common.paths import is_utf8
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, InvalidArgumentError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS, Finding, FindingLog
-from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns
+from gear_data.ingest.pipeline.columns import (
+    END_FLAGS,
+    SCALAR_COLUMNS,
+    check_dtypes,
+    choose_columns,
+    with_dtypes,
+)
 from gear_data.ingest.pipeline.episode_values import (
     cast_exactly,
+    cast_values,
     flatten,
     is_scalar,
     reset_info_left_out,
@@ -135,9 +142,12 @@ class EpisodeStream:
             values = _flat_values(first)
             steps = [key for key, value in values.items() if not is_scalar(value)]
             self._sources = choose_columns(steps, options)
-            self.columns = self._infer(values, is_object=not isinstance(first, Mapping))
+            columns = self._infer(values, is_object=not isinstance(first, Mapping))
+            self._dtypes = options.tables.dtype
+            self.columns = with_dtypes(columns, self._dtypes, name)
         except GearError as error:
             raise self._with_episode(error, 0) from error.__cause__
+        check_dtypes(self._dtypes, self.columns)
         self._specs = {spec.name: spec for spec in self.columns}
 
     def units(self) -> Sequence[Unit]:
@@ -229,16 +239,17 @@ class EpisodeStream:
         return _EpisodeArrays(number, length, columns, finals, facts)
 
     def _like_first(self, array: npt.NDArray[Any], name: str, source: str, number: int) -> npt.NDArray[Any]:
-        """Casts values to the dtype of the first episode.
+        """Casts values to the dtype of the first episode, or the dtype that the user chose.
 
         Returns the values unchanged if a number would change.
         """
         spec = self._specs.get(name)
         if spec is None or spec.variable_length or array.dtype.name == spec.dtype:
             return array
-        cast = cast_exactly(array, spec.dtype)
-        if cast is None:
-            return array
+        is_chosen = not self._dtypes.keys().isdisjoint((name, source))
+        cast = cast_values(array, spec.dtype, rounds=is_chosen) if is_chosen else cast_exactly(array, spec.dtype)
+        if cast is None or is_chosen:
+            return array if cast is None else cast
         message = f"{array.dtype.name} in some episodes; the same numbers are kept as {spec.dtype}"
         self.findings.add(Finding("dtype-differs", message, 1, self._name, number, source))
         return cast
@@ -327,7 +338,11 @@ def _check_values(column: _ColumnInput) -> None:
             raise BadEpisodeError("holds text that cannot be UTF-8", column=column.source)
     elif array.dtype.name != spec.dtype or math.prod(array.shape[1:]) != spec.size:
         here, first = f"{array.dtype.name} {array.shape[1:]}", f"{spec.dtype} {spec.shape}"
-        raise BadEpisodeError(f"is {here}, in the first episode {first}", column=column.source)
+        hint = None
+        if math.prod(array.shape[1:]) == spec.size and array.dtype.kind in "iuf" and spec.numpy_dtype.kind in "iuf":
+            dtype = f"{shlex.quote(column.source)}={np.promote_types(array.dtype, spec.dtype)}"
+            hint = f"{BAD_EPISODE_HINT}; or read all episodes as one dtype: --dtype {dtype} (tables=TableOptions(...))"
+        raise BadEpisodeError(f"is {here}, in the first episode {first}", column=column.source, hint=hint)
 
 
 def _wrong_row_count(column: _ColumnInput) -> BadEpisodeError:

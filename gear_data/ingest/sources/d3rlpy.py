@@ -269,5 +269,6 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=14,
+    uses=frozenset({"dtype"}),
     suffixes=HDF5_SUFFIXES,
 )

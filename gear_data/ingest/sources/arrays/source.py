@@ -11,14 +11,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from gear_data.errors import CorruptSourceError, EmptySourceError, GearError, UnsupportedColumnError, unknown_name
+from gear_data.errors import CorruptSourceError, EmptySourceError, GearError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import files_to_compare, separate_datasets_hint
+from gear_data.ingest.pipeline.columns import check_dtypes, with_dtypes
 from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.blocks import episode_runs, merge_small_blocks, read_block
@@ -81,9 +81,7 @@ class ArraySource:
         self.num_rows: int | None = self._model.steps * sum(sizes) // max(1, sizes[0])
         self._dtypes = dtypes
         self.columns = self._columns(self._model)
-        known = {name for spec in self.columns for name in (spec.name, spec.source or spec.name)}
-        if unknown := [name for name in dtypes or {} if name not in known]:
-            raise unknown_name("column", unknown[0], known)
+        check_dtypes(dtypes or {}, self.columns)
         if not self.columns:
             raise EmptySourceError(
                 "no column is left to read",
@@ -94,17 +92,7 @@ class ArraySource:
 
     def _columns(self, arrays: StepArrays) -> tuple[ColumnSpec, ...]:
         """Returns the columns of arrays, with the dtypes that the user chose."""
-        columns, dtypes = arrays.columns(), self._dtypes or {}
-        for spec in columns:
-            if spec.variable_length and {spec.source, spec.name} & dtypes.keys():
-                raise UnsupportedColumnError(
-                    "holds text, which has no other dtype",
-                    file=arrays.name,
-                    column=spec.source or spec.name,
-                    hint="leave its --dtype out",
-                )
-        chosen = (dtypes.get(spec.source or "") or dtypes.get(spec.name) or spec.dtype for spec in columns)
-        return tuple(replace(spec, dtype=dtype) for spec, dtype in zip(columns, chosen, strict=True))
+        return with_dtypes(arrays.columns(), self._dtypes or {}, arrays.name)
 
     def units(self) -> Sequence[Unit]:
         if len(self._names) > 1:

@@ -94,5 +94,5 @@ FORMAT = Format(
     probe=probe,
     open=open_,
     priority=60,
-    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps"}),
+    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps", "dtype"}),
 )
