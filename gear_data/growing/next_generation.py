@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,6 +44,7 @@ def next_generation(
     added: Sequence[AddedJournal],
     options: SealOptions,
     name: str,
+    gone: Collection[str],
 ) -> tuple[Manifest, pa.Table]:
     """Writes the files of a generation, except its manifest, and returns its manifest and its episode table.
 
@@ -55,6 +56,7 @@ def next_generation(
         added: the new journals, those of one writer in the order of their numbers.
         options: limits of the dataset, and of its shards.
         name: part of the names of the new files. No earlier generation has the name.
+        gone: see `publish`.
 
     Raises:
         StorageFullError, UnwritableError: the folder cannot be written to.
@@ -76,7 +78,7 @@ def next_generation(
         generation=growth.generation + 1,
         next_id=draft.next_id,
         sealed={**growth.sealed, **{each.writer: each.number for each in added}},
-        sequences=_sequences(growth, added),
+        sequences=_sequences(growth, added, gone),
         parts=tuple(part.part for part in draft.parts),
     )
     return _manifest(store, draft, current, added, grown, statistics, name), draft.episodes
@@ -102,12 +104,12 @@ def _without_small_weights(
     return draft, written
 
 
-def _sequences(growth: Growth, added: Sequence[AddedJournal]) -> dict[str, int]:
+def _sequences(growth: Growth, added: Sequence[AddedJournal], gone: Collection[str]) -> dict[str, int]:
     found = dict(growth.sequences)
     for each in added:
         for client, sequence in each.sequences.items():
             found[client] = max(sequence, found.get(client, -1))
-    return found
+    return {client: sequence for client, sequence in found.items() if client not in gone}
 
 
 def _manifest(

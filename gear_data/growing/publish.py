@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -114,7 +114,7 @@ class Publication:
     fingerprint: str
 
 
-def publish(store: GenerationStore[_Journal], options: SealOptions) -> Publication | None:
+def publish(store: GenerationStore[_Journal], options: SealOptions, gone: Collection[str] = ()) -> Publication | None:
     """Adds the sealed journals that wait to a dataset, as a new generation.
 
     Of several processes that publish at once, one succeeds. The others read its generation, and add what is left to it.
@@ -123,6 +123,7 @@ def publish(store: GenerationStore[_Journal], options: SealOptions) -> Publicati
     Args:
         store: the dataset and the journals.
         options: limits of the dataset, and of its shards.
+        gone: clients of a server for writers that send no episode any more. The generation forgets them.
 
     Returns:
         None if the dataset has all the journals already.
@@ -137,7 +138,7 @@ def publish(store: GenerationStore[_Journal], options: SealOptions) -> Publicati
     while goes_on:
         try:
             with store.turn() as current:
-                publication, goes_on = _next(store, current, options)
+                publication, goes_on = _next(store, current, options, gone)
         except Overtaken as error:
             lost += 1
             if lost == _ATTEMPTS:
@@ -157,7 +158,7 @@ def publish(store: GenerationStore[_Journal], options: SealOptions) -> Publicati
 
 
 def _next(
-    store: GenerationStore[_Journal], current: Manifest | None, options: SealOptions
+    store: GenerationStore[_Journal], current: Manifest | None, options: SealOptions, gone: Collection[str]
 ) -> tuple[Publication | None, bool]:
     """Publishes one generation, if journals wait; returns it, and whether another one must follow."""
     growth = growth_of(current)
@@ -184,7 +185,7 @@ def _next(
         if current is not None:
             store.clean(current)
         return None, False
-    manifest, episodes = next_generation(store.files, draft, current, growth, added, options, name)
+    manifest, episodes = next_generation(store.files, draft, current, growth, added, options, name, gone)
     text = manifest_text(manifest, store.files, "use larger shards: raise shard_bytes")
     store.replace(manifest, text, None if current is not None else printable(dataset_card(manifest, episodes)))
     store.clean(manifest)

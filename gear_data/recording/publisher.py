@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -55,11 +55,14 @@ class JournalPublisher(Protocol):
             CorruptSourceError: a journal cannot be read.
         """
 
-    def publish(self, files: Sequence[Path], *, progress: bool | None) -> Publication | None:
+    def publish(
+        self, files: Sequence[Path], *, gone: Collection[str] = (), progress: bool | None
+    ) -> Publication | None:
         """Publishes ended journals, and removes them.
 
         Args:
             files: the journals.
+            gone: writers on other machines that send no episode any more.
             progress: show progress bars; None shows them on a terminal.
 
         Returns:

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -99,11 +99,15 @@ class FolderPublisher(JournalPublisher):
             lambda journal, number: number <= published.get(journal.series or self.journals.name, -1), is_converted
         )
 
-    def publish(self, files: Sequence[Path], *, progress: bool | None) -> Publication | None:
+    def publish(
+        self, files: Sequence[Path], *, gone: Collection[str] = (), progress: bool | None
+    ) -> Publication | None:
         """Publishes ended journals, and removes them. See `JournalPublisher`."""
-        return self._publish(self.journals, files, progress)
+        return self._publish(self.journals, files, progress, gone)
 
-    def _publish(self, journals: JournalFolder, files: Sequence[Path], progress: bool | None) -> Publication | None:
+    def _publish(
+        self, journals: JournalFolder, files: Sequence[Path], progress: bool | None, gone: Collection[str] = ()
+    ) -> Publication | None:
         manifest = self.newest()
         published, acceptance = sealed_numbers(manifest), self._of_dataset(manifest)
         segments: list[SealedJournal] = []
@@ -112,7 +116,7 @@ class FolderPublisher(JournalPublisher):
                 segments.append(segment)
         publication = None
         if segments:
-            publication = publish(FolderGenerations(self._folder, segments, _set_aside_whole), self.options)
+            publication = publish(FolderGenerations(self._folder, segments, _set_aside_whole), self.options, gone)
         for file in files:
             journals.remove(file)
         return publication

@@ -129,6 +129,12 @@ class WriteConnection:
         with using_grpc():
             return call_interruptibly(lambda: self._act(message))
 
+    def goodbye(self) -> None:
+        """Says that the writer sends no episode any more. The server has acknowledged all of its episodes."""
+        message = writer_hello(self._client_id, (), leaves=True)
+        with using_grpc():
+            call_interruptibly(lambda: self._act(message))
+
     def _act(self, message: bytes) -> ServerHello:
         client = self._endpoint.connect(self._endpoint.timeout)
         try:

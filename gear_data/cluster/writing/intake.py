@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -205,6 +206,14 @@ class EpisodeIntake:
                     raise
                 self._is_unsynced = False
             return self._sequences.get(client, -1)
+
+    def forget(self, client: str) -> None:
+        """Lets the log forget a writer that sends no episode any more."""
+        with self._mutex:
+            if client in self._sequences:
+                # A call that broke may still be read here. Its episodes were sent again, and are in the log.
+                self._sequences[client] = sys.maxsize
+                self._log.forget(client)
 
     def close(self) -> None:
         """Refuses all further episodes. The log can be sealed then."""

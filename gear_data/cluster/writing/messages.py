@@ -41,6 +41,7 @@ class WriterHello(msgspec.Struct, frozen=True):
         client: id of the writer.
         columns: the output of `describe_columns`; null: the writer has no step yet.
         cameras: the writer's cameras.
+        leaves: whether the writer sends no episode any more. The server has all of its episodes.
     """
 
     version: int
@@ -48,6 +49,7 @@ class WriterHello(msgspec.Struct, frozen=True):
     client: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
     columns: msgspec.Raw
     cameras: tuple[VideoRecord, ...] = ()
+    leaves: bool = False
 
 
 @resolved
@@ -88,14 +90,15 @@ class Acknowledgement(msgspec.Struct, frozen=True):
     last: int
 
 
-def writer_hello(client: str, columns: Sequence[ColumnSpec]) -> bytes:
+def writer_hello(client: str, columns: Sequence[ColumnSpec], *, leaves: bool = False) -> bytes:
     """Returns the bytes of a `WriterHello`.
 
     Args:
         client: id of the writer.
         columns: its columns and cameras; empty: it has no step yet.
+        leaves: see `WriterHello`.
     """
-    return msgspec.json.encode(WriterHello(VERSION, sys.byteorder, client, *_described(columns)))
+    return msgspec.json.encode(WriterHello(VERSION, sys.byteorder, client, *_described(columns), leaves))
 
 
 def server_hello(last: int, max_episode_bytes: int, columns: Sequence[ColumnSpec]) -> bytes:

@@ -53,7 +53,10 @@ class WriteServer(ProtectedServer):
         super().__init__(listen, credentials)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        """Answers the action `writer`: checks a writer's columns, and returns its last episode."""
+        """Answers the action `writer`: checks a writer's columns, and returns its last episode.
+
+        Forgets a writer that leaves.
+        """
         self.counts.add(requests=1)
         with as_flight_errors(self.counts):
             if action.type != ACTION:
@@ -63,6 +66,8 @@ class WriteServer(ProtectedServer):
             if columns:
                 self._intake.check_columns(columns)
             last = self._intake.synced(hello.client)
+            if hello.leaves:
+                self._intake.forget(hello.client)
             answer = server_hello(last, self._intake.limits.episode_bytes, self._intake.columns)
             self.counts.add(sent_bytes=len(answer))
             yield answer

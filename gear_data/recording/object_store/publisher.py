@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -90,7 +90,9 @@ class BucketPublisher(JournalPublisher):
         """
         self._uploads.upload(files, progress)
 
-    def publish(self, files: Sequence[Path], *, progress: bool | None) -> Publication | None:
+    def publish(
+        self, files: Sequence[Path], *, gone: Collection[str] = (), progress: bool | None
+    ) -> Publication | None:
         """Uploads ended journals, and publishes all sealed journals of the bucket. See `JournalPublisher`."""
         self.upload(files, progress=progress)
         publication = self._publish_sealed(self._uploads)

@@ -41,6 +41,8 @@ class JournalSink(EpisodeSink):
         self._publishing = threading.Lock()
         self._ended = threading.Event()
         self._error: GearError | None = None
+        #: Writers on other machines that send no episode any more. The dataset may still know them.
+        self._gone: set[str] = set()
         #: The checks of episodes, and when the dataset and the journals of other writers were looked at.
         self._acceptance = Acceptance(publisher.location, None, None)
         self._looked = -math.inf
@@ -121,6 +123,10 @@ class JournalSink(EpisodeSink):
         with self._mutex:
             self._journals.sync()
 
+    def forget(self, client: str) -> None:
+        """Leaves a writer on another machine out of the next generation."""
+        self._gone.add(client)
+
     def flush(self) -> None:
         """Does nothing: the dataset is on this machine, too."""
 
@@ -150,7 +156,11 @@ class JournalSink(EpisodeSink):
 
     def _publish(self, *, progress: bool | None) -> Publication | None:
         with self._publishing:
-            return self._publisher.publish(self._rotated(), progress=progress)
+            gone = frozenset(self._gone)  # first: all of their episodes are in the journals that end now
+            publication = self._publisher.publish(self._rotated(), gone=gone, progress=progress)
+            if publication is not None:
+                self._gone.difference_update(gone)
+            return publication
 
     def _rotated(self) -> list[Path]:
         """Ends the journal, and returns the journals that wait."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
@@ -17,7 +18,7 @@ from gear_data.cluster.writing.intake import episode_too_large
 from gear_data.cluster.writing.messages import ServerHello, hello_columns
 from gear_data.cluster.writing.sender import LAST_DELAY, WRITE_BUFFER_VARIABLE, WRITE_TIMEOUT_VARIABLE, EpisodeSender
 from gear_data.common.environment import env_int, env_seconds
-from gear_data.errors import InvalidArgumentError, NodeUnreachableError
+from gear_data.errors import GearError, InvalidArgumentError, NodeUnreachableError
 from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.recording.sinks.episode_sink import EpisodeSink
 from gear_data.schema import ColumnSpec, split_cameras
@@ -145,5 +146,7 @@ class RemoteSink(EpisodeSink):
             self._sender.flush()
             self._sender.stop()
             self._sender = None
+            with suppress(GearError):  # the server remembers this Writer then
+                self._connection.goodbye()
         if self._videos is not None:
             self._videos.cleanup()

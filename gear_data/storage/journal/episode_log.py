@@ -45,6 +45,9 @@ class EpisodeLog(Protocol):
             GearError: they may be lost then.
         """
 
+    def forget(self, client: str) -> None:
+        """Forgets the last sequence number of a writer on another machine, which sends no episode any more."""
+
 
 @dataclass(frozen=True)
 class EarlierEpisodes:

@@ -119,6 +119,41 @@ def test_sequence_numbers_of_journals_and_of_the_dataset(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["sent"]
 
 
+def test_the_dataset_forgets_writers_that_leave(tmp_path: Path) -> None:
+    """Else its manifest would grow with each Writer that ever sent an episode. A Writer that died stays known."""
+    folder = tmp_path / "sent"
+    with only_server(folder):
+        sink = JournalSink(FolderPublisher(folder, SealOptions()), None)
+        server = serve(EpisodeIntake(sink, earlier_episodes(folder), LIMITS))
+        connection(server, "dead").put(COLUMNS, [episode(0, "dead"), episode(1, "dead")])
+        known = []
+        for number in range(12):
+            with Writer(url(server)) as writer:
+                add(writer, number)
+                if number % 3 == 0:
+                    sink.seal()  # while the Writer is there
+            if number % 3 == 2:
+                sink.seal()
+            if sink._publisher.newest() is not None:
+                known.append(len(sink._publisher.newest().growth.sequences))  # type: ignore[union-attr]
+        assert max(known) == 2
+        server.shutdown()
+        sink.close()
+    growth = gear_data.open(folder).manifest.growth
+    assert growth is not None and dict(growth.sequences) == {"dead": 1}
+    found = [int(each["actions"][0]) // 10 for each in gear_data.open(folder)]
+    assert sorted(found) == sorted([0, 1, *range(12)])
+
+
+def test_a_broken_call_is_read_after_its_writer_left(server: WriteServer, log: MemoryLog) -> None:
+    """Its episodes were sent again before, and acknowledged."""
+    to = connection(server)
+    assert to.put(COLUMNS, [episode(0), episode(1)]) == 1
+    to.goodbye()
+    to.put(COLUMNS, [episode(0), episode(1)])
+    assert numbers(log) == [0, 1]
+
+
 def test_a_call_that_breaks_before_its_end(server: WriteServer, log: MemoryLog) -> None:
     """What the server took before is acknowledged later, but only after the disk has it."""
     calls: list[str] = []

@@ -44,6 +44,9 @@ class MemoryLog:
     def sync(self) -> None:
         self.fail("sync")
 
+    def forget(self, client: str) -> None:
+        self.fail("forget")
+
 
 def serve(
     to: MemoryLog | EpisodeIntake, limits: IntakeLimits = LIMITS, credentials: ServerCredentials = _NO_CREDENTIALS

@@ -37,7 +37,7 @@ Steps = list[tuple[str, int, dict[str, Any]]]
 
 def steps(most: int) -> st.SearchStrategy[Steps]:
     """Returns what Writers do: the method of a `Recording`, the Writer, and facts."""
-    kinds = ["episode"] * 8 + ["seal", "seal", "flush", "crash", "convert", "old"]
+    kinds = ["episode"] * 8 + ["seal", "seal", "flush", "crash", "convert", "old", "leave", "leave"]
     return st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, WRITERS - 1), _FACTS), max_size=most)
 
 
@@ -85,6 +85,12 @@ class Recording:
         """Forgets a Writer. The kernel would release its lock."""
         if (writer := self.writers[place]) is not None:
             writer._sink._journals._stack.close()  # type: ignore[attr-defined]
+            self.writers[place] = None
+
+    def leave(self, place: int, facts: dict[str, Any]) -> None:
+        """Closes a Writer. Another one may take its place."""
+        if (writer := self.writers[place]) is not None:
+            writer.close()
             self.writers[place] = None
 
     def convert(self, place: int, facts: dict[str, Any]) -> None:
@@ -135,6 +141,9 @@ class Recording:
             pass
         else:
             assert gear_data.verify(self.location, deep=True, progress=False).ok
+            # However many Writers there were, one after another.
+            folders = WRITERS + sum(action == "old" for action, _, _ in steps)
+            assert ds.manifest.growth is None or len(ds.manifest.growth.sealed) <= folders
             found += numbers_and_actions(ds)
         assert all(number == action for number, action in found)
         assert Counter(number for number, _ in found) == Counter(self.acknowledged)
