@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,8 @@ class Writer:
 
     Several Writers of one path, in one or several processes, append to the same dataset. The path may have a dataset of
     the same columns already. Methods may be called from several threads. As a context manager, a Writer closes at the
-    end of the block, also after an exception: `with gear_data.Writer("runs/") as writer: ...`.
+    end of the block, also after an exception: `with gear_data.Writer("runs/") as writer: ...`. A Writer that is not
+    closed warns with a ResourceWarning, and leaves its episodes as if the process had died.
 
     Args:
         path: the folder of the dataset. Or `s3://BUCKET/PATH` on a server that has conditional puts: the journals are
@@ -114,13 +116,25 @@ class Writer:
         self._declared = None if schema is None else self._cameras.declare(declared_columns(schema))
         self._open: OpenEpisodes | None = None
         self._mutex = threading.RLock()
-        self._closed = False
-        text = plain_path(path)
+        self._closed = True
+        self._path = text = plain_path(path)
         options = SealOptions(shard_bytes, max_steps, max_bytes, evict)
         self._limiter: RateLimiter | None = None
         if rate_limit is not None and not is_remote(text):
             self._limiter = RateLimiter(Path(text), rate_limit, "inserted")
         self._sink = open_sink(text, options, publish_every, limited=rate_limit is not None)
+        self._closed = False
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(
+                f"the Writer of {self._path} was not closed: episodes that are open, or that a server has not "
+                "acknowledged, are lost; the next Writer publishes the others. Call close(), or use "
+                "'with gear_data.Writer(...) as writer:'",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     @property
     def episodes(self) -> int:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import DestinationExistsError, InvalidArgumentError, UnsupportedColumnError
+from tests.support.running.warm_python import INTERPRETER
 
 Episode = dict[str, Any]
 
@@ -339,3 +342,49 @@ with gear_data.Writer(tempfile.mkdtemp() + "/d") as writer:
     assert not (new := set(sys.modules) - before), new
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+LEFT_OPEN = """
+import sys, gear_data
+writer = gear_data.Writer(sys.argv[1], publish_every=float(sys.argv[2]) if sys.argv[2] else None)
+for number in range(3):
+    writer.append(actions=number)
+    writer.end_episode(terminated=True, number=number)
+writer.append(actions=9)
+"""
+
+
+def test_a_writer_that_is_collected_warns_and_leaves_its_episodes(tmp_path: Path) -> None:
+    writer = gear_data.Writer(tmp_path / "live")
+    for number in range(3):
+        writer.append(actions=number)
+        writer.end_episode(terminated=True, number=number)
+    writer.append(actions=9)
+    with pytest.warns(ResourceWarning, match=r"live was not closed: .* Call close\(\)"):
+        del writer
+        gc.collect()
+    with gear_data.Writer(tmp_path / "live") as later:
+        assert later.episodes == 3
+    assert gear_data.open(tmp_path / "live").episodes["number"].to_list() == [0, 1, 2]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("every", ["", "60"])
+def test_a_writer_that_is_open_at_the_end_of_the_process(every: str, tmp_path: Path) -> None:
+    # The tests' own interpreter leaves out what Python does at its end.
+    command = [INTERPRETER, "-W", "always::ResourceWarning", "-c", LEFT_OPEN, str(tmp_path / "live"), every]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert "was not closed" in ended.stderr
+    assert "Exception ignored" not in ended.stderr and "Traceback" not in ended.stderr
+    with gear_data.Writer(tmp_path / "live") as later:
+        assert later.episodes == 3
+    assert gear_data.open(tmp_path / "live").episodes["number"].to_list() == [0, 1, 2]
+
+
+def test_a_closed_writer_and_one_that_could_not_be_made_do_not_warn(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gear_data.Writer(tmp_path / "live").close()
+        with pytest.raises(InvalidArgumentError):
+            gear_data.Writer(tmp_path / "live", durability="never")  # type: ignore[arg-type]
+        gc.collect()
