@@ -125,6 +125,9 @@ class RemoteSink(EpisodeSink):
         if self._sender is not None:
             self._sender.flush()
 
+    def forget(self, client: str) -> None:
+        """Does nothing: no other machine sends episodes to it."""
+
     def flush(self) -> None:
         """Does nothing: after `sync`, the server has all episodes."""
 
