@@ -11,12 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
-from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, SORT, SeenIds, id_returns
+from gear_data.ingest.pipeline.id_ranges import SeenIds, id_returns
 from gear_data.ingest.pipeline.step_order import not_increasing
 from gear_data.ingest.sources.tables.stream import TablePart
 from gear_data.ingest.sources.tables.to_numpy import null_rows, storage_array
 
-_SORT = f"{SORT}{OTHER_ENDS}; if every file numbers its episodes from 0, give the files as several sources"
 _STATE_KEY = "episode_ids"
 
 
@@ -98,12 +97,13 @@ class EpisodeIdChecker:
         low: the lowest id of this part of the source; None for no bound.
         high: all ids of this part are lower; None for no bound.
         may_return: whether something else ends the episodes, too, so that an id may come back.
+        hint: what helps if an id comes back.
     """
 
     def __init__(
-        self, column: str | None, resume_state: dict[str, Any], low: Any, high: Any, *, may_return: bool
+        self, column: str | None, resume_state: dict[str, Any], low: Any, high: Any, *, may_return: bool, hint: str
     ) -> None:
-        self._column, self._may_return = column, may_return
+        self._column, self._may_return, self._hint = column, may_return, hint
         self._resume_state = resume_state
         self._low, self._high = low, high
         self._ended = SeenIds(resume_state.get(_STATE_KEY))
@@ -138,7 +138,7 @@ class EpisodeIdChecker:
 
     def _error(self, message: str, row: int, part: TablePart) -> BadEpisodeError:
         file, place = part.place(row)
-        return BadEpisodeError(message, file=file, column=self._column, row=place, hint=_SORT)
+        return BadEpisodeError(message, file=file, column=self._column, row=place, hint=self._hint)
 
 
 class EpisodeNumbering:

@@ -119,7 +119,7 @@ class LeRobotSource:
         if requested is not None:
             check_columns = tuple(name for name in _FOR_CHECKS if name in names)
             options = replace(options, columns=(*requested, *check_columns))
-        self._rows = StepRowSource(location, tables, options)
+        self._rows = StepRowSource(location, tables, options, are_listed=True)
         by_source = {_source(spec): spec for spec in self._rows.columns}
         self._time = by_source.get(_TIME)
         self._task, self._subtask = (_number_column(by_source, name, files[0].name) for name in (TASK, SUBTASK))

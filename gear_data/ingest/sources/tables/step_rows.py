@@ -34,6 +34,7 @@ from gear_data.ingest.pipeline.columns import (
     choose_columns,
     resolve_structure_columns,
 )
+from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, SORT
 from gear_data.ingest.pipeline.names import DONES, name_map
 from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
@@ -83,11 +84,15 @@ class StepRowSource:
     step numbers. If no flag marks truncation, an episode also ends where its next observation is not the observation of
     the next row. The rows of an episode must be consecutive. Step numbers are compared with the order of the rows, and
     are not stored.
+
+    `are_listed` says whether metadata lists the episodes by their ids, so that nothing else may end them.
     """
 
     rows_are_steps = True
 
-    def __init__(self, location: Location, tables: TableStream, options: SourceOptions) -> None:
+    def __init__(
+        self, location: Location, tables: TableStream, options: SourceOptions, *, are_listed: bool = False
+    ) -> None:
         self.findings = FindingLog()
         self.resume_state: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = {}
@@ -96,7 +101,9 @@ class StepRowSource:
         self._name = location.name
         self._units: tuple[tuple[Unit, Any], ...] | None = None
         self._by_file = options.episodes.file_is_episode
-        self._has_end_column = options.episodes.end_column is not None
+        self._has_end_column = options.episodes.end_column is not None and not are_listed
+        more = "; if every file numbers its episodes from 0, give the files as several sources"
+        self._id_hint = SORT if are_listed else f"{SORT}{OTHER_ENDS}{more}"
         self._ids = options.episodes.episode_columns
         if not self._ids and not self._by_file:
             self._ids = tuple(filter(None, [episode_column(tables.schema, location.rename)]))
@@ -218,7 +225,9 @@ class StepRowSource:
         for i, end in enumerate(ends):
             if start < end and start < stop:
                 column = next(iter(self._ids), None)
-                ids = EpisodeIdChecker(column, self.resume_state, lows[i], lows[i + 1], may_return=self._has_end_column)
+                ids = EpisodeIdChecker(
+                    column, self.resume_state, lows[i], lows[i + 1], may_return=self._has_end_column, hint=self._id_hint
+                )
                 for block in assemble(self._parts(start, min(end, stop), ids), self.findings):
                     yield self._check(block)
                 start = end

@@ -499,3 +499,15 @@ def test_a_real_robot(shared_data: Path, tmp_path: Path) -> None:
         for theirs, ours in (("observation.state", "observations"), ("action", "actions"), ("timestamp", "timestamp")):
             expected = np.array([row[theirs] for row in rows], np.float32)
             np.testing.assert_array_equal(ds.episode(i)[ours], expected)
+
+
+def test_only_the_listed_ids_end_episodes(sources: Any, tmp_path: Path) -> None:
+    """Facts and videos belong to an id: an end flag inside an episode divides nothing."""
+    rollouts = [rollout for rollout in sources.make_rollouts(6) if len(rollout) > 2]
+    source = write_v3(sources, tmp_path / "s", rollouts)
+    for path in (source / "data").rglob("*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.append_column("over", pa.array(np.arange(len(table)) == 1)), path)
+    gear_data.convert(source, tmp_path / "d", episodes=gear_data.EpisodeBoundaries(end_column="over"), progress=False)
+    table = gear_data.open(tmp_path / "d").episodes
+    assert table["length"].to_list() == [len(rollout) for rollout in rollouts]
