@@ -103,9 +103,9 @@ class JournalFolder:
         waiting = self.ended()
         self._next = max([first, *(int(file.stem) + 1 for file in waiting)])
         # One series, however many Writers use the folder: `sealed` would grow with each of them.
+        newest_first = (read_journal(file).series for file in reversed(waiting))
         known = [series for series in sealed if series.startswith(f"{self.name}-")]
-        known += [series for file in waiting if (series := read_journal(file).series)]
-        self._series = known[-1] if known else new_series(self.name)
+        self._series = next(filter(None, newest_first), "") or (known[-1] if known else new_series(self.name))
 
     def append(self, episode: RecordedEpisode) -> None:
         """Appends an episode, whole or not at all.
