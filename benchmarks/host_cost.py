@@ -30,9 +30,11 @@ from gear_data.kernels.cuda.launcher import CudaLauncher
 from gear_data.selection.samplers import Weighted
 
 BATCH, CONTEXT = 256, 20
-#: Title -> residency, and arguments of the loader. Batches are of a Decision Transformer, unless they say otherwise.
+#: Title -> residency, and arguments of the loader. Batches are of a Decision Transformer, and made one by one when they
+#: are taken, unless the arguments say otherwise.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "device, uniform": ("device", {}),
+    "device, uniform, ahead": ("device", {"prefetch": 2}),
     "pinned, uniform": ("pinned", {}),
     "device, weighted": ("device", {"sampler": Weighted("length")}),
     "device, in order": ("device", {"sampler": "fifo"}),
@@ -56,11 +58,10 @@ def measure(path: Path, case: str, operations: Counter[str], batches: int) -> di
     """
     residency, options = CASES[case]
     on_gpu = gear_data.ExecutionOptions(backend="cuda")
-    arguments: dict[str, Any] = {"preset": "decision_transformer", "execution": on_gpu, **options}
+    arguments: dict[str, Any] = {"preset": "decision_transformer", "execution": on_gpu, "prefetch": 0, **options}
     loader = gear_data.SequenceLoader(
-        gear_data.open(path, residency=residency), batch_size=BATCH, context=CONTEXT, device="cuda", prefetch=0,
-        **arguments,
-    )  # fmt: skip
+        gear_data.open(path, residency=residency), batch_size=BATCH, context=CONTEXT, device="cuda", **arguments
+    )
     feed = iter(loader)
     with _clocked_launches() as launching:
         for _ in range(20):

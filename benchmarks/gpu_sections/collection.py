@@ -20,7 +20,6 @@ from gear_data.collection.plan import CollectSource
 from gear_data.collection.reader import OutputBuffers
 from gear_data.kernels import cpu
 from gear_data.kernels.cuda import launch_arguments as launches
-from gear_data.kernels.cuda.batch_copy import Copies
 from gear_data.kernels.output_plan import OUTPUT_PLAN, OutputPlanArray
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.selection.windows import Windows
@@ -182,7 +181,7 @@ class GpuCollection:
         least_sets: int = LEAST_SETS,
         in_order: bool = False,
     ) -> None:
-        self.gpu, self.case, self.outputs, self._base = gpu, case, case.outputs(), base
+        self.gpu, self.case, self.outputs = gpu, case, case.outputs()
         schema = case.schema()
         self.steps = HostSteps(raw, schema)
         rng = np.random.default_rng(case.row_bytes)
@@ -223,23 +222,11 @@ class GpuCollection:
     def calls(self) -> list[Callable[[], None]]:
         return [partial(self.launch, number) for number in range(len(self.sets))]
 
-    def copies(self, number: int) -> Copies:
-        """Returns the copies of a set's windows; the case has one column."""
-        windows, row_bytes = self.sets[number], self.case.row_bytes
-        rows = self.steps.bases[windows.episode_id] + windows.start
-        sources = self._base + self.steps.places[0, 0] + row_bytes * rows
-        sizes = row_bytes * windows.length
-        return Copies(self.targets[number, 0] + sizes * np.arange(self.case.batch), sources, sizes)
-
-    def check(self, collect: Callable[[], None] | None = None) -> None:
-        """Raises RuntimeError if the first windows' rows differ from the CPU's.
-
-        Args:
-            collect: fills the first outputs; None: the kernel does.
-        """
+    def check(self) -> None:
+        """Raises RuntimeError if the first windows' rows differ from the CPU's."""
         for output, address in zip(self.outputs, self.targets[0].tolist(), strict=True):
             self.gpu.fill(address, 0xA5, self._output_bytes(output))
-        (collect or partial(self.launch, 0))()
+        self.launch(0)
         for output, address in zip(self.outputs, self.targets[0].tolist(), strict=True):
             expected = self._expected[output.key]
             got = self.gpu.get(address, expected.shape, expected.dtype)

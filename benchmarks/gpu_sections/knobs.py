@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,9 +28,6 @@ CASES = (CollectCase(44, 100, 4096), CollectCase(1024, 100, 512), CollectCase(65
 CROSSOVER_ROWS = (44, 1024, 16384)
 CROSSOVER_BYTES = tuple(1 << power for power in range(15, 28, 2))
 _REPEATS = 20
-#: Bytes of windows that kernels or copy engines copy, and of a batch of them.
-COPIED_WINDOWS = tuple(1 << power for power in range(12, 21, 2))
-COPIED_BATCH = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -93,34 +89,8 @@ def knobs(gpu: Gpu, quick: bool, left: Callable[[], float]) -> Section:
                 section.rows += _variant(gpu, host, copied, variant, section.rows, quick)
             except (GearError, RuntimeError) as error:
                 section.left_out.append(f"{variant.name} ({str(error).splitlines()[0]})")
-        section.rows += _copied(gpu, host, quick, left, section)
         section.rows += _crossover(gpu, host, quick, left, section)
     return section
-
-
-def _copied(gpu: Gpu, host: HostMemory, quick: bool, left: Callable[[], float], section: Section) -> list[Row]:
-    """Measures windows that copy engines copy from pinned memory.
-
-    `Tuning.copied_bytes` depends on them. The ratio is the kernel's time to the time of the copies.
-    """
-    if not gpu.copies_batches:
-        section.left_out.append("windows by copy engines (the driver is older than CUDA 12.8)")
-        return []
-    rows = []
-    for nbytes in COPIED_WINDOWS[:2] if quick else COPIED_WINDOWS:
-        case = CollectCase(1024, nbytes // 1024, COPIED_BATCH // nbytes)
-        name = f"windows of {nbytes >> 10} KiB by copy engines"
-        if left() < 10:
-            section.left_out.append(name)
-            continue
-        with gpu.scope(), gpu.stream():
-            made = GpuCollection(gpu, host.data, host.address, case, pinned=True)
-            copies = [partial(gpu.copy_batch, made.copies(number)) for number in range(len(made.sets))]
-            made.check(copies[0])
-            on_engines, by_kernel = gpu.seconds(copies), gpu.seconds(made.calls())
-        values = {"us": on_engines * 1e6, "kernel us": by_kernel * 1e6, "GB/s": case.nbytes / on_engines / 1e9}
-        rows.append(Row(name, values, by_kernel / on_engines))
-    return rows
 
 
 def _variant(gpu: Gpu, host: HostMemory, copied: int, variant: Variant, before: list[Row], quick: bool) -> list[Row]:

@@ -7,6 +7,9 @@ from typing import Any
 
 from common import figure, format_table
 
+#: The most cases that a report names among those that were left out.
+_LEFT_OUT = 4
+
 
 @dataclass(frozen=True)
 class Row:
@@ -68,7 +71,8 @@ def table(section: Section) -> str:
             line += [_cell(row.ratio), _target(row)]
     text = [format_table(header, lines)] if lines else []
     if section.left_out:
-        text.append(f"left out: {'; '.join(section.left_out)}")
+        more = len(section.left_out) - _LEFT_OUT
+        text.append(f"left out: {'; '.join(section.left_out[:_LEFT_OUT])}{f'; and {more} more' if more > 0 else ''}")
     return "\n".join([*text, *section.notes])
 
 

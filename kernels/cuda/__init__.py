@@ -6,6 +6,5 @@ Nothing here needs Numba.
 measure by. `launcher` compiles them with CuPy at their first use. `launch_arguments`, `priority_arguments` and `copies`
 have one function for each operation. They compute arguments and grid sizes, and work with any `Launcher`, so tests run
 the same sources on a CPU. `tuning` has the constants that depend on the hardware. `driver_library` opens the driver's
-library, and `batch_copy` starts many copies in one call of the driver. `cudf` evaluates filters on a GPU, and `nvml`
-lists the GPUs of this machine.
+library. `cudf` evaluates filters on a GPU, and `nvml` lists the GPUs of this machine.
 """

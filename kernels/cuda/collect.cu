@@ -41,8 +41,7 @@ const i64 PIECE = GEAR_PIECE;
 // Copies of up to this many bytes use one load for each lane, even if the loads are narrow.
 const i64 SHORT = 128;
 
-// COPIED: as COPY, but a copy engine copies the rows of steps; see gear_data.residency.device.reader.
-enum { COPY, CONVERT, TIMESTEP, CONSTANT, DISCOUNTED, HOP, COPIED };
+enum { COPY, CONVERT, TIMESTEP, CONSTANT, DISCOUNTED, HOP };
 enum { PAD_FILL, PAD_EDGE, PAD_FIRST, PAD_EXTRAPOLATE };
 enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16 };
 enum { STEP_INT64, STEP_INT32, STEP_FLOAT32, STEP_FLOAT64 };
@@ -444,7 +443,7 @@ __device__ __noinline__ void make_rows(const OutputPlan &plan, u32 lane, u8 *sta
         count_rows(plan, lane, target, first / plan.out_bytes, last / plan.out_bytes, step, !repeat);
         return;
     }
-    if (plan.kind == COPY || plan.kind == CONSTANT || plan.kind == COPIED) {
+    if (plan.kind == COPY || plan.kind == CONSTANT) {
         repeat_row(lane, target, source, plan.out_bytes, first, last);
         return;
     }
@@ -460,7 +459,7 @@ __device__ __noinline__ void make_rows(const OutputPlan &plan, u32 lane, u8 *sta
 __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u8 *stage, u8 *out, const u8 *source,
                            i64 lo, i64 hi, i64 left) {
     i64 head = span.head, rows = span.count, end = head + rows, padding = plan.padding;
-    bool reads = plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED || plan.kind == COPIED;
+    bool reads = plan.kind == COPY || plan.kind == CONVERT || plan.kind == DISCOUNTED;
     // HOP: `source` is the chosen row of the table.
     // blank: the first valid row holds the fill, because no step precedes it. final: the last valid row is a final
     // observation.
@@ -473,7 +472,7 @@ __device__ void fill_piece(const OutputPlan &plan, const Span &span, u32 lane, u
         i64 from = part == 0 ? 0 : part == 1 ? head : part == 2 ? head + blank : part == 3 ? end - final : end;
         i64 to = part == 0 ? head : part == 1 ? head + blank : part == 2 ? end - final : part == 3 ? end : plan.width;
         i64 first = max(lo - from * plan.out_bytes, 0LL), last = min(hi, to * plan.out_bytes) - from * plan.out_bytes;
-        if (first >= last || (part == 2 && plan.kind == COPIED)) continue;
+        if (first >= last) continue;
         // The valid row that the part begins with, and whether the whole part repeats it.
         i64 row = from - head;
         bool repeat = false, fill = part == 1;
@@ -545,7 +544,7 @@ gear_collect(const i64 *episode, const i64 *start, const i64 *length, const i64 
         u8 *out = (u8 *)(memory + outputs[k]) + (row_of_window ? row_of_window[b] : b) * size;
         u64 source = 0;
         i64 phase = 0;
-        if (span.count && (plan.kind <= CONVERT || plan.kind == DISCOUNTED || plan.kind == COPIED)) {
+        if (span.count && (plan.kind <= CONVERT || plan.kind == DISCOUNTED)) {
             // An integer, because the row before an episode's first row may lie outside the column.
             source = (u64)addresses[shards[e] * columns + plan.column] +
                      (u64)((bases[e] + span.first + (plan.hops ? 0 : plan.shift)) * plan.source_bytes);

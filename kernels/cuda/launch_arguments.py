@@ -18,8 +18,6 @@ from gear_data.kernels.output_plan import KIND_HOP, OutputPlanArray
 
 #: Bytes of a memory line.
 LINE_BYTES = 128
-#: The kind of an output on the device whose rows of steps a copy engine copies: COPIED of `collect.cu`.
-KIND_COPIED = 6
 #: The builds of the collecting kernel for columns in device memory and in pinned memory.
 COLLECT, COLLECT_PINNED = "gear_collect", "gear_collect_pinned"
 _LANES = 32

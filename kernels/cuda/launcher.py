@@ -14,7 +14,6 @@ from typing import Any
 
 from gear_data.common.extras import import_extra
 from gear_data.errors import DeviceError, DeviceMemoryError, InvalidArgumentError
-from gear_data.kernels.cuda.batch_copy import Copies, find_batch_copy
 from gear_data.kernels.cuda.launch_arguments import COLLECT, COLLECT_PINNED
 from gear_data.kernels.cuda.tuning import DEFAULT, Tuning
 
@@ -99,9 +98,6 @@ class CudaLauncher:
             `Tuning.pinned_blocks` blocks read pinned memory.
         tuning: constants of the collecting kernel.
 
-    Attributes:
-        copies_batches: whether the driver has a call for many copies.
-
     Raises:
         InvalidArgumentError: sm_budget is out of range.
         MissingExtraError: CuPy is not installed.
@@ -122,8 +118,6 @@ class CudaLauncher:
                 self._collect_blocks = multiprocessors * tuning.device.resident, tuning.pinned_blocks
             self.tuning = tuning
             self._kernels = _kernels(device, tuning)
-            self._batch_copy = find_batch_copy()
-        self.copies_batches = self._batch_copy is not None
         self._current_stream, self._launch = cupy.cuda.get_current_stream, cupy.cuda.driver.launchKernel
 
     def collect_blocks(self, pinned: bool) -> int:
@@ -144,16 +138,6 @@ class CudaLauncher:
         with cuda_errors(kernel), self._device:
             stream = self._current_stream().ptr
             self._launch(self._kernels[kernel].ptr, grid, 1, 1, block, 1, 1, 0, stream, 0, extra)
-
-    def copy_batch(self, copies: Copies) -> None:
-        """Starts copies in the current stream, which is not the default stream.
-
-        Raises:
-            DeviceError: the driver refuses them.
-        """
-        if self._batch_copy is not None and len(copies.sizes):
-            with cuda_errors("copying windows"), self._device:
-                self._batch_copy(copies, self._current_stream().ptr)
 
 
 def packed(arguments: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint64]:

@@ -29,27 +29,24 @@ class Build:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Constants of the collecting kernel. No GPU has confirmed the defaults.
+    """Constants of the collecting kernel, as an H100 over PCIe 5 x16 confirmed them: see benchmarks/RESULTS.md.
 
     Attributes:
         device, pinned: the builds for columns in device memory and in pinned memory. Equal builds are compiled once.
         pinned_blocks: the most blocks that read pinned memory, unless an `sm_budget` is given. Some 80 KB in flight
-            should saturate PCIe; a block of 512 threads has up to 32 KB in flight. More blocks would only occupy
-            multiprocessors.
+            saturate PCIe; a block of 512 threads has up to 32 KB in flight. More blocks only occupy multiprocessors.
         piece: bytes of a window's output that a warp processes at a time.
-        ordered_bytes: with more bytes of columns than this, kernels read windows in the order of their addresses.
-            Random reads of larger memory miss the TLB: a user of DGL measured 19 GB/s for sorted rows of pinned memory,
-            and 4.4 for unsorted ones.
-        copied_bytes: a copy engine copies windows of at least this many bytes of an output from pinned memory. Copy
-            engines reach 55 GB/s on an H100 over PCIe 5 x16, and reads by multiprocessors 35 (nvbandwidth).
+        ordered_bytes: from more bytes of pinned columns than this, kernels read windows in the order of their
+            addresses. Random reads of larger memory miss the TLB.
+        ordered_window: but only windows whose outputs have at most this many bytes. Longer windows gain nothing.
     """
 
     device: Build = Build(512, 1)
     pinned: Build = Build(512, 1)
     pinned_blocks: int = 32
     piece: int = 8192
-    ordered_bytes: int = 4 << 30
-    copied_bytes: int = 32 << 10
+    ordered_bytes: int = 1 << 30
+    ordered_window: int = 2 << 10
 
     def build(self, pinned: bool) -> Build:
         """Returns the build for columns in pinned or in device memory."""

@@ -68,8 +68,7 @@ class DeviceCollector:
         slots: slots of a batch, of which the device draws at most `rows`.
 
     Attributes:
-        sampler: draws windows on the device; None: the CPU draws them, some column cannot be read in place, or a copy
-            engine copies rows of windows.
+        sampler: draws windows on the device; None: the CPU draws them, or some column cannot be read in place.
 
     Raises:
         InvalidArgumentError, MissingExtraError: see `CudaLauncher`.
@@ -106,7 +105,7 @@ class DeviceCollector:
             ]
             self.sampler = None
             first = self._readers[0]
-            if sampling_plan is not None and first.reads_in_place and not first.copies_windows:
+            if sampling_plan is not None and first.reads_in_place:
                 self.sampler = DeviceWindowSampler(sampling_plan, slots)
         windows = rows * batches
         words = windows * (max(reader.words for reader in self._readers) + MAX_FACTS)
@@ -150,7 +149,7 @@ class DeviceCollector:
                 counted = np.empty(batches, np.int64)
                 reader.count_valid(of_dataset, max(1, len(windows) // batches), counted)
                 valid += counted
-                prepared.append((reader, reader.prepare(of_dataset, rows, inputs.upload, inputs.staging, address)))
+                prepared.append((reader, reader.prepare(of_dataset, rows, inputs.upload, inputs.staging)))
             inputs.upload.send(self._runtime, self._handle)
             for reader, arguments in prepared:
                 reader.launch(self._launcher, arguments, address)

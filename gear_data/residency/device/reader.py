@@ -12,9 +12,8 @@ import numpy.typing as npt
 from gear_data.collection.buffers import ALIGNMENT
 from gear_data.kernels import cpu
 from gear_data.kernels.cuda import launch_arguments as launches
-from gear_data.kernels.cuda.batch_copy import Copies
 from gear_data.kernels.cuda.launcher import CudaLauncher
-from gear_data.kernels.output_plan import KIND_COPY, OutputPlanArray
+from gear_data.kernels.output_plan import OutputPlanArray
 from gear_data.residency.device.buffers import UploadBuffer
 from gear_data.residency.device.columns import DeviceColumns, find_extents
 from gear_data.residency.device.memory import PIECE_BYTES, DeviceBuffer, Uploader
@@ -32,14 +31,12 @@ class LaunchArguments:
         windows: the windows.
         row_of_window: int64 [B], the row that each window fills; 0: window b fills row b.
         order: memory for the order of the windows; 0: they are read as they are.
-        copies: what a copy engine copies.
     """
 
     tables: launches.EpisodeTables
     windows: launches.WindowRows
     row_of_window: int
     order: int = 0
-    copies: Copies | None = None
 
 
 class DeviceReader:
@@ -58,7 +55,6 @@ class DeviceReader:
         launcher: launches kernels on the device.
 
     Attributes:
-        copies_windows: whether a copy engine copies rows of windows, which this machine must then know.
         reads_in_place: whether kernels read all columns in place.
         staged_bytes: the most bytes of a `StagingBuffer` that one window needs; 0: kernels read everything in place.
         staged_parts: the most parts of a `StagingBuffer` that a batch needs.
@@ -92,10 +88,11 @@ class DeviceReader:
         )
         self.staged_parts = len(self._read_columns)
         self.words = 8 + columns.addresses.shape[1]
-        self._ordered = int(reader.length.sum()) * sum(self._row_bytes.values()) > self._tuning.ordered_bytes
-        self._copies = WindowCopies(plan, self._tuning.copied_bytes)
-        self.copies_windows = bool(
-            len(self._copies.outputs) and self._pinned and self.reads_in_place and launcher.copies_batches
+        total, longest_output = int(reader.length.sum()), int((plan["width"] * plan["out_bytes"]).max())
+        self._ordered = (
+            self._pinned
+            and total * sum(self._row_bytes.values()) > self._tuning.ordered_bytes
+            and longest_output <= self._tuning.ordered_window
         )
         self._upload_tables()
 
@@ -106,8 +103,6 @@ class DeviceReader:
         """
         plan, pieces = self._plan.copy(), launches.piece_counts(self._plan, self._tuning)
         groups = launches.row_groups(self._plan)
-        if self.copies_windows:
-            plan["kind"][self._copies.outputs] = launches.KIND_COPIED
         finals = self._reader.final_rows
         arrays: list[npt.NDArray[Any]] = [
             plan, self._offsets, pieces, groups, self._extent, self._base, self._reader.length,
@@ -173,7 +168,6 @@ class DeviceReader:
         row_of_window: Int64Array | None,
         upload: UploadBuffer,
         staging: StagingBuffer,
-        memory: int,
     ) -> LaunchArguments:
         """Prepares a launch for windows.
 
@@ -183,7 +177,6 @@ class DeviceReader:
             windows: of this dataset.
             row_of_window: int64 [B], the row that each window fills; None: window b fills row b.
             upload, staging: the buffers of the batch.
-            memory: address of the memory of the batches.
         """
         at_rows = 0 if row_of_window is None else upload.put(row_of_window)
         start, length = upload.put(windows.start), upload.put(windows.length)
@@ -203,16 +196,7 @@ class DeviceReader:
                 )  # fmt: skip
                 return LaunchArguments(tables, launches.WindowRows(episode, start, length, count), at_rows)
         rows = launches.WindowRows(upload.put(windows.episode_id), start, length, count)
-        copies = self._find_copies(windows, row_of_window, self._offsets + memory) if self.copies_windows else None
-        return LaunchArguments(self._tables, rows, at_rows, self._order(count, upload), copies)
-
-    def _find_copies(self, windows: Windows, row_of_window: Int64Array | None, arrays: Int64Array) -> Copies:
-        episode = windows.episode_id
-        return self._copies.find(
-            windows, self._reader.length[episode], self._base[episode],
-            self._columns.addresses[self._extent[episode]],
-            np.arange(len(windows)) if row_of_window is None else row_of_window, arrays,
-        )  # fmt: skip
+        return LaunchArguments(self._tables, rows, at_rows, self._order(count, upload))
 
     def prepare_drawn(self, windows: launches.WindowRows, upload: UploadBuffer) -> LaunchArguments:
         """Prepares a launch for windows that are on the device.
@@ -263,8 +247,6 @@ class DeviceReader:
             memory: address of the memory of the batches.
         """
         windows = arguments.windows
-        if arguments.copies is not None:
-            launcher.copy_batch(arguments.copies)
         if arguments.order:
             windows = launches.order_windows(launcher, windows, self._places, arguments.order)
         launches.collect(launcher, arguments.tables, self._plan_tables, windows, memory, arguments.row_of_window)
@@ -279,50 +261,3 @@ class DeviceReader:
 
 def _bytes_at(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-
-
-class WindowCopies:
-    """Finds the copies of windows' rows, for outputs with many bytes in a window.
-
-    These outputs are plain copies of a column's rows at the windows' own steps. Kernels fill the padding.
-
-    Args:
-        plan: OUTPUT_PLAN [outputs].
-        least: the fewest bytes of an output's window.
-
-    Attributes:
-        outputs: int64, indices of the outputs.
-    """
-
-    def __init__(self, plan: OutputPlanArray, least: int) -> None:
-        plain = (plan["kind"] == KIND_COPY) & (plan["shift"] == 0) & (plan["hops"] == 0)
-        self.outputs = np.flatnonzero(plain & (plan["width"] * plan["out_bytes"] >= least))
-        self._plan = plan
-
-    def find(
-        self, windows: Windows, total: Int64Array, bases: Int64Array, addresses: Int64Array, rows: Int64Array,
-        arrays: Int64Array,
-    ) -> Copies:  # fmt: skip
-        """Finds the copies of windows.
-
-        Args:
-            windows: [B].
-            total, bases: int64 [B], steps of the windows' episodes, and the rows before the episodes at `addresses`.
-            addresses: int64 [B, columns], the addresses of the columns that hold the episodes.
-            rows: int64 [B], the row that each window fills.
-            arrays: int64 [outputs], addresses of the outputs' arrays.
-        """
-        targets, sources, sizes = [], [], []
-        for index in self.outputs.tolist():
-            output = self._plan[index]
-            width, size = int(output["width"]), int(output["out_bytes"])
-            wanted, within = windows.start + int(output["first"]), bool(output["within"])
-            first = np.maximum(wanted, windows.start if within else 0)
-            last = np.minimum(wanted + width, windows.start + windows.length if within else total)
-            count = last - first
-            head = width - count if output["pad_left"] else first - wanted
-            some = np.flatnonzero(count > 0)
-            targets.append((arrays[index] + (rows * width + head) * size)[some])
-            sources.append((addresses[:, output["column"]] + (bases + first) * size)[some])
-            sizes.append(count[some] * size)
-        return Copies(np.concatenate(targets), np.concatenate(sources), np.concatenate(sizes))

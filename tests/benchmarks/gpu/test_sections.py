@@ -187,18 +187,9 @@ def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pyte
     section = gpu_knobs.knobs(gpu, True, left)
     assert (gpu.tuning, gpu._collect_blocks, gpu._kernels) == before
     assert [row.ratio for row in section.rows[:2]] == [1.0, 1.0]
-    copied = [f"windows of {size} KiB by copy engines" for size in (4, 16)]
-    assert [row.name.partition(",")[0] for row in section.rows[2:]] == [*copied, "CPU or GPU", "CPU or GPU"]
+    assert [row.name.partition(",")[0] for row in section.rows[2:]] == ["CPU or GPU", "CPU or GPU"]
     # The stand-in has only the built-in constants. The report says so, and the section continues.
     assert [text.partition(" (")[0] for text in section.left_out] == [variants[1].name]
-
-
-def test_windows_by_copy_engines_need_a_new_driver(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "copies_batches", False)
-    section = Section([])
-    with gpu.scope():
-        assert gpu_knobs._copied(gpu, gpu.host(1 << 20), True, left, section) == []
-    assert "older than CUDA 12.8" in section.left_out[0]
 
 
 def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,4 +121,3 @@ def small_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(knobs, "CASES", (SMALL[0], SMALL[0]))
     monkeypatch.setattr(knobs, "CROSSOVER_BYTES", (1 << 12,) * 3)
     monkeypatch.setattr(knobs, "_REPEATS", 1)
-    monkeypatch.setattr(knobs, "COPIED_BATCH", 16 << 10)

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from gear_data.residency.device.memory import TO_DEVICE
-from tests.support.cuda.copy_driver import CopyDriver
 from tests.support.cuda.host_registration import HostRegistration
 from tests.support.cuda.runner import CONSTANTS, KERNELS, parameter_counts
 from tests.support.cuda.streams import CudaError, Raw, Record, Streams
@@ -46,7 +45,6 @@ class CupyStandIn(SimpleNamespace):
         allocations: allocations of device memory so far.
         host_registration: registered host memory.
         launched: names of the launched kernels.
-        copy_driver: the driver's call for many copies.
         operations: names of the operations that streams received: kernels, `copy` and `fill`.
     """
 
@@ -59,16 +57,7 @@ class CupyStandIn(SimpleNamespace):
         self.operations: list[str] = []
         self.torch: TorchStandIn | None = None
         self.host_registration = HostRegistration(CudaError)
-        self.copy_driver = CopyDriver(streams.add, self._host_ranges, self._device_ranges)
         self.mapped_bytes: Callable[[], int] = lambda: 0
-
-    def _host_ranges(self) -> list[tuple[int, int]]:
-        registered = [(first, first + size) for first, size in self.registered.copy().items()]
-        return [*registered, *self.pinned_memory.copy().items()]
-
-    def _device_ranges(self) -> list[tuple[int, int]]:
-        lent = {} if self.torch is None else {at: block.size for at, block in self.torch.lent.copy().items()}
-        return [(first, first + size) for first, size in {**self.device_memory.copy(), **lent}.items()]
 
     @property
     def registered(self) -> dict[int, int]:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from gear_data.kernels.cuda import batch_copy
 from gear_data.kernels.cuda import launcher as cuda
 from gear_data.loaders.builders import backend
 from gear_data.residency.device import link
@@ -110,7 +109,6 @@ def stand_in(
     # `auto` is to choose as on a GPU, whose kernels are faster than this process.
     monkeypatch.setattr(link, "link_rates", lambda device: link.LinkRates())
     monkeypatch.setattr(backend, "link_rates", link.link_rates)
-    monkeypatch.setattr(batch_copy, "open_driver", lambda: fake.copy_driver)
     fake.torch = torchs = TorchStandIn(fake.streams, device_bytes, lambda: fake.taken)
     patch_torch(monkeypatch, torchs, fake.streams)
     cuda._compiled.cache_clear()
