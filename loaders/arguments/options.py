@@ -183,8 +183,8 @@ class ExecutionOptions:
             images, batches for `transform`, and steps that other machines send by Arrow Flight.
         sm_budget: the share of a GPU's multiprocessors for this loader's kernels, above 0 and at most 1.
         pin_memory: whether batches are copied to a GPU through pinned memory. None: if `device` is a GPU.
-        batches_at_once: batches that are built ahead in one call. None: up to 4 small ones, 8 of other nodes, or 16 that
-            a GPU draws.
+        batches_at_once: batches that are built ahead in one call. None: up to 4 small ones; 8 if other nodes send them;
+            16 if a GPU collects them.
 
     Raises:
         InvalidArgumentError, UnknownNameError: a field out of its range.
