@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from gear_data.common.keywords import check_range
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments.checks import check_range
 from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.frameworks.values import in_numpy
 from gear_data.loaders.misuse import calling_frames

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.distributed import all_gather, is_distributed
+from gear_data.common.keywords import check_range
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments.checks import check_range
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.passes.progress import Progress

@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+
 from gear_data.errors import InvalidArgumentError, UnknownArgumentError, closest_name
 
 Value = TypeVar("Value")
@@ -59,12 +61,12 @@ def suggest_fields(kind: type[Value]) -> type[Value]:
     return kind
 
 
-def check_count(name: str, value: Any, minimum: int) -> None:
-    """Raises InvalidArgumentError unless a value is an int of at least `minimum`."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidArgumentError(f"{name} must be an int, not {value!r}")
-    if value < minimum:
-        raise InvalidArgumentError(f"{name} must be at least {minimum}, not {value}")
+def check_range(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raises InvalidArgumentError unless `value` is an integer from `low` to `high`."""
+    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not integer or value < low or (high is not None and value > high):
+        limit = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise InvalidArgumentError(f"{name} must be an integer {limit}, not {value!r}")
 
 
 def check_group(name: str, value: Any, kind: type) -> None:

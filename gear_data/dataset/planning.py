@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gear_data.cluster.placement import Placement, place_shards, shard_shares
+from gear_data.common.keywords import check_range
 from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.window_anchors import anchors_of
@@ -27,9 +28,8 @@ def residency_plan(
     columns: Sequence[str] | None,
 ) -> ResidencyPlan:
     """Plans the memory of each part of a dataset; see `Dataset.residency_plan`."""
-    for name, value in (("device_bytes", device_bytes), ("host_bytes", host_bytes)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-            raise InvalidArgumentError(f"{name} must be an integer of at least 0, not {value!r}")
+    check_range("device_bytes", device_bytes, 0)
+    check_range("host_bytes", host_bytes, 0)
     schema, store = dataset.schema, dataset.store
     read = [column.name for column in schema.fixed_columns] if columns is None else list(columns)
     for name in read:

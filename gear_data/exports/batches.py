@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gear_data.collection.output import BFLOAT16
-from gear_data.common.keywords import refuse_keywords_of
+from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.exports.destination import atomic_folder, export_target
@@ -99,8 +99,7 @@ def export_batches(
     refuse_keywords_of(export_batches, unknown)
     if format not in BATCH_WRITERS:
         raise unknown_name("batch format", format, BATCH_WRITERS)
-    if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:
-        raise InvalidArgumentError(f"batches must be an int of at least 1, not {batches!r}")
+    check_range("batches", batches, 1)
     target = export_target(destination, format, ())
     entries: list[dict[str, Any]] = []
     with atomic_folder(target) as folder, progress_bar(batches, "export", "batch", progress) as bar:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Never, get_args
 
-from gear_data.common.keywords import check_count, refuse_keywords_of
+from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.common.paths import plain_path, printable
 from gear_data.common.progress import progress_bar
 from gear_data.common.typed_json import to_json_value
@@ -216,7 +216,7 @@ class RunOptions:
         if self.engine not in get_args(EngineName):
             raise unknown_name("engine", self.engine, get_args(EngineName))
         if self.jobs is not None:
-            check_count("jobs", self.jobs, 1)
+            check_range("jobs", self.jobs, 1)
 
 
 class Conversion:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import get_args
 
-from gear_data.common.keywords import check_count, suggest_fields
+from gear_data.common.keywords import check_range, suggest_fields
 from gear_data.errors import InvalidArgumentError
 from gear_data.words import ResetSteps
 
@@ -50,7 +50,7 @@ class EpisodeBoundaries:
             if not all(isinstance(each, str | None) for each in (column if several else (column,))):
                 raise InvalidArgumentError(f"{name} must be the name of a column, not {column!r}")
         if self.max_episode_steps is not None:
-            check_count("max_episode_steps", self.max_episode_steps, 1)
+            check_range("max_episode_steps", self.max_episode_steps, 1)
         if not isinstance(self.file_is_episode, bool):
             raise InvalidArgumentError(f"file_is_episode must be True or False, not {self.file_is_episode!r}")
         if self.file_is_episode and self.episode_column is not None:

@@ -14,7 +14,7 @@ from typing import Any, Never, get_args
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.common.keywords import check_count, refuse_keywords_of
+from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.growing.publish import Publication
@@ -109,7 +109,7 @@ class Writer:
             raise InvalidArgumentError(f"durability must be one of {words}, not {durability!r}")
         if publish_every is not None and not (isinstance(publish_every, int | float) and publish_every > 0):
             raise InvalidArgumentError(f"publish_every must be above 0, not {publish_every!r}")
-        check_count("shard_bytes", shard_bytes, MIN_SHARD_BYTES)
+        check_range("shard_bytes", shard_bytes, MIN_SHARD_BYTES)
         self._durability = durability
         self._columns: dict[str, ColumnSpec] = {}
         self._cameras = CameraRecorder(cameras or {})

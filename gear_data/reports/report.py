@@ -12,10 +12,9 @@ from typing import Any, Never
 
 import numpy as np
 
-from gear_data.common.keywords import refuse_keywords_of
+from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
-from gear_data.errors import InvalidArgumentError
 from gear_data.reports.advice import advice_for
 from gear_data.reports.comparison import compare as compare_with
 from gear_data.reports.distributions import PROBABILITIES, column_distributions, histogram_edges
@@ -120,8 +119,7 @@ def report(
         CorruptShardError: the data are damaged.
     """
     refuse_keywords_of(report, unknown)
-    if isinstance(frames, bool) or not isinstance(frames, int | np.integer) or frames < 0:
-        raise InvalidArgumentError(f"frames must be an integer of at least 0, not {frames!r}")
+    check_range("frames", frames, 0)
     check_charts()
     if sampler is not None:
         as_sampler(sampler)

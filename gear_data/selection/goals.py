@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.common.keywords import suggest_fields
+from gear_data.common.keywords import check_range, suggest_fields
 from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.kernels.goal_plan import GOAL_PLAN, PROBABILITY_BITS, GoalPlanArray
@@ -88,8 +88,7 @@ class Goals:
         steps = self.subgoal_steps
         if steps is None:
             return
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise InvalidArgumentError(f"subgoal_steps is {steps!r}; it must be an integer of at least 1, or None")
+        check_range("subgoal_steps", steps, 1)
         if self.actor_current:
             raise InvalidArgumentError(
                 f"actor_current is {self.actor_current} with subgoal_steps={steps}: a high-level goal is never the "

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.output import BFLOAT16
+from gear_data.common.keywords import check_range
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
@@ -20,15 +21,6 @@ if TYPE_CHECKING:
 Dtype: TypeAlias = "Literal['float32', 'float64', 'float16', 'bfloat16'] | npt.DTypeLike | torch.dtype | None"
 #: Name of a dtype -> the dtype that the collector computes in. Half precisions are rounded from float32.
 _DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
-
-
-def check_range(name: str, value: Any, low: int, high: int | None = None) -> None:
-    """Raises InvalidArgumentError unless `value` is an integer from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidArgumentError(f"{name} must be an integer, not {value!r}")
-    if value < low or (high is not None and value > high):
-        limit = f"at least {low}" if high is None else f"{low} to {high}"
-        raise InvalidArgumentError(f"{name} must be {limit}, not {value}")
 
 
 def check_bool(name: str, value: Any) -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gear_data.common.distributed import rank_and_world_size
+from gear_data.common.keywords import check_range
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments.checks import (
     check_dataset,
     check_end,
     check_goals,
-    check_range,
     check_rank,
     check_rank_rows,
     check_word,

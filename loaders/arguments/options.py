@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.common.keywords import check_group, suggest_fields
+from gear_data.common.keywords import check_group, check_range, suggest_fields
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments.checks import Dtype, check_bool, check_dtype, check_range, check_word
+from gear_data.loaders.arguments.checks import Dtype, check_bool, check_dtype, check_word
 from gear_data.loaders.decoding.augmentation import Augment, check_augment
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.selection.windows import WindowRule

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.common.keywords import suggest_fields
+from gear_data.common.keywords import check_range, suggest_fields
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.kernels import cpu
 from gear_data.selection.windows import Int64Array
@@ -45,7 +45,7 @@ class RandomShift:
     channels: Channels | None = None
 
     def __post_init__(self) -> None:
-        _check_integer("pad", self.pad, 1)
+        check_range("pad", self.pad, 1)
         _check_channels(self.channels)
         if not isinstance(self.probability, int | float) or not 0 <= self.probability <= 1:
             raise InvalidArgumentError(f"probability is {self.probability!r}; it must be from 0 to 1")
@@ -85,9 +85,9 @@ class RandomCrop:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidArgumentError(f"size must be a number or (height, width), not {self.size!r}")
         for value in pair:
-            _check_integer("size", value, 1)
+            check_range("size", value, 1)
         object.__setattr__(self, "size", (int(pair[0]), int(pair[1])))
-        _check_integer("pad", self.pad, 0)
+        check_range("pad", self.pad, 0)
         _check_channels(self.channels)
 
     def cut(self, height: int, width: int) -> tuple[int, int, int]:
@@ -231,8 +231,3 @@ def _channels_last(channels: str | None, shape: tuple[int, ...]) -> bool:
 def _check_channels(channels: str | None) -> None:
     if channels is not None and channels not in get_args(Channels):
         raise unknown_name("axis of channels", channels, get_args(Channels))
-
-
-def _check_integer(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InvalidArgumentError(f"{name} is {value!r}; it must be an integer of at least {least}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gear_data.common.keywords import check_range
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments.checks import check_range
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.selection.samplers import Selector
 

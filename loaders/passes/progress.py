@@ -7,8 +7,8 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gear_data.common.keywords import check_range
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments.checks import check_range
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.passes.layout import PassLayout
 from gear_data.loaders.passes.shared_passes import SharedPasses

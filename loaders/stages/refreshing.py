@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 
 from gear_data.common.distributed import all_gather, is_distributed
+from gear_data.common.keywords import check_range
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments.checks import check_range
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.component import Origin
 from gear_data.loaders.frameworks.workers import get_worker_info

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from gear_data.common.keywords import check_range
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.arguments.checks import check_range
 from gear_data.loaders.builders.batch import Batch
 
 #: Seconds of one piece of simulated work. It holds no interpreter lock, like an operation of torch.

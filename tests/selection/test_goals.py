@@ -192,7 +192,7 @@ def test_survivors_are_the_tail_of_the_geometric_distribution():
         ({"discount": 1.0}, "discount of goals is 1.0"),
         ({"discount": float("nan")}, "discount of goals is nan"),
         ({"geometric": 1}, "geometric is True or False, not 1"),
-        ({"subgoal_steps": 0}, "subgoal_steps is 0"),
+        ({"subgoal_steps": 0}, "subgoal_steps must be an integer of at least 1, not 0"),
         ({"subgoal_steps": 5, "actor_current": 0.5, "actor_trajectory": 0.5}, "never the current step"),
         ({"goal_column": ["observations"]}, "goal_column is the name of one column"),
     ],

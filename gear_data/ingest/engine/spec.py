@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gear_data.common.keywords import check_count
+from gear_data.common.keywords import check_range
 from gear_data.common.typed_json import resolved
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
@@ -80,7 +80,7 @@ class ConversionSpec:
     parts: tuple[SourcePart, ...] = ()
 
     def __post_init__(self) -> None:
-        check_count("shard_bytes", self.shard_bytes, MIN_SHARD_BYTES)
+        check_range("shard_bytes", self.shard_bytes, MIN_SHARD_BYTES)
 
     @property
     def is_shareable(self) -> bool:

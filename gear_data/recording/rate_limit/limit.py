@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from gear_data.common.keywords import suggest_fields
+from gear_data.common.keywords import check_range, suggest_fields
 from gear_data.errors import InvalidArgumentError
 
 
@@ -59,8 +59,7 @@ class RateLimit:
     timeout: float = field(default=600.0, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.min_steps, bool) or not isinstance(self.min_steps, int) or self.min_steps < 1:
-            raise InvalidArgumentError(f"min_steps must be an int of at least 1, not {self.min_steps!r}")
+        check_range("min_steps", self.min_steps, 1)
         _check_positive("timeout", self.timeout)
         if (self.samples_per_insert is None) != (self.error is None):
             raise InvalidArgumentError(

@@ -173,5 +173,5 @@ def test_places_that_are_refused(rollouts_path: Path, written: Path, tmp_path: P
 
 
 def test_batches_at_once_is_checked(rollouts_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="batches_at_once must be at least 1, not 0"):
+    with pytest.raises(InvalidArgumentError, match="batches_at_once must be an integer of at least 1, not 0"):
         SequenceLoader(gear_data.open(rollouts_path), execution=ExecutionOptions(batches_at_once=0))

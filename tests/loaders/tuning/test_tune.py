@@ -119,9 +119,9 @@ def test_simulated_steps() -> None:
         ({"seconds": 0}, "seconds must be a positive number, not 0"),
         ({"step_ms": -1}, "step_ms must be 0 to 60,000"),
         ({"step_ms": "5"}, "step_ms must be"),
-        ({"step_cores": -1}, "step_cores must be at least 0, not -1"),
+        ({"step_cores": -1}, "step_cores must be an integer of at least 0, not -1"),
         ({"step": 5}, "step must be callable with a batch, not 5"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
     ],
 )
 def test_arguments_that_are_refused(rollouts_path: Path, arguments: dict[str, Any], words: str) -> None:

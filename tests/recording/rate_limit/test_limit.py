@@ -15,8 +15,8 @@ from gear_data.recording.rate_limit.limit import Counts
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"min_steps": 0}, "min_steps must be an int of at least 1, not 0"),
-        ({"min_steps": 1.5}, "min_steps must be an int"),
+        ({"min_steps": 0}, "min_steps must be an integer of at least 1, not 0"),
+        ({"min_steps": 1.5}, "min_steps must be an integer"),
         ({"samples_per_insert": 2.0}, "error is None"),
         ({"error": 2.0}, "samples_per_insert is None"),
         ({"samples_per_insert": 0.0, "error": 2.0}, "samples_per_insert must be a positive number"),
