@@ -99,8 +99,8 @@ class BatchSource:
         if prefetch and any(component.cameras for component in self._components):
             worker = get_worker_info()
             ahead = LookAhead(self._source, rows, 1 if worker is None else worker.num_workers, prefetch)
-        # Enough for the batches that are ready and in progress. With fewer, the builder would wait for the device. Larger
-        # groups are collected together.
+        # Enough for the batches that are ready and in progress. With fewer, the builder would wait for the device.
+        # Larger groups are collected together.
         return self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * min(group, 4), ahead)
 
     def batch(self, rows: RankRows, step: int) -> Batch:

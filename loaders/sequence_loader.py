@@ -106,7 +106,8 @@ class SequenceLoader(LoaderBase):
         device: device of the tensors. With `jax`, the sharding of the leading axis, such as `NamedSharding(mesh,
             PartitionSpec("data"))`: arrays are of the global batch. `cpu` gives JAX's arrays of this process's rows,
             on JAX's default device.
-        prefetch: number of batches that are kept ready, built in a thread; 0 builds each batch when it is taken.
+        prefetch: number of batches that are kept ready, built in a thread or started on a GPU; 0 builds each batch when
+            it is taken.
         windows: which windows are drawn, see `WindowOptions`: `stride`, `anchor`, `short`, `selection`.
         returns: sums of rewards, see `ReturnOptions`: `n_step`, `discount`.
         batch: changes of the preset's arrays, see `BatchOptions`: `dtype`, `preset_options`, `stack`, `augment`,
