@@ -20,7 +20,7 @@ from gear_data.loaders.prefetch import END_SECONDS, Prefetcher
 from tests.support.running.eventually import eventually
 from tests.support.running.python_calls import python_calls
 
-SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (8, 2), (5, 3)]  # depth, threads
+SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (8, 2), (5, 3), (1, 0), (4, 0)]  # depth, threads
 every_shape = pytest.mark.parametrize(("depth", "threads"), SHAPES)
 WAIT = 30.0
 
@@ -56,6 +56,22 @@ def test_items_come_in_order_and_each_is_made_once(depth, threads, count):
     assert [prefetcher.get(item) for item in range(count)] == [item * item for item in range(count)]
     prefetcher.close()
     assert made == Counter(range(count))
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_without_threads_the_consumer_makes_items_ahead(depth):
+    made = []
+
+    def make(item):
+        made.append((item, threading.get_ident()))
+        return item
+
+    prefetcher = Prefetcher(make, 20, depth, 0, threading.Lock())
+    for item in range(20):
+        prefetcher.get(item)
+        assert made == [(each, threading.get_ident()) for each in range(min(item + depth + 1, 20))]
+    assert not alive()
+    prefetcher.close()
 
 
 @every_shape
