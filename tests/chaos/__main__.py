@@ -24,6 +24,7 @@ HARNESSES = (
     "worlds",
     "hostile",
     "interrupts",
+    "exits",
     "growing.growth",
     "growing.crowd",
     "growing.turnover",
