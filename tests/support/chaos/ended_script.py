@@ -1,4 +1,4 @@
-"""Jobs whose process ends while their threads work. `tests.chaos.exits` starts them.
+"""Jobs whose process ends while their threads work. `tests.chaos.stops.exits` starts them.
 
 Usage: ended_script.py DATA CAMERAS. DATA has a source (source.parquet) and its dataset (dataset). CAMERAS is a dataset
 with cameras. Each line of standard input describes a job, which runs in a forked child, because imports take seconds.

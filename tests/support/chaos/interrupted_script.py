@@ -1,6 +1,6 @@
 """Scripts that read batches until they are interrupted.
 
-`tests.chaos.interrupts` starts and interrupts them.
+`tests.chaos.stops.interrupts` starts and interrupts them.
 
 Usage: interrupted_script.py DATASET NODE. Each line of standard input describes a script, which runs in a forked child,
 because imports take seconds. The child ends as every script does. Lines of standard output say what happened.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos import exits
+from tests.chaos.stops import exits
 from tests.chaos.result import Limit, run_in_own_process
 from tests.support.chaos import ended_script
 
