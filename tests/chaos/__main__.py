@@ -48,11 +48,11 @@ def main() -> int:
         limit = Limit(60 * options.minutes / len(names), options.runs)
     results = [_run(name, options.seed, limit) for name in names]
     print(markdown(results))
-    for result in results:
+    for name, result in zip(names, results, strict=True):
         for note in result.notes:
             print(f"{result.harness}: {note}")
         for failure in result.failures:
-            print(f"FAILED --only {result.harness} --seed {result.seed}: {failure}")
+            print(f"FAILED --only {name} --seed {result.seed}: {failure}")
     return 1 if any(result.failures for result in results) else 0
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.chaos.stops import exits
 from tests.chaos.result import Limit, run_in_own_process
+from tests.chaos.stops import exits
 from tests.support.chaos import ended_script
 
 

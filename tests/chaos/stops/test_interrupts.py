@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.chaos.stops import interrupts
 from tests.chaos.result import Limit, run_in_own_process
+from tests.chaos.stops import interrupts
 
 
 def test_no_interrupt_is_lost_and_nothing_hangs() -> None:
