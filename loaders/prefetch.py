@@ -225,7 +225,10 @@ class Prefetcher(Generic[T]):
         if self._count is None or following < self._count:
             work.turns.put(following)
         if isinstance(result, BaseException):
-            raise result
+            try:
+                raise result
+            finally:
+                del result  # the traceback holds this frame: the cycle would keep memory until a garbage collection
         while not self._threads and (number := self._next_turn()) is not None:
             self._make(number)
         return result

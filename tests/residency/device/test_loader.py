@@ -211,6 +211,7 @@ def test_idle_memory_gives_way(gpu: StandInGpu, path: Path) -> None:
     with pytest.raises(DeviceMemoryError, match="bytes of device memory for a batch: CUDA out of memory") as error:
         next(batches)
     assert "smaller batch" in str(error.value.hint)
+    del error  # its traceback holds this function's memory
     kept.clear()
     gpu.torch.current = 7
     training = gpu.torch.allocate(4 * one)
