@@ -21,6 +21,7 @@ import gear_data
 from gear_data.errors import BadEpisodeError, DatasetNotFoundError, InvalidArgumentError, WorkerError
 from gear_data.ingest.engine import tasks
 from gear_data.ingest.source import Unit
+from gear_data.ingest.sources.registry import known_formats
 from gear_data.storage.episode_block import BEGIN, END, Position
 
 _OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "progress": False}
@@ -29,6 +30,7 @@ _OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "progress": False}
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes tasks of a few KB. Only this process plans tasks."""
+    known_formats()  # imports them all: a module that is imported now would keep the small size
     for name, module in list(sys.modules.items()):
         if name.startswith("gear_data.ingest.") and hasattr(module, "UNIT_BYTES"):
             monkeypatch.setattr(module, "UNIT_BYTES", 1)
