@@ -232,9 +232,9 @@ def quick_spawn() -> Iterator[None]:
     multiprocessing.set_executable(before)
 
 
-#: Folders whose tests let the packages start many interpreters, for videos and the tasks of a conversion.
+#: Folders whose tests let the packages start many interpreters, for videos and the tasks of a conversion; and chaos.
 _QUICK_FOLDERS = (
-    "dataset/curation", "exports/lerobot", "ingest/engine", "ingest/videos", "recording", "storage/videos",
+    "chaos", "dataset/curation", "exports/lerobot", "ingest/engine", "ingest/videos", "recording", "storage/videos",
 )  # fmt: skip
 
 

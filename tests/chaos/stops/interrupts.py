@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,6 +26,7 @@ from tests.chaos.result import ChaosResult, Limit
 from tests.support.chaos import interrupted_script
 from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed.data import convert_episodes, locomotion
+from tests.support.running.warm_python import INTERPRETER
 
 #: Interrupts that the script of a case catches.
 CATCHES = 20
@@ -83,7 +83,7 @@ class Scripts:
     def __init__(self, dataset: Path, node: str, errors: Path) -> None:
         self._errors = errors
         self._process = subprocess.Popen(
-            [sys.executable, interrupted_script.__file__, str(dataset), node], text=True,
+            [INTERPRETER, interrupted_script.__file__, str(dataset), node], text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,  # not interrupted with this process
         )  # fmt: skip
         self._lines: SimpleQueue[str] = SimpleQueue()

@@ -17,15 +17,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-#: The interpreter itself, whose processes take signals. Tests may replace `sys.executable`.
-INTERPRETER = sys.executable
+#: Name of the server's socket, which is beside the interpreter.
+_SOCKET = "socket"
+#: The interpreter itself, whose processes take signals. Tests may replace `sys.executable`, also of programs.
+INTERPRETER = os.environ.setdefault("GEAR_DATA_TESTS_INTERPRETER", sys.executable)
 #: Modules that most programs of the tests import.
 MODULES = ("numba", "polars", "pyarrow.flight", "pyarrow.parquet", "torch.distributed.launcher.api", "torch.utils.data")
 
 
 @functools.cache
 def python() -> str:
-    """Returns the path of an interpreter with `MODULES`, which lives as long as this process."""
+    """Returns the path of an interpreter with `MODULES`, which lives as long as this process.
+
+    A program of such an interpreter uses the same one.
+    """
+    if Path(sys.executable).with_name(_SOCKET).exists():
+        return sys.executable
     return str(_start(MODULES)[0])
 
 
@@ -45,7 +52,7 @@ def warm_python(modules: Sequence[str]) -> Iterator[Path]:
 def _start(modules: Sequence[str]) -> tuple[Path, subprocess.Popen[str]]:
     """Starts a server, which ends with its standard input, and removes its folder."""
     folder = tempfile.mkdtemp(prefix="warm-")
-    place, executable = Path(folder, "socket"), Path(folder, "python")
+    place, executable = Path(folder, _SOCKET), Path(folder, "python")
     client = [INTERPRETER, "-IS", str(_HERE / "fork_client.py"), str(place)]
     executable.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$0" "$@"\n')
     torchrun = Path(folder, "torchrun")
