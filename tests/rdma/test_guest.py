@@ -34,6 +34,11 @@ TIMEOUT = 30
 REQUIRED = "GEAR_DATA_REQUIRE_VERBS"
 #: Kernels are compiled here for any processor, and loaded in the guest, whose processor is another one.
 _NUMBA = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+#: Runs a program. Numba would import these packages, which no kernel needs.
+_RUN = """import runpy, sys
+sys.modules.update(dict.fromkeys(("cffi", "coverage", "scipy", "yaml")))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")"""
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +141,7 @@ def machines(prepared, protection, tmp_path_factory):
         for number, ((program, *words), wire) in enumerate(zip((check, read), ends, strict=True), 1):
             out = tmp_path_factory.mktemp("out")
             # Without `site`: it imports what other packages ask for.
-            command = [sys.executable, "-S", str(HERE / program), *map(str, words)]
+            command = [sys.executable, "-S", "-c", _RUN, str(HERE / program), *map(str, words)]
             options = {**variables(prepared), **(reading if number == 2 else {})}
             started.append((guest.Guest(out, command, options, number, wire), out))
             wire.close()

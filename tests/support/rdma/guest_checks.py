@@ -69,12 +69,13 @@ class World(Rows):
     Each node has half of the shards.
     """
 
-    def __init__(self, dataset: Path, expected: Path, protection: Path) -> None:
+    def __init__(self, dataset: Path, expected: Path, protection: Path, place: str) -> None:
         super().__init__(dataset)
         arrays = dict(np.load(expected))
         self.placement = {name: arrays.pop(name) for name in ("shard", "start", "length")}
         self.expected = arrays
         self._load_kernels()
+        self.serve = fork_server(dataset, protection, place)
         self.spawner = Spawner(dataset)
         self.network = NetworkChecks(self, lambda client: compare(self, client), protection)
         self.objects = rdma_objects()
@@ -478,7 +479,7 @@ def check_nothing_is_left_behind(world: World) -> None:
         time.sleep(0.1)
 
 
-def fork_server(dataset: str, protection: Path, place: str) -> Callable[[], None]:
+def fork_server(dataset: Path, protection: Path, place: str) -> Callable[[], None]:
     """Forks a process that serves the dataset later.
 
     The process has imported everything: imports take long in a guest. Call this before anything uses gRPC.
@@ -486,7 +487,7 @@ def fork_server(dataset: str, protection: Path, place: str) -> Callable[[], None
     Returns:
         A function that starts the server, and waits for its end.
     """
-    command = ["serve", dataset, "--listen", place, "--residency", "host", "--transport", "verbs"]
+    command = ["serve", str(dataset), "--listen", place, "--residency", "host", "--transport", "verbs"]
     command += ["--tls-cert", str(protection / "node.pem"), "--tls-key", str(protection / "node.key")]
     command += ["--token-file", str(protection / "token")]
     read_end, write_end = os.pipe()
@@ -507,13 +508,12 @@ def main(dataset: str, expected: str, protection: str, place: str) -> None:
     # Four minutes on two idle cores, and twice as long if other tests run.
     faulthandler.dump_traceback_later(2400, exit=True)
     backoff.MIN_BACKOFF_SECONDS = 0.1  # the checks kill nodes
-    serve = fork_server(dataset, Path(protection), place)
-    world = World(Path(dataset), Path(expected), Path(protection))
+    world = World(Path(dataset), Path(expected), Path(protection), place)
     with Path("/out/results").open("w") as file:
         for row in itertools.chain(run(globals(), world), world.network.rows()):
             file.write(json.dumps(row) + "\n")
     print("all checks ended", flush=True)
-    serve()
+    world.serve()
 
 
 if __name__ == "__main__":
