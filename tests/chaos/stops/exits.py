@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,6 +25,7 @@ from tests.chaos.result import ChaosResult, Limit
 from tests.support.cameras.filmed import film
 from tests.support.chaos import ended_script
 from tests.support.feed.data import locomotion, write_episodes
+from tests.support.running.warm_python import INTERPRETER
 
 #: Seconds after which a process hangs. On an idle machine, jobs take a few seconds.
 PATIENCE = 60.0
@@ -70,7 +70,7 @@ class Scripts:
     def __init__(self, data: Path, cameras: Path) -> None:
         self._folder = data
         self._process = subprocess.Popen(
-            [sys.executable, ended_script.__file__, str(data), str(cameras)], text=True,
+            [INTERPRETER, ended_script.__file__, str(data), str(cameras)], text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self._lines: SimpleQueue[str] = SimpleQueue()
