@@ -20,9 +20,11 @@ from typing import Protocol
 
 #: Seconds between two checks of the deadlines.
 _CHECK_SECONDS = 0.05
-#: Names of gRPC's threads, and seconds that a fork waits for them to end.
+#: Names of gRPC's threads.
 _GRPC_THREADS = ("event_engine", "grpc", "lifeguard", "timer_manager", "resolver")
-_GRPC_END_SECONDS = 1.0
+#: Seconds that a fork waits for these threads to end, on a machine of any load. After a wait in vain, which shows that
+#: other code of the process uses gRPC, later forks wait less.
+_GRPC_END_SECONDS, _OTHERS_END_SECONDS = 20.0, 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -94,8 +96,9 @@ class _ForkGate:
         self.is_closed = False
         #: Locks of threads, held while the gate is closed.
         self._held: list[threading.RLock] = []
-        #: Whether gRPC may have threads.
+        #: Whether gRPC may have threads, and the seconds that a fork waits for them.
         self.has_threads = False
+        self.patience = _GRPC_END_SECONDS
 
     def own_lock(self) -> threading.RLock:
         """Returns the lock of the calling thread."""
@@ -170,16 +173,18 @@ def _grpc_threads_running() -> bool:
 
 
 def _before_fork() -> None:
-    if not len(_closables):
+    # A client that is gone leaves threads for a while.
+    if not len(_closables) and not _gate.has_threads:
         return
     _gate.close()
     _close_all()
     if _gate.has_threads:
         # gRPC ends its threads in the background. A child forked earlier would wait for them forever.
-        deadline = time.monotonic() + _GRPC_END_SECONDS
+        deadline = time.monotonic() + _gate.patience
         while _grpc_threads_running():
             if time.monotonic() > deadline:
                 _log.warning("the process forks while other code in it uses gRPC: a child that uses gRPC may hang")
+                _gate.patience = _OTHERS_END_SECONDS
                 break
             time.sleep(0.0005)
         _gate.has_threads = False
@@ -192,8 +197,10 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     global _deadlines, _gate
+    patience = _gate.patience
     # The child does not have the parent's thread, and the parent's locks may be held forever.
     _deadlines, _gate = _DeadlineThread(), _ForkGate()
+    _gate.patience = patience
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

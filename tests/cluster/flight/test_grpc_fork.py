@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
+
+import pytest
 
 from gear_data.cluster.flight import grpc_fork
 
@@ -49,3 +52,27 @@ def test_a_thread_that_forks_inside_a_context_goes_on():
         assert os.waitpid(child, 0)[1] == 0
     with grpc_fork.using_grpc():
         pass
+
+
+def test_a_fork_waits_for_the_threads_of_a_client_that_is_gone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grpc_fork, "_closables", weakref.WeakSet())
+    running = [True] * 5
+    monkeypatch.setattr(grpc_fork, "_grpc_threads_running", lambda: bool(running) and running.pop())
+    grpc_fork.note_grpc_threads()
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not running
+
+
+def test_a_fork_does_not_wait_long_for_threads_of_other_code(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(grpc_fork, "_grpc_threads_running", lambda: True)
+    monkeypatch.setattr(grpc_fork._gate, "patience", 0.0)
+    grpc_fork.note_grpc_threads()
+    if (child := os.fork()) == 0:
+        os._exit(grpc_fork._gate.patience != grpc_fork._OTHERS_END_SECONDS)
+    assert os.waitpid(child, 0)[1] == 0
+    assert "other code in it uses gRPC" in caplog.text
+    assert grpc_fork._gate.patience == grpc_fork._OTHERS_END_SECONDS
