@@ -24,7 +24,7 @@ _CHECK_SECONDS = 0.05
 _GRPC_THREADS = ("event_engine", "grpc", "lifeguard", "timer_manager", "resolver")
 #: Seconds that a fork waits for these threads to end, on a machine of any load. After a wait in vain, which shows that
 #: other code of the process uses gRPC, later forks wait less.
-_GRPC_END_SECONDS, _OTHERS_END_SECONDS = 20.0, 1.0
+_GRPC_END_SECONDS, _OTHERS_END_SECONDS = 5.0, 1.0
 
 _log = logging.getLogger(__name__)
 
