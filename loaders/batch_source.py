@@ -18,7 +18,6 @@ from gear_data.loaders.node_local import max_rows
 from gear_data.loaders.video.camera_collector import LookAhead
 from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.window_source import WindowSource
-from gear_data.selection.samplers.weighted_selector import WeightedSelector
 
 
 class BatchSource:
@@ -77,11 +76,7 @@ class BatchSource:
 
     def _group(self) -> Group:
         # An update of weights, or of a dataset, has no effect on batches that were started.
-        updated = any(
-            component.dataset.generation
-            or (isinstance(component.selector, WeightedSelector) and component.selector.has_own_weights)
-            for component in self._components
-        )
+        updated = any(each.dataset.generation or each.has_own_weights for each in self._components)
         if self.builders.backend == "cuda" and not updated:
             return Group.DEVICE
         remote = self._config.membership is None and any(each.dataset.is_remote for each in self._components)

@@ -92,6 +92,11 @@ class LoaderComponent:
     window_ids: bool
 
     @property
+    def has_own_weights(self) -> bool:
+        """See `WeightedSelector.has_own_weights`."""
+        return isinstance(self.selector, WeightedSelector) and self.selector.has_own_weights
+
+    @property
     def selection(self) -> WindowSelection:
         """The windows of the dataset, with their goals."""
         return WindowSelection(self.selector, None if self.goals is None else self.goals.sampler)

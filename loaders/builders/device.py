@@ -32,7 +32,6 @@ from gear_data.residency import DeviceColumns, ShardReader
 from gear_data.residency.device.collector import DeviceBatches, DeviceCollector
 from gear_data.residency.device.staging import StagingReader
 from gear_data.residency.device.window_sampler import DeviceWindowSampler
-from gear_data.selection.samplers.weighted_selector import WeightedSelector
 from gear_data.selection.window_sampler import SamplingPlan
 from gear_data.selection.windows import Windows
 
@@ -149,8 +148,7 @@ class DeviceBatchBuilder:
     @property
     def threaded(self) -> bool:
         """Whether the CPU samples windows, or will after an update of weights."""
-        selectors = [component.selector for component in self._components]
-        updated = any(isinstance(each, WeightedSelector) and each.has_own_weights for each in selectors)
+        updated = any(component.has_own_weights for component in self._components)
         return updated or any(collector.sampler is None for collector in self.collectors)
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
