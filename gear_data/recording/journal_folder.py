@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -51,6 +52,8 @@ class JournalFolder:
     def __init__(self, folder: Path, first: int = 0) -> None:
         self._stack = ExitStack()
         self.name, self.path = self._locked(folder, first)
+        # Also at the interpreter's exit, before modules are gone that the lock needs.
+        weakref.finalize(self, self._stack.close)
         self._journal: JournalWriter | None = None
         self._columns: tuple[ColumnSpec, ...] = ()
         self._cameras: tuple[ColumnSpec, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -125,9 +125,10 @@ class Writer:
         self._sink = open_sink(text, options, publish_every, limited=rate_limit is not None)
         self._closed = False
 
-    def __del__(self) -> None:
+    # At the interpreter's exit, the module `warnings` can be gone before the Writer.
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         if not getattr(self, "_closed", True):
-            warnings.warn(
+            warn(
                 f"the Writer of {self._path} was not closed: episodes that are open, or that a server has not "
                 "acknowledged, are lost; the next Writer publishes the others. Call close(), or use "
                 "'with gear_data.Writer(...) as writer:'",
