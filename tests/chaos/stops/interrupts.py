@@ -8,25 +8,19 @@ script must end by SIGINT with a traceback. The moments depend on the machine, s
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import signal
-import subprocess
 import tempfile
-import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from tests.chaos.result import ChaosResult, Limit
+from tests.chaos.stops.scripts import Scripts
 from tests.support.chaos import interrupted_script
 from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed.data import convert_episodes, locomotion
-from tests.support.running.warm_python import INTERPRETER
 
 #: Interrupts that the script of a case catches.
 CATCHES = 20
@@ -63,7 +57,8 @@ def run(seed: int, limit: Limit) -> ChaosResult:
         node = NodeProcess(folder)
         try:
             node.wait()
-            with Scripts(folder, url(node), Path(scratch, "errors")) as scripts:
+            arguments = [str(folder), url(node)]
+            with Scripts(interrupted_script, arguments, Path(scratch, "errors"), PATIENCE) as scripts:
                 for number in limit.numbers():
                     cases += 1
                     name = list(LOADERS)[number % len(LOADERS)]
@@ -77,81 +72,24 @@ def run(seed: int, limit: Limit) -> ChaosResult:
     return ChaosResult("interrupts", seed, cases, tried, tuple(failures))
 
 
-class Scripts:
-    """A process that forks scripts, one at a time."""
+def start(scripts: Scripts, name: str, rng: random.Random, *, catches: bool) -> None:
+    """Starts a script. Returns when it reads batches."""
+    loader, arguments = LOADERS[name]
+    scripts.fork(loader=loader, arguments=arguments, seed=rng.randrange(1 << 30), catches=catches)
+    scripts.expect("go")
 
-    def __init__(self, dataset: Path, node: str, errors: Path) -> None:
-        self._errors = errors
-        self._process = subprocess.Popen(
-            [INTERPRETER, interrupted_script.__file__, str(dataset), node], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,  # not interrupted with this process
-        )  # fmt: skip
-        self._lines: SimpleQueue[str] = SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-        self._pid = 0
 
-    def __enter__(self) -> Scripts:
-        self.expect("ready")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _read(self) -> None:
-        for line in self._process.stdout or ():
-            self._lines.put(line.strip())
-
-    def said(self) -> str | None:
-        """Returns the next line, or None if the script hangs."""
-        with suppress(Empty):
-            return self._lines.get(timeout=PATIENCE)
-        return None
-
-    def expect(self, prefix: str) -> str:
-        """Returns the next line, which begins with `prefix`, on a machine of any speed."""
-        line = self._lines.get(timeout=20 * PATIENCE)
-        if not line.startswith(prefix):
-            raise RuntimeError(f"the script said {line!r} instead of {prefix!r}: {self.errors()[-2000:]}")
-        return line
-
-    def start(self, name: str, rng: random.Random, *, catches: bool) -> None:
-        """Starts a script. Returns when it reads batches."""
-        loader, arguments = LOADERS[name]
-        description = {"loader": loader, "arguments": arguments, "seed": rng.randrange(1 << 30), "catches": catches}
-        print(json.dumps({**description, "errors": str(self._errors)}), file=self._process.stdin, flush=True)
-        self._pid = int(self.expect("pid ").removeprefix("pid "))
-        self.expect("go")
-
-    def interrupt(self, after: float = 0.0) -> None:
-        time.sleep(after)
-        self._signal(signal.SIGINT)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-        while not self._lines.get(timeout=20 * PATIENCE).startswith("ended"):
-            pass
-
-    def errors(self) -> str:
-        return self._errors.read_text(errors="replace") if self._errors.exists() else ""
-
-    def stacks(self) -> str:
-        """Returns the stacks of all threads, in one line."""
-        self._signal(signal.SIGUSR1)
-        time.sleep(0.5)
-        return " / ".join(line.strip() for line in self.errors().splitlines()[-40:])
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, number)
+def interrupt(scripts: Scripts, rng: random.Random) -> None:
+    time.sleep(rng.random() * MOMENTS)
+    scripts.signal(signal.SIGINT)
 
 
 def interrupt_and_catch(scripts: Scripts, name: str, rng: random.Random) -> list[str]:
     """Interrupts a script that catches interrupts; returns the failures."""
     failures = []
-    scripts.start(name, rng, catches=True)
+    start(scripts, name, rng, catches=True)
     for _ in range(CATCHES):
-        scripts.interrupt(rng.random() * MOMENTS)
+        interrupt(scripts, rng)
         while (line := scripts.said()) != "go":
             if line is None:
                 failures.append(f"hangs: {scripts.stacks()}")
@@ -167,12 +105,12 @@ def interrupt_and_catch(scripts: Scripts, name: str, rng: random.Random) -> list
 
 def interrupt_and_end(scripts: Scripts, name: str, rng: random.Random) -> list[str]:
     """Interrupts a plain script, and once more if it hangs; returns the failures."""
-    scripts.start(name, rng, catches=False)
-    scripts.interrupt(rng.random() * MOMENTS)
+    start(scripts, name, rng, catches=False)
+    interrupt(scripts, rng)
     line = scripts.said()
     if line is None:
         stacks = scripts.stacks()
-        scripts.interrupt()
+        scripts.signal(signal.SIGINT)
         if scripts.said() is None:
             scripts.kill()
             return [f"hangs twice: {stacks}"]

@@ -1,17 +1,13 @@
 """Jobs whose process ends while their threads work. `tests.chaos.stops.exits` starts them.
 
-Usage: ended_script.py DATA CAMERAS. DATA has a source (source.parquet) and its dataset (dataset). CAMERAS is a dataset
-with cameras. Each line of standard input describes a job, which runs in a forked child, because imports take seconds.
-The child ends as every script does. Lines of standard output say how.
+Usage: ended_script DATA CAMERAS. DATA has a source (source.parquet) and its dataset (dataset). CAMERAS is a dataset
+with cameras.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
+import builtins
 import itertools
-import json
-import os
 import signal
 import sys
 import threading
@@ -23,12 +19,15 @@ import numpy as np
 import torch
 
 import gear_data
+from tests.support.chaos.forked_scripts import fork_scripts
 
 #: The status of a process that the timer ended.
 ENDED = 7
 OPTIONS: dict[str, Any] = {"batch_size": 64, "context": 16, "seed": 1}
-#: What a script still refers to when it ends.
+#: What a script still refers to when it ends. The interpreter frees modules in order of their import, so this list goes
+#: after the modules that its elements use.
 kept: list[Any] = []
+builtins.kept = kept  # type: ignore[attr-defined]
 
 
 def take(loader: gear_data.SequenceLoader) -> Any:
@@ -55,8 +54,12 @@ def kept_frames(data: Path, cameras: Path, scratch: Path) -> None:
 
 
 def endless_transform(data: Path, cameras: Path, scratch: Path) -> None:
+    # The interpreter can lose an exception of the timer, for example while it imports a module.
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
     def transform(batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         if threading.current_thread() is not threading.main_thread():
+            signal.raise_signal(signal.SIGALRM)
             threading.Event().wait()
         return batch
 
@@ -108,33 +111,30 @@ JOBS: dict[str, Callable[[Path, Path, Path], None]] = {
 }  # fmt: skip
 
 
-def say(what: str) -> None:
-    os.write(1, f"{what}\n".encode())
-
-
 def end(number: int, frame: object) -> None:
     sys.exit(ENDED)
 
 
-def run(case: dict[str, Any], data: Path, cameras: Path) -> None:
-    os.dup2(os.open(case["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, case["moment"])
-    JOBS[case["job"]](data, cameras, Path(case["scratch"]))
+def report_unraisable(what: Any, report: Callable[[Any], object] = sys.__unraisablehook__) -> None:
+    """Says what the interpreter drops, except the end itself: it drops one that arrives in a finalizer."""
+    if what.exc_type is not SystemExit:
+        report(what)
 
 
 def main(data: str, cameras: str) -> None:
+    def run(case: dict[str, Any]) -> None:
+        signal.signal(signal.SIGALRM, end)
+        signal.setitimer(signal.ITIMER_REAL, case["moment"])
+        try:
+            JOBS[case["job"]](Path(data), Path(cameras), Path(case["scratch"]))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    sys.unraisablehook = report_unraisable
     torch.set_num_threads(1)
-    say("ready")
-    for line in iter(sys.stdin.readline, ""):
-        child = os.fork()
-        if not child:
-            run(json.loads(line), Path(data), Path(cameras))
-            return
-        say(f"pid {child}")
-        with contextlib.suppress(ChildProcessError):
-            say(f"ended {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+    for name in gear_data.__all__:
+        getattr(gear_data, name)
+    fork_scripts(run)
 
 
 if __name__ == "__main__":

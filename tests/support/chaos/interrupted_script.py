@@ -2,17 +2,12 @@
 
 `tests.chaos.stops.interrupts` starts and interrupts them.
 
-Usage: interrupted_script.py DATASET NODE. Each line of standard input describes a script, which runs in a forked child,
-because imports take seconds. The child ends as every script does. Lines of standard output say what happened.
+Usage: interrupted_script DATASET NODE.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import itertools
-import json
-import os
 import random
 import signal
 import sys
@@ -26,6 +21,7 @@ import torch
 
 import gear_data
 from gear_data import Mixture, SequenceLoader
+from tests.support.chaos.forked_scripts import fork_scripts, say
 
 #: Sizes of a batch, small enough that an interrupt often arrives outside of the compiled call.
 OPTIONS: dict[str, Any] = {"batch_size": 64, "context": 10, "seed": 3}
@@ -55,10 +51,6 @@ def workers(folder: str, node: str, *, prefetch: int) -> Iterable[Any]:
 LOADERS: dict[str, Callable[..., Iterable[Any]]] = {
     "local": local, "remote": remote, "mixture": mixture, "workers": workers,
 }  # fmt: skip
-
-
-def say(what: str) -> None:
-    os.write(1, f"{what}\n".encode())
 
 
 def passes(loader: Iterable[Any], rng: random.Random) -> Iterator[None]:
@@ -134,35 +126,23 @@ def catch_interrupts(loader: Iterable[Any], rng: random.Random) -> None:
             say(f"threads {prefetch_threads()}")
 
 
-def run(case: dict[str, Any], folder: str, node: str) -> None:
-    errors = os.open(case["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(errors, 2)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    rng = random.Random(case["seed"])
-    loader = LOADERS[case["loader"]](folder, node, **case["arguments"])
-    if case["catches"]:
-        catch_interrupts(loader, rng)
-    else:
-        read_batches(loader, rng)
-
-
 def main(folder: str, node: str) -> None:
+    def run(case: dict[str, Any]) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        rng = random.Random(case["seed"])
+        loader = LOADERS[case["loader"]](folder, node, **case["arguments"])
+        if case["catches"]:
+            catch_interrupts(loader, rng)
+        else:
+            read_batches(loader, rng)
+
     # Numba loses interrupts while it compiles, and while it reads its cache.
     for loader in (local(folder, node, residency="mmap", prefetch=0), remote(folder, node, prefetch=0)):
         next(iter(loader))
     torch.set_num_threads(1)
     # Only the scripts are interrupted.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    say("ready")
-    for line in iter(sys.stdin.readline, ""):
-        child = os.fork()
-        if not child:
-            run(json.loads(line), folder, node)
-            return
-        say(f"pid {child}")
-        with contextlib.suppress(ChildProcessError):
-            say(f"ended {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+    fork_scripts(run)
 
 
 if __name__ == "__main__":
