@@ -39,9 +39,19 @@ def column_array(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
 
 
 def array_values(array: pa.Array) -> npt.NDArray[Any]:
-    """Returns the flat values of an array made by `column_array`, without copying."""
+    """Returns the flat values of an array made by `column_array`, without copying. They are read-only."""
     items = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
-    return items.to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
+    # Not `to_numpy`, which imports pandas where that is installed.
+    return np.from_dlpack(items)
+
+
+def table_values(table: pa.Table, name: str) -> npt.NDArray[Any]:
+    """Returns the flat values of a table's column, without copying those of a mapped file. They are read-only.
+
+    The column has numbers or `FixedSizeList`s of numbers, and no nulls.
+    """
+    column = table.column(name)
+    return array_values(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
 
 
 def write_ipc(path: Path, data: pa.Table | pa.RecordBatch) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gear_data.errors import CorruptShardError, UnsupportedColumnError
 from gear_data.schema import Schema
-from gear_data.storage.arrow_files import column_array, read_table
+from gear_data.storage.arrow_files import column_array, read_table, table_values
 from gear_data.storage.episode_block import EpisodeBlock
 from gear_data.storage.manifest import Manifest
 from gear_data.video.segments import segment_columns
@@ -183,7 +183,7 @@ def read_episodes(path: Path, manifest: Manifest) -> pa.Table:
         raise CorruptShardError(
             f"has {len(table)} rows, but the manifest has {manifest.episodes} episodes", file=str(path), hint=_RESTORE
         )
-    _check_ids(table.column("episode_id").to_numpy(), manifest, path)
+    _check_ids(table_values(table, "episode_id"), manifest, path)
     return table
 
 
@@ -226,7 +226,7 @@ def read_finals(path: Path, manifest: Manifest) -> pa.Table:
         raise CorruptShardError(
             "is no column of this table", file=str(path), column=table.column_names[len(fields)], hint=_RESTORE
         )
-    ids = table.column("episode_id").to_numpy()
+    ids = table_values(table, "episode_id")
     wrong = (ids < 0) | (ids >= manifest.next_id)
     wrong[1:] |= ids[1:] <= ids[:-1]
     if wrong.any():

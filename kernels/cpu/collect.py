@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from gear_data.kernels.cpu.convert import convert_rows, sum_discounted_rows
-from gear_data.kernels.cpu.native import memcpy, prefetch
+from gear_data.kernels.cpu.native import cached_njit, memcpy, prefetch
 from gear_data.kernels.cpu.padding import fill_rows, pad_window, write_timesteps
 from gear_data.kernels.cpu.transitions import find_hops, is_single, write_single_rows
 from gear_data.kernels.output_plan import (
@@ -128,7 +128,7 @@ def _write_column(output, span, source, target, left):  # type: ignore[no-untype
         _copy_or_convert(output, final, target + (span.count - 1) * output.out_bytes, 1)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def count_valid(episode, start, length, lengths, finals, plan, windows_per_batch, valid):  # type: ignore[no-untyped-def]
     """Fills `valid` like `collect`, from the same arguments, and writes no output."""
     count = len(episode)
@@ -150,7 +150,7 @@ def count_valid(episode, start, length, lengths, finals, plan, windows_per_batch
             valid[b // windows_per_batch] += spans[b].count * output.out_bytes
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def collect(  # type: ignore[no-untyped-def]
     episode, start, length, row_of_window, shards, bases, lengths, finals, addresses, plan, outputs, windows_per_batch,
     valid,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from gear_data.kernels.cpu.native import njit_named, pointer
+from gear_data.kernels.cpu.native import cached_njit, njit_named, pointer
 from gear_data.kernels.output_plan import OUT_TYPES, SOURCE_TYPES
 
 _FLOAT32, _FLOAT64, _FLOAT16, _BFLOAT16 = range(len(OUT_TYPES))
@@ -148,7 +148,7 @@ def _round_to_half(out_type, source, target, count):  # type: ignore[no-untyped-
             result[i] = _float16_bits(bits[i])
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def round_to_bfloat16(values, out):  # type: ignore[no-untyped-def]
     """Rounds float32 values to bfloat16.
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from gear_data.kernels.cpu.native import memcpy, move_4, move_8, move_16, prefetch
+from gear_data.kernels.cpu.native import cached_njit, memcpy, move_4, move_8, move_16, prefetch
 
 #: A row of more bytes is copied by `memcpy`.
 _LARGE_ROW = 256
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def gather(sources, sizes, target):  # type: ignore[no-untyped-def]
     """Copies runs of bytes one after another. The caller guarantees the addresses.
 
@@ -28,7 +27,7 @@ def gather(sources, sizes, target):  # type: ignore[no-untyped-def]
         target += sizes[i]
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def write_columns(part, whole, first):  # type: ignore[no-untyped-def]
     """Copies `part`, uint8 [n, k], into columns of `whole`, uint8 [n, m].
 
@@ -56,7 +55,7 @@ def write_columns(part, whole, first):  # type: ignore[no-untyped-def]
         target += whole.shape[1]
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def crop(images, tops, lefts, out):  # type: ignore[no-untyped-def]
     """Cuts one rectangle out of all images of a row.
 
@@ -87,7 +86,7 @@ def crop(images, tops, lefts, out):  # type: ignore[no-untyped-def]
                     memcpy(write + x * size, read + line - size, np.uint64(size))
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def channels_first(frames, sources, rows, table, target):  # type: ignore[no-untyped-def]
     """Writes frames [H, W, C] as values of a table, [C, H, W].
 

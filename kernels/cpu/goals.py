@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit, uint64
 
-from gear_data.kernels.cpu.native import pointer
+from gear_data.kernels.cpu.native import cached_njit, pointer
 from gear_data.kernels.cpu.random import below, multiply_high, philox
 from gear_data.kernels.cpu.windows import draw_windows
 from gear_data.kernels.goal_plan import GOAL_PLAN, PROBABILITY_BITS
@@ -23,7 +23,7 @@ def _int64s(address, size):  # type: ignore[no-untyped-def]
     return carray(pointer(address), (size,), np.int64)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def _draw_words(seed, domain, step, out):  # type: ignore[no-untyped-def]
     """Sets out[0, i] = the bits of `word64` for slot i, and out[1, i] = 64 more.
 
@@ -63,7 +63,7 @@ def _below(word, seed, domain, step, slot, bound):  # type: ignore[no-untyped-de
     return np.int64(high) if low >= uint64(bound) else below(seed, domain, step, slot, bound)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def _draw(plan, step, episode, current, goal, out):  # type: ignore[no-untyped-def]
     """Draws one kind of goals to out[:, goal], see `draw_goals`.
 
@@ -109,7 +109,7 @@ def _draw(plan, step, episode, current, goal, out):  # type: ignore[no-untyped-d
             out[1, goal + 1, i] = min(nearer, reached) if number < below_random else nearer
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def draw_goals(value, actor, step, episode, current, out):  # type: ignore[no-untyped-def]
     """Draws the goals of slots 0 to B - 1 of `step`.
 

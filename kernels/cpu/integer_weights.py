@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from gear_data.kernels.cpu.native import cached_njit
+
 
 @njit(nogil=True, cache=True, inline="always")
 def int_weight(weight, low, high):  # type: ignore[no-untyped-def]
@@ -17,7 +19,7 @@ def int_weight(weight, low, high):  # type: ignore[no-untyped-def]
     return max(np.int64(1), np.int64(np.rint(weight * low * high)))
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def bounds(weights, prefix, by_anchor, first, last):  # type: ignore[no-untyped-def]
     """Returns (largest weight, units, episodes) of a part.
 
@@ -34,7 +36,7 @@ def bounds(weights, prefix, by_anchor, first, last):  # type: ignore[no-untyped-
     return largest, units, episodes
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def sums(weights, prefix, by_anchor, low, high, first, last):  # type: ignore[no-untyped-def]
     """Returns (total integer weight, episodes raised to 1) of a part."""
     total, raised = 0, 0
@@ -46,7 +48,7 @@ def sums(weights, prefix, by_anchor, low, high, first, last):  # type: ignore[no
     return total, raised
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def fill_prefix(weights, prefix, by_anchor, low, high, first, last, base, out):  # type: ignore[no-untyped-def]
     """Sets out[i + 1] = base + the sum of the integer weights of episodes first to i."""
     total = base
@@ -57,7 +59,7 @@ def fill_prefix(weights, prefix, by_anchor, low, high, first, last, base, out): 
         out[i + 1] = total
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def squares_between(prefix):  # type: ignore[no-untyped-def]
     """Returns the sum of the squared integer weights, as float64.
 

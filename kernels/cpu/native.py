@@ -13,6 +13,8 @@ import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.caching import FunctionCache
+from numba.core.runtime import rtsys
 from numba.extending import intrinsic
 
 from gear_data.common.private_folder import process_folder, user_folder
@@ -96,6 +98,26 @@ def pointer(typing_context: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(address), generate
+
+
+class _KernelCache(FunctionCache):
+    """Numba's cache, from which a kernel is loaded without what only compiling needs.
+
+    Numba's own method first imports all types and functions that it can compile, and SciPy with them: half a second.
+    The compiler does so itself.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Returns the compiled kernel for a signature, or None if the cache does not have it."""
+        rtsys.initialize(target_context)
+        return self._load_overload(sig, target_context)
+
+
+def cached_njit(function: Any) -> Any:
+    """Compiles a kernel that Python calls, without the GIL, or loads it from the cache."""
+    dispatcher = numba.njit(nogil=True)(function)
+    dispatcher._cache = _KernelCache(function)
+    return dispatcher
 
 
 def njit_named(name: str) -> Any:

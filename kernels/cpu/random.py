@@ -13,6 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint64
 
+from gear_data.kernels.cpu.native import cached_njit
+
 _MASK32 = uint64(0xFFFFFFFF)
 _SHIFT32 = uint64(32)
 _M0, _M1 = uint64(0xD2511F53), uint64(0xCD9E8D57)
@@ -82,7 +84,7 @@ def multiply_high(a, b):  # type: ignore[no-untyped-def]
     return high, (cross << _SHIFT32) | (low & _MASK32)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def below(seed, domain, step, slot, bound):  # type: ignore[no-untyped-def]
     """Returns an exactly uniform int below `bound`.
 
@@ -99,7 +101,7 @@ def below(seed, domain, step, slot, bound):  # type: ignore[no-untyped-def]
     return np.int64(high)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def draw_words(seed, domain, step, out):  # type: ignore[no-untyped-def]
     """Sets out[i] = the bits of word64 for slot i of `step`, attempt 0, as int64.
 
@@ -109,7 +111,7 @@ def draw_words(seed, domain, step, out):  # type: ignore[no-untyped-def]
         out[i] = np.int64(word64(seed, domain, step, i, 0))
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def draw_below(seed, domain, step, bound, out):  # type: ignore[no-untyped-def]
     """Sets out[i] = below(seed, domain, step, i, bound). out: int64 [B]."""
     draw_words(seed, domain, step, out)
@@ -120,7 +122,7 @@ def draw_below(seed, domain, step, bound, out):  # type: ignore[no-untyped-def]
         out[i] = np.int64(high) if low >= threshold else below(seed, domain, step, i, bound)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def shuffled(seed, domain, epoch, out):  # type: ignore[no-untyped-def]
     """Fills `out` with a permutation of 0..n-1 (Fisher and Yates)."""
     for i in range(len(out)):
@@ -130,7 +132,7 @@ def shuffled(seed, domain, epoch, out):  # type: ignore[no-untyped-def]
         out[i], out[j] = out[j], out[i]
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def round_keys(seed, domain, epoch, out):  # type: ignore[no-untyped-def]
     """Fills `out`, uint64, with the keys of a Feistel network, one for each round."""
     for i in range(len(out)):
@@ -146,7 +148,7 @@ def _mix(value, key):  # type: ignore[no-untyped-def]
     return z ^ (z >> uint64(31))
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def permuted(first, keys, size, out):  # type: ignore[no-untyped-def]
     """Sets out[i] = the image of first + i under a permutation of 0..size-1.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from gear_data.kernels.cpu.native import memcpy, prefetch
+from gear_data.kernels.cpu.native import cached_njit, memcpy, prefetch
 
 #: Errors that `find_shards` and `check_rows` return: no such shard, a shard of another node, rows that do not exist.
 NO_SHARD, NOT_HERE, NO_ROWS = -1, -2, -3
@@ -13,7 +12,7 @@ NO_SHARD, NOT_HERE, NO_ROWS = -1, -2, -3
 _AHEAD = 4
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def find_shards(shard, here, places):  # type: ignore[no-untyped-def]
     """Finds this node's index of each span's shard.
 
@@ -36,7 +35,7 @@ def find_shards(shard, here, places):  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def check_rows(places, first, count, steps):  # type: ignore[no-untyped-def]
     """Counts the rows of all spans, and checks that they exist.
 
@@ -57,7 +56,7 @@ def check_rows(places, first, count, steps):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def pack_rows(places, first, count, addresses, row_bytes, columns, targets):  # type: ignore[no-untyped-def]
     """Copies the rows of spans, column by column. The caller guarantees the addresses.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from numba import njit
+from gear_data.kernels.cpu.native import cached_njit
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def returns_to_go(rewards, lengths, discount, out):  # type: ignore[no-untyped-def]
     """Sums: out[t] = rewards[t] + discount * rewards[t + 1] + ... of the episode.
 

@@ -8,13 +8,14 @@ address that the episode's first row would have, even if that row was not staged
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from gear_data.kernels.cpu.native import cached_njit
 
 #: Columns of `ranges`; see `gear_data.residency.row_ranges.RowRange`.
 FIRST, WIDTH, WITHIN, SHIFT, HORIZON = range(5)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def all_of(flags, episode):  # type: ignore[no-untyped-def]
     """Returns whether a flag is set for the episodes of all windows.
 
@@ -26,7 +27,7 @@ def all_of(flags, episode):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def read_rows(start, length, total, ranges, low, count):  # type: ignore[no-untyped-def]
     """Finds the rows of its episode that each window reads.
 
@@ -53,7 +54,7 @@ def read_rows(start, length, total, ranges, low, count):  # type: ignore[no-unty
         low[b], count[b] = lowest, max(highest - lowest, 0)
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def to_episodes(addresses, columns, row_bytes, start, count, missing):  # type: ignore[no-untyped-def]
     """Turns addresses of columns into addresses of the episodes' first rows.
 
@@ -76,7 +77,7 @@ def to_episodes(addresses, columns, row_bytes, start, count, missing):  # type: 
             count[b] = 0
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def to_packed(addresses, columns, row_bytes, parts, spans, low, count):  # type: ignore[no-untyped-def]
     """Sets the addresses of episodes' first rows for windows whose rows were staged.
 

@@ -9,6 +9,8 @@ import numpy as np
 from numba import njit, types, uint64
 from numba.extending import intrinsic
 
+from gear_data.kernels.cpu.native import cached_njit
+
 #: Bits and words between two running counts.
 BLOCK_BITS = 512
 _BLOCK_WORDS = BLOCK_BITS // 64
@@ -72,7 +74,7 @@ def select(words, ranks, first, last, number):  # type: ignore[no-untyped-def]
     return (word << 6) + np.int64(popcount((value & (uint64(0) - value)) - uint64(1)))
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def set_flags(words, first, flags):  # type: ignore[no-untyped-def]
     """Sets bit first + i if flags[i], uint8, is not 0."""
     for i in range(len(flags)):
@@ -81,7 +83,7 @@ def set_flags(words, first, flags):  # type: ignore[no-untyped-def]
             words[place >> 6] |= uint64(1) << uint64(place & 63)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def running_counts(words, ranks):  # type: ignore[no-untyped-def]
     """Sets ranks[b] = the number of set bits before block b.
 
@@ -94,14 +96,14 @@ def running_counts(words, ranks):  # type: ignore[no-untyped-def]
             total += np.int64(popcount(words[word]))
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def counts_between(words, ranks, first, lengths, out):  # type: ignore[no-untyped-def]
     """Sets out[i] = the number of set bits from first[i] on, among lengths[i] bits."""
     for i in range(len(lengths)):
         out[i] = rank(words, ranks, first[i] + lengths[i]) - rank(words, ranks, first[i])
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def keep_grid(words, first, lengths, origin, stride, counts, out):  # type: ignore[no-untyped-def]
     """Copies to `out` only the bits that lie on the grid of their episode's anchors.
 
@@ -113,7 +115,7 @@ def keep_grid(words, first, lengths, origin, stride, counts, out):  # type: igno
             out[place >> 6] |= words[place >> 6] & (uint64(1) << uint64(place & 63))
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def first_step_holds(words, offsets, context, out):  # type: ignore[no-untyped-def]
     """Sets the bit of each step whose window begins with a set bit.
 
@@ -125,7 +127,7 @@ def first_step_holds(words, offsets, context, out):  # type: ignore[no-untyped-d
                 out[place >> 6] |= uint64(1) << uint64(place & 63)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def every_step_holds(words, offsets, context, backwards, out):  # type: ignore[no-untyped-def]
     """Sets the bit of each step whose window has only set bits.
 

@@ -6,13 +6,14 @@ The method is Tijdeman's "The chairman assignment problem" (Discrete Mathematics
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from gear_data.kernels.cpu.native import cached_njit
 
 #: The amount of one turn, in `deal_steps`.
 TURN = 1 << 36
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def deal(shares, order, before):  # type: ignore[no-untyped-def]
     """Deals one cycle: part i gets shares[i] turns, evenly spread.
 
@@ -38,7 +39,7 @@ def deal(shares, order, before):  # type: ignore[no-untyped-def]
         dealt[best] += 1
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@cached_njit
 def deal_steps(shares, per_step, owed, start, before):  # type: ignore[no-untyped-def]
     """Deals the turns of several steps. Each turn goes to the part that is owed most.
 

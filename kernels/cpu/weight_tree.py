@@ -11,10 +11,10 @@ for fewer cache misses.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from gear_data.kernels.cpu.integer_weights import int_weight
-from gear_data.kernels.cpu.native import pointer, prefetch
+from gear_data.kernels.cpu.native import cached_njit, pointer, prefetch
 
 ARITY_BITS = 4
 ARITY = 1 << ARITY_BITS
@@ -24,7 +24,7 @@ _AHEAD = 24
 _MAX_WEIGHT = (1 << 63) - 1
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def build(starts, nodes):  # type: ignore[no-untyped-def]
     """Fills the levels above level 0."""
     for level in range(1, len(starts)):
@@ -36,7 +36,7 @@ def build(starts, nodes):  # type: ignore[no-untyped-def]
             nodes[above + i] = total
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def fill_leaves(weights, prefix, by_anchor, low, high, nodes):  # type: ignore[no-untyped-def]
     """Fills level 0 from weights, at the scale low * high."""
     for i in range(len(weights)):
@@ -45,7 +45,7 @@ def fill_leaves(weights, prefix, by_anchor, low, high, nodes):  # type: ignore[n
         nodes[i] = int_weight(weights[i], low, high) * units if anchors and weights[i] > 0 else 0
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def squares(nodes, count):  # type: ignore[no-untyped-def]
     """Returns (sum of squares, as float64; number of positive nodes) of level 0.
 
@@ -60,7 +60,7 @@ def squares(nodes, count):  # type: ignore[no-untyped-def]
     return total, positive
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, before):  # type: ignore[no-untyped-def]
     """Sets the weights of some episodes, and updates the tree.
 
@@ -112,7 +112,7 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
     return total, square, positive
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def find(address, starts, out):  # type: ignore[no-untyped-def]
     """Finds the episodes of the points out[1].
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit, uint64
 
-from gear_data.kernels.cpu.native import pointer, prefetch
+from gear_data.kernels.cpu.native import cached_njit, pointer, prefetch
 from gear_data.kernels.cpu.random import (
     DOMAIN_ANCHOR,
     DOMAIN_PLACE,
@@ -51,7 +51,7 @@ def _record(address):  # type: ignore[no-untyped-def]
     return carray(pointer(address), (1,), WINDOW_PLAN)[0]
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def fill_guide(prefix, shift, guide):  # type: ignore[no-untyped-def]
     """Fills the guide of a `PrefixTable`: guide[b] = the episode of point b << shift.
 
@@ -65,7 +65,7 @@ def fill_guide(prefix, shift, guide):  # type: ignore[no-untyped-def]
         guide[b] = episode
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def _find_episodes(plan, out):  # type: ignore[no-untyped-def]
     """Finds the episodes of the points out[1].
 
@@ -116,7 +116,7 @@ def _add(table, number):  # type: ignore[no-untyped-def]
         place += uint64(1)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
     """Draws again for every slot whose episode an earlier slot has.
 
@@ -168,7 +168,7 @@ def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
         out[0, i], out[1, i], out[2, i] = one[0, 0], one[1, 0], one[2, 0]
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def _find_steps(plan, total, out, probability):  # type: ignore[no-untyped-def]
     """Finds the episodes of the steps out[0], which are counted over all episodes.
 
@@ -188,7 +188,7 @@ def _find_steps(plan, total, out, probability):  # type: ignore[no-untyped-def]
         out[0, i], out[1, i] = low, step - offsets[low]
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
     """Finds the anchors that the points' offsets out[2] select in the episodes out[0].
 
@@ -244,7 +244,7 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
             out[1, i] = plan.origin + out[1, i] * plan.stride
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def _cut_windows(plan, step, out):  # type: ignore[no-untyped-def]
     """Cuts the windows of the anchors out[1] from the episodes out[0].
 
@@ -278,7 +278,7 @@ def _cut_windows(plan, step, out):  # type: ignore[no-untyped-def]
             out[0, i] = ids[out[0, i]]
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def draw_windows(plan, step, out):  # type: ignore[no-untyped-def]
     """Draws the windows of slots 0 to B - 1 of `step`, B >= 1.
 
@@ -298,7 +298,7 @@ def draw_windows(plan, step, out):  # type: ignore[no-untyped-def]
     _cut_windows(record, step, out)
 
 
-@njit(nogil=True, cache=True)
+@cached_njit
 def windows_of_points(plan, step, out):  # type: ignore[no-untyped-def]
     """Finds the windows of the points out[1], in slots 0 to B - 1 of `step`.
 

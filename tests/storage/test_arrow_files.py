@@ -13,6 +13,7 @@ import pyarrow.feather
 import pytest
 
 import gear_data
+from gear_data.storage.arrow_files import table_values
 
 
 def _steps(rollouts: list[Any], name: str) -> np.ndarray:
@@ -92,3 +93,16 @@ def test_no_pickle_and_no_stray_files(rollouts_path: Path) -> None:
     names = {str(p.relative_to(rollouts_path)) for p in rollouts_path.rglob("*") if p.is_file()}
     shards = {shard.entry.file for shard in gear_data.open(rollouts_path).manifest.shards}
     assert names == {"manifest.json", "README.md", "episodes.arrow", "finals.arrow"} | shards
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_values_of_a_column_are_those_of_all_its_chunks(dtype: str, chunks: int) -> None:
+    values = np.arange(60).astype(dtype)
+    table = pa.concat_tables([pa.table({"x": values})] * chunks)
+    part = table.slice(7, 60 * chunks - 9)
+    found = table_values(part, "x")
+    assert found.dtype == dtype
+    assert found.tolist() == np.tile(values, chunks)[7:-2].tolist()
+    if chunks == 1:
+        assert found.ctypes.data == part.column("x").chunk(0).to_numpy().ctypes.data

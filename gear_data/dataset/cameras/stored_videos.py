@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gear_data.errors import ManifestError
 from gear_data.schema import ColumnSpec
 from gear_data.selection.windows import Int64Array
+from gear_data.storage.arrow_files import table_values
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.videos.stored_packets import read_video_index
@@ -91,7 +92,7 @@ def _segments(spec: ColumnSpec, index: VideoIndex, episodes: Any, lengths: Int64
 
     They are checked against the files, because the decoder looks frames up by them.
     """
-    file, first = (episodes.column(name).to_numpy() for name in segment_columns(spec.name))
+    file, first = (table_values(episodes, name) for name in segment_columns(spec.name))
     known = (file >= 0) & (file < len(index))
     _check(known, "the number of its video file does not exist", spec, table)
     # A sum first + length could overflow.
@@ -101,7 +102,7 @@ def _segments(spec: ColumnSpec, index: VideoIndex, episodes: Any, lengths: Int64
         spec,
         table,
     )
-    sizes = np.stack([index.files.column(name).to_numpy() for name in ("height", "width")], axis=1)
+    sizes = np.stack([table_values(index.files, name) for name in ("height", "width")], axis=1)
     _check((sizes[file] == spec.shape[:2]).all(axis=1), "its video file has frames of another size", spec, table)
     return VideoSegments(file, first)
 

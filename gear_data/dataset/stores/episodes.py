@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gear_data.common.polars_threads import check_polars_threads
 from gear_data.errors import ManifestError
 from gear_data.selection.windows import Int64Array
-from gear_data.storage.arrow_files import array_values
+from gear_data.storage.arrow_files import table_values
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.episode_tables import read_episodes, read_finals
@@ -68,7 +68,7 @@ class StoredEpisodes:
         return frame
 
     def _int64(self, name: str) -> Int64Array:
-        return self.episode_table.column(name).to_numpy().astype(np.int64, copy=False)  # type: ignore[no-any-return]
+        return table_values(self.episode_table, name).astype(np.int64, copy=False)
 
     @cached_property
     def ids(self) -> Int64Array | None:
@@ -133,9 +133,9 @@ class StoredEpisodes:
             self.files.mapped.add(entry, path)
         columns = {}
         for column in self.manifest.schema.final_columns:
-            values = array_values(table.column(column.name).combine_chunks()).view(column.numpy_dtype)
+            values = table_values(table, column.name).view(column.numpy_dtype)
             columns[column.name] = values.reshape(len(table), *column.shape)
-        final_ids = table.column("episode_id").to_numpy()
+        final_ids = table_values(table, "episode_id")
         if self.ids is None:
             return final_ids, columns
         rows = np.searchsorted(self.ids, final_ids)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -146,3 +149,28 @@ def test_exports_are_the_same_bytes(dataset, tmp_path):
     assert (tmp_path / "numpy" / "batch-000000.safetensors").read_bytes() == (
         tmp_path / "reference.safetensors"
     ).read_bytes()
+
+
+#: Takes a batch, prints what it imported, and then whether torch takes the loader for an IterableDataset.
+FIRST_BATCH = """
+import sys
+import gear_data
+
+loader = gear_data.SequenceLoader(gear_data.open(sys.argv[1]), batch_size=4, context=3, framework=sys.argv[2])
+next(iter(loader))
+slow = ("torch", "pandas", "scipy.linalg", "numba.np.linalg", "polars", "datasets", "h5py")
+print(*[name for name in slow if name in sys.modules])
+from torch.utils.data import IterableDataset
+print(isinstance(loader, IterableDataset))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("framework", "imported"), [("numpy", ""), ("torch", "torch")])
+def test_a_first_batch_imports_nothing_slow(framework: str, imported: str, rollouts_path: Path) -> None:
+    # From now on, Numba's cache has the kernels.
+    next(iter(SequenceLoader(gear_data.open(rollouts_path), batch_size=4, context=3, framework="numpy")))
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_BATCH, str(rollouts_path), framework], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [imported, "True"]
