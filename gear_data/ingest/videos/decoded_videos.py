@@ -80,7 +80,7 @@ class DecodedVideos(MappedSource):
         self._mode = videos.mode
         self._skip_bad = skip_bad
         # A frame is needed once. Only a group that is cut between two pieces is decoded twice without a cache.
-        options = DecodeOptions(threads=threads, size=videos.size, cache_bytes=_PIECE_BYTES)
+        options = DecodeOptions(threads=threads, size=videos.size, cache_bytes=_PIECE_BYTES, strict=True)
         self._reader = FrameReader(index, packets, options)
         super().__init__(source, (*source.columns, *(self._column(spec) for spec in self._cameras)), NO_VIDEOS)
         self._step_bytes = sum(int(np.prod(self._shape(spec))) for spec in self._cameras)

@@ -119,7 +119,7 @@ class _Needed:
     def counts(self) -> Int64Array | str:
         """Returns int64 [3, 256] of `count_values`, or the reason why there are none."""
         reader = FrameReader(
-            VideoIndex(*self.tables, "sample"), SourcePackets(self.files), DecodeOptions(cache_bytes=0)
+            VideoIndex(*self.tables, "sample"), SourcePackets(self.files), DecodeOptions(cache_bytes=0, strict=True)
         )
         try:
             return count_values(reader, self.sample)

@@ -44,6 +44,7 @@ class Picture:
         image: as the library gave the frame.
         height, width: of the frame.
         bytes: memory of `image`.
+        damaged: whether the library reports damage in the frame, which it concealed.
     """
 
     pts: int
@@ -51,6 +52,7 @@ class Picture:
     height: int
     width: int
     bytes: int
+    damaged: bool = False
 
 
 class Decoder(Protocol):

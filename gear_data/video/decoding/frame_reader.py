@@ -177,6 +177,9 @@ class FrameReader:
         """Returns the key of the decoders that can decode a file."""
         return self._make_decoder, video.codec, video.extradata, video.height, video.width, video.colors
 
+    def _refuses(self, picture: Picture) -> bool:
+        return picture.damaged and self.options.strict
+
     def _show_cached(self, request: FileRequest, picture: Picture, out: FrameTarget) -> None:
         state, parameters = process_state(), self._parameters(request.video)
         decoder = state.take_decoder(parameters) or self._make_decoder(request.video)
@@ -194,7 +197,7 @@ class FrameReader:
             missing = dict(job.frames)
             for time in job.frames:
                 picture = process_state().cache.get(self._key(request.video, time), expected=time in request.expected)
-                if picture is not None:
+                if picture is not None and not self._refuses(picture):
                     del missing[time]
                     self._show_cached(request, picture, out)
             if missing:
@@ -221,6 +224,8 @@ class FrameReader:
                         f"it has {picture.height} x {picture.width} pixels, and the index says "
                         f"{video.height} x {video.width}"
                     )
+                if picture.pts in missing and self._refuses(picture):
+                    raise DecodeError("the decoder reports damage in it")
                 wanted = missing.pop(picture.pts, None) is not None
                 if wanted:
                     out.write(decoder, picture, request.rows[picture.pts])

@@ -24,6 +24,8 @@ class DecodeOptions:
         size: (height, width) of the frames that are read. None: as in the file.
         cache_bytes: decoded frames that the process keeps, in bytes. The limit holds for all readers of the process
             together. 0: this reader keeps nothing.
+        strict: a frame in which PyAV reports damage is an error, like a frame that does not decode. FFmpeg's decoders
+            notice most damage in H.264 and AV1, half of it in MPEG-4, and little in HEVC.
 
     Raises:
         InvalidArgumentError: a value is out of range.
@@ -34,6 +36,7 @@ class DecodeOptions:
     backend: Backend = "auto"
     size: tuple[int, int] | None = None
     cache_bytes: int = CACHE_BYTES
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:

@@ -86,7 +86,7 @@ class PyavDecoder:
             size = self._bytes.get(form)
             if size is None:
                 size = self._bytes[form] = sum(plane.buffer_size for plane in frame.planes)
-            yield Picture(frame.pts, frame, form[1], form[2], size)
+            yield Picture(frame.pts, frame, form[1], form[2], size, frame.is_corrupt)
 
     def write(self, picture: Picture, out: npt.NDArray[np.uint8]) -> None:
         height, width, _ = out.shape

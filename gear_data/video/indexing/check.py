@@ -64,7 +64,7 @@ def check_file(path: Path, video: VideoFile, threads: int) -> None:
 def _decode(video: VideoFile, path: Path, threads: int) -> None:
     index = VideoIndex(*index_tables([video]), str(path))
     packets = LocalPackets(partial(_map, path), _unchanged)
-    reader = FrameReader(index, packets, DecodeOptions(threads=threads, cache_bytes=_BYTES))
+    reader = FrameReader(index, packets, DecodeOptions(threads=threads, cache_bytes=_BYTES, strict=True))
     frame_bytes = video.height * video.width * 3
     at_once = max(1, _BYTES // frame_bytes)
     for first in range(0, video.num_frames, at_once):

@@ -17,8 +17,8 @@ from gear_data.errors import CorruptSourceError, GearError
 from gear_data.video.file_index import DISCARD, KEY, ColorProperties, Packets, VideoFile
 from gear_data.video.indexing.entry_points import entry_test
 
-#: Most pixels of a frame. A damaged header may declare any size, and a decoder allocates it.
-MAX_PIXELS = 1 << 26
+#: Most pixels of a frame: DCI 8K. A header may declare any size, and a decoder allocates up to 17 such frames.
+MAX_PIXELS = 8192 * 4320
 #: Remedies.
 _AGAIN = "copy or download the file again; --on-bad-episode skip leaves its episodes out"
 _ENCODE = "encode the video again (ffmpeg -i OLD -c:v libx264 -g 2 NEW.mp4), or use --videos frames"

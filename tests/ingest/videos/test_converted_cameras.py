@@ -22,7 +22,7 @@ from gear_data.ingest.videos.sampled_statistics import _Needed, _Worker
 from gear_data.video.frame_statistics import FrameSample
 from gear_data.video.index_tables import index_tables
 from gear_data.video.indexing.demux import index_file
-from tests.support.cameras.filmed import FPS, decoded, moving_bar, write_video
+from tests.support.cameras.filmed import FPS, damage_a_frame, decoded, moving_bar, write_video
 
 pytestmark = pytest.mark.processes
 
@@ -113,10 +113,11 @@ def test_a_missing_video(mode: Any, robot: tuple[Path, list[Path]], tmp_path: Pa
     assert "bad-episode" in {finding.code for finding in gear_data.lint(folder, videos=mode).findings}
 
 
-def test_lint_reads_cameras_as_the_conversion_does(robot: tuple[Path, list[Path]], tmp_path: Path) -> None:
-    """A packet that cannot be decoded is found only if its frames are stored."""
+@pytest.mark.parametrize("damage", [damage_second_packet, damage_a_frame])
+def test_lint_reads_cameras_as_the_conversion_does(damage: Any, robot: tuple[Path, list[Path]], tmp_path: Path) -> None:
+    """A packet that cannot be decoded, or is damaged, is found only if its frames are stored."""
     folder, files = robot
-    damage_second_packet(files[1])
+    damage(files[1])
     for videos in (gear_data.VideoStorage(mode="frames"), gear_data.VideoStorage(mode="jpeg", size=(12, 16))):
         report = gear_data.lint(folder, videos=videos)
         assert report.episodes == 3
@@ -160,9 +161,10 @@ def test_statistics_of_a_sample(robot: tuple[Path, list[Path]], tmp_path: Path) 
     np.testing.assert_array_equal(gear_data.open(tmp_path / "remote").statistics[TOP].mean, found.mean)
 
 
-def test_frames_that_do_not_decode_leave_statistics_out(robot: tuple[Path, list[Path]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [damage_second_packet, damage_a_frame])
+def test_damaged_frames_leave_statistics_out(damage: Any, robot: tuple[Path, list[Path]], tmp_path: Path) -> None:
     folder, files = robot
-    damage_second_packet(files[3])
+    damage(files[3])
     gear_data.convert(folder, tmp_path / "d")
     ds = gear_data.open(tmp_path / "d")
     (found,) = [finding for finding in ds.manifest.findings if finding["code"] == "video-statistics-left-out"]

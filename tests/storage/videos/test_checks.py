@@ -13,6 +13,7 @@ import pytest
 import gear_data
 from gear_data.storage.verify import VerifyReport
 from gear_data.video.indexing.demux import index_file
+from tests.support.cameras.filmed import damage_a_frame
 from tests.support.makers.videos import lerobot_videos
 from tests.support.manifests import read_ipc, replace_table
 from tests.support.rollouts import make_rollouts
@@ -106,6 +107,18 @@ def test_frames_that_do_not_decode(source: Path, tmp_path: Path) -> None:
     found = errors(gear_data.verify(tmp_path / "dataset", decode=True, progress=False))
     assert {*found} == {WRIST}
     assert "frame 2 cannot be decoded" in found[WRIST]
+
+
+def test_frames_in_which_the_decoder_reports_damage(source: Path, tmp_path: Path) -> None:
+    """FFmpeg conceals the damage, so batches have such frames. A reader of the same process may have cached them."""
+    shutil.copytree(source, tmp_path / "source")
+    frame = damage_a_frame(tmp_path / "source" / WRIST)
+    gear_data.convert(tmp_path / "source", tmp_path / "dataset", jobs=1, progress=False)
+    episode = gear_data.open(tmp_path / "dataset").episode(3)
+    assert len(np.asarray(episode["observations.images.wrist"])) == episode.length
+    found = errors(gear_data.verify(tmp_path / "dataset", decode=True, progress=False))
+    assert {*found} == {WRIST}
+    assert f"frame {frame} cannot be decoded: the decoder reports damage" in found[WRIST]
 
 
 def test_linked_files(source: Path, tmp_path: Path) -> None:

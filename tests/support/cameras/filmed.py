@@ -57,6 +57,28 @@ def decoded(path: Path) -> npt.NDArray[np.uint8]:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
+def damage_a_frame(path: Path) -> int:
+    """Flips one bit, so that FFmpeg decodes all frames but reports damage.
+
+    Returns the number of the first damaged frame.
+    """
+    packets, content = index_file(path, path.name).packets, path.read_bytes()
+    count = len(decoded(path))
+    for position, size in zip(packets.position.tolist(), packets.size.tolist(), strict=True):
+        for place in range(position + size // 2, position + size):
+            flipped = bytearray(content)
+            flipped[place] ^= 4
+            path.write_bytes(flipped)
+            try:
+                with av.open(str(path)) as container:
+                    damaged = [frame.is_corrupt for frame in container.decode(video=0)]
+            except av.FFmpegError:
+                continue
+            if len(damaged) == count and any(damaged):
+                return damaged.index(True)
+    raise RuntimeError(f"FFmpeg reports no damage in {path}")
+
+
 def key_frames(path: Path) -> list[int]:
     """Returns the numbers of the key frames of a file without B frames."""
     with av.open(str(path)) as container:
