@@ -27,10 +27,12 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 Request = dict[str, Any]
+_ROOT = str(Path(__file__).resolve().parents[3])
 #: The largest number of files that a socket sends at once.
 _MOST_FILES = 253
 #: Descriptors from here on are free.
@@ -38,6 +40,8 @@ _FREE = 300
 
 
 def preload(modules: Sequence[str]) -> None:
+    # The project's modules, and not those beside this script.
+    sys.path[0] = _ROOT
     for module in modules:
         importlib.import_module(module)
     if "numba" in sys.modules:
@@ -144,6 +148,8 @@ def run(request: Request) -> None:
         importlib.import_module("sitecustomize")
     if kind == "-m":
         sys.argv = arguments
+        # Else a warning says that the server has imported it.
+        sys.modules.pop(arguments[0], None)
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
         sys.argv = ["-c", *arguments[1:]]

@@ -22,25 +22,32 @@ _SOCKET = "socket"
 #: The interpreter itself, whose processes take signals. Tests may replace `sys.executable`, also of programs.
 INTERPRETER = os.environ.setdefault("GEAR_DATA_TESTS_INTERPRETER", sys.executable)
 #: Modules that most programs of the tests import.
-MODULES = ("numba", "polars", "pyarrow.flight", "pyarrow.parquet", "torch.distributed.launcher.api", "torch.utils.data")
+MODULES = (
+    "av", "numba", "polars", "pyarrow.flight", "pyarrow.parquet", "torch.distributed.launcher.api", "torch.utils.data",
+)  # fmt: skip
+#: Modules of the project that import most others. A benchmark may run another checkout, whose modules are others.
+_OURS = (
+    "gear_data.cluster.flight.server", "gear_data.dataset.stores.remote", "gear_data.loaders.sequence_loader",
+    "gear_data.recording.writer",
+)  # fmt: skip
 
 
 @functools.cache
 def python() -> str:
-    """Returns the path of an interpreter with `MODULES`, which lives as long as this process.
+    """Returns the path of an interpreter with `MODULES` and the project's, which lives as long as this process.
 
     A program of such an interpreter uses the same one.
     """
     if Path(sys.executable).with_name(_SOCKET).exists():
         return sys.executable
-    return str(_start(MODULES)[0])
+    return str(_start([*MODULES, *_OURS])[0])
 
 
 @contextmanager
 def warm_python(modules: Sequence[str]) -> Iterator[Path]:
     """Yields the path of an interpreter that has imported some modules.
 
-    It runs scripts, `-m` and `-c`. Each program imports the project's modules itself.
+    It runs scripts, `-m` and `-c`. Each program imports the project's modules itself, unless they are named.
     """
     executable, server = _start(modules)
     with server:
