@@ -12,6 +12,7 @@ from gear_data.loaders.builders.batch import Batch, BuilderLookup, BuiltBatch
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.metrics import Meter
 from gear_data.loaders.misuse import check_fetcher
+from gear_data.loaders.pace import Pace
 from gear_data.loaders.passes.layout import NO_END
 from gear_data.loaders.passes.progress import Pass, Progress
 from gear_data.loaders.prefetch import Prefetcher
@@ -132,7 +133,9 @@ class BatchIterator(Iterator[Batch]):
             # One thread is enough, because the consumer builds, too, instead of waiting. A second thread would contend
             # with both for the interpreter lock.
             threads, depth = int(self._builders.threaded), -(-self._depth // group)
-            self._prefetcher = Prefetcher(build_group, groups, depth, threads, self._starting)
+            # Work of a device is always started ahead.
+            pace = Pace(depth + threads + 1) if threads else None
+            self._prefetcher = Prefetcher(build_group, groups, depth, threads, self._starting, pace)
 
     @property
     def remaining(self) -> int | None:

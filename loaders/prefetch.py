@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from gear_data.common.cancellation import Cancellation, take
 from gear_data.errors import InvalidArgumentError
+from gear_data.loaders.pace import Pace
 
 T = TypeVar("T")
 
@@ -171,20 +172,25 @@ class Prefetcher(Generic[T]):
         depth: the most items that are ready; items in progress do not count.
         threads: number of threads; the consumer makes items too.
         starting: a lock. While another holds it, no item is started.
+        pace: says whether items are made ahead. Otherwise, each is made by the consumer when it takes the item, and the
+            threads wait. None: always ahead.
     """
 
     def __init__(
-        self, make: Callable[[int], T], count: int | None, depth: int, threads: int, starting: threading.Lock
-    ) -> None:
+        self, make: Callable[[int], T], count: int | None, depth: int, threads: int, starting: threading.Lock,
+        pace: Pace | None = None,
+    ) -> None:  # fmt: skip
         self._count = count
         # Each thread may have one item in progress, and beside threads the consumer, too.
         self._limit = depth + threads + 1 if threads else depth
         self._threads = threads
         self._process = os.getpid()
+        self._pace = pace
         self._work = _Work(make, starting)
         self._ready: dict[int, T | BaseException] = {}
-        for item in range(self._limit if count is None else min(count, self._limit)):
-            self._work.turns.put(item)
+        # The number after the last item that may be started.
+        self._allowed = 0
+        self._allow(self._limit)
         # `SimpleQueue.put` is compiled code: nothing can interrupt it.
         owner = self._owner = weakref.ref(self, self._work.turns.put)
         for number in range(threads):
@@ -207,7 +213,12 @@ class Prefetcher(Generic[T]):
                 f"this iterator belongs to process {self._process}: its threads do not exist in a forked child",
                 hint="make a new iterator in the child",
             )
-        work, ready = self._work, self._ready
+        work, ready, pace = self._work, self._ready, self._pace
+        if pace is not None:
+            pace.enter()
+        if item == self._allowed:
+            self._allowed += 1
+            self._make(item)
         while item not in ready:
             # If no item has been made, the consumer makes the next item, if there is one, instead of waiting.
             number = self._next_turn() if work.made.empty() else None
@@ -221,9 +232,10 @@ class Prefetcher(Generic[T]):
                 continue
             self._make(number)
         result = ready.pop(item)
-        following = item + self._limit
-        if self._count is None or following < self._count:
-            work.turns.put(following)
+        if pace is not None:
+            pace.leave()
+        if pace is None or pace.ahead:
+            self._allow(item + 1 + self._limit)
         if isinstance(result, BaseException):
             try:
                 raise result
@@ -232,6 +244,14 @@ class Prefetcher(Generic[T]):
         while not self._threads and (number := self._next_turn()) is not None:
             self._make(number)
         return result
+
+    def _allow(self, end: int) -> None:
+        """Lets the items before `end` be started."""
+        if self._count is not None:
+            end = min(end, self._count)
+        while self._allowed < end:
+            self._work.turns.put(self._allowed)
+            self._allowed += 1
 
     def _make(self, number: int) -> None:
         if not self._work.begin(number):

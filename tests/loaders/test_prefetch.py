@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import signal
 import subprocess
@@ -11,12 +12,14 @@ import threading
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 
-from gear_data import SequenceLoader
+from gear_data import ExecutionOptions, SequenceLoader, Weighted
 from gear_data.common.cancellation import call_interruptibly
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.prefetch import END_SECONDS, Prefetcher
+from tests.support.feed.batches import same, take
 from tests.support.running.eventually import eventually
 from tests.support.running.python_calls import python_calls
 
@@ -107,6 +110,167 @@ def test_an_error_is_raised_at_the_turn_of_its_item(depth, threads):
     with pytest.raises(KeyError, match="item 5"):
         prefetcher.get(5)
     prefetcher.close()
+
+
+class Script:
+    """A `Pace` that follows a list.
+
+    ways: for each item that is taken, whether the items after it are made ahead; then again from the beginning.
+    """
+
+    def __init__(self, *ways, ahead=True):
+        self.ahead, self.ways = ahead, itertools.cycle(ways)
+
+    def enter(self):
+        pass
+
+    def leave(self):
+        self.ahead = next(self.ways)
+
+
+CHANGES = [(False,), (True, False), (False, False, False, True), (True,) * 9 + (False,) * 9]
+every_change = pytest.mark.parametrize("ways", CHANGES, ids=str)
+
+
+@every_change
+@pytest.mark.parametrize(("depth", "threads"), [(1, 1), (8, 2)])
+@pytest.mark.parametrize("count", [None, 200, 197, 3])
+def test_items_come_in_order_while_the_way_changes(depth, threads, count, ways):
+    made: Counter[int] = Counter()
+
+    def make(item):
+        made[item] += 1
+        return item * item
+
+    prefetcher = Prefetcher(make, count, depth, threads, threading.Lock(), Script(*ways))
+    taken = 200 if count is None else count
+    assert [prefetcher.get(item) for item in range(taken)] == [item * item for item in range(taken)]
+    assert prefetcher.started <= taken + depth + threads + 1
+    prefetcher.close()
+    assert set(made.values()) == {1}
+    assert set(made) >= set(range(taken))
+    assert count is None or set(made) == set(range(count))
+
+
+def test_an_item_that_is_not_made_ahead_is_made_by_the_consumer_when_it_is_taken():
+    makers = {}
+
+    def make(item):
+        makers[item] = threading.current_thread()
+        return item
+
+    script = Script(False)
+    prefetcher = Prefetcher(make, None, 2, 1, threading.Lock(), script)
+    prefetcher.get(0)
+    ahead = 4  # as many as without a pace, before the first item is taken
+    for item in range(1, 40):
+        prefetcher.get(item)
+        assert prefetcher.started <= max(ahead, item + 1)
+    assert {makers[item] for item in range(ahead, 40)} == {threading.main_thread()}
+    # Threads still wait for work, and get it again.
+    script.ways = itertools.repeat(True)
+    prefetcher.get(40)
+    assert eventually(lambda: {makers.get(item) for item in range(41, 45)} - {None, threading.main_thread()})
+    prefetcher.close()
+
+
+@every_change
+@pytest.mark.parametrize("failing", [5, 6, 17])
+def test_an_error_is_raised_at_the_turn_of_its_item_while_the_way_changes(ways, failing):
+    def make(item):
+        if item == failing:
+            raise KeyError(f"item {failing}")
+        return item
+
+    prefetcher = Prefetcher(make, None, 2, 1, threading.Lock(), Script(*ways))
+    assert [prefetcher.get(item) for item in range(failing)] == list(range(failing))
+    with pytest.raises(KeyError, match=f"item {failing}"):
+        prefetcher.get(failing)
+    with pytest.raises(InvalidArgumentError, match="follows one that failed"):
+        prefetcher.get(failing + 1)
+    prefetcher.close()
+
+
+@every_change
+def test_items_alive_are_bounded_while_the_way_changes(ways):
+    depth, threads = 2, 1
+    prefetcher = Prefetcher(Item, None, depth, threads, threading.Lock(), Script(*ways))
+    for item in range(100):
+        prefetcher.get(item)
+        assert len(Item.living) <= depth + threads + 1
+    prefetcher.close()
+    del prefetcher
+    gc.collect()
+    assert not Item.living
+
+
+def test_threads_that_wait_for_work_end_with_their_prefetcher():
+    for close in (True, False):
+        prefetcher = Prefetcher(lambda item: item, None, 2, 2, threading.Lock(), Script(False))
+        for item in range(20):
+            prefetcher.get(item)
+        assert len(alive()) == 2
+        if close:
+            prefetcher.close()
+        del prefetcher
+        assert ended()
+
+
+@pytest.fixture
+def changing(monkeypatch):
+    """Makes loaders change the way after every second group of batches."""
+    monkeypatch.setattr("gear_data.loaders.batch_iterator.Pace", lambda settling: Script(True, True, False, False))
+
+
+OPTIONS = {"batch_size": 10, "context": 6, "seed": 3, "preset": "decision_transformer"}
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_batches_and_states_are_the_same_while_the_way_changes(dataset, changing, prefetch):
+    expected = take(SequenceLoader(dataset, prefetch=0, steps=70, **OPTIONS), 71)
+    loader = SequenceLoader(dataset, prefetch=prefetch, steps=70, **OPTIONS)
+    for step, batch in enumerate(loader, 1):
+        same([batch], expected[step - 1 : step])
+        assert loader.state_dict()["step"] == step
+        if step % 9 == 0:
+            resumed = SequenceLoader(dataset, prefetch=prefetch, steps=70, **OPTIONS)
+            resumed.load_state_dict(loader.state_dict())
+            same(take(resumed, 99), expected[step:])
+    assert step == 70
+
+
+@pytest.mark.parametrize("failing", range(1, 40, 3))
+def test_a_transform_fails_at_its_step_while_the_way_changes(dataset, changing, failing):
+    drawn = np.random.Generator(np.random.Philox(key=np.array([OPTIONS["seed"], failing], np.uint64))).random()
+
+    def transform(batch, rng):
+        if rng.random() == drawn:
+            raise OSError("transform broke")
+        return batch
+
+    loader = SequenceLoader(
+        dataset, prefetch=2, transform=transform, execution=ExecutionOptions(batches_at_once=1), **OPTIONS
+    )
+    iterator = iter(loader)
+    for _ in range(failing):
+        next(iterator)
+    with pytest.raises(OSError, match="transform broke"):
+        next(iterator)
+    assert next(iterator, None) is None
+    assert loader.state_dict()["step"] == failing
+
+
+def test_an_update_holds_after_the_batches_that_were_built_while_the_way_changes(dataset, changing):
+    loader = SequenceLoader(dataset, prefetch=2, sampler=Weighted(np.ones(len(dataset))), **OPTIONS)
+    versions, starts = [], []
+    for step, batch in enumerate(loader, 1):
+        versions += batch["weights_version"].unique().tolist()
+        if step % 7 == 0:
+            starts.append(loader.update_weights([0], [step]))
+        if step == 70:
+            break
+    # Version n holds from the first step of update n on.
+    assert versions == [sum(start <= each for start in starts) for each in range(70)]
 
 
 def test_no_item_is_started_after_a_failure():
