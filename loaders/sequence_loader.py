@@ -107,7 +107,7 @@ class SequenceLoader(LoaderBase):
             PartitionSpec("data"))`: arrays are of the global batch. `cpu` gives JAX's arrays of this process's rows,
             on JAX's default device.
         prefetch: number of batches that are kept ready, built in a thread or started on a GPU; 0 builds each batch when
-            it is taken.
+            it is taken. So does any number while a loop only takes batches, and a thread does not make it faster.
         windows: which windows are drawn, see `WindowOptions`: `stride`, `anchor`, `short`, `selection`.
         returns: sums of rewards, see `ReturnOptions`: `n_step`, `discount`.
         batch: changes of the preset's arrays, see `BatchOptions`: `dtype`, `preset_options`, `stack`, `augment`,

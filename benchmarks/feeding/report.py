@@ -68,7 +68,7 @@ def contender_table(rows: Records) -> str:
                 figure(row["padded_gb_per_s"]["median"]),
                 "-" if rate is None else f"{rate['median']:,.0f}",
                 figure(row["inline_ratio"]),
-                figure(row["threads_ratio"]),
+                figure(row.get("threads_ratio")),
                 figure(row["target"]),
                 verdict(row["met"]),
             ]
@@ -158,10 +158,11 @@ def profile_table(rows: Records) -> str:
                 for stage in stages
             ),
             figure(row["threads_us"]),
+            figure(row.get("threads_ratio")),
             figure(row["hot_copy_us"]),
             figure(row["cold_copy_us"]),
         ]
         for row in rows
     ]
-    header = ["shape", "batch us", *stages, "prefetch=2", "memmove of its bytes, hot", "memmove, cold"]
+    header = ["shape", "batch us", *stages, "prefetch=2", "to prefetch=0", "memmove of its bytes, hot", "memmove, cold"]
     return format_table(header, cells)

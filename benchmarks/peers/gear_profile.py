@@ -4,9 +4,9 @@ Clocks around four functions of the loader time the stages while it runs: select
 windows), kernel (`ColumnReader.read`: all bytes of the batch), buffers (the rest of `Collector.__call__`: the lease,
 and the arrays over it) and tensors (`torch.from_numpy`). The cost of a clock is measured and subtracted. The whole is
 timed without clocks, in alternating rounds. `rest` is the time in no stage: the iterator, the meter, the dict. The same
-batch through a prefetch thread shows the cost or gain of the handover. All figures are microseconds: the 5th percentile
-of short stretches, so that other load on the machine counts little. The prefetch thread's figure is a median, because
-batches come in groups.
+batch with a prefetch thread, and its ratio to the batch without, show what the thread costs or gains in a loop that
+only takes batches: both are medians, because batches come in groups. All other figures are microseconds: the 5th
+percentile of short stretches, so that other load on the machine counts little.
 
 For comparison, libc's memmove copies the bytes of a batch in one call: between two places in the cache (hot), and from
 memory that no cache holds (1 GiB) to a place in the cache (cold).
@@ -171,6 +171,7 @@ def main() -> None:
     costs = clock_costs()
     wholes: list[float] = []
     handed: list[float] = []
+    ratios: list[float] = []
     stages: list[dict[str, float]] = []
     # Short alternating stretches: some of each run without interruption.
     for _ in range(max(1, round(args.repetitions * args.seconds / (3 * STRETCH_SECONDS)))):
@@ -181,15 +182,20 @@ def main() -> None:
         stages.append(stage_times(clocks, count, costs))
     # Only now: the clocks would count the calls of its thread too.
     threaded = iter(open_loader(args, PREFETCH))
-    for _ in range(max(1, round(args.repetitions * args.seconds / (10 * STRETCH_SECONDS)))):
+    draw(threaded, min(0.5, args.seconds / 4))
+    for _ in range(max(1, round(args.repetitions * args.seconds / (20 * STRETCH_SECONDS)))):
+        count, seconds, _ = draw(batches, 5 * STRETCH_SECONDS)
+        inline = 1e6 * seconds / count
         count, seconds, _ = draw(threaded, 5 * STRETCH_SECONDS)
         handed.append(1e6 * seconds / count)
+        ratios.append(handed[-1] / inline)
     whole = undisturbed(wholes)
     parts = {name: undisturbed([stage[name] for stage in stages]) for name in stages[0]}
     hot, cold = copy_times(size, args.cold_bytes, args.seconds / 2)
     record = {
         "batch_us": whole,
         "threads_us": statistics.median(handed),
+        "threads_ratio": statistics.median(ratios),
         "batch_bytes": size,
         "hot_copy_us": hot,
         "cold_copy_us": cold,

@@ -61,7 +61,8 @@ def passes(loader: Iterable[Any], rng: random.Random) -> Iterator[None]:
     kept: list[Any] = []
     while True:
         batches = iter(loader)
-        for batch in itertools.islice(batches, rng.randrange(1, 40)):
+        # Only in long passes, the thread waits while the consumer builds batches.
+        for batch in itertools.islice(batches, rng.randrange(1, rng.choice((40, 1000)))):
             if rng.random() < 0.05:
                 kept.append(batch)
             yield None
