@@ -151,8 +151,9 @@ def test_exports_are_the_same_bytes(dataset, tmp_path):
     ).read_bytes()
 
 
-#: Takes a batch, prints what it imported, and then whether torch takes the loader for an IterableDataset.
+#: Takes a batch, prints what it imported, and then whether torch takes the loader and a pickled copy for its own.
 FIRST_BATCH = """
+import pickle
 import sys
 import gear_data
 
@@ -160,8 +161,11 @@ loader = gear_data.SequenceLoader(gear_data.open(sys.argv[1]), batch_size=4, con
 next(iter(loader))
 slow = ("torch", "pandas", "scipy.linalg", "numba.np.linalg", "polars", "datasets", "h5py")
 print(*[name for name in slow if name in sys.modules])
-from torch.utils.data import IterableDataset
-print(isinstance(loader, IterableDataset))
+copy = pickle.loads(pickle.dumps(loader))
+from torch.utils.data import Dataset, IterableDataset
+again = pickle.loads(pickle.dumps(loader))
+print(*[isinstance(each, base) for each in (loader, copy, again) for base in (Dataset, IterableDataset)])
+print(type(again) is gear_data.SequenceLoader, again.spec() == loader.spec())
 """
 
 
@@ -173,4 +177,4 @@ def test_a_first_batch_imports_nothing_slow(framework: str, imported: str, rollo
     done = subprocess.run(
         [sys.executable, "-c", FIRST_BATCH, str(rollouts_path), framework], capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines() == [imported, "True"]
+    assert done.stdout.splitlines() == [imported, " ".join(["True"] * 6), "True True"]
