@@ -25,6 +25,9 @@ from gear_data.storage.statistics import ColumnStatistics
 from gear_data.storage.writing.file_store import LocalFileStore
 from gear_data.storage.writing.staging import write_table
 
+#: A generation knows the last numbers of so many series of journals, and of so many clients: those that published last.
+REMEMBERED = 1000
+
 
 def growth_of(manifest: Manifest | None) -> Growth:
     """Returns the growth of the newest generation. The dataset may not have grown so far, or not exist."""
@@ -45,6 +48,7 @@ def next_generation(
     options: SealOptions,
     name: str,
     gone: Collection[str],
+    kept: Collection[str],
 ) -> tuple[Manifest, pa.Table]:
     """Writes the files of a generation, except its manifest, and returns its manifest and its episode table.
 
@@ -57,6 +61,7 @@ def next_generation(
         options: limits of the dataset, and of its shards.
         name: part of the names of the new files. No earlier generation has the name.
         gone: see `publish`.
+        kept: series that the generation does not forget. See `GenerationStore`.
 
     Raises:
         StorageFullError, UnwritableError: the folder cannot be written to.
@@ -77,7 +82,7 @@ def next_generation(
         growth,
         generation=growth.generation + 1,
         next_id=draft.next_id,
-        sealed={**growth.sealed, **{each.writer: each.number for each in added}},
+        sealed=_remembered(growth.sealed, {each.writer: each.number for each in added}, kept),
         sequences=_sequences(growth, added, gone),
         parts=tuple(part.part for part in draft.parts),
     )
@@ -105,11 +110,19 @@ def _without_small_weights(
 
 
 def _sequences(growth: Growth, added: Sequence[AddedJournal], gone: Collection[str]) -> dict[str, int]:
-    found = dict(growth.sequences)
+    new: dict[str, int] = {}
     for each in added:
         for client, sequence in each.sequences.items():
-            found[client] = max(sequence, found.get(client, -1))
+            new[client] = max(sequence, new.get(client, -1), growth.sequences.get(client, -1))
+    found = _remembered(growth.sequences, new, ())
     return {client: sequence for client, sequence in found.items() if client not in gone}
+
+
+def _remembered(known: Mapping[str, int], new: Mapping[str, int], kept: Collection[str]) -> dict[str, int]:
+    """Returns the last numbers of all, without those that published nothing for the longest time."""
+    found = {name: number for name, number in known.items() if name not in new} | dict(new)
+    gone = set(list(found)[: max(0, len(found) - REMEMBERED)]) - {*kept, *new}
+    return {name: number for name, number in found.items() if name not in gone}
 
 
 def _manifest(

@@ -44,10 +44,12 @@ class GenerationStore(Protocol[_Journal]):
     Attributes:
         name: path or URL of the dataset.
         files: the folder in which the files of a generation are read and prepared.
+        kept: the series of sealed journals that may be found again after their publication. No generation forgets them.
     """
 
     name: str
     files: LocalFileStore
+    kept: Collection[str]
 
     def turn(self) -> AbstractContextManager[Manifest | None]:
         """Begins an attempt to publish, and yields the newest manifest; None if there is no dataset.
@@ -185,7 +187,7 @@ def _next(
         if current is not None:
             store.clean(current)
         return None, False
-    manifest, episodes = next_generation(store.files, draft, current, growth, added, options, name, gone)
+    manifest, episodes = next_generation(store.files, draft, current, growth, added, options, name, gone, store.kept)
     text = manifest_text(manifest, store.files, "use larger shards: raise shard_bytes")
     store.replace(manifest, text, None if current is not None else printable(dataset_card(manifest, episodes)))
     store.clean(manifest)

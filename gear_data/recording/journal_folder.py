@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.reading import Journal, read_journal
 from gear_data.storage.journal.record import RecordedEpisode
 from gear_data.storage.journal.videos import remove_journal, remove_unnamed
-from gear_data.storage.journal.writing import SUFFIX, JournalWriter, new_series
+from gear_data.storage.journal.writing import SUFFIX, JournalWriter, journal_id, new_series
 from gear_data.storage.writing.folder_lock import folder_lock
 
 #: Suffix of the folder of all journals, beside the dataset's folder.
@@ -57,7 +57,8 @@ class JournalFolder:
         self._journal: JournalWriter | None = None
         self._columns: tuple[ColumnSpec, ...] = ()
         self._cameras: tuple[ColumnSpec, ...] = ()
-        self._series = ""
+        #: Never one that a journal or a dataset has: both may be copied, and go on in two places.
+        self._series = new_series()
         #: The journal's largest size; None: no limit.
         self._bytes = 0
         self._most_steps: int | None = None
@@ -86,8 +87,6 @@ class JournalFolder:
         columns: Sequence[ColumnSpec],
         cameras: Sequence[ColumnSpec],
         *,
-        sealed: Mapping[str, int],
-        first: int,
         most_bytes: int,
         most_steps: int | None,
     ) -> None:
@@ -96,19 +95,12 @@ class JournalFolder:
         Args:
             columns: their columns.
             cameras: their cameras.
-            sealed: series -> number of its last journal in the dataset.
-            first: the smallest number that a journal may have.
             most_bytes: a journal that has this size together with its videos ends.
             most_steps: a journal of so many steps ends; None: no limit.
         """
         self._columns, self._cameras = tuple(columns), tuple(cameras)
         self._bytes, self._most_steps = most_bytes, most_steps
-        waiting = self.ended()
-        self._next = max([first, *(int(file.stem) + 1 for file in waiting)])
-        # One series, however many Writers use the folder: `sealed` would grow with each of them.
-        newest_first = (read_journal(file).series for file in reversed(waiting))
-        known = [series for series in sealed if series.startswith(f"{self.name}-")]
-        self._series = next(filter(None, newest_first), "") or (known[-1] if known else new_series(self.name))
+        self._next = max([self._next, *(int(file.stem) + 1 for file in self.ended())])
 
     def append(self, episode: RecordedEpisode) -> None:
         """Appends an episode, whole or not at all.
@@ -123,7 +115,7 @@ class JournalFolder:
             self.rotate()
         if self._journal is None:
             path = self.path / f"{self._next:06d}{SUFFIX}"
-            self._journal = JournalWriter(path, self._columns, self._cameras, self._series)
+            self._journal = JournalWriter(path, self._columns, self._cameras, journal_id(self._series, self._next))
             self._next, self._steps, self._video_bytes = self._next + 1, 0, 0
         self._journal.append(episode)
         self._steps += episode.steps

@@ -34,13 +34,6 @@ class JournalPublisher(Protocol):
     def newest(self) -> Manifest | None:
         """Returns the newest manifest; None if there is no dataset."""
 
-    def last_number(self, manifest: Manifest | None) -> int:
-        """Returns the number of the writer's last journal that is not needed any more, or -1.
-
-        Args:
-            manifest: the newest manifest.
-        """
-
     def acceptance(self) -> Acceptance:
         """Returns the checks of the dataset, as far as this machine knows it, and of the journals here.
 

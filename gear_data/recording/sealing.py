@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,12 +75,6 @@ class FolderPublisher(JournalPublisher):
         """Returns the newest manifest; None if there is no dataset."""
         return newest_manifest(self._folder)
 
-    def last_number(self, manifest: Manifest | None) -> int:
-        """Returns the number of the writer's last journal that the dataset has, or -1."""
-        name = self.journals.name
-        numbers = [number for key, number in sealed_numbers(manifest).items() if key.partition("-")[0] == name]
-        return max(numbers, default=-1)
-
     def acceptance(self) -> Acceptance:
         """Returns the checks of the dataset and of all writers' journals."""
         found = self._of_dataset(self.newest())
@@ -112,8 +106,12 @@ class FolderPublisher(JournalPublisher):
         published, acceptance = sealed_numbers(manifest), self._of_dataset(manifest)
         segments: list[SealedJournal] = []
         for file in files:
-            if (segment := sealed(file, journals.name, progress, acceptance, published)) is not None:
-                segments.append(segment)
+            contents = read_journal(file)
+            series, number = contents.series or journals.name, int(file.stem)
+            if number <= published.get(series, -1):
+                continue
+            if (folder := sealed(file, contents, progress, acceptance)) is not None:
+                segments.append(SealedJournal(series, number, folder, last_sequences(contents.episodes, {})))
         publication = None
         if segments:
             publication = publish(FolderGenerations(self._folder, segments, _set_aside_whole), self.options, gone)
@@ -152,27 +150,20 @@ def _is_unfinished(folder: Path) -> bool:
     )
 
 
-def sealed(
-    journal: Path, writer: str, progress: bool | None, acceptance: Acceptance, published: Mapping[str, int]
-) -> SealedJournal | None:
-    """Seals a journal into a dataset of its own; None if it has no episode to publish.
+def sealed(journal: Path, contents: Journal, progress: bool | None, acceptance: Acceptance) -> Path | None:
+    """Seals a journal into a dataset of its own, and returns its folder; None if it has no episode to publish.
 
     Episodes that cannot join the dataset are set aside, and leave the journal.
 
     Args:
         journal: the journal, which has ended.
-        writer: name of its writer's folder.
+        contents: its contents.
         progress: show progress bars; None shows them on a terminal.
         acceptance: the checks of the dataset.
-        published: series -> number of its last journal in the dataset.
 
     Raises:
         GearError: the journal cannot be read, or a disk failed.
     """
-    contents = read_journal(journal)
-    series, number = contents.series or writer, int(journal.stem)
-    if number <= published.get(series, -1):
-        return None
     if contents.torn:
         _log.warning("%s: the last %d bytes are of an unfinished episode; left out", journal, contents.torn)
     for damaged in contents.damaged:
@@ -191,11 +182,9 @@ def sealed(
         if not contents.episodes:
             return None
         try:
-            folder = _converted(journal, progress)
+            return _converted(journal, progress)
         except _UNFIT as error:
             refused = {_first_unfit(journal, contents): str(error)}
-        else:
-            return SealedJournal(series, number, folder, last_sequences(contents.episodes, {}))
 
 
 def _converted(journal: Path, progress: bool | None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 
 import gear_data
+from gear_data.growing import next_generation
 from gear_data.recording.journal_folder import journals_of
 from gear_data.schema import ColumnSpec
-from gear_data.storage.journal.record import RecordedEpisode
-from gear_data.storage.journal.writing import JournalWriter
+from gear_data.storage.generations.growth import Growth
+from gear_data.storage.journal.record import EpisodeOrigin, RecordedEpisode
+from gear_data.storage.journal.writing import JournalWriter, journal_id, new_series
 
 
 def record(writer: gear_data.Writer, number: int) -> None:
@@ -38,6 +41,12 @@ def replace(folder: Path, other: Path) -> None:
     shutil.copytree(other, folder)
 
 
+def growth_of(folder: Path) -> Growth:
+    growth = gear_data.open(folder).manifest.growth
+    assert growth is not None
+    return growth
+
+
 def numbers_in(folder: Path) -> list[int]:
     return list(gear_data.open(folder).episodes["number"])
 
@@ -59,6 +68,77 @@ def test_waiting_journals_join_the_other_dataset(before: list[int], tmp_path: Pa
     assert not journals_of(live).exists()
 
 
+def test_a_dataset_that_grew_elsewhere_comes_back(tmp_path: Path) -> None:
+    """A copy of the dataset grew in another place, while a journal waited here: both continue the same dataset."""
+    live, other = tmp_path / "live", tmp_path / "other"
+    generations(live, [1, 2])
+    shutil.copytree(live, other)
+    writer = gear_data.Writer(live)
+    record(writer, 101)
+    kill(writer)
+    generations(other, [3, 4])
+    replace(live, other)
+    generations(live, [102])
+    assert numbers_in(live) == [1, 2, 3, 4, 101, 102]
+
+
+def test_datasets_that_take_turns(tmp_path: Path) -> None:
+    """A journal of the first dataset joins the second one, and the first one comes back."""
+    live, first, second = tmp_path / "live", tmp_path / "first", tmp_path / "second"
+    generations(first, [1])
+    generations(second, [10])
+    replace(live, first)
+    writer = gear_data.Writer(live)
+    record(writer, 101)
+    kill(writer)
+    replace(live, second)
+    generations(live, [102])
+    replace(second, live)
+    replace(live, first)
+    writer = gear_data.Writer(live)
+    record(writer, 103)
+    kill(writer)
+    replace(live, second)
+    generations(live, [])
+    assert numbers_in(live) == [10, 101, 102, 103]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_turns(seed: int, tmp_path: Path) -> None:
+    """Whatever was recorded is in the dataset of the next Writer that closes, once."""
+    rng, live = random.Random(seed), tmp_path / "live"
+    copies = [tmp_path / name for name in ("first", "second")]
+    number = 0
+    for folder in (live, *copies):
+        generations(folder, [number := number + 1])
+    expected = {folder: numbers_in(folder) for folder in (live, *copies)}
+    waiting: list[int] = []
+    for _ in range(14):
+        number += 1
+        other = rng.choice(copies)
+        match rng.choice(["die", "close", "swap", "save", "grow"]):
+            case "die":
+                writer = gear_data.Writer(live)
+                record(writer, number)
+                kill(writer)
+                waiting.append(number)
+            case "close":
+                generations(live, [number])
+                expected[live] += [*waiting, number]
+                waiting = []
+            case "swap":
+                replace(live, other)
+                expected[live] = list(expected[other])
+            case "save":
+                replace(other, live)
+                expected[other] = list(expected[live])
+            case _:
+                generations(other, [number])
+                expected[other].append(number)
+    generations(live, [])
+    assert sorted(numbers_in(live)) == sorted([*expected[live], *waiting])
+
+
 def test_published_journals_that_come_back_are_not_published_again(tmp_path: Path) -> None:
     """A process may die between the publication and the removal of its journals; a disk may be restored."""
     live = tmp_path / "live"
@@ -72,15 +152,42 @@ def test_published_journals_that_come_back_are_not_published_again(tmp_path: Pat
     assert numbers_in(live) == [1, 2, 3]
 
 
-def test_writers_of_one_folder_share_a_series(tmp_path: Path) -> None:
-    """The manifest would grow with each Writer that ever lived."""
-    sizes = []
-    for number in range(12):
-        generations(tmp_path / "live", [number])
-        growth = gear_data.open(tmp_path / "live").manifest.growth
-        assert growth is not None
-        sizes.append(len(growth.sealed))
-    assert sizes == [1] * 12
+def test_a_dataset_forgets_the_writers_that_published_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest would grow with each Writer that ever lived. Writers that go on publishing are remembered."""
+    monkeypatch.setattr(next_generation, "REMEMBERED", 3)
+    live = tmp_path / "live"
+    with gear_data.Writer(live) as lasting:
+        record(lasting, 100)
+        first = lasting.seal()
+        assert first is not None
+        (series,) = growth_of(live).sealed
+        sizes = []
+        for number in range(6):
+            generations(live, [number])
+            record(lasting, 101 + number)
+            lasting.seal()
+            sizes.append(len(growth_of(live).sealed))
+            assert growth_of(live).sealed[series] == number + 1
+    assert sizes == [2, 3, 3, 3, 3, 3]
+    assert sorted(numbers_in(live)) == [*range(6), *range(100, 107)]
+
+
+def test_a_dataset_forgets_the_clients_that_published_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(next_generation, "REMEMBERED", 2)
+    live = tmp_path / "live"
+    clients = []
+    for number, client in enumerate(["a", "b", "a", "c", "d"]):
+        path = journals_of(live) / "000" / "000000.arrows"
+        path.parent.mkdir(parents=True)
+        journal = JournalWriter(path, [ColumnSpec("actions", "int64")], journal=journal_id(new_series(), 0))
+        journal.append(
+            RecordedEpisode({"actions": np.array([number])}, True, False, origin=EpisodeOrigin(client, number))
+        )
+        journal.close()
+        gear_data.Writer(live).close()
+        clients.append(dict(growth_of(live).sequences))
+    assert clients == [{"a": 0}, {"a": 0, "b": 1}, {"b": 1, "a": 2}, {"a": 2, "c": 3}, {"c": 3, "d": 4}]
+    assert len(gear_data.open(live)) == 5
 
 
 def test_journals_of_earlier_versions_are_published_by_their_numbers(tmp_path: Path) -> None:

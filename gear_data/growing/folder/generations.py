@@ -41,7 +41,7 @@ class FolderGenerations(GenerationStore[SealedJournal]):
     def __init__(
         self, folder: Path, journals: Sequence[SealedJournal], set_aside: Callable[[SealedJournal, str], None]
     ) -> None:
-        self.name, self.files = str(folder), LocalFileStore(folder)
+        self.name, self.files, self.kept = str(folder), LocalFileStore(folder), ()
         self._folder, self._journals, self._set_aside = folder, journals, set_aside
 
     @contextmanager

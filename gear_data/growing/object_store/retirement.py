@@ -16,6 +16,7 @@ from gear_data.errors import CorruptShardError
 from gear_data.growing.object_store.bucket import Bucket
 from gear_data.growing.object_store.mirror import Mirror
 from gear_data.growing.object_store.sealed_objects import (
+    NAME,
     SealedName,
     lasting_files,
     listed_journals,
@@ -158,7 +159,7 @@ def maker_of(file: str) -> str:
     name = name.partition(".")[0]
     if folder == TABLES:  # episodes-000012-89abcdef
         return name.partition("-")[2]
-    if folder == "shards" and (match := re.fullmatch(r"([0-9a-f]{16}-\d{6,})-\d{4}", name)) is not None:
+    if folder == "shards" and (match := re.fullmatch(rf"({NAME})-\d{{4}}", name)) is not None:
         return match[1]
     return name
 

@@ -17,17 +17,18 @@ from pathlib import Path
 from gear_data.errors import DestinationExistsError
 from gear_data.growing.added_journals import AddedJournal, placed
 from gear_data.growing.draft import draft_of
+from gear_data.growing.object_store.bucket import Bucket
 from gear_data.growing.object_store.mirror import Mirror
 from gear_data.growing.part_statistics import part_file
 from gear_data.ingest.videos.draft import kept_videos
 from gear_data.storage.atomic import link_file
 from gear_data.storage.generations.growth import JOURNALS, Part
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest
-from gear_data.storage.remote.conditional_store import ConditionalStore
 from gear_data.storage.writing.staging import manifest_text, write_table
 from gear_data.video.index_tables import FILES_TABLE
 
-_NAME = re.compile(r"([0-9a-f]{16})-(\d{6,})")
+#: A series of journals; or 16 hexadecimal digits for a journal without a series, of an earlier version.
+NAME = r"([0-9a-z]{11}|[0-9a-f]{16})-(\d{6,})"
 
 
 @dataclass(frozen=True, order=True)
@@ -35,7 +36,7 @@ class SealedName:
     """The name of a sealed journal. Generations take sealed journals in this order.
 
     Attributes:
-        writer: see `WriterName`.
+        writer: series of the journal. See `new_series`.
         number: of the journal.
     """
 
@@ -58,7 +59,7 @@ class SealedName:
     @staticmethod
     def of(text: str) -> SealedName | None:
         """Returns the name in a text; None if it is no name."""
-        match = _NAME.fullmatch(text)
+        match = re.fullmatch(NAME, text)
         return None if match is None else SealedName(match[1], int(match[2]))
 
     def is_published(self, sealed: Mapping[str, int]) -> bool:
@@ -85,12 +86,12 @@ def waiting_journals(listed: Mapping[SealedName, Sequence[str]]) -> list[SealedN
     return [name for name, files in listed.items() if name.manifest in files and name.reason not in files]
 
 
-def upload_sealed(mirror: Mirror, store: ConditionalStore, folder: Path, name: SealedName) -> Manifest:
-    """Uploads a sealed journal: whole, or nobody sees it.
+def upload_sealed(mirror: Mirror, bucket: Bucket, folder: Path, name: SealedName) -> Manifest:
+    """Uploads a sealed journal: whole, or nobody sees it. A second call for the same journal changes nothing.
 
     Args:
         mirror: local copies of the bucket's files.
-        store: the bucket.
+        bucket: the bucket.
         folder: the dataset into which the journal was sealed.
         name: its name.
 
@@ -103,6 +104,10 @@ def upload_sealed(mirror: Mirror, store: ConditionalStore, folder: Path, name: S
         StorageFullError, UnwritableError: the bucket or the mirror cannot be written to.
     """
     manifest = Manifest.load(folder)
+    if (uploaded := bucket.manifest(name.manifest)) is not None:  # by a process that was killed then
+        if uploaded.fingerprint != manifest.fingerprint:
+            raise _name_taken(bucket, name)
+        return uploaded
     draft = placed(mirror, folder, manifest, str(name))
     tables = {}
     for table, entry in manifest.tables.items():
@@ -114,13 +119,16 @@ def upload_sealed(mirror: Mirror, store: ConditionalStore, folder: Path, name: S
     manifest = replace(manifest, shards=draft.shards, tables=tables)
     mirror.upload([*sorted(lasting_files(mirror, manifest, name)), *(entry.file for entry in tables.values())])
     text = manifest_text(manifest, mirror, "record shorter episodes").encode()
-    if not store.put(name.manifest, text, None):
-        raise DestinationExistsError(
-            f"another writer has the name {name.writer}",
-            file=store.name,
-            hint="its folder of journals was copied to another machine: remove writer.json there, and record again",
-        )
+    if not bucket.conditional.put(name.manifest, text, None):
+        raise _name_taken(bucket, name)
     return manifest
+
+
+def _name_taken(bucket: Bucket, name: SealedName) -> DestinationExistsError:
+    return DestinationExistsError(
+        f"another Writer has uploaded other episodes as {name}", file=bucket.url,
+        hint="its machine was copied while it ran: convert the journal to another dataset, then remove the journal",
+    )  # fmt: skip
 
 
 def lasting_files(mirror: Mirror, manifest: Manifest, name: SealedName) -> set[str]:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import xxhash
 
 from gear_data.errors import GearError
 from gear_data.growing.object_store.bucket import Bucket
@@ -15,18 +16,16 @@ from gear_data.growing.object_store.mirror import Mirror
 from gear_data.growing.object_store.retirement import keep_seconds, remove_unfinished
 from gear_data.growing.object_store.sealed_objects import (
     SealedName,
-    listed_journals,
     upload_sealed,
-    waiting_journals,
 )
 from gear_data.growing.publish import Publication, publish
 from gear_data.growing.seal_options import SealOptions
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder, journals_of, visit_left_behind
-from gear_data.recording.object_store.local_journals import WriterName, journal_base
+from gear_data.recording.object_store.local_journals import journal_base
 from gear_data.recording.publisher import JournalPublisher, sealed_numbers
 from gear_data.recording.sealing import sealed
-from gear_data.storage.generations.growth import JOURNALS
+from gear_data.storage.journal.reading import Journal, read_journal
 from gear_data.storage.journal.writing import SUFFIX
 from gear_data.storage.manifest import Manifest
 
@@ -56,31 +55,26 @@ class BucketPublisher(JournalPublisher):
         self.location, self.options = self._bucket.url, options
         self._base = journal_base(self.location)
         self.journals = JournalFolder(self._base)
-        try:
-            self._uploads = _Uploads(self._bucket, self.journals)
-        except BaseException:
-            self.journals.close()
-            raise
+        self._uploads = _Uploads(self._bucket, self.journals)
 
     def newest(self) -> Manifest | None:
         """Returns the newest manifest; None if there is no dataset."""
         return self._bucket.newest()
 
-    def last_number(self, manifest: Manifest | None) -> int:
-        """Returns the number of the writer's last journal that the bucket has, or -1."""
-        return max(sealed_numbers(manifest).get(self._uploads.writer, -1), self._uploads.last)
-
     def acceptance(self) -> Acceptance:
         """Returns the checks of the dataset, and of the journals on this machine."""
-        found = _acceptance(self._bucket)
+        found = _acceptance(self._bucket, self.newest())
         found.add_journals(sorted(journals_of(self._base).glob(f"*/*{SUFFIX}")))
         return found
 
     def num_waiting(self) -> int:
-        """Returns the number of episodes of this writer that no generation has."""
-        uploaded = sum(episodes for episodes, _ in self._uploads.waiting.values())
-        is_converted = Acceptance(self.location, self.newest(), None).is_converted
-        return uploaded + self.journals.num_episodes(lambda _, number: number <= self._uploads.last, is_converted)
+        """Returns the number of episodes on this machine that no generation has."""
+        newest = self.newest()
+        published = sealed_numbers(newest)
+        is_converted = Acceptance(self.location, newest, None).is_converted
+        return self.journals.num_episodes(
+            lambda journal, number: number <= published.get(journal.series, -1), is_converted
+        )
 
     def upload(self, files: Sequence[Path], *, progress: bool | None) -> None:
         """Uploads ended journals, and removes them here.
@@ -96,8 +90,6 @@ class BucketPublisher(JournalPublisher):
         """Uploads ended journals, and publishes all sealed journals of the bucket. See `JournalPublisher`."""
         self.upload(files, progress=progress)
         publication = self._publish_sealed(self._uploads)
-        if publication is not None:
-            self._uploads.remember(self.newest())
         waiting = self._uploads.waiting
         if publication is None and waiting and (newest := self.newest()) is not None:
             # Another writer published the journals of this one.
@@ -142,72 +134,41 @@ class _Uploads:
 
     Attributes:
         mirror: local copies of the bucket's files.
-        writer: the name of the writer among all writers.
-        last: the number of the last journal that is in the bucket; -1: none.
-        waiting: sealed journals in the bucket -> their episodes and steps. The dataset lacked them so far.
+        waiting: journals that this process uploaded -> their episodes and steps. The dataset lacked them so far.
     """
 
     def __init__(self, bucket: Bucket, journals: JournalFolder) -> None:
         self._bucket, self._journals = bucket, journals
         self.mirror = Mirror(journals.path / _MIRROR, bucket.objects)
-        self._name = WriterName(journals.path)
         self.waiting: dict[SealedName, tuple[int, int]] = {}
-        self.last = -1
-        newest = self._find_uploaded()
-        if not self._name.is_ours:
-            # The last Writer here ran before this machine started, or on another machine.
-            self.upload(journals.ended(), None)
-            self._name.renew()
-            self.last = -1
-        self.remember(newest)
-
-    def remember(self, newest: Manifest | None) -> None:
-        """Keeps which dataset has the journals of this writer."""
-        if self._name.growth != _growth_id(newest):
-            self._name.remember(_growth_id(newest))
-
-    @property
-    def writer(self) -> str:
-        return self._name.name
-
-    def _find_uploaded(self) -> Manifest | None:
-        """Finds the journals of this writer that the bucket has, and returns the newest manifest."""
-        # The journals first: another process may publish them meanwhile.
-        listed = listed_journals(self._bucket.objects.files(JOURNALS))
-        waiting = waiting_journals(listed)
-        newest = self._bucket.newest()
-        if self._name.growth not in ("", _growth_id(newest)):
-            self._name.renew()
-        self.last = sealed_numbers(newest).get(self.writer, -1)
-        for name, files in listed.items():
-            if name.writer == self.writer and name.number > self.last and name.manifest in files:
-                if name in waiting and (manifest := self._bucket.manifest(name.manifest)) is not None:
-                    self.waiting[name] = (manifest.episodes, manifest.steps)
-                self.last = name.number
-        return newest
 
     def upload(self, files: Sequence[Path], progress: bool | None) -> None:
         """Uploads journals in order, and removes them here."""
-        acceptance = _acceptance(self._bucket) if files else None
+        newest = self._bucket.newest() if files else None
+        acceptance = _acceptance(self._bucket, newest)
         for file in files:
-            number = int(file.stem)
-            if acceptance is not None and number > self.last:  # else a process was killed after the upload
-                segment = sealed(file, self._journals.name, progress, acceptance, {})
-                if segment is not None:
-                    name = SealedName(self.writer, number)
-                    manifest = upload_sealed(self.mirror, self._bucket.conditional, segment.folder, name)
-                    self.waiting[name] = (manifest.episodes, manifest.steps)
-                self.last = number
+            contents = read_journal(file)
+            name = SealedName(_writer_of(file, contents), int(file.stem))
+            is_published = name.is_published(sealed_numbers(newest))
+            folder = None if is_published else sealed(file, contents, progress, acceptance)
+            if folder is not None:
+                manifest = upload_sealed(self.mirror, self._bucket, folder, name)
+                self.waiting[name] = (manifest.episodes, manifest.steps)
             self._journals.remove(file)
 
 
-def _growth_id(manifest: Manifest | None) -> str:
-    return "" if manifest is None or manifest.growth is None else manifest.growth.id
+def _writer_of(file: Path, journal: Journal) -> str:
+    """Returns the writer in the name of a sealed journal. The same journal has the same one, on every machine."""
+    return journal.series or journal.id.decode() or xxhash.xxh3_64_hexdigest(file.read_bytes())
 
 
-def _acceptance(bucket: Bucket) -> Acceptance:
-    """Returns the checks of the dataset in a bucket."""
-    manifest = bucket.newest()
+def _acceptance(bucket: Bucket, manifest: Manifest | None) -> Acceptance:
+    """Returns the checks of the dataset in a bucket.
+
+    Args:
+        bucket: the bucket.
+        manifest: its newest manifest.
+    """
     if manifest is None:
         return Acceptance(bucket.url, None, None)
     entry = manifest.tables["episodes"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from gear_data.errors import GearError
 from gear_data.growing.publish import Publication
 from gear_data.recording.acceptance.checks import Acceptance
-from gear_data.recording.publisher import JournalPublisher, sealed_numbers
+from gear_data.recording.publisher import JournalPublisher
 from gear_data.recording.sinks.episode_sink import EpisodeSink
 from gear_data.recording.step_columns import check_joins
 from gear_data.schema import ColumnSpec, Role
@@ -85,14 +85,10 @@ class JournalSink(EpisodeSink):
             check_joins((*columns, *cameras), manifest.schema, self._publisher.location)
         acceptance = self._publisher.acceptance()
         acceptance.check_columns(columns, cameras)
-        first, options = self._publisher.last_number(manifest) + 1, self._publisher.options
-        sealed = sealed_numbers(manifest)
+        options = self._publisher.options
         with self._mutex:
             self._acceptance = acceptance
-            self._journals.begin(
-                columns, cameras, sealed=sealed, first=first, most_bytes=options.part_bytes,
-                most_steps=options.part_steps,
-            )  # fmt: skip
+            self._journals.begin(columns, cameras, most_bytes=options.part_bytes, most_steps=options.part_steps)
 
     def append(self, episode: RecordedEpisode) -> None:
         """Appends an episode to the journal.

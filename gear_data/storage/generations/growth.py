@@ -59,7 +59,7 @@ class Growth:
         next_id: the id of the next episode. Ids are never used again.
         base: identity of generation 0; None if a Writer made the dataset.
         sealed: series of journals -> number of its last journal in this dataset. Of journals of earlier versions: the
-            name of their folder. In an object store: the name of the writer.
+            name of their folder; in an object store: their id.
         sequences: client of a server for writers -> sequence number of its last episode in this dataset.
         parts: the shards in order, in parts.
     """

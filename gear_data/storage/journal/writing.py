@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import secrets
@@ -28,7 +29,8 @@ CAMERAS = b"gear.cameras"
 ID = b"gear.id"
 #: Key of the checksum of all of them there.
 CHECKSUM = b"gear.checksum"
-_ID_BYTES, _SERIES_BYTES = 16, 9
+#: Characters of a series. A journal's id has them, `-`, and its number.
+_SERIES = 11
 
 
 class JournalWriter:
@@ -42,7 +44,7 @@ class JournalWriter:
         path: the journal, which must not exist.
         columns: all columns.
         cameras: a `gear_data.schema.video_column` for each camera.
-        series: its series; empty: none, as in journals of earlier versions.
+        journal: its id, see `journal_id`; empty: random, as in journals of earlier versions.
 
     Attributes:
         episodes: number of episodes so far.
@@ -53,13 +55,13 @@ class JournalWriter:
     """
 
     def __init__(
-        self, path: Path, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = (), series: str = ""
+        self, path: Path, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = (), journal: str = ""
     ) -> None:
         self.episodes = 0
         self.bytes = 0
         self._path = path
         self._columns, self._cameras = tuple(columns), tuple(cameras)
-        self._id = (series + secrets.token_hex(8))[:_ID_BYTES].encode()
+        self._id = (journal or secrets.token_hex(8)).encode()
         #: Videos of episodes since the last `sync`.
         self._videos: list[Path] = []
         #: Episodes before the last `sync`, if there are cameras.
@@ -118,18 +120,22 @@ class JournalWriter:
         self.bytes += len(data)
 
 
-def new_series(writer: str) -> str:
-    """Returns a new series, for the journals that one folder of journals has for one dataset.
+def new_series() -> str:
+    """Returns a random series, for the journals of one Writer. No other Writer has it, so its numbers mean one journal.
 
-    Args:
-        writer: name of the folder, three digits.
+    Letters are lower case: some file systems do not tell the cases apart.
     """
-    return f"{writer}-{secrets.token_urlsafe(8)}"[:_SERIES_BYTES]
+    return base64.b32encode(secrets.token_bytes(7)).decode().lower()[:_SERIES]
+
+
+def journal_id(series: str, number: int) -> str:
+    """Returns the id of a journal, 16 characters."""
+    return f"{series}-{base64.urlsafe_b64encode((number % (1 << 24)).to_bytes(3)).decode()}"
 
 
 def series_of(journal: bytes) -> str:
     """Returns the series of a journal with an id; empty: it has none."""
-    return journal[:_SERIES_BYTES].decode(errors="replace") if journal[3:4] == b"-" else ""
+    return journal[:_SERIES].decode(errors="replace") if journal[_SERIES : _SERIES + 1] == b"-" else ""
 
 
 def describe_cameras(cameras: Sequence[ColumnSpec]) -> bytes:
