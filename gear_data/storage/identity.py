@@ -99,6 +99,8 @@ class OpenedDataset:
             if dataset_identity(manifest) != version.identity:
                 raise replaced_error(location)
             self._manifest = manifest
+        elif _contradict(manifest, self._manifest):
+            raise replaced_error(location)
         return self._manifest if self._manifest is not None else manifest
 
     def _reread(self, version: Version, location: object, earlier: Callable[[int], Manifest] | None) -> Manifest:
@@ -118,6 +120,12 @@ def _is_later(manifest: Manifest, version: Version) -> bool:
     return growth.id == version.growth or growth.base == version.identity
 
 
+def _contradict(manifest: Manifest, other: Manifest) -> bool:
+    """Returns whether two manifests list different files of one name, as copies do that grew in two places."""
+    known = {entry.file: entry for entry in manifest.files}
+    return any(known.get(entry.file, entry) != entry for entry in other.files)
+
+
 def check_same_dataset(manifest: Manifest, other: Manifest, location: object) -> None:
     """Checks that two manifests are of generations of one dataset.
 
@@ -128,7 +136,7 @@ def check_same_dataset(manifest: Manifest, other: Manifest, location: object) ->
     if first.growth is None and last.growth is not None:
         same = last.growth.base == dataset_identity(first)
     elif first.growth is not None and last.growth is not None:
-        same = first.growth.id == last.growth.id
+        same = first.growth.id == last.growth.id and not _contradict(first, last)
     else:
         same = dataset_identity(first) == dataset_identity(last)
     if not same:

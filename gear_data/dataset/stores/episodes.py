@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from gear_data.common.polars_threads import check_polars_threads
 from gear_data.errors import ManifestError
@@ -15,11 +16,14 @@ from gear_data.storage.arrow_files import table_values
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.episode_tables import read_episodes, read_finals
+from gear_data.storage.identity import replaced_error
 from gear_data.storage.manifest import Manifest
 
 if TYPE_CHECKING:
     import polars as pl
 
+#: Most episodes that are compared with those of another generation.
+_COMPARED = 100
 #: Remedy for an episode table that does not fit the manifest.
 _RESTORE_TABLE = "run 'gear-data verify', then convert the source again"
 
@@ -66,6 +70,27 @@ class StoredEpisodes:
         if not isinstance(frame, pl.DataFrame):
             raise ManifestError(f"the episode table is a {type(frame).__name__}", file=self._table_name)
         return frame
+
+    def check_same_episodes(self, other: StoredEpisodes) -> None:
+        """Checks that an id means the same episode in two generations, as far as both tables were read.
+
+        Copies of a dataset that grew in two places seem to be generations of one dataset. The last episodes that the
+        earlier generation may have differ then.
+
+        Raises:
+            DatasetReplacedError: an id means another episode.
+        """
+        first, last = sorted((self, other), key=lambda each: each.manifest.generation)
+        if "episode_table" not in self.__dict__:
+            return
+        ids, known = (each.episode_table.column("episode_id").to_numpy() for each in (last, first))
+        stop = int(np.searchsorted(ids, first.manifest.next_id))
+        start = max(0, stop - _COMPARED)
+        rows = np.searchsorted(known, ids[start:stop])
+        same = bool((rows < len(known)).all()) and np.array_equal(known[rows], ids[start:stop])
+        contents = last.episode_table.column("content").slice(start, stop - start)
+        if not same or not first.episode_table.column("content").take(pa.array(rows)).equals(contents):
+            raise replaced_error(self.files.location)
 
     def _int64(self, name: str) -> Int64Array:
         return table_values(self.episode_table, name).astype(np.int64, copy=False)

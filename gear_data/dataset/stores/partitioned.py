@@ -107,6 +107,7 @@ class PartitionedDatasetStore(ClusterDatasetStore):
         store = PartitionedDatasetStore(
             files, self._requested_residency, self._transport, member, self._lease, self._rank_process
         )
+        self.check_same_episodes(store)
         return store if self.discount is None else store.with_discount(self.discount)
 
     def _check_files(self) -> None:

@@ -118,6 +118,7 @@ class DatasetStore(StoredEpisodes):
         if self._is_same(files):
             return None
         store = self._opened_again(files)
+        self.check_same_episodes(store)
         return restored(store, self._plan_of(store), self.discount)
 
     def _plan_of(self, store: DatasetStore) -> ResidencyPlan | None:

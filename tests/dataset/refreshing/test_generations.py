@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,30 @@ def test_a_replaced_dataset_is_no_generation(tmp_path: Path) -> None:
     gear_data.convert([episode], tmp_path / "ds", overwrite=True)
     with pytest.raises(DatasetReplacedError):
         ds.refresh()
+
+
+@pytest.mark.parametrize("shard_bytes", [1024, 1 << 20], ids=["shards of one name", "joined shards"])
+@pytest.mark.parametrize("reads", ["all", "the table"])
+def test_a_copy_that_grew_elsewhere_is_no_generation(shard_bytes: int, reads: str, tmp_path: Path) -> None:
+    """Its later generations are not those of the dataset that was opened, though both have one id of growth."""
+    folder, other = tmp_path / "ds", tmp_path / "other"
+    grown(folder, 1, shard_bytes=shard_bytes).close()
+    shutil.copytree(folder, other)
+    for place, first in ((folder, 100), (other, 200), (other, 300)):
+        with gear_data.Writer(place, durability="os", shard_bytes=shard_bytes) as writer:
+            add(writer, first, 10)
+    ds = gear_data.open(folder, follow=True)
+    expected = [*range(10), *range(100, 110)]
+    assert (numbers(ds) if reads == "all" else ds.episodes["number"].to_list()) == expected
+    folder.rename(tmp_path / "moved")
+    other.rename(folder)
+    with pytest.raises(DatasetReplacedError):
+        ds.refresh()
+    if reads == "all":
+        assert numbers(ds) == expected
+    else:
+        with pytest.raises(DatasetReplacedError):
+            numbers(ds)
 
 
 def test_a_damaged_shard_is_not_joined(tmp_path: Path) -> None:
