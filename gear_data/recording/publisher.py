@@ -18,6 +18,11 @@ def sealed_numbers(manifest: Manifest | None) -> Mapping[str, int]:
     return {} if manifest is None or manifest.growth is None else manifest.growth.sealed
 
 
+def growth_id(manifest: Manifest | None) -> str:
+    """Returns the id of the growth of a dataset; empty: it has not grown so far. See `Growth`."""
+    return "" if manifest is None or manifest.growth is None else manifest.growth.id
+
+
 class JournalPublisher(Protocol):
     """Publishes the journals of one writer.
 

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import gear_data
+from gear_data.errors import UnsupportedColumnError
 from gear_data.growing import next_generation
 from gear_data.recording.journal_folder import journals_of
 from gear_data.schema import ColumnSpec
 from gear_data.storage.generations.growth import Growth
+from gear_data.storage.journal.quarantine import entries
+from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.journal.record import EpisodeOrigin, RecordedEpisode
 from gear_data.storage.journal.writing import JournalWriter, journal_id, new_series
 
@@ -101,6 +104,45 @@ def test_datasets_that_take_turns(tmp_path: Path) -> None:
     replace(live, second)
     generations(live, [])
     assert numbers_in(live) == [10, 101, 102, 103]
+
+
+def test_a_running_writer_goes_on_in_the_other_dataset(tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    generations(tmp_path / "other", [1, 2])
+    with gear_data.Writer(live) as writer:
+        record(writer, 100)
+        writer.seal()
+        record(writer, 101)
+        replace(live, tmp_path / "other")
+        published = writer.seal()
+        assert published is not None
+        assert published.total_episodes == 3
+        record(writer, 102)
+    assert numbers_in(live) == [1, 2, 101, 102]
+
+
+def test_a_running_writer_notices_that_the_other_dataset_has_other_columns(tmp_path: Path) -> None:
+    """Episodes that were acknowledged before are kept. Later ones are refused, and not acknowledged."""
+    live, other = tmp_path / "live", tmp_path / "other"
+    with gear_data.Writer(other) as writer:
+        writer.append(actions=1, rewards=0.5)
+        writer.end_episode(terminated=True, number=1)
+    writer = gear_data.Writer(live)
+    record(writer, 100)
+    writer.seal()
+    record(writer, 101)
+    replace(live, other)
+    assert writer.seal() is None
+    (entry,) = entries(live)
+    assert "rewards" in entry.reason
+    assert [episode.facts["number"] for episode in read_journal(entry.episodes).episodes] == [101]
+    for _ in range(2):
+        writer.append(actions=1)
+        with pytest.raises(UnsupportedColumnError, match=r"rewards.*the new episodes lack it"):
+            writer.end_episode(terminated=True)
+        writer.discard()
+    assert writer.close() is None
+    assert numbers_in(live) == [1]
 
 
 @pytest.mark.parametrize("seed", range(3))

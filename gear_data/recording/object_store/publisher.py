@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from gear_data.errors import GearError
+from gear_data.errors import DatasetReplacedError, GearError
 from gear_data.growing.object_store.bucket import Bucket
 from gear_data.growing.object_store.generations import BucketGenerations
 from gear_data.growing.object_store.mirror import Mirror
@@ -23,7 +23,7 @@ from gear_data.growing.seal_options import SealOptions
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder, journals_of, visit_left_behind
 from gear_data.recording.object_store.local_journals import journal_base
-from gear_data.recording.publisher import JournalPublisher, sealed_numbers
+from gear_data.recording.publisher import JournalPublisher, growth_id, sealed_numbers
 from gear_data.recording.sealing import sealed
 from gear_data.storage.journal.reading import Journal, read_journal
 from gear_data.storage.journal.writing import SUFFIX
@@ -141,10 +141,13 @@ class _Uploads:
         self._bucket, self._journals = bucket, journals
         self.mirror = Mirror(journals.path / _MIRROR, bucket.objects)
         self.waiting: dict[SealedName, tuple[int, int]] = {}
+        #: The id of the growth of the dataset, when this process looked last.
+        self._growth = ""
 
     def upload(self, files: Sequence[Path], progress: bool | None) -> None:
         """Uploads journals in order, and removes them here."""
-        newest = self._bucket.newest() if files else None
+        newest = self._bucket.newest() if files or self.waiting else None
+        self._check_waiting(newest)
         acceptance = _acceptance(self._bucket, newest)
         for file in files:
             contents = read_journal(file)
@@ -155,6 +158,26 @@ class _Uploads:
                 manifest = upload_sealed(self.mirror, self._bucket, folder, name)
                 self.waiting[name] = (manifest.episodes, manifest.steps)
             self._journals.remove(file)
+
+    def _check_waiting(self, newest: Manifest | None) -> None:
+        """Checks that the bucket still has what this process uploaded, if another dataset has taken the place.
+
+        Raises:
+            DatasetReplacedError: it was removed. A second call goes on.
+        """
+        growth, self._growth = self._growth, growth_id(newest)
+        if growth in ("", self._growth):
+            return
+        sealed_there = sealed_numbers(newest)
+        there = {
+            name for name in self.waiting if self._bucket.manifest(name.manifest) or name.is_published(sealed_there)
+        }
+        if gone := [self.waiting.pop(name)[0] for name in self.waiting.keys() - there]:
+            raise DatasetReplacedError(
+                f"the dataset was replaced, and {sum(gone)} episodes that this Writer had uploaded were removed",
+                file=self._bucket.url,
+                hint="restore the objects under journals/ and shards/; a second call publishes what is left",
+            )
 
 
 def _writer_of(file: Path, journal: Journal) -> str:

@@ -6,12 +6,13 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 
 from gear_data.errors import GearError
 from gear_data.growing.publish import Publication
 from gear_data.recording.acceptance.checks import Acceptance
-from gear_data.recording.publisher import JournalPublisher
+from gear_data.recording.publisher import JournalPublisher, growth_id
 from gear_data.recording.sinks.episode_sink import EpisodeSink
 from gear_data.recording.step_columns import check_joins
 from gear_data.schema import ColumnSpec, Role
@@ -46,6 +47,10 @@ class JournalSink(EpisodeSink):
         #: The checks of episodes, and when the dataset and the journals of other writers were looked at.
         self._acceptance = Acceptance(publisher.location, None, None)
         self._looked = -math.inf
+        #: Columns and cameras of all episodes, the id of the dataset's growth, and why it takes none of them any more.
+        self._columns: tuple[Sequence[ColumnSpec], Sequence[ColumnSpec]] = ((), ())
+        self._growth = ""
+        self._refusal: GearError | None = None
         try:
             self._episodes = publisher.num_waiting()
         except BaseException:
@@ -87,7 +92,7 @@ class JournalSink(EpisodeSink):
         acceptance.check_columns(columns, cameras)
         options = self._publisher.options
         with self._mutex:
-            self._acceptance = acceptance
+            self._acceptance, self._columns, self._growth = acceptance, (columns, cameras), growth_id(manifest)
             self._journals.begin(columns, cameras, most_bytes=options.part_bytes, most_steps=options.part_steps)
 
     def append(self, episode: RecordedEpisode) -> None:
@@ -96,9 +101,12 @@ class JournalSink(EpisodeSink):
         Raises:
             InvalidArgumentError: the facts cannot be published beside those of other episodes.
             StorageFullError, UnwritableError: the journal cannot be written.
+            UnsupportedColumnError: another dataset with other columns took the place of the dataset.
             GearError: the thread could not publish a generation. The error is raised once, and the episode is not
                 taken.
         """
+        if self._refusal is not None:
+            raise copy(self._refusal)
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -156,7 +164,20 @@ class JournalSink(EpisodeSink):
             publication = self._publisher.publish(self._rotated(), gone=gone, progress=progress)
             if publication is not None:
                 self._gone.difference_update(gone)
+            self._look_at_dataset()
             return publication
+
+    def _look_at_dataset(self) -> None:
+        """Checks later episodes with the dataset that is there now: another one may have taken the place."""
+        growth = growth_id(self._publisher.newest())
+        if growth != self._growth and self._columns[0]:
+            acceptance, refusal = self._publisher.acceptance(), None
+            try:
+                acceptance.check_columns(*self._columns)
+            except GearError as error:
+                refusal = error
+            with self._mutex:
+                self._acceptance, self._growth, self._refusal = acceptance, growth, refusal
 
     def _rotated(self) -> list[Path]:
         """Ends the journal, and returns the journals that wait."""

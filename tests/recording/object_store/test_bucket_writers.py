@@ -16,6 +16,7 @@ import gear_data
 from gear_data.cli import main
 from gear_data.errors import (
     DatasetNotFoundError,
+    DatasetReplacedError,
     DestinationExistsError,
     GenerationGoneError,
     InvalidArgumentError,
@@ -333,6 +334,23 @@ def test_a_journal_that_was_uploaded_when_its_dataset_was_replaced(url: str, rem
     with gear_data.Writer(url) as writer:
         assert writer.episodes == 1
     assert sorted(numbers_in(gear_data.open(url))) == [1, 10]
+
+
+def test_uploaded_episodes_that_are_removed_with_their_dataset(url: str) -> None:
+    store, root = s3fs.S3FileSystem(), url.removeprefix("s3://")
+    writer = gear_data.Writer(url)
+    add_episodes(writer, [0])
+    writer.seal()
+    add_episodes(writer, [1, 2])
+    writer.flush()
+    store.rm(root, recursive=True)
+    add_episodes(writer, [3])
+    with pytest.raises(DatasetReplacedError, match="2 episodes that this Writer had uploaded were removed"):
+        writer.seal()
+    published = writer.close()
+    assert published is not None
+    assert published.total_episodes == 1
+    assert numbers_in(gear_data.open(url)) == [3]
 
 
 def test_a_dataset_forgets_no_journal_that_is_there(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
