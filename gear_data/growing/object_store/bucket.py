@@ -8,7 +8,7 @@ from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.storage.generations.growth import GROWING_FOLDERS, JOURNALS
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
-from gear_data.storage.remote.conditional_store import ConditionalStore
+from gear_data.storage.remote.conditional_store import ConditionalStore, VersionedFile
 from gear_data.storage.remote.object_store import ObjectStore
 from gear_data.storage.writing.progress_files import PROGRESS
 
@@ -69,8 +69,12 @@ class Bucket:
             ManifestError, VersionError: the manifest cannot be used.
             RemoteError: the server cannot be reached.
         """
+        return self.versioned()[1]
+
+    def versioned(self) -> tuple[VersionedFile | None, Manifest | None]:
+        """Returns `newest`, and its file for a conditional put."""
         found = self.conditional.read(MANIFEST_NAME)
-        return None if found is None else Manifest.from_bytes(found.data, join(self.url, MANIFEST_NAME))
+        return found, None if found is None else Manifest.from_bytes(found.data, join(self.url, MANIFEST_NAME))
 
     def manifest(self, file: str) -> Manifest | None:
         """Returns the manifest of a generation; None if it does not exist.

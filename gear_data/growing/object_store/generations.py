@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from gear_data.common.paths import join
 from gear_data.errors import CorruptShardError, GearError, RemoteError
 from gear_data.growing.added_journals import AddedJournal
 from gear_data.growing.object_store.bucket import Bucket
@@ -46,10 +45,7 @@ class BucketGenerations(GenerationStore[SealedName]):
 
     @contextmanager
     def turn(self) -> Iterator[Manifest | None]:
-        self._found = self._bucket.conditional.read(MANIFEST_NAME)
-        self._current = (
-            None if self._found is None else Manifest.from_bytes(self._found.data, join(self.name, MANIFEST_NAME))
-        )
+        self._found, self._current = self._bucket.versioned()
         self.files.begin()
         try:
             yield self._current
