@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gear_data.collection.buffers import IDLE_BUFFERS
 from gear_data.loaders.arguments.checks import check_rank_rows
@@ -15,9 +15,11 @@ from gear_data.loaders.builders.postprocess import PostprocessConfig, Postproces
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.node_local import max_rows
-from gear_data.loaders.video.camera_collector import LookAhead
 from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.window_source import WindowSource
+
+if TYPE_CHECKING:
+    from gear_data.loaders.video.camera_collector import LookAhead
 
 
 class BatchSource:
@@ -92,6 +94,8 @@ class BatchSource:
         prefetch = self._config.prefetch
         ahead = None
         if prefetch and any(component.cameras for component in self._components):
+            from gear_data.loaders.video.camera_collector import LookAhead
+
             worker = get_worker_info()
             ahead = LookAhead(self._source, rows, 1 if worker is None else worker.num_workers, prefetch)
         # Enough for the batches that are ready and in progress. With fewer, the builder would wait for the device.

@@ -10,7 +10,6 @@ from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.augmentation import augment_json
 from gear_data.loaders.window_source import WindowSource
-from gear_data.video.decoding.backends import decoder_version
 
 
 def loader_identity(
@@ -44,6 +43,8 @@ def _cameras(config: LoaderConfig, components: Sequence[LoaderComponent]) -> dic
     """
     if not any(component.cameras for component in components):
         return {}
+    from gear_data.video.decoding.backends import decoder_version
+
     return {"video_decoder": decoder_version(config.video.decoding(None).backend)}
 
 

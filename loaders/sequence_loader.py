@@ -50,7 +50,6 @@ from gear_data.loaders.stages.refreshing import refresh
 from gear_data.loaders.stages.saved_stages import load_stages
 from gear_data.loaders.stages.stage import first_stage, last_id
 from gear_data.loaders.stages.timeline import Stages
-from gear_data.loaders.tuning.config_file import read_config
 from gear_data.loaders.video.resize import Resize
 from gear_data.loaders.weight_updates import apply_update, check_updatable
 from gear_data.loaders.window_source import window_table
@@ -190,6 +189,8 @@ class SequenceLoader(LoaderBase):
             LoaderConfigError: the file is malformed, of a newer gear-data, for a dataset with other columns, or was
                 tuned with an argument that a file cannot hold, and which is missing here.
         """
+        from gear_data.loaders.tuning.config_file import read_config
+
         saved = read_config(path, dataset, arguments)
         loader = cls(saved.open(dataset, residency), **{**saved.setting.applied_to(saved.arguments), **arguments})
         loader._num_workers = saved.setting.num_workers or 0 if num_workers is None else num_workers

@@ -13,7 +13,6 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import Manifest
-from gear_data.storage.verify import verify
 
 
 def find_bad_shards(files: DatasetFiles) -> frozenset[str]:
@@ -26,6 +25,9 @@ def find_bad_shards(files: DatasetFiles) -> frozenset[str]:
         DatasetReplacedError: the ranks opened different datasets.
         GearError: the manifest cannot be used.
     """
+    # Its checks are much code, which other datasets do not need.
+    from gear_data.storage.verify import verify
+
     path, manifest = files.location, files.manifest()
     report, tables = verify(path), manifest.tables.values()
     errors = {check.file: check.error for check in report.shards if not check.ok}

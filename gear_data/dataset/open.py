@@ -22,7 +22,6 @@ from gear_data.errors import InvalidArgumentError, MissingShardsError, NodeUnrea
 from gear_data.selection.samplers import AnySampler
 from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.manifest import MANIFEST_NAME
-from gear_data.storage.remote.object_store import open_file_store
 from gear_data.words import ClusterName, OnBadShard, Residency, SamplerName, TransportName
 
 _CLUSTERS = get_args(ClusterName)
@@ -118,6 +117,8 @@ def open_dataset(
 
 def _wait_for_manifest(path: str | os.PathLike[str]) -> None:
     """Waits until a folder or URL has a dataset, or the time is over."""
+    from gear_data.storage.remote.object_store import open_file_store
+
     text = plain_path(path)
     store = open_file_store(text)
     seconds = _STORE_POLL_SECONDS if is_remote(text) else _POLL_SECONDS

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from gear_data.dataset.core import DatasetCore
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.windows import WindowRule
+from gear_data.storage.arrow_files import table_values
 
 
 def anchors_of(dataset: DatasetCore, rule: WindowRule, excluded: npt.NDArray[np.bool_] | None = None) -> Anchors:
@@ -36,7 +37,7 @@ def ends_without_state(dataset: DatasetCore, *, finals: bool) -> npt.NDArray[np.
     Args:
         finals: whether a stored final observation is such a state.
     """
-    cut: npt.NDArray[np.bool_] = ~dataset.episode_table.column("terminated").to_numpy(zero_copy_only=False)
+    cut: npt.NDArray[np.bool_] = ~table_values(dataset.episode_table, "terminated")
     if finals:
         has_final = np.zeros(len(dataset.store.lengths), np.bool_)
         has_final[dataset.store.finals[0]] = True

@@ -46,12 +46,15 @@ def array_values(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def table_values(table: pa.Table, name: str) -> npt.NDArray[Any]:
-    """Returns the flat values of a table's column, without copying those of a mapped file. They are read-only.
+    """Returns the flat values of a table's column, without copying numbers of a mapped file. They are read-only.
 
-    The column has numbers or `FixedSizeList`s of numbers, and no nulls.
+    The column has numbers, `FixedSizeList`s of numbers, or booleans, and no nulls.
     """
     column = table.column(name)
-    return array_values(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
+    if is_boolean := pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    values = array_values(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
+    return values.view(np.bool_) if is_boolean else values
 
 
 def write_ipc(path: Path, data: pa.Table | pa.RecordBatch) -> None:

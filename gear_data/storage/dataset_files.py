@@ -30,7 +30,6 @@ from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, not_a
 from gear_data.storage.mapped_files import MappedFiles
 from gear_data.storage.mapped_shards import check_file_size, check_size
 from gear_data.storage.remote.cache import ShardCache, default_folder
-from gear_data.storage.remote.object_store import ObjectStore
 from gear_data.storage.writing.progress_files import PROGRESS
 
 _COPY_BYTES = 32 << 20
@@ -257,6 +256,9 @@ class CachedFiles:
         generation: int | None = None,
         newest: tuple[str, Manifest] | None = None,
     ) -> None:
+        # Local datasets do not need it.
+        from gear_data.storage.remote.object_store import ObjectStore
+
         self._store = ObjectStore(url)
         self._cache = cache
         self._opened = OpenedDataset(opened)

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gear_data.common.typed_json import Count, resolved
 from gear_data.schema import ColumnSpec, Schema
@@ -338,6 +337,9 @@ def _reduce_images(
 
     Sums of integers are exact, so no second pass subtracts the mean, and no episode is copied as float64.
     """
+    # It takes as long to import as the rest of Arrow. Readers of a manifest do not need it.
+    import pyarrow.compute as pc
+
     rows: list[tuple[Any, ...]] = []
     squares = _SumOfSquares()
     for first, last in pairwise(offsets.tolist()):
@@ -350,7 +352,7 @@ def _reduce_images(
             continue
         # Arrow's kernels sum integers several times as fast as NumPy's.
         array = column_array(pixels, pa.uint8())
-        total, bounds = pc.sum(array).as_py(), pc.min_max(array).as_py()
+        total, bounds = array.sum().as_py(), pc.min_max(array).as_py()
         m2 = (len(pixels) * squares(pixels) - total * total) / len(pixels)
         rows.append((len(pixels), total, m2, bounds["min"], bounds["max"]))
     count, sums, m2s, low, high = np.array(rows, np.float64).T[..., None]
@@ -371,7 +373,7 @@ class _SumOfSquares:
             values = self._values[: len(part)]
             values[:] = part
             np.multiply(values, values, out=values)
-            total += pc.sum(self._array[: len(part)]).as_py()
+            total += self._array[: len(part)].sum().as_py()
         return total
 
 

@@ -14,16 +14,16 @@ from gear_data.loaders.builders.cpu import CpuBatchBuilder
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.framework import Framework
-from gear_data.loaders.video.camera_collector import CameraCollector, LookAhead
-from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.window_source import WindowSource
 from gear_data.residency.device.columns import current_device
-from gear_data.residency.device.link import LinkRates, link_rates
 
 if TYPE_CHECKING:
     import torch
 
+    from gear_data.loaders.video.camera_collector import CameraCollector, LookAhead
     from gear_data.loaders.video.frame_converter import FrameConverter
+    from gear_data.loaders.video.readers import CameraReaders
+    from gear_data.residency.device.link import LinkRates
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +109,7 @@ def resolve_backend(
         return "cpu"
     # The module imports torch, which a loader of other frameworks does without.
     from gear_data.loaders.builders.device import device_number
+    from gear_data.residency.device.link import link_rates
 
     current_device()
     for component in components:
@@ -198,15 +199,16 @@ class BuilderFactory:
             deliver, allocate = PinnedDelivery(device, converter), pinned_memory
         every = dict(enumerate(components))
         groups = [every] if self.joined else [{number: each} for number, each in every.items()]
-        cameras = [
-            CameraCollector(
-                group, readers, max_rows, ahead=ahead, planar=converter is not None, reuse=not in_worker,
-                allocate=allocate,
-            )
-            if any(each.cameras for each in group.values())
-            else None
-            for group in groups
-        ]  # fmt: skip
+        cameras: list[CameraCollector | None] = [None] * len(groups)
+        for number, group in enumerate(groups):
+            if any(each.cameras for each in group.values()):
+                # Its decoders are much code, which other loaders do not need.
+                from gear_data.loaders.video.camera_collector import CameraCollector
+
+                cameras[number] = CameraCollector(
+                    group, readers, max_rows, ahead=ahead, planar=converter is not None, reuse=not in_worker,
+                    allocate=allocate,
+                )  # fmt: skip
         if self.backend == "cuda" and device is not None and deliver is not None and not in_worker:
             from gear_data.loaders.builders.device import DeviceBatchBuilder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,11 @@ from gear_data.loaders.builders.postprocess import Postprocessor
 from gear_data.loaders.builders.window_facts import SourceFacts, sampled_facts
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.framework import Change
-from gear_data.loaders.video.camera_collector import CameraCollector
 from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.windows import Windows
+
+if TYPE_CHECKING:
+    from gear_data.loaders.video.camera_collector import CameraCollector
 
 
 class CpuBatchBuilder:

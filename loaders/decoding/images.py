@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
-from gear_data.common.images import CHANNELS, DECODE_ERRORS
 from gear_data.common.keywords import suggest_fields
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnsupportedColumnError
 
@@ -96,6 +94,11 @@ class ImageDecoder:
 
     def _decode(self, encoded: bytes, row: int) -> npt.NDArray[np.uint8]:
         """Decodes an image to [C, H, W] or [H, W, C]."""
+        # Loaders without encoded images do not need Pillow.
+        from PIL import Image
+
+        from gear_data.common.images import CHANNELS, DECODE_ERRORS
+
         try:
             with Image.open(io.BytesIO(encoded)) as image:
                 if image.mode not in (CHANNELS if self.mode is None else _READABLE_MODES):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.loaders.arguments.options import VideoOptions
 from gear_data.loaders.component import LoaderComponent
-from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
+
+if TYPE_CHECKING:
+    from gear_data.video.decoding.frame_reader import FrameReader
 
 
 class CameraReaders:
@@ -34,6 +36,8 @@ class CameraReaders:
 
     def reader(self, number: int, camera: str) -> FrameReader:
         """Returns the reader of a dataset's camera, for this process."""
+        from gear_data.video.decoding.frame_reader import FrameReader
+
         component = self._components[number]
         stored, wanted = (each[camera].shape[:2] for each in (component.dataset.schema, component.request.schema))
         options = self._options.decoding(None if stored == wanted else (wanted[0], wanted[1]))

@@ -95,7 +95,7 @@ def test_no_pickle_and_no_stray_files(rollouts_path: Path) -> None:
     assert names == {"manifest.json", "README.md", "episodes.arrow", "finals.arrow"} | shards
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int64", "float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "float64"])
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_values_of_a_column_are_those_of_all_its_chunks(dtype: str, chunks: int) -> None:
     values = np.arange(60).astype(dtype)
@@ -104,5 +104,5 @@ def test_values_of_a_column_are_those_of_all_its_chunks(dtype: str, chunks: int)
     found = table_values(part, "x")
     assert found.dtype == dtype
     assert found.tolist() == np.tile(values, chunks)[7:-2].tolist()
-    if chunks == 1:
+    if chunks == 1 and dtype != "bool":
         assert found.ctypes.data == part.column("x").chunk(0).to_numpy().ctypes.data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,12 @@ from gear_data.storage.arrow_files import table_values
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.videos.stored_packets import read_video_index
-from gear_data.video.decoding.frame_reader import FrameReader
-from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import PacketBytes
 from gear_data.video.segments import VideoSegments, segment_columns
+
+if TYPE_CHECKING:
+    from gear_data.video.decoding.frame_reader import FrameReader
 
 #: Remedy for tables that contradict each other.
 _RESTORE = "run 'gear-data verify', then convert the source again"
@@ -44,6 +45,10 @@ class StoredVideos:
     @cached_property
     def reader(self) -> FrameReader:
         """Decodes frames that are read from episodes. Loaders have their own readers."""
+        # Its decoders are much code, which datasets without cameras do not need.
+        from gear_data.video.decoding.frame_reader import FrameReader
+        from gear_data.video.decoding.options import DecodeOptions
+
         return FrameReader(self.index, self.packets, DecodeOptions())
 
     def frames(self, camera: ColumnSpec, episodes: Int64Array, steps: Int64Array) -> npt.NDArray[np.uint8]:

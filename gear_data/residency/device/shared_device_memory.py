@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 import threading
 import weakref
@@ -113,7 +112,7 @@ def _offer(memory: VirtualMemory, folder: Path, name: str) -> None:
     Raises:
         OSError: the socket cannot be made.
     """
-    path = folder / f"{name}.{secrets.token_hex(4)}.socket"
+    path = folder / f"{name}.{os.urandom(4).hex()}.socket"
     listener = socket.socket(socket.AF_UNIX)
     try:
         with _short(path) as short:

@@ -11,7 +11,6 @@ from gear_data.storage.arrow_files import read_table
 from gear_data.storage.dataset_files import CachedFiles, DatasetFiles
 from gear_data.storage.manifest import Manifest, check_inside
 from gear_data.storage.remote.cache import ShardCache, default_folder
-from gear_data.storage.videos.fetched import FetchedPackets
 from gear_data.storage.videos.mapped import mapped_packets
 from gear_data.video.index_tables import (
     FILES_SCHEMA,
@@ -84,6 +83,8 @@ def stored_packets(files: DatasetFiles, index: VideoIndex) -> PacketBytes:
     if not remote:
         return local
     cache = files.cache if isinstance(files, CachedFiles) else ShardCache(default_folder(), None)
+    from gear_data.storage.videos.fetched import FetchedPackets
+
     fetched = FetchedPackets(index, urls, cache)
     return fetched if len(remote) == len(index) else StoredPackets(local, fetched, remote)
 

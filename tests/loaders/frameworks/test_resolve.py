@@ -157,9 +157,11 @@ import pickle
 import sys
 import gear_data
 
-loader = gear_data.SequenceLoader(gear_data.open(sys.argv[1]), batch_size=4, context=3, framework=sys.argv[2])
+path, framework, preset = sys.argv[1:]
+loader = gear_data.SequenceLoader(gear_data.open(path), batch_size=4, framework=framework, preset=preset)
 next(iter(loader))
-slow = ("torch", "pandas", "scipy.linalg", "numba.np.linalg", "polars", "datasets", "h5py")
+slow = ("torch", "pandas", "scipy.linalg", "numba.np.linalg", "polars", "datasets", "h5py", "PIL", "fsspec",
+        "gear_data.storage.verify", "gear_data.video.decoding.frame_reader")
 print(*[name for name in slow if name in sys.modules])
 copy = pickle.loads(pickle.dumps(loader))
 from torch.utils.data import Dataset, IterableDataset
@@ -170,11 +172,12 @@ print(type(again) is gear_data.SequenceLoader, again.spec() == loader.spec())
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("framework", "imported"), [("numpy", ""), ("torch", "torch")])
-def test_a_first_batch_imports_nothing_slow(framework: str, imported: str, rollouts_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("framework", "preset", "imported"), [("numpy", "raw", ""), ("numpy", "corl", ""), ("torch", "raw", "torch")]
+)
+def test_a_first_batch_imports_nothing_slow(framework: str, preset: str, imported: str, rollouts_path: Path) -> None:
     # From now on, Numba's cache has the kernels.
-    next(iter(SequenceLoader(gear_data.open(rollouts_path), batch_size=4, context=3, framework="numpy")))
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_BATCH, str(rollouts_path), framework], capture_output=True, text=True, check=True
-    )
+    next(iter(SequenceLoader(gear_data.open(rollouts_path), batch_size=4, framework="numpy", preset=preset)))
+    program = [sys.executable, "-c", FIRST_BATCH, str(rollouts_path), framework, preset]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [imported, " ".join(["True"] * 6), "True True"]

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from gear_data.kernels.cuda import launcher as cuda
-from gear_data.loaders.builders import backend
 from gear_data.residency.device import link
 from gear_data.residency.device.stream import loader_stream
 from tests.support.cuda.cupy_stand_in import make_cupy
@@ -108,7 +107,6 @@ def stand_in(
     fake.mapped_bytes = driver.stand_in_mapped
     # `auto` is to choose as on a GPU, whose kernels are faster than this process.
     monkeypatch.setattr(link, "link_rates", lambda device: link.LinkRates())
-    monkeypatch.setattr(backend, "link_rates", link.link_rates)
     fake.torch = torchs = TorchStandIn(fake.streams, device_bytes, lambda: fake.taken)
     patch_torch(monkeypatch, torchs, fake.streams)
     cuda._compiled.cache_clear()
