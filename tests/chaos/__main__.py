@@ -29,6 +29,7 @@ HARNESSES = (
     "growing.crowd",
     "growing.turnover",
     "growing.refreshes",
+    "growing.training",
 )
 
 

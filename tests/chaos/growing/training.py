@@ -1,0 +1,309 @@
+"""A training run reads a dataset that grows meanwhile, is killed, and goes on with another number of ranks.
+
+A Writer publishes several generations a second, and the oldest episodes leave. A run takes generations and updates
+weights at random steps, and writes checkpoints. It is killed with SIGKILL, and goes on from its last checkpoint with
+another number of ranks, of prefetched batches, or with DataLoader's workers. Every batch equals, bit for bit, that of
+one process that reads the same generations from the same steps on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+import gear_data
+from gear_data.common.file_lock import locked
+from gear_data.storage.generations.growth import generation_file
+from tests.chaos.result import ChaosResult, Limit
+from tests.support.chaos.write_paths import warm_up
+
+#: Steps of a case, and of the dataset.
+STEPS, MAX_STEPS = 200, 700
+#: Most generations: the Writer holds a descriptor of each.
+_MOST_HELD = 400
+#: Seconds after which a process counts as hanging.
+_HANGS = 240.0
+#: Steps between an event and the step from which it holds. No world builds so many batches ahead.
+_AHEAD = 40
+_FORK = multiprocessing.get_context("fork")
+KINDS = ("uniform", "weights of episodes", "weights of steps", "an expression")
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A loader, as one process would make it."""
+
+    kind: str
+    seed: int
+    context: int
+    preset: str
+
+    def loader(self, dataset: gear_data.Dataset, **placement: Any) -> gear_data.SequenceLoader:
+        sampler: Any = "uniform"
+        if self.kind == "an expression":
+            sampler = gear_data.Weighted("length")
+        elif self.kind != "uniform":
+            by, count = ("step", dataset.num_steps) if self.kind.endswith("steps") else ("episode", len(dataset))
+            sampler = gear_data.Weighted(1.0 + np.arange(count) % 5, by=by)
+        return gear_data.SequenceLoader(
+            dataset, 12, context=self.context, seed=self.seed, preset=self.preset, sampler=sampler,
+            batch=gear_data.BatchOptions(window_ids=True), **placement,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _World:
+    """How a process reads."""
+
+    ranks: int
+    workers: int
+    prefetch: int
+
+    @staticmethod
+    def draw(rng: random.Random) -> _World:
+        ranks = rng.choice((1, 2, 3, 4))
+        return _World(ranks, rng.choice((0, 0, 2)) if ranks < 3 else 0, rng.choice((0, 1, 2, 5)))
+
+
+def run(seed: int, limit: Limit) -> ChaosResult:
+    """Kills a training run several times in each case."""
+    warm_up()
+    torch.set_num_threads(1)
+    tried: Counter[str] = Counter()
+    notes: Counter[str] = Counter()
+    failures: list[str] = []
+    for number in limit.numbers():
+        rng, kind = random.Random(f"{seed} {number}"), KINDS[number % len(KINDS)]
+        plan = _Plan(kind, rng.randrange(1 << 30), rng.choice((1, 4, 9)), rng.choice(("raw", "decision_transformer")))
+        with tempfile.TemporaryDirectory(prefix="gear-training-") as scratch:
+            found = _case(Path(scratch), rng, plan, notes)
+        tried[kind] += 1
+        failures += [f"case {number}: {plan}: {failure}" for failure in found]
+    text = ", ".join(f"{what} {count}" for what, count in sorted(notes.items()))
+    return ChaosResult("training", seed, tried.total(), dict(tried), tuple(failures), notes=(text,))
+
+
+def _case(folder: Path, rng: random.Random, plan: _Plan, notes: Counter[str]) -> list[str]:
+    writer = _start(folder, "writer", write, rng.randrange(1 << 30))
+    while writer.is_alive() and not (folder / "began").exists():
+        time.sleep(0.01)
+    lives, stuck = 0, False
+    while not stuck and not list(folder.glob("failed-*")) and _checkpoint(folder)["step"] < STEPS:
+        lives += 1
+        life = _start(folder, f"life-{lives}", train, plan, _World.draw(rng), rng.randrange(1 << 30))
+        if rng.random() < 0.6 and lives < 8:
+            life.join(rng.uniform(0.1, 2.5))
+            notes["kills"] += life.is_alive()
+            life.kill()
+            life.join()
+        else:
+            stuck = _outlives(life)
+        notes["lives"] += 1
+    (folder / "stop").touch()
+    stuck = _outlives(writer) or stuck
+    if not stuck and not list(folder.glob("failed-*")):
+        stuck = _outlives(_start(folder, "reference", compare, plan))
+        found = _checkpoint(folder)
+        notes["generations"] += len({each["generation"] for each in found["events"] if "generation" in each})
+        notes["updates"] += sum("ids" in each for each in found["events"])
+    return [path.read_text() for path in sorted(folder.glob("failed-*"))] + ["a process hangs"] * stuck
+
+
+def _start(folder: Path, name: str, role: Callable[..., None], *arguments: Any) -> Any:
+    process = _FORK.Process(target=_told, args=(folder, name, role, *arguments))
+    process.start()
+    return process
+
+
+def _told(folder: Path, name: str, role: Callable[..., None], *arguments: Any) -> None:
+    """Runs a role, and writes its failure into a file."""
+    try:
+        role(folder, *arguments)
+    except BaseException:
+        (folder / f"failed-{name}").write_text(traceback.format_exc())
+
+
+def _outlives(process: Any) -> bool:
+    process.join(_HANGS)
+    alive = process.is_alive()
+    if alive:
+        process.kill()
+    return bool(alive)
+
+
+# The Writer
+
+
+def write(folder: Path, seed: int) -> None:
+    """Publishes generations until the file `stop` is there. It reads all of them, so that none is removed."""
+    rng, held, number = random.Random(seed), list[gear_data.Dataset](), 0
+    with gear_data.Writer(folder / "data", durability="os", max_steps=MAX_STEPS, shard_bytes=2048) as writer:
+        while not (folder / "stop").exists():
+            if len(held) == _MOST_HELD:
+                time.sleep(0.1)
+                continue
+            for _ in range(rng.randint(1, 6) if held else 12):
+                for t in range(rng.randint(1, 25)):
+                    writer.append(observations=[float(number), float(t)], actions=[t / 10], rewards=float(number % 7))
+                writer.end_episode(terminated=bool(number % 2), final=[float(number), -1.0])
+                number += 1
+            with _alone(folder):
+                writer.seal()
+                held.append(gear_data.open(folder / "data"))
+            (folder / "began").touch()
+            time.sleep(rng.uniform(0, 0.3))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps all ranks at one generation: they are in one process here, and refresh one after another."""
+    with locked(folder / "lock"):
+        yield
+
+
+# The training run
+
+
+def train(folder: Path, plan: _Plan, world: _World, seed: int) -> None:
+    """Goes on from the last checkpoint, and writes further ones."""
+    rng, found = random.Random(seed), _checkpoint(folder)
+    with _alone(folder):
+        datasets = [gear_data.open(folder / "data") for _ in range(world.ranks)]
+    placed = [{"rank": rank, "world_size": world.ranks, "prefetch": world.prefetch} for rank in range(world.ranks)]
+    loaders = [plan.loader(each, **place) for each, place in zip(datasets, placed, strict=True)]
+    if found["step"]:
+        for loader in loaders:
+            loader.load_state_dict(found["state"])
+    else:
+        found["events"] = [{"step": 0, "from_step": 0, "generation": datasets[0].generation}]
+    if world.workers:
+        _read_by_workers(folder, loaders, world, found, min(STEPS - found["step"], rng.randint(1, 20)))
+        return
+    iterators = [iter(loader) for loader in loaders]
+    while found["step"] < STEPS:
+        step = found["step"]
+        batch = _joined([next(each) for each in iterators])
+        found["digests"].append(_digest(batch))
+        found["step"] += 1
+        if rng.random() < 0.15:
+            found["events"] += _refreshed(folder, loaders, step + 1)
+        if plan.kind.startswith("weights") and rng.random() < 0.3:
+            found["events"].append(_updated(rng, plan, loaders, batch, step + 1))
+        if rng.random() < 0.2 or found["step"] == STEPS:
+            found["state"] = loaders[0].state_dict()
+            _write_checkpoint(folder, found)
+        time.sleep(0.01)  # so that the dataset grows meanwhile
+
+
+def _read_by_workers(
+    folder: Path, loaders: list[gear_data.SequenceLoader], world: _World, found: dict[str, Any], count: int
+) -> None:
+    state = loaders[0].state_dict()
+    iterators = [
+        iter(DataLoader(each, batch_size=None, num_workers=world.workers, multiprocessing_context="fork"))
+        for each in loaders
+    ]
+    for _ in range(count):
+        found["digests"].append(_digest(_joined([next(each) for each in iterators])))
+    found["step"] += count
+    # Only the DataLoader knows the position of its workers.
+    _write_checkpoint(folder, {**found, "state": {**state, "step": found["step"]}})
+
+
+def _refreshed(folder: Path, loaders: list[gear_data.SequenceLoader], step: int) -> list[dict[str, Any]]:
+    """Takes the newest generation on all ranks, and returns what a replay must do; nothing if there is none."""
+    before = loaders[0].dataset.generation  # type: ignore[union-attr]
+    with _alone(folder):
+        firsts = {loader.refresh(from_step=step + _AHEAD) for loader in loaders}
+    (generation,) = {loader.dataset.generation for loader in loaders}  # type: ignore[union-attr]
+    (first,) = firsts
+    return [{"step": step, "from_step": first, "generation": generation}] if generation != before else []
+
+
+def _updated(
+    rng: random.Random, plan: _Plan, loaders: list[gear_data.SequenceLoader], batch: Batch, step: int
+) -> dict[str, Any]:
+    """Updates weights of the episodes of a batch, as priorities are, and returns what a replay must do."""
+    rows = rng.sample(range(len(batch["start"])), 4)
+    event = {
+        "step": step,
+        "from_step": step + _AHEAD,
+        "ids": [int(batch["episode_id"][row]) for row in rows],
+        "values": [rng.choice((0.5, 1.0, 3.0, 20.0)) for _ in rows],
+        "steps": [int(batch["start"][row]) for row in rows] if plan.kind.endswith("steps") else None,
+    }
+    for loader in loaders:
+        _update(loader, event)
+    return event
+
+
+def _update(loader: gear_data.SequenceLoader, event: dict[str, Any]) -> None:
+    loader.update_weights(event["ids"], event["values"], steps=event["steps"], from_step=event["from_step"])
+
+
+def _joined(parts: list[Batch]) -> Batch:
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
+def _digest(batch: Batch) -> str:
+    """Returns a hash of all names, dtypes, shapes and bytes."""
+    found = hashlib.sha256()
+    for key, value in sorted(batch.items()):
+        found.update(f"{key} {value.dtype} {list(value.shape)}".encode() + value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def _checkpoint(folder: Path) -> dict[str, Any]:
+    """Returns the last checkpoint: the state, the hashes of all batches before it, and the events."""
+    path = folder / "checkpoint.json"
+    empty = {"step": 0, "state": None, "digests": [], "events": []}
+    return json.loads(path.read_text()) if path.exists() else empty  # type: ignore[no-any-return]
+
+
+def _write_checkpoint(folder: Path, found: dict[str, Any]) -> None:
+    (folder / "checkpoint.tmp").write_text(json.dumps(found))
+    os.replace(folder / "checkpoint.tmp", folder / "checkpoint.json")
+
+
+# The reference
+
+
+def compare(folder: Path, plan: _Plan) -> None:
+    """Reads all batches in one process. The generations come in the order in which the run took them."""
+    found = _checkpoint(folder)
+    first, *events = found["events"]
+    _publish(folder, first["generation"])
+    loader = plan.loader(gear_data.open(folder / "data"), rank=0, world_size=1, prefetch=0)
+    iterator = iter(loader)
+    for step, wanted in enumerate(found["digests"]):
+        for event in (each for each in events if each["step"] == step):
+            if "generation" in event:
+                _publish(folder, event["generation"])
+                loader.refresh(from_step=event["from_step"])
+            else:
+                _update(loader, event)
+        if _digest(next(iterator)) != wanted:
+            raise AssertionError(f"batch {step} differs; {events}")
+
+
+def _publish(folder: Path, generation: int) -> None:
+    """Makes a generation the newest one. No Writer runs any more."""
+    (folder / "manifest.tmp").write_bytes((folder / "data" / generation_file(generation)).read_bytes())
+    os.replace(folder / "manifest.tmp", folder / "data/manifest.json")
