@@ -1,4 +1,4 @@
-"""Batches per second, side by side: gear-data, its peers, and a plain memory copy.
+"""Batches per second, side by side: gear-data, its peers, the floor, and a plain memory copy.
 
 The report has one table for each shape. Every contender is a process with its own interpreter, because their
 requirements conflict. All contenders are set up first. Then they are measured one at a time in alternating rounds, so
@@ -7,9 +7,10 @@ contender's versions, and the keys it delivers.
 
 Padded bytes are the bytes of the arrays in a contender's batch: the steps' columns with padding, timesteps and mask.
 The count is the same for all. A ratio is gear-data's figure divided by the contender's figure of the same round; the
-table gives the median over the rounds, inline (prefetch=0) and with a prefetch thread (prefetch=2). `memcpy` is one
-thread's copy of 1 GiB to 1 GiB, both not in the cache. The data of a shape whose name ends in -large has at least ten
-times the size of the last-level cache.
+table gives the median over the rounds, inline (prefetch=0) and with a prefetch thread (prefetch=2). The floor is a
+compiled program that draws and gathers the same windows into the same arrays, and does nothing else, on one thread.
+`memcpy` is one thread's copy of 1 GiB to 1 GiB, both not in the cache. The data of a shape whose name ends in -large
+has at least ten times the size of the last-level cache.
 
 `--wait`, `--leak` and `--profile` measure gear-data only. Without `--all` they run without the tables of contenders.
 `--against CHECKOUT` compares this gear-data with another checkout of the repository, instead of its peers. `--quick`
@@ -127,6 +128,9 @@ def gear_script(
     """Runs a script of a checkout's peers/, and returns its record."""
     progress(f"{scenario.name}: {script} of {checkout.name}")
     own = ["--data", str(data.dataset), *options(scenario, data, args), "--repetitions", str(args.repetitions)]
+    # Another checkout may not know the option.
+    if script == "gear_profile.py" and checkout == ROOT:
+        own += ["--steps", str(data.steps)]
     record = run_script(script, *own, log=logs / f"{scenario.name}-{script}.log", checkout=checkout)
     progress("")
     name = scenario.name if checkout == ROOT else f"{scenario.name}, {checkout.name}"

@@ -40,6 +40,8 @@ class Contender:
 CONTENDERS = (
     Contender(INLINE, "gear-data, prefetch=0", "gear_loader.py", "dataset", arguments=("--prefetch", "0")),
     Contender(THREADS, "gear-data, prefetch=2", "gear_loader.py", "dataset", arguments=("--prefetch", "2")),
+    Contender("floor", "the floor, new tensors", "floor.py", "steps"),
+    Contender("floor-kept", "the floor, tensors used again", "floor.py", "steps", arguments=("--kept",)),
     Contender("torchrl", "TorchRL SliceSampler, memory", "torchrl_slices.py", "steps", "torchrl"),
     Contender(
         "torchrl-memmap",

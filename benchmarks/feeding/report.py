@@ -16,6 +16,9 @@ Records = Sequence[Mapping[str, Any]]
 #: Accepted growth between batch 10^3 and the last: an allocator's own pages.
 GROWTH_LIMIT_BYTES = 2 << 20
 
+#: Of a profile, where there is a floor: microseconds of a batch, and how many times as long gear-data's batch takes.
+FLOOR_FIGURES = ("floor_us", "kept_floor_us", "times_the_floor", "times_the_kept_floor")
+
 
 def ratio(ours: Records | None, theirs: Records) -> float | None:
     """Returns the median over rounds of our padded bytes per second divided by theirs."""
@@ -161,8 +164,10 @@ def profile_table(rows: Records) -> str:
             figure(row.get("threads_ratio")),
             figure(row["hot_copy_us"]),
             figure(row["cold_copy_us"]),
+            *(figure(row.get(name)) for name in FLOOR_FIGURES),
         ]
         for row in rows
     ]
     header = ["shape", "batch us", *stages, "prefetch=2", "to prefetch=0", "memmove of its bytes, hot", "memmove, cold"]
+    header += ["floor, new tensors", "floor, tensors used again", "batch / floor", "batch / floor, used again"]
     return format_table(header, cells)

@@ -71,10 +71,11 @@ class Scenario:
 
 
 _LIMITS = ("memcpy", "memcpy-hot")
+_FLOORS = ("floor", "floor-kept")
 #: Contenders that accept any columns, images included.
 _RAW = ("torchrl", "torchrl-memmap", "dt", *_LIMITS)
 #: Reverb fills its table window by window: minutes for 200,000 steps, too long for the large copy.
-_LARGE = (*_RAW, "d3rlpy", "hf", "hf-arrow")
+_LARGE = (*_FLOORS, *_RAW, "d3rlpy", "hf", "hf-arrow")
 _ALL = (*_LARGE, "dt-published", "reverb")
 
 SCENARIOS = (
@@ -84,13 +85,22 @@ SCENARIOS = (
         256,
         20,
         _ALL,
-        targets={"torchrl": 12.0, "dt": 40.0, "reverb": 150.0, "memcpy": 0.45},
+        targets={"torchrl": 12.0, "dt": 40.0, "reverb": 150.0, "memcpy": 0.45, "floor": 1 / 1.15},
     ),
     Scenario("hopper-256x20-large", "hopper", 256, 20, _LARGE, large=True, targets={"memcpy": 0.22}),
+    Scenario("hopper-64x20", "hopper", 64, 20, _FLOORS, targets={"floor": 1 / 1.2}),
+    Scenario("hopper-16x5", "hopper", 16, 5, _FLOORS, targets={"floor": 1 / 1.1}),
     Scenario("hopper-64x100", "hopper", 64, 100, _ALL),
     Scenario("hopper-64x100-large", "hopper", 64, 100, _LARGE, large=True),
     # No Reverb: filling its table (999 steps of padding before each episode) took more than 15 minutes.
-    Scenario("hopper-64x1000", "hopper", 64, 1000, (*_LARGE, "dt-published"), targets={"memcpy": 0.65}),
+    Scenario(
+        "hopper-64x1000",
+        "hopper",
+        64,
+        1000,
+        (*_LARGE, "dt-published"),
+        targets={"memcpy": 0.65, "floor": 1 / 1.3},
+    ),
     Scenario("hopper-64x1000-large", "hopper", 64, 1000, _LARGE, large=True, targets={"memcpy": 0.65}),
     Scenario("g1-26+26", "g1", 256, 20, _RAW),
     Scenario("frames-32x16", "frames", 32, 16, _RAW, targets={"memcpy": 1.0}),
@@ -99,8 +109,8 @@ SCENARIOS = (
         "transitions",
         256,
         1,
-        ("numpy", "ogbench-transitions", "torchrl-transitions", "d3rlpy-transitions", "flashbax"),
-        targets={"numpy": 1.2},
+        (*_FLOORS, "numpy", "ogbench-transitions", "torchrl-transitions", "d3rlpy-transitions", "flashbax"),
+        targets={"numpy": 1.2, "floor": 1 / 1.5},
     ),
     Scenario("wide-256x20", "wide", 256, 20, _ALL),
     Scenario("goals-256", "goals", 256, 1, ("ogbench", *_LIMITS)),

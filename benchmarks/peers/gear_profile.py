@@ -8,6 +8,9 @@ batch with a prefetch thread, and its ratio to the batch without, show what the 
 only takes batches: both are medians, because batches come in groups. All other figures are microseconds: the 5th
 percentile of short stretches, so that other load on the machine counts little.
 
+The floor (see `floor_batches`) draws the same windows in the same rounds, with new tensors and with tensors that are
+used again. How many times as long gear-data's batch takes is the median over the rounds.
+
 For comparison, libc's memmove copies the bytes of a batch in one call: between two places in the cache (hot), and from
 memory that no cache holds (1 GiB) to a place in the cache (cold).
 """
@@ -16,16 +19,19 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from floor_batches import CONTRACTS, Floor
 from gear_source import open_loader
-from harness import claim_stdout, parse_arguments, say, touch
+from harness import claim_stdout, load_steps, parse_arguments, say, touch
 
 from gear_data.collection.collector import Collector
 from gear_data.loaders.window_source import SingleSource
@@ -151,7 +157,33 @@ def copy_times(size: int, cold_bytes: int, seconds: float) -> tuple[float, float
     return results[0], results[1]
 
 
+def floors(args: argparse.Namespace) -> list[Iterator[dict[str, torch.Tensor]]]:
+    """Returns the floor's batches, with new tensors and without; empty if the contract has no floor."""
+    if args.steps is None or args.contract not in CONTRACTS:
+        return []
+    steps, shape = load_steps(args.steps), (args.contract, args.batch_size, args.context, args.seed)
+    return [map(Floor(steps, *shape, fresh=fresh).batch, itertools.count()) for fresh in (True, False)]
+
+
+def floor_figures(wholes: list[float], floored: list[list[float]]) -> dict[str, float]:
+    """Returns the figures of the floor, by the names of feeding/report.py."""
+    if not floored:
+        return {}
+    fresh, kept = zip(*floored, strict=True)
+
+    def times(floor: tuple[float, ...]) -> float:
+        return statistics.median(whole / each for whole, each in zip(wholes, floor, strict=True))
+
+    return {
+        "floor_us": undisturbed([*fresh]),
+        "kept_floor_us": undisturbed([*kept]),
+        "times_the_floor": times(fresh),
+        "times_the_kept_floor": times(kept),
+    }
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=Path, help="the same data as a folder of steps, for the floor")
     parser.add_argument("--repetitions", type=int, default=5, help="rounds (default 5)")
 
 
@@ -170,6 +202,8 @@ def main() -> None:
     }
     costs = clock_costs()
     wholes: list[float] = []
+    floored: list[list[float]] = []
+    compiled = floors(args)
     handed: list[float] = []
     ratios: list[float] = []
     stages: list[dict[str, float]] = []
@@ -177,6 +211,9 @@ def main() -> None:
     for _ in range(max(1, round(args.repetitions * args.seconds / (3 * STRETCH_SECONDS)))):
         count, seconds, _ = draw(batches, STRETCH_SECONDS)
         wholes.append(1e6 * seconds / count)
+        if compiled:
+            drawn = [draw(each, STRETCH_SECONDS) for each in compiled]
+            floored.append([1e6 * seconds / count for count, seconds, _ in drawn])
         with clocks_on(places) as clocks:
             count, _, _ = draw(batches, STRETCH_SECONDS)
         stages.append(stage_times(clocks, count, costs))
@@ -199,6 +236,7 @@ def main() -> None:
         "batch_bytes": size,
         "hot_copy_us": hot,
         "cold_copy_us": cold,
+        **floor_figures(wholes, floored),
     }
     say(out, {**record, "stages_us": {**parts, "rest": whole - sum(parts.values())}})
 

@@ -314,7 +314,11 @@ def check_profile(result: Result, names: list[str]) -> None:
     assert [row["scenario"] for row in result.record["profile"]] == names
     for row in result.record["profile"]:
         assert row["stages_us"].keys() == STAGES
-        assert {"batch_us", "threads_us", "batch_bytes", "hot_copy_us", "cold_copy_us"} < row.keys()
+        assert {"batch_us", "threads_us", "batch_bytes", "hot_copy_us", "cold_copy_us"} <= row.keys()
+        floors = {"floor_us", "kept_floor_us", "times_the_floor", "times_the_kept_floor"} & row.keys()
+        # Another checkout, in the name after the comma, is not asked for its floor.
+        shape, _, checkout = row["scenario"].partition(", ")
+        assert len(floors) == (4 if "floor" in BY_NAME[shape].peers and not checkout else 0)
     assert [row[0] for row in rows_of(result.printed, "batch us")] == names
 
 

@@ -37,8 +37,9 @@ COMMANDS = {
     "--context 5",
     "feed": "feed.py --quick --all --shapes hopper-256x20,g1-26+26,transitions-256,goals-256 --python torchrl={python} "
     "--python d3rlpy={python} --python flashbax={python} --python hf={python} --json {json}",
-    "other shapes": "feed.py --quick --shapes hopper-256x20-large,hopper-64x100,hopper-64x100-large,hopper-64x1000,"
-    "hopper-64x1000-large,frames-32x16,wide-256x20 --peers gear --seed 1 --json {json}",
+    "other shapes": "feed.py --quick --shapes hopper-256x20-large,hopper-64x20,hopper-16x5,hopper-64x100,"
+    "hopper-64x100-large,hopper-64x1000,hopper-64x1000-large,frames-32x16,wide-256x20 --peers gear --seed 1 "
+    "--json {json}",
     "options of loaders": "feed.py --quick --shapes shifts-256,stacks-256x20,priorities-256 --python torchrl={python} "
     "--json {json}",
     "gear-data only": "feed.py --quick --source hopper={source} --shapes hopper-64x100 --wait --leak --profile "
