@@ -32,10 +32,10 @@ SPAN = np.dtype(
         ("final", np.int64),  # row of the final observation, if that is the last valid row; else -1
     ]
 )
-#: The kernel prefetches the rows of the window this many windows ahead.
-_AHEAD = 4
 #: Cache lines prefetched for a window. The processor's own prefetcher takes over after the first kilobyte.
 _MAX_LINES = 16
+#: The kernel prefetches the windows ahead that have so many lines together, and at most so many windows.
+_LINES_AHEAD, _MOST_AHEAD = 64, 16
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -93,6 +93,19 @@ def _locate_next(output, episode, start, episode_steps, finals, hops, spans):  #
         span = spans[b]
         span.first, span.count, span.head = low, count, low - state - output.first if count else width
         span.final = final if count and high > episode_steps[b] else np.int64(-1)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _count_rows(output, spans, windows_per_batch, rows):  # type: ignore[no-untyped-def]
+    """Fills `rows`, int64 [batches], with the valid rows of each batch in an output.
+
+    Next states are valid whatever the hops are: see `count_valid`.
+    """
+    for i in range(len(rows)):
+        total = np.int64(0)
+        for b in range(i * windows_per_batch, min((i + 1) * windows_per_batch, len(spans))):
+            total += output.width if output.hops else spans[b].count
+        rows[i] = total
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -175,10 +188,14 @@ def collect(  # type: ignore[no-untyped-def]
     """
     count = len(episode)
     # Looked up once for each window, not again for each output: a large episode table is not in the cache.
-    shard, base, episode_steps = shards[episode], bases[episode], lengths[episode]
+    shard, base, episode_steps, row, left = np.empty((5, count), np.int64)
+    for b in range(count):
+        number = episode[b]
+        shard[b], base[b], episode_steps[b] = shards[number], bases[number], lengths[number]
+        row[b], left[b] = base[b] + start[b], episode_steps[b] - start[b]
     valid[:] = 0
-    row, left = base + start, episode_steps - start
-    spans = np.empty(count, SPAN)
+    batches = -(-count // windows_per_batch)
+    spans, valid_rows = np.empty(count, SPAN), np.empty(batches, np.int64)
     located = np.int64(-1)
     hops, ended, places = np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0, np.int64)
     for k in range(len(plan)):
@@ -189,7 +206,7 @@ def collect(  # type: ignore[no-untyped-def]
             find_hops(output, episode, start, episode_steps, finals, shard, row, addresses, hops, ended, places)
         if is_single(output):
             write_single_rows(output, outputs[k], shard, row, left, addresses, row_of_window, hops, ended, places)
-            for i in range(count // windows_per_batch):
+            for i in range(batches):
                 valid[i] += windows_per_batch * output.out_bytes
             continue
         kind, column, row_bytes, source_bytes = output.kind, output.column, output.out_bytes, output.source_bytes
@@ -202,21 +219,26 @@ def collect(  # type: ignore[no-untyped-def]
                 _locate_next(output, episode, start, episode_steps, finals, hops, spans)
             else:
                 locate(output, episode, start, length, episode_steps, finals, spans)
+            _count_rows(output, spans, windows_per_batch, valid_rows)
+        for i in range(batches):
+            valid[i] += valid_rows[i] * row_bytes
         reads_column = kind in COLUMN_KINDS
         # With hops, the spans are already of the next states.
         shift = np.int64(0) if output.hops else output.shift
         # Windows are scattered: without prefetching, each begins with a wait for memory.
-        lines = min((width * source_bytes + 63) // 64, _MAX_LINES) if reads_column else 0
-        for b in range(count):
-            ahead = b + _AHEAD
-            if reads_column and ahead < count:
-                line = addresses[shard[ahead], column] + (base[ahead] + start[ahead]) * source_bytes
+        lines = min((width * source_bytes + 63) // 64 + 1, _MAX_LINES) if reads_column else 0
+        ahead = min(_LINES_AHEAD // lines, _MOST_AHEAD) if lines else 0
+        for place in range(count + ahead):
+            if lines and place < count:
+                line = addresses[shard[place], column] + row[place] * source_bytes
                 for i in range(lines):
                     prefetch(line + 64 * i)
+            b = place - ahead
+            if b < 0:
+                continue
             span = spans[b]
             out = outputs[k] + (row_of_window[b] if len(row_of_window) else b) * window_bytes
             target = out + span.head * row_bytes
-            valid[b // windows_per_batch] += (width if output.hops else span.count) * row_bytes
             if span.count > 0:
                 if reads_column:
                     source = addresses[shard[b], column] + (base[b] + span.first + shift) * source_bytes

@@ -48,12 +48,14 @@ def _converter(source: str, out: str) -> Any:
         mean = carray(pointer(affine_address), (period,), np.float64)
         scale = carray(pointer(affine_address + 8 * period), (period,), np.float64)
         # Each round makes views that start at index 0, because LLVM does not vectorise a loop over a sum of indices.
-        for first in range(0, count, period):
+        first = np.int64(0)
+        while first < count:
             length = min(period, count - first)
             values = carray(pointer(source_address + first * source_bytes), (length,), source_type)
             result = carray(pointer(out_address + first * out_bytes), (length,), out_type)
             for i in range(length):
                 result[i] = out_type((value(values[i]) - mean[i]) * scale[i])
+            first += length
 
     return convert
 
