@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,14 +38,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> gear_data.Dataset:
 
 
 @pytest.fixture
-def modules() -> Iterator[dict[str, Any]]:
+def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The modules of benchmarks/peers, which are no package."""
-    names = ("floor_batches", "gear_convert", "harness")
-    sys.path.insert(0, str(PEERS))
-    try:
-        yield {name: importlib.import_module(name) for name in names}
-    finally:
-        sys.path.remove(str(PEERS))
+    monkeypatch.syspath_prepend(PEERS)
+    return {name: importlib.import_module(name) for name in ("floor_batches", "gear_convert", "harness")}
 
 
 @pytest.mark.processes  # the compiler
