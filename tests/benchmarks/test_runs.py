@@ -18,6 +18,7 @@ from typing import Any
 import cluster
 import common
 import convert_layouts
+import first_batch
 import numpy as np
 import pytest
 import rdma
@@ -233,6 +234,18 @@ def test_batches_of_reads_are_measured(run: Run) -> None:
     assert result.record["seconds_a_read"].keys() == {str(count) for count in rdma.READS}
     assert all(seconds > 0 for seconds in result.record["seconds_a_read"].values())
     assert [row[0] for row in rows_of(result.printed, "ns per READ")] == [f"{count:,}" for count in rdma.READS]
+
+
+# first_batch.py
+
+
+def test_first_batches_are_measured(run: Run) -> None:
+    result = run("first batches")
+    assert result.status == 0, result.errors
+    assert result.record["results"].keys() == first_batch.PROGRAMS.keys()
+    for spans in result.record["results"].values():
+        assert all(spans[kind]["median"] > 0 for kind in ("processor", "clock"))
+    assert [row[0] for row in rows_of(result.printed, "processor s")] == list(first_batch.PROGRAMS)
 
 
 # feed.py
