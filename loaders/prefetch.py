@@ -98,8 +98,9 @@ class _Work(Generic[T]):
                 running.release()
 
 
-#: The work of each running thread, by the lock that the thread holds. Only the thread itself changes its entry.
-_running: dict[threading.Lock, _Work[Any]] = {}
+#: The work of each running thread, by the lock that the thread holds; None: the thread ends, and frees its work. Only
+#: the thread itself changes its entry.
+_running: dict[threading.Lock, _Work[Any] | None] = {}
 os.register_at_fork(after_in_child=_running.clear)
 #: Whether the process ends: threads that have not begun yet begin no item.
 _ending = False
@@ -115,11 +116,14 @@ def _close_all() -> None:
     global _ending
     try:
         _ending = True
-        running = list(_running.values())
-        for work in running:
+        running = dict(_running)
+        for work in filter(None, running.values()):
             work.close()
-        for work in running:
-            work.wait_at_exit()
+        for lock, work in running.items():
+            if work is not None:
+                work.wait_at_exit()
+            elif lock.acquire(timeout=EXIT_SECONDS):
+                lock.release()
     except KeyboardInterrupt:
         return  # the process ends, as the user wants it to
 
@@ -132,6 +136,8 @@ def _run(arguments: list[tuple[_Work[T], weakref.ref[Prefetcher[T]]]]) -> None:
     running = threading.Lock()
     with running:
         _make_items(*arguments.pop(), running)
+        # The work may have items, and a tensor that dies takes the interpreter lock. Meanwhile, the entry must exist.
+        _running[running] = None
         del _running[running]
 
 

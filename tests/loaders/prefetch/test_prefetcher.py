@@ -18,6 +18,7 @@ import pytest
 from gear_data import ExecutionOptions, SequenceLoader, Weighted
 from gear_data.common.cancellation import call_interruptibly
 from gear_data.errors import InvalidArgumentError
+from gear_data.loaders import prefetch
 from gear_data.loaders.prefetch import END_SECONDS, Prefetcher
 from tests.support.feed.batches import same, take
 from tests.support.running.eventually import eventually
@@ -96,6 +97,32 @@ def test_no_more_than_depth_items_are_ahead_of_the_consumer(depth, threads):
     prefetcher.close()
     # `get` lets another item start before this loop counts `taken` up, so one more item may be ahead.
     assert worst <= depth + threads - 1 + 1
+
+
+def test_a_thread_that_frees_items_is_still_waited_for() -> None:
+    """At exit, a thread that frees the items of a prefetcher that died would be unwound inside the tensors' code."""
+    main, second, dropped = threading.current_thread(), threading.Event(), threading.Event()
+    seen: list[list[bool]] = []
+
+    class Item:
+        def __del__(self) -> None:
+            if threading.current_thread() is not main:
+                seen.append([lock.locked() for lock in prefetch._running])
+
+    def make(number: int) -> Item:
+        if number == 1:
+            second.set()
+            dropped.wait()
+        return Item()
+
+    before = list(prefetch._running)
+    prefetcher = Prefetcher(make, None, 2, 1, threading.Lock())
+    second.wait()
+    del prefetcher
+    gc.collect()
+    dropped.set()
+    assert eventually(lambda: len(seen) == 2 and list(prefetch._running) == before)
+    assert all(len(locked) > len(before) and all(locked) for locked in seen)
 
 
 @every_shape
