@@ -117,8 +117,8 @@ def _close_all() -> None:
     try:
         _ending = True
         running = dict(_running)
-        for work in filter(None, running.values()):
-            work.close()
+        for ending in filter(None, running.values()):
+            ending.close()
         for lock, work in running.items():
             if work is not None:
                 work.wait_at_exit()
