@@ -284,7 +284,9 @@ def test_a_row_opens_its_episode_in_the_viewer(opened: Opened) -> None:
 
 def test_marked_dimensions(opened: Opened) -> None:
     page = opened.page
-    page.check("#only-marked")
+    # A key reaches the box also while the page scrolls, and a click may not.
+    page.locator("#only-marked").press("Space")
+    page.locator("#only-marked:checked").wait_for(state="attached")
     rows = page.locator("#column-table tbody tr").all_inner_texts()
     marks = {text.split()[0]: text for text in rows}
     assert "constant" in marks["actions[1]"]
