@@ -83,7 +83,7 @@ class StoredEpisodes:
         first, last = sorted((self, other), key=lambda each: each.manifest.generation)
         if "episode_table" not in self.__dict__:
             return
-        ids, known = (each.episode_table.column("episode_id").to_numpy() for each in (last, first))
+        ids, known = (table_values(each.episode_table, "episode_id") for each in (last, first))
         stop = int(np.searchsorted(ids, first.manifest.next_id))
         start = max(0, stop - _COMPARED)
         rows = np.searchsorted(known, ids[start:stop])
