@@ -151,7 +151,8 @@ class Dataset(DatasetCore):
 
     def _chosen(self, positions: Int64Array, choice: str) -> Dataset:
         """Returns a view of the episodes at some positions, which are ascending."""
-        rows, history = self._rows(0, len(self))[positions], (*self.view.history, choice)
+        rows = positions if self.view.rows is None else self.view.rows[positions]
+        history = (*self.view.history, choice)
         return Dataset(self.store, replace(self.view, rows=rows, made_by=None, history=history))
 
     def filter(self, expression: pl.Expr | str) -> Dataset:
@@ -216,8 +217,8 @@ class Dataset(DatasetCore):
             InvalidArgumentError: a fraction is not positive, the fractions do not add up to 1, or a view gets no
                 episode.
         """
-        groups = None if stratify is None else positions_by_value(self.episode_table, stratify)
-        parts = split_positions(fractions, [np.arange(len(self))] if groups is None else list(groups.values()), seed)
+        groups = None if stratify is None else list(positions_by_value(self.episode_table, stratify).values())
+        parts = split_positions(fractions, len(self), groups, seed)
         how = f"of {dict(fractions)}, seed {seed}" + (f", by {stratify}" if stratify is not None else "")
         return {name: self._chosen(positions, f"split {name} {how}") for name, positions in parts.items()}
 

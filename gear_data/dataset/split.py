@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import InvalidArgumentError, unknown_name
@@ -104,14 +105,17 @@ def positions_by_value(table: pa.Table, name: str) -> dict[Any, Int64Array]:
     }
 
 
-def split_positions(fractions: Mapping[str, float], groups: Sequence[Int64Array], seed: int) -> dict[str, Int64Array]:
-    """Divides positions 0 to n - 1 at random into parts.
+def split_positions(
+    fractions: Mapping[str, float], count: int, groups: Sequence[Int64Array] | None, seed: int
+) -> dict[str, Int64Array]:
+    """Divides positions 0 to count - 1 at random into parts.
 
     Equal seeds give equal parts on every machine.
 
     Args:
         fractions: name of a part -> its fraction of each group.
-        groups: int64 arrays, ascending: each position is in one of them.
+        count: number of positions.
+        groups: int64 arrays, ascending: each position is in one of them. None: all positions are one group.
         seed: 0 to 2^64 - 1.
 
     Returns:
@@ -123,18 +127,23 @@ def split_positions(fractions: Mapping[str, float], groups: Sequence[Int64Array]
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= _MAX_SEED:
         raise InvalidArgumentError(f"seed must be an integer from 0 to 2^64 - 1, not {seed!r}")
-    sizes = [split_sizes(fractions, len(group)) for group in groups]
+    sizes = [split_sizes(fractions, size) for size in ([count] if groups is None else map(len, groups))]
     check_sizes({name: sum(size[name] for size in sizes) for name in fractions}, fractions)
-    order = np.empty(sum(map(len, groups)), np.int64)
-    cpu.random.shuffled(np.uint64(int(seed)), cpu.random.DOMAIN_SPLIT, 0, order)
-    group_of = np.empty(len(order), np.int64)
-    for number, group in enumerate(groups):
-        group_of[group] = number
-    order = order[np.argsort(group_of[order], kind="stable")]
-    parts: dict[str, list[Int64Array]] = {name: [] for name in fractions}
-    first = 0
-    for size in sizes:
-        for name, count in size.items():
-            parts[name].append(order[first : first + count])
-            first += count
-    return {name: np.sort(np.concatenate(found)) for name, found in parts.items()}
+    # Positions are shuffled, and the first ones of a group make its first part. Only the part of each position counts,
+    # so the shuffle is undone on the parts, or on the places: less memory moves than with a shuffle and sorts.
+    numbers = np.arange(len(fractions), dtype=np.uint8 if len(fractions) <= 256 else np.int64)
+    if groups is None:
+        part_of = np.repeat(numbers, list(sizes[0].values()))
+        _unshuffle(part_of, seed)
+    else:
+        places = np.arange(count)
+        _unshuffle(places, seed)
+        part_of = np.empty(count, numbers.dtype)
+        for group, size in zip(groups, sizes, strict=True):
+            part_of[group[np.argsort(places[group])]] = np.repeat(numbers, list(size.values()))
+    return {name: np.flatnonzero(part_of == number) for name, number in zip(fractions, numbers, strict=True)}
+
+
+def _unshuffle(values: npt.NDArray[Any], seed: int) -> None:
+    """Puts the value of each shuffled place where the position that the shuffle put there was before."""
+    cpu.random.unshuffle(np.uint64(int(seed)), cpu.random.DOMAIN_SPLIT, 0, values)

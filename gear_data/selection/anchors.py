@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import numpy.typing as npt
 
@@ -78,6 +80,20 @@ class Anchors:
     def counts(self) -> Int64Array:
         """Returns the number of anchors of each episode, int64 [k]."""
         return np.diff(self.prefix)
+
+    def of(self, episodes: Int64Array) -> Anchors:
+        """Returns the anchors of some of the episodes.
+
+        episodes: int64 [m], their indices, ascending.
+        """
+        chosen = copy.copy(self)
+        chosen.ids = episodes if self.ids is None else self.ids[episodes]
+        chosen.names = chosen.ids if self.names is None or self.names is self.ids else self.names[episodes]
+        chosen.first = self.first[episodes]
+        chosen.excluded = None if self.excluded is None else self.excluded[episodes]
+        chosen.offsets = offsets_of(np.diff(self.offsets)[episodes])
+        chosen.prefix = chosen.offsets if self.prefix is self.offsets else offsets_of(self.counts()[episodes])
+        return chosen
 
     def flags(self) -> npt.NDArray[np.bool_]:
         """Returns whether each step of the episodes is an anchor, bool [steps]."""

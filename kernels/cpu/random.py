@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint64
 
-from gear_data.kernels.cpu.native import cached_njit
+from gear_data.kernels.cpu.native import cached_njit, prefetch
 
 _MASK32 = uint64(0xFFFFFFFF)
 _SHIFT32 = uint64(32)
@@ -36,6 +36,9 @@ DOMAIN_AUGMENT_BATCH = 12  # whether a batch is augmented
 DOMAIN_SPLIT = 64
 DOMAIN_MIXTURE = 65  # seeds of a mixture's datasets
 DOMAIN_NODE = 66  # seeds of nodes that select from their own shards
+
+#: The partners of so many places are drawn together, by instructions that draw several.
+_PLACES_AT_ONCE = 256
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -122,14 +125,48 @@ def draw_below(seed, domain, step, bound, out):  # type: ignore[no-untyped-def]
         out[i] = np.int64(high) if low >= threshold else below(seed, domain, step, i, bound)
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _draw_partners(seed, domain, epoch, first, out):  # type: ignore[no-untyped-def]
+    """Sets out[k] = below(seed, domain, epoch, first + k, first + k + 1): the partners of places first + k."""
+    for k in range(len(out)):
+        out[k] = np.int64(word64(seed, domain, epoch, first + k, 0))
+    for k in range(len(out)):
+        place = first + k
+        high, low = multiply_high(uint64(out[k]), uint64(place + 1))
+        out[k] = np.int64(high) if low > uint64(place) else below(seed, domain, epoch, place, place + 1)
+
+
 @cached_njit
 def shuffled(seed, domain, epoch, out):  # type: ignore[no-untyped-def]
     """Fills `out` with a permutation of 0..n-1 (Fisher and Yates)."""
     for i in range(len(out)):
         out[i] = i
-    for i in range(len(out) - 1, 0, -1):
-        j = below(seed, domain, epoch, i, i + 1)
-        out[i], out[j] = out[j], out[i]
+    partners = np.empty(_PLACES_AT_ONCE, np.int64)
+    end = len(out)
+    while end > 0:
+        first = max(0, end - _PLACES_AT_ONCE)
+        _draw_partners(seed, domain, epoch, first, partners[: end - first])
+        for i in range(end - 1, first - 1, -1):
+            j = partners[i - first]
+            out[i], out[j] = out[j], out[i]
+        end = first
+
+
+@cached_njit
+def unshuffle(seed, domain, epoch, values):  # type: ignore[no-untyped-def]
+    """Moves the value at place i to place p[i], where p is the permutation of `shuffled`.
+
+    The swaps of `shuffled` are undone, so no permutation is stored.
+    """
+    partners = np.empty(_PLACES_AT_ONCE, np.int64)
+    for first in range(0, len(values), _PLACES_AT_ONCE):
+        count = min(_PLACES_AT_ONCE, len(values) - first)
+        _draw_partners(seed, domain, epoch, first, partners[:count])
+        for k in range(count):
+            prefetch(values.ctypes.data + values.itemsize * partners[k])
+        for k in range(count):
+            i, j = first + k, partners[k]
+            values[i], values[j] = values[j], values[i]
 
 
 @cached_njit
@@ -163,15 +200,25 @@ def permuted(first, keys, size, out):  # type: ignore[no-untyped-def]
         bits += uint64(1)
     small = bits >> uint64(1)
     large = bits - small
+    low, high = (uint64(1) << small) - uint64(1), (uint64(1) << large) - uint64(1)
+    # All numbers go through a pair of rounds together, so that the processor works on several at a time. `left` has the
+    # `large` upper bits. The numbers that are not below `size` yet come first.
+    left, right, places = np.empty(len(out), np.uint64), np.empty(len(out), np.uint64), np.empty(len(out), np.int64)
     for i in range(len(out)):
         value = uint64(first) + uint64(i)
-        while True:
-            left_bits, right_bits = large, small
-            left, right = value >> small, value & ((uint64(1) << small) - uint64(1))
-            for key in keys:
-                left, right = right, left ^ (_mix(right, key) & ((uint64(1) << left_bits) - uint64(1)))
-                left_bits, right_bits = right_bits, left_bits
-            value = (left << right_bits) | right
+        left[i], right[i], places[i] = value >> small, value & low, i
+    walking = len(out)
+    while walking:
+        for pair in range(0, len(keys), 2):
+            one, other = keys[pair], keys[pair + 1]
+            for i in range(walking):
+                left[i] ^= _mix(right[i], one) & high
+                right[i] ^= _mix(left[i], other) & low
+        before, walking = walking, 0
+        for i in range(before):
+            value, place = (left[i] << small) | right[i], places[i]
             if value < uint64(size):
-                break
-        out[i] = np.int64(value)
+                out[place] = np.int64(value)
+            else:
+                left[walking], right[walking], places[walking] = value >> small, value & low, place
+                walking += 1

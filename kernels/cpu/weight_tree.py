@@ -128,12 +128,16 @@ def find(address, starts, out):  # type: ignore[no-untyped-def]
     for level in range(len(starts) - 2, -1, -1):
         start = starts[level]
         for i in range(count):
-            node, rest = start + (out[0, i] << ARITY_BITS), out[2, i]
-            while rest >= nodes[node]:
-                rest -= nodes[node]
-                node += 1
-            out[0, i], out[2, i] = node - start, rest
+            first, rest = start + (out[0, i] << ARITY_BITS), out[2, i]
+            # All children are read: the processor could not predict where a search ends.
+            total, before, child = np.int64(0), np.int64(0), np.int64(0)
+            for j in range(ARITY):
+                total += nodes[first + j]
+                child += np.int64(total <= rest)
+                before = total if total <= rest else before
+            child += first - start
+            out[0, i], out[2, i] = child, rest - before
             if level:
-                below = address + 8 * (starts[level - 1] + ((node - start) << ARITY_BITS))
+                below = address + 8 * (starts[level - 1] + (child << ARITY_BITS))
                 prefetch(below)
                 prefetch(below + 64)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gear_data.common.keywords import suggest_fields
 from gear_data.kernels import cpu
-from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_OFFSET, WITHIN_QUOTIENT
+from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_OFFSET
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.samplers.sampler import Candidates, Selector, check_by
@@ -73,9 +72,7 @@ class WindowSelector:
         return dict(self._identity)
 
 
-def uniform_window_sampler(
-    anchors: Anchors, seed: int, by: str, domain: int, chosen: npt.NDArray[np.bool_] | None = None
-) -> WindowSampler:
+def uniform_window_sampler(anchors: Anchors, seed: int, by: str, domain: int) -> WindowSampler:
     """Returns a sampler in which all anchors or all episodes have equal weight.
 
     Each anchor (by `step`) or episode (by `episode`) has the integer weight 1.
@@ -84,14 +81,8 @@ def uniform_window_sampler(
         anchors: the episodes and their anchors.
         seed, domain: see `WindowSampler`.
         by: `step` or `episode`.
-        chosen: bool [k], the episodes to draw from; None: all.
     """
-    if by == "step" and chosen is None:
+    if by == "step":
         return WindowSampler(anchors, PrefixTable(anchors.prefix), seed, domain, WITHIN_OFFSET)
-    int_weights = anchors.counts()
-    if by == "episode":
-        np.minimum(int_weights, 1, out=int_weights)
-    if chosen is not None:
-        int_weights *= chosen
-    table = PrefixTable(offsets_of(int_weights))
-    return WindowSampler(anchors, table, seed, domain, WITHIN_QUOTIENT if by == "step" else WITHIN_DRAWN)
+    table = PrefixTable(offsets_of(np.minimum(anchors.counts(), 1)))
+    return WindowSampler(anchors, table, seed, domain, WITHIN_DRAWN)

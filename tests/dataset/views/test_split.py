@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gear_data
-from gear_data.dataset.split import split_sizes
+from gear_data.dataset.split import split_positions, split_sizes
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from tests.support.views import check_view, ids_of
 
@@ -63,6 +63,13 @@ def test_split_of_a_view_divides_the_view(ds: gear_data.Dataset) -> None:
     half = -(-len(ids) // 2)
     assert ids_of(parts["a"]) == sorted(ids[position] for position in order[:half])
     assert sorted(ids_of(parts["a"]) + ids_of(parts["b"])) == ids
+
+
+def test_hundreds_of_parts_divide_thousands_of_positions() -> None:
+    order = shuffled_by_hand(7, 3000)
+    parts = split_positions({str(number): 1 / 300 for number in range(300)}, 3000, None, 7)
+    for number, positions in enumerate(parts.values()):
+        assert positions.tolist() == sorted(order[10 * number : 10 * number + 10])
 
 
 @pytest.mark.parametrize(
@@ -121,6 +128,10 @@ def test_stratified_parts_have_their_fraction_of_each_value(tmp_path: Path) -> N
     ids = {name: part.episodes["episode_id"].to_list() for name, part in parts.items()}
     assert sorted(ids["train"] + ids["val"]) == list(range(60))
     assert ids["val"] == sorted(ids["val"])
+    # The shuffled episodes of a value, in their order: the first seven tenths are of the first part.
+    order = shuffled_by_hand(5, 60)
+    shuffled = {task: [i for i in order if tasks[i] == task] for task in "abc"}
+    assert ids["train"] == sorted(i for mine in shuffled.values() for i in mine[: 7 * len(mine) // 10])
     counts = {name: {task: sum(tasks[i] == task for i in mine) for task in "abc"} for name, mine in ids.items()}
     assert counts == {"train": {"a": 7, "b": 21, "c": 14}, "val": {"a": 3, "b": 9, "c": 6}}
     again = dataset.split({"train": 0.7, "val": 0.3}, seed=5, stratify="task")["val"]

@@ -92,12 +92,25 @@ def test_some_of_those_draws_were_rejected_first():
     assert any(product % 2**64 < 2**64 % bound for product in first)
 
 
-@given(U64, st.integers(0, 2**40), st.integers(1, 200))
+@given(U64, st.integers(0, 2**40), st.integers(1, 600))
+@example(0, 0, 256)
+@example(1, 2, 513)
 @settings(max_examples=30)
 def test_fisher_yates_equals_plain_python(seed, epoch, size):
     out = np.empty(size, np.int64)
     kernels.shuffled(np.uint64(seed), kernels.DOMAIN_SHUFFLE, epoch, out)
     assert out.tolist() == ref.fisher_yates(seed, ref.DOMAIN_SHUFFLE, epoch, size)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+@pytest.mark.parametrize("size", [1, 2, 256, 257, 1000])
+def test_unshuffle_moves_values_to_where_the_shuffle_took_the_places_from(size, dtype):
+    order = ref.fisher_yates(2**64 - 1, ref.DOMAIN_SHUFFLE, 3, size)
+    values = (np.arange(size) * 7).astype(dtype)
+    expected = np.empty_like(values)
+    expected[order] = values
+    kernels.unshuffle(np.uint64(2**64 - 1), kernels.DOMAIN_SHUFFLE, 3, values)
+    assert np.array_equal(values, expected)
 
 
 def round_keys(seed, epoch=0, rounds=12):
@@ -132,6 +145,10 @@ def test_feistel_equals_plain_python(size):
     places = sorted({k % size for k in (0, 1, 2, size // 3, size // 2, size - 2, size - 1)})
     expected = [ref.feistel(place, [int(key) for key in keys], size) for place in places]
     assert [int(feistel(keys, size, place, 1)[0]) for place in places] == expected
+    # Several at a time, some of which walk further than others.
+    first, count = max(0, size - 300), min(size, 300)
+    expected = [ref.feistel(place, [int(key) for key in keys], size) for place in range(first, first + count)]
+    assert feistel(keys, size, first, count).tolist() == expected
 
 
 def test_feistel_over_a_large_domain_never_repeats_and_stays_inside():
