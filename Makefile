@@ -71,10 +71,11 @@ test-oldest test-lerobot: test-%:
 	$(if $(ON_TOP),.venv-$*/bin/uv pip install --quiet --python .venv-$* $(ON_TOP))
 	.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) $(TESTS)
 
-# What a killed process ran is lost.
+# What a killed process ran is lost, and so is all of chaos. RDMA runs in a guest. A failed test does not stop the report:
+# measured processes are slow, and print more.
 coverage: $(VENV)/installed-test site
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(PYTEST_OPTIONS) -m 'not nightly'
+	-$(BIN)/coverage run -m pytest $(PYTEST_OPTIONS) -m 'not nightly' --ignore tests/chaos --ignore tests/rdma
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered --sort cover
 
