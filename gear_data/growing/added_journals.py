@@ -26,12 +26,16 @@ class SealedJournal:
         writer: the series of the journal. Of an earlier version: the name of the writer's folder of journals.
         number: of the journal.
         folder: folder of the sealed dataset.
+        manifest: its manifest.
+        comes_back: whether another process recorded it, or it was given to a publication before.
         sequences: client of a server for writers -> sequence number of its last episode in the journal.
     """
 
     writer: str
     number: int
     folder: Path
+    manifest: Manifest
+    comes_back: bool
     sequences: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -6,6 +6,7 @@ import itertools
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +16,13 @@ from gear_data.growing.compaction import parts_to_join, rewritten_parts
 from gear_data.growing.draft import Draft, without_parts
 from gear_data.growing.eviction import next_rewriting, parts_to_evict
 from gear_data.growing.part_statistics import merged_parts
+from gear_data.growing.returned import last_journal
 from gear_data.growing.seal_options import OLDEST, SealOptions
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.videos.draft import write_videos
 from gear_data.storage.generations.growth import TABLES, Growth, Part
 from gear_data.storage.identity import dataset_identity
+from gear_data.storage.journal.writing import is_series
 from gear_data.storage.manifest import Manifest, fingerprint
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.storage.writing.file_store import LocalFileStore
@@ -27,6 +30,8 @@ from gear_data.storage.writing.staging import write_table
 
 #: A generation knows the last numbers of so many series of journals, and of so many clients: those that published last.
 REMEMBERED = 1000
+
+Last = TypeVar("Last")
 
 
 def growth_of(manifest: Manifest | None) -> Growth:
@@ -78,12 +83,17 @@ def next_generation(
         none = np.zeros(len(draft.episodes), np.bool_)
         draft = rewritten_parts(store, draft, last, none, f"shards/{name}-joined.arrow", f"{name}-joined")
     statistics = merged_parts(store, draft) if draft.statistics is None else draft.statistics
+    last = {each.writer: last_journal(each.number, each.manifest) for each in added}
+    sealed, forgotten = _remembered(growth.sealed, last, kept)
+    sequences, clients = _remembered(growth.sequences, _sequences(growth, added), (), gone)
     grown = replace(
         growth,
         generation=growth.generation + 1,
         next_id=draft.next_id,
-        sealed=_remembered(growth.sealed, {each.writer: each.number for each in added}, kept),
-        sequences=_sequences(growth, added, gone),
+        sealed=sealed,
+        sequences=sequences,
+        forgotten=max(growth.forgotten, *filter(is_series, forgotten), ""),
+        forgotten_clients=max(growth.forgotten_clients, *clients, ""),
         parts=tuple(part.part for part in draft.parts),
     )
     return _manifest(store, draft, current, added, grown, statistics, name), draft.episodes
@@ -109,20 +119,32 @@ def _without_small_weights(
     return draft, written
 
 
-def _sequences(growth: Growth, added: Sequence[AddedJournal], gone: Collection[str]) -> dict[str, int]:
+def _sequences(growth: Growth, added: Sequence[AddedJournal]) -> dict[str, int]:
+    """Returns the last sequence numbers of the clients that have episodes in new journals."""
     new: dict[str, int] = {}
     for each in added:
         for client, sequence in each.sequences.items():
             new[client] = max(sequence, new.get(client, -1), growth.sequences.get(client, -1))
-    found = _remembered(growth.sequences, new, ())
-    return {client: sequence for client, sequence in found.items() if client not in gone}
+    return new
 
 
-def _remembered(known: Mapping[str, int], new: Mapping[str, int], kept: Collection[str]) -> dict[str, int]:
-    """Returns the last numbers of all, without those that published nothing for the longest time."""
-    found = {name: number for name, number in known.items() if name not in new} | dict(new)
-    gone = set(list(found)[: max(0, len(found) - REMEMBERED)]) - {*kept, *new}
-    return {name: number for name, number in found.items() if name not in gone}
+def _remembered(
+    known: Mapping[str, Last], new: Mapping[str, Last], kept: Collection[str], gone: Collection[str] = ()
+) -> tuple[dict[str, Last], list[str]]:
+    """Returns what was last of all, and the names of those that published nothing for the longest time.
+
+    Args:
+        known: name -> what was last so far.
+        new: name -> what is last now.
+        kept: names that are remembered in any case.
+        gone: names that cannot come back.
+    """
+    found = {name: last for name, last in known.items() if name not in new} | dict(new)
+    found = {name: last for name, last in found.items() if name not in gone}
+    forgotten = [name for name in list(found)[: max(0, len(found) - REMEMBERED)] if name not in kept and name not in new]
+    for name in forgotten:
+        del found[name]
+    return found, forgotten
 
 
 def _manifest(

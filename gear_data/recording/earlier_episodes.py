@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gear_data.errors import CorruptSourceError
 from gear_data.growing.folder.generations import newest_manifest
+from gear_data.growing.next_generation import growth_of
 from gear_data.recording.declared_columns import declared_columns
 from gear_data.recording.journal_folder import journals_of
 from gear_data.storage.journal.episode_log import EarlierEpisodes, last_sequences
@@ -32,13 +33,14 @@ def earlier_episodes(folder: Path) -> EarlierEpisodes:
     files = sorted(journals_of(folder).glob(f"*/*{SUFFIX}"))
     journals = [journal for file in files if (journal := _read(file)) is not None and journal.episodes]
     manifest = newest_manifest(folder)
-    published = {} if manifest is None or manifest.growth is None else manifest.growth.sequences
-    sequences = last_sequences((episode for journal in journals for episode in journal.episodes), published)
+    growth = growth_of(manifest)
+    episodes = (episode for journal in journals for episode in journal.episodes)
+    sequences, forgotten = last_sequences(episodes, growth.sequences), growth.forgotten_clients
     if manifest is not None:
         finals = {column.name for column in manifest.schema.final_columns}
         columns = (replace(each, has_final=each.name in finals) for each in declared_columns(manifest.schema))
-        return EarlierEpisodes(tuple(columns), sequences)
-    return EarlierEpisodes((*journals[0].columns, *journals[0].cameras) if journals else (), sequences)
+        return EarlierEpisodes(tuple(columns), sequences, forgotten)
+    return EarlierEpisodes((*journals[0].columns, *journals[0].cameras) if journals else (), sequences, forgotten)
 
 
 @contextmanager

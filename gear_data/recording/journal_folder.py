@@ -43,6 +43,7 @@ class JournalFolder:
     Attributes:
         name: name of this writer, three digits.
         path: the folder.
+        new: journals that this object has made, and no publication has got so far.
 
     Raises:
         DestinationExistsError: there are too many writers.
@@ -52,13 +53,13 @@ class JournalFolder:
     def __init__(self, folder: Path, first: int = 0) -> None:
         self._stack = ExitStack()
         self.name, self.path = self._locked(folder, first)
+        self.new: set[Path] = set()
         # Also at the interpreter's exit, before modules are gone that the lock needs.
         weakref.finalize(self, self._stack.close)
         self._journal: JournalWriter | None = None
         self._columns: tuple[ColumnSpec, ...] = ()
         self._cameras: tuple[ColumnSpec, ...] = ()
-        #: Never one that a journal or a dataset has: both may be copied, and go on in two places.
-        self._series = new_series()
+        self._series = ""
         #: The journal's largest size; None: no limit.
         self._bytes = 0
         self._most_steps: int | None = None
@@ -87,6 +88,7 @@ class JournalFolder:
         columns: Sequence[ColumnSpec],
         cameras: Sequence[ColumnSpec],
         *,
+        after: str,
         most_bytes: int,
         most_steps: int | None,
     ) -> None:
@@ -95,12 +97,24 @@ class JournalFolder:
         Args:
             columns: their columns.
             cameras: their cameras.
+            after: see `begin_series`.
             most_bytes: a journal that has this size together with its videos ends.
             most_steps: a journal of so many steps ends; None: no limit.
         """
         self._columns, self._cameras = tuple(columns), tuple(cameras)
         self._bytes, self._most_steps = most_bytes, most_steps
+        self.begin_series(after)
         self._next = max([self._next, *(int(file.stem) + 1 for file in self.ended())])
+
+    def begin_series(self, after: str) -> None:
+        """Begins a series with the next journal.
+
+        It is never one that a journal or a dataset has: both may be copied, and go on in two places.
+
+        Args:
+            after: the largest series that the dataset knows.
+        """
+        self._series = new_series(after)
 
     def append(self, episode: RecordedEpisode) -> None:
         """Appends an episode, whole or not at all.
@@ -116,6 +130,7 @@ class JournalFolder:
         if self._journal is None:
             path = self.path / f"{self._next:06d}{SUFFIX}"
             self._journal = JournalWriter(path, self._columns, self._cameras, journal_id(self._series, self._next))
+            self.new.add(path)
             self._next, self._steps, self._video_bytes = self._next + 1, 0, 0
         self._journal.append(episode)
         self._steps += episode.steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -11,11 +11,6 @@ from gear_data.growing.seal_options import SealOptions
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder
 from gear_data.storage.manifest import Manifest
-
-
-def sealed_numbers(manifest: Manifest | None) -> Mapping[str, int]:
-    """Returns the last journals that a dataset has. See `Growth.sealed`."""
-    return {} if manifest is None or manifest.growth is None else manifest.growth.sealed
 
 
 def growth_id(manifest: Manifest | None) -> str:

@@ -25,6 +25,7 @@ from gear_data.errors import (
 )
 from gear_data.growing.added_journals import SealedJournal
 from gear_data.growing.folder.generations import FolderGenerations, newest_manifest
+from gear_data.growing.next_generation import growth_of
 from gear_data.growing.publish import Publication, publish
 from gear_data.growing.seal_options import SealOptions
 from gear_data.ingest.card import CARD_NAME
@@ -33,7 +34,7 @@ from gear_data.ingest.engine.spec import MIN_SHARD_BYTES
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of, visit_left_behind
-from gear_data.recording.publisher import JournalPublisher, sealed_numbers
+from gear_data.recording.publisher import JournalPublisher
 from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.journal.episode_log import last_sequences
@@ -87,10 +88,9 @@ class FolderPublisher(JournalPublisher):
     def num_waiting(self) -> int:
         """Returns the number of episodes in the journals that wait."""
         manifest = self.newest()
-        published = sealed_numbers(manifest)
-        is_converted = Acceptance(self.location, manifest, None).is_converted
+        growth, is_converted = growth_of(manifest), Acceptance(self.location, manifest, None).is_converted
         return self.journals.num_episodes(
-            lambda journal, number: number <= published.get(journal.series or self.journals.name, -1), is_converted
+            lambda journal, number: growth.has_journal(journal.series or self.journals.name, number), is_converted
         )
 
     def publish(
@@ -103,18 +103,26 @@ class FolderPublisher(JournalPublisher):
         self, journals: JournalFolder, files: Sequence[Path], progress: bool | None, gone: Collection[str] = ()
     ) -> Publication | None:
         manifest = self.newest()
-        published, acceptance = sealed_numbers(manifest), self._of_dataset(manifest)
+        acceptance = self._of_dataset(manifest)
         segments: list[SealedJournal] = []
         for file in files:
             contents = read_journal(file)
-            series, number = contents.series or journals.name, int(file.stem)
-            if number <= published.get(series, -1):
-                continue
             if (folder := sealed(file, contents, progress, acceptance)) is not None:
-                segments.append(SealedJournal(series, number, folder, last_sequences(contents.episodes, {})))
+                segments.append(
+                    SealedJournal(
+                        contents.series or journals.name, int(file.stem), folder, Manifest.load(folder),
+                        comes_back=file not in journals.new, sequences=last_sequences(contents.episodes, {}),
+                    )  # fmt: skip
+                )
+        journals.new.difference_update(files)
         publication = None
         if segments:
-            publication = publish(FolderGenerations(self._folder, segments, _set_aside_whole), self.options, gone)
+
+            def keep(segment: SealedJournal, reason: str) -> None:
+                set_aside_whole(segment.folder, reason)
+                journals.begin_series(growth_of(manifest).largest_series)  # a copy of this machine may use the same one
+
+            publication = publish(FolderGenerations(self._folder, segments, keep), self.options, gone)
         for file in files:
             journals.remove(file)
         return publication
@@ -227,8 +235,14 @@ def _with_records(journal: Path, contents: Journal, records: Sequence[Extent]) -
     return read_journal(journal)
 
 
-def _set_aside_whole(segment: SealedJournal, reason: str) -> None:
-    journal = segment.folder.with_suffix(SUFFIX)
+def set_aside_whole(segment: Path, reason: str) -> None:
+    """Puts all episodes of a journal into the quarantine of its dataset.
+
+    Args:
+        segment: the folder of the dataset that it was sealed into.
+        reason: why they are not in the dataset.
+    """
+    journal = segment.with_suffix(SUFFIX)
     contents = read_journal(journal)
     _set_aside(journal, contents, contents.records, reason)
 

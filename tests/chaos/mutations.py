@@ -14,31 +14,34 @@ from pathlib import Path
 
 from tests.chaos.result import ChaosResult, Limit
 from tests.fuzz import readers
+from tests.support.makers.grown import GROWN_MAKERS
 from tests.support.source_makers import MAKERS
 
 
 def run(seed: int, limit: Limit) -> ChaosResult:
     """Damages a source of each format in turn.
 
-    Every second case damages a gear dataset.
+    Every second case damages a gear dataset, and every fourth one that grew.
     """
     os.fsync = lambda _: None  # durability is not needed here
-    names = list(MAKERS)
+    names = [*MAKERS, *GROWN_MAKERS]
     readers.warm_up(names)
-    names.remove("gear")
+    datasets = ("gear", *GROWN_MAKERS)
+    names = [name for name in names if name not in datasets]
     tried: Counter[str] = Counter()
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="gear-chaos-") as scratch:
         sources: dict[str, Path | None] = {}
         for number in limit.numbers():
-            name = "gear" if number % 2 else names[number // 2 % len(names)]
+            of_kind = datasets if number % 2 else names
+            name = of_kind[number // 2 % len(of_kind)]
             if name not in sources:
                 sources[name] = readers.make_sources([name], Path(scratch)).get(name)
             if (source := sources[name]) is None:
                 continue
             case = readers.FuzzCase(seed, name, number)
             outcome = readers.run(case, source, Path(tempfile.gettempdir(), "gear-fuzz"))
-            tried[f"{'datasets' if name == 'gear' else 'sources'} {outcome}"] += 1
+            tried[f"{'datasets' if name in datasets else 'sources'} {outcome}"] += 1
             failures += [f"case {number}: python -m tests.fuzz.readers {case}"] if outcome == "failed" else []
     skipped = {name: "its library is not installed" for name, source in sources.items() if source is None}
     return ChaosResult("mutations", seed, tried.total(), dict(sorted(tried.items())), tuple(failures), skipped)

@@ -23,6 +23,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,14 +32,18 @@ import numpy as np
 import gear_data
 from gear_data.errors import GearError
 from gear_data.ingest.sources.registry import known_formats
+from gear_data.recording.journal_folder import journals_of
+from gear_data.storage.journal.quarantine import EPISODES, entries
+from gear_data.storage.journal.reading import read_journal
 from gear_data.video.indexing.demux import index_file
 from tests.fuzz.damage import damage
 from tests.fuzz.plain_readings import READERS, differences, frames_differ, source_differs, statistics_differ
+from tests.support.makers.grown import GROWN_MAKERS
 from tests.support.makers.videos import VIDEO_MAKERS
 from tests.support.rollouts import make_rollouts
 from tests.support.source_makers import MAKERS as SOURCE_MAKERS
 
-MAKERS = SOURCE_MAKERS | VIDEO_MAKERS
+MAKERS = SOURCE_MAKERS | VIDEO_MAKERS | GROWN_MAKERS
 #: Limits of a case, in seconds and in bytes of memory.
 TIME_LIMIT = 20
 MEMORY_LIMIT = 512 << 20
@@ -149,43 +154,95 @@ def _format(name: str) -> str:
 
 
 def read(folder: Path, rng: random.Random) -> int:
-    """Opens the gear datasets of a folder, reads all of them and verifies them.
+    """Opens the gear datasets of a folder, reads all of them and verifies them."""
+    return max([_CONVERTED, *(read_dataset(path, rng) for path in sorted(folder.iterdir()))])
+
+
+def read_dataset(path: Path, rng: random.Random) -> int:
+    """Opens a gear dataset, reads all of it and verifies it.
 
     The values of a dataset that verifies must be those that pyarrow reads from its files.
     """
-    status = _CONVERTED
-    for path in sorted(folder.iterdir()):
-        try:
-            # First: what cannot be opened is reported too.
-            deep = rng.random() < _DEEP
-            intact = gear_data.verify(path, deep=deep, progress=False).ok
-            ds = gear_data.open(
-                path, residency=rng.choice(("mmap", "host")), on_bad_shard=rng.choice(("error", "skip"))
-            )
-            episodes = []
-            for i in ds.episode_table.column("episode_id").to_pylist():
-                episode = ds.episode(i)
-                episodes.append({name: np.array(episode[name]) for name in ds.schema.names})
-                ds.final(i)
-            if intact:
-                difference = differences(path, iter(episodes))
-                if ds.schema.videos:
-                    difference = difference or frames_differ(path, ds, _PACKETS)
-                if deep:
-                    difference = difference or statistics_differ(path, ds.statistics)
-                if difference is not None:
-                    print(f"{path.name}: {difference}")
-                    return _FAILED
-            else:
-                status = _REFUSED
-        except GearError as error:
-            print(f"{type(error).__name__}: {error}")
-            status = _REFUSED
-    return status
+    try:
+        # First: what cannot be opened is reported too.
+        deep = rng.random() < _DEEP
+        intact = gear_data.verify(path, deep=deep, progress=False).ok
+        ds = gear_data.open(path, residency=rng.choice(("mmap", "host")), on_bad_shard=rng.choice(("error", "skip")))
+        episodes = []
+        for i in ds.episode_table.column("episode_id").to_pylist():
+            episode = ds.episode(i)
+            episodes.append({name: np.array(episode[name]) for name in ds.schema.names})
+            ds.final(i)
+        if not intact:
+            return _REFUSED
+        difference = differences(path, iter(episodes))
+        if ds.schema.videos:
+            difference = difference or frames_differ(path, ds, _PACKETS)
+        if deep:
+            difference = difference or statistics_differ(path, ds.statistics)
+    except GearError as error:
+        print(f"{type(error).__name__}: {error}")
+        return _REFUSED
+    if difference is not None:
+        print(f"{path.name}: {difference}")
+        return _FAILED
+    return _CONVERTED
+
+
+def grow(live: Path, rng: random.Random) -> int:
+    """Reads a dataset that grew with its sidecars and earlier generations, and publishes the journals beside it.
+
+    If the dataset verifies, it does so afterwards. No intact episode of it or of the journals is lost.
+    """
+    status = read_dataset(live, rng)
+    for generation in rng.sample(range(10), 3):
+        with suppress(GearError):
+            earlier = gear_data.open(live).at_generation(generation)
+            earlier.quantiles("rewards")
+            for episode in earlier.with_discount(0.9):
+                np.array(episode["returns_to_go"])
+    before = _episodes(live) if status == _CONVERTED else Counter()
+    for journal in sorted(journals_of(live).glob("*/*.arrows")):
+        before += _recorded(journal) if status == _CONVERTED else Counter()
+    try:
+        gear_data.Writer(live).close()
+    except GearError as error:
+        print(f"{type(error).__name__}: {error}")
+        return max(_REFUSED, status)
+    after = read_dataset(live, rng)
+    if status != _CONVERTED or after == _FAILED:
+        return max(status, after)
+    if after == _REFUSED:
+        print("a publication has damaged the dataset")
+        return _FAILED
+    left = _episodes(live)
+    for entry in entries(live):
+        left += _recorded(entry.episodes) if entry.holds == EPISODES else Counter()
+    if lost := before - left:
+        print(f"{lost.total()} episodes are lost")
+        return _FAILED
+    return _CONVERTED
+
+
+def _episodes(folder: Path) -> Counter[bytes]:
+    """Returns the episodes of a dataset, as the bytes of two columns."""
+    return Counter(episode["actions"].tobytes() + episode["rewards"].tobytes() for episode in gear_data.open(folder))
+
+
+def _recorded(journal: Path) -> Counter[bytes]:
+    """Returns the intact episodes of a journal, likewise."""
+    try:
+        episodes = [episode.columns for episode in read_journal(journal).episodes]
+    except GearError:
+        return Counter()
+    names = ("actions", "rewards")
+    return Counter(b"".join(each[name].tobytes() for name in names) for each in episodes if {*names} <= each.keys())
 
 
 def check(name: str, source: Path, destination: Path, rng: random.Random) -> int:
     """Reads a source of a maker: opens a gear dataset, converts any other source."""
+    if name in GROWN_MAKERS:
+        return grow(source / "live", rng)
     return read(source, rng) if name.startswith("gear") else convert(name, source, destination, rng)
 
 
@@ -273,6 +330,9 @@ def warm_up(names: list[str]) -> None:
     if VIDEO_MAKERS.keys() & {*names}:
         for module in ("av", "gear_data.video.decoding.pyav"):
             importlib.import_module(module)
+    if GROWN_MAKERS.keys() & {*names}:
+        for module in ("sealing", "sinks.journal_sink", "writer"):
+            importlib.import_module(f"gear_data.recording.{module}")
     if "rlds" in names:
         try:
             for module in ("tensorflow_datasets", "tensorflow", "keras"):

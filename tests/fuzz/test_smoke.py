@@ -16,7 +16,7 @@ from tests.fuzz import readers
 
 
 def test_damaged_sources_give_typed_errors_only(tmp_path: Path) -> None:
-    formats = ("step-rows", "d4rl", "npz", "gear", "lerobot-videos")
+    formats = ("step-rows", "d4rl", "npz", "gear", "grown", "lerobot-videos")
     command = [sys.executable, "-m", "tests.fuzz.readers", "--keep", str(tmp_path), "--seconds", "3", "--seed", "7"]
     command += [f"--format={name}" for name in formats]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -24,7 +24,7 @@ def test_a_disk_that_fills_up_between_two_journals(tmp_path: Path, monkeypatch: 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     journals = JournalFolder(tmp_path / "d")
-    journals.begin([ColumnSpec("actions", "int64")], (), most_bytes=1, most_steps=None)
+    journals.begin([ColumnSpec("actions", "int64")], (), after="", most_bytes=1, most_steps=None)
     for number in range(4):
         episode = RecordedEpisode({"actions": np.full(3, number)}, True, False)
         if number:

@@ -64,14 +64,14 @@ def killed(folder: Path, seconds: float) -> int:
 
 def recorded_numbers(folder: Path) -> list[int]:
     """Returns the numbers of all finished episodes: of the dataset, then of the journals that it lacks."""
-    found, sealed = [], dict[str, int]()
+    found, growth = [], None
     if (folder / "manifest.json").exists():
         ds = gear_data.open(folder)
         found = ds.episodes["number"].to_list()
-        sealed = dict(ds.manifest.growth.sealed) if ds.manifest.growth else {}
+        growth = ds.manifest.growth
     for path in sorted(folder.parent.glob("recorded.journal/000/*.arrows")):
         journal = read_journal(path)
-        if int(path.stem) > sealed.get(journal.series, -1):
+        if growth is None or not growth.has_journal(journal.series, int(path.stem)):
             found += [int(episode.facts["number"]) for episode in journal.episodes]
     return found
 

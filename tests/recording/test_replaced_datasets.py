@@ -209,7 +209,7 @@ def test_a_dataset_forgets_the_writers_that_published_first(tmp_path: Path, monk
             record(lasting, 101 + number)
             lasting.seal()
             sizes.append(len(growth_of(live).sealed))
-            assert growth_of(live).sealed[series] == number + 1
+            assert growth_of(live).sealed[series].number == number + 1
     assert sizes == [2, 3, 3, 3, 3, 3]
     assert sorted(numbers_in(live)) == [*range(6), *range(100, 107)]
 

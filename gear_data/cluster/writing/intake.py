@@ -88,7 +88,7 @@ class EpisodeIntake:
         self._insert_limit = insert_limit
         self._mutex = threading.Lock()
         self.columns = earlier.columns
-        self._sequences = dict(earlier.sequences)
+        self._sequences, self._forgotten = dict(earlier.sequences), earlier.forgotten
         self._has_begun = self._is_unsynced = False
         self.episodes = self.steps = 0
         #: Number of the next received videos.
@@ -206,6 +206,11 @@ class EpisodeIntake:
                     raise
                 self._is_unsynced = False
             return self._sequences.get(client, -1)
+
+    def has_forgotten(self, client: str) -> bool:
+        """Returns whether the log may have episodes of a writer, and the intake does not know."""
+        with self._mutex:
+            return client not in self._sequences and client <= self._forgotten
 
     def forget(self, client: str) -> None:
         """Lets the log forget a writer that sends no episode any more."""

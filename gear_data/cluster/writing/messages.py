@@ -57,12 +57,14 @@ class ServerHello(msgspec.Struct, frozen=True):
     """The server's answer to a `WriterHello`.
 
     Attributes:
-        last: sequence number of the writer's last episode that the server has; -1: it has none.
+        last: sequence number of the writer's last episode that the server has; -1: it has none, or does not know.
+        forgot: whether the server may have episodes of the writer, and does not know.
         max_episode_bytes: size of the largest episode that the server takes, with its videos.
         columns, cameras: of the server's episodes, as in `WriterHello`; null: it has none yet.
     """
 
     last: int
+    forgot: bool
     max_episode_bytes: int
     columns: msgspec.Raw
     cameras: tuple[VideoRecord, ...] = ()
@@ -101,14 +103,14 @@ def writer_hello(client: str, columns: Sequence[ColumnSpec], *, leaves: bool = F
     return msgspec.json.encode(WriterHello(VERSION, sys.byteorder, client, *_described(columns), leaves))
 
 
-def server_hello(last: int, max_episode_bytes: int, columns: Sequence[ColumnSpec]) -> bytes:
+def server_hello(last: int, forgot: bool, max_episode_bytes: int, columns: Sequence[ColumnSpec]) -> bytes:
     """Returns the bytes of a `ServerHello`.
 
     Args:
-        last, max_episode_bytes: see `ServerHello`.
+        last, forgot, max_episode_bytes: see `ServerHello`.
         columns: the columns and cameras of the server's episodes; empty: it has none yet.
     """
-    return msgspec.json.encode(ServerHello(last, max_episode_bytes, *_described(columns)))
+    return msgspec.json.encode(ServerHello(last, forgot, max_episode_bytes, *_described(columns)))
 
 
 def _described(columns: Sequence[ColumnSpec]) -> tuple[msgspec.Raw, tuple[VideoRecord, ...]]:

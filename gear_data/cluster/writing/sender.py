@@ -61,6 +61,8 @@ class EpisodeSender:
         self._trouble: NodeUnreachableError | None = None
         #: Sequence number of the last acknowledged episode, and the time of the acknowledgement.
         self._acknowledged, self._progress = -1, time.monotonic()
+        #: Sequence number of the last episode that a call has sent, or tried to send.
+        self._sent = -1
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="gear-data-writer", daemon=True)
         self._thread.start()
@@ -151,8 +153,10 @@ class EpisodeSender:
             try:
                 if failures:
                     # The last call may have arrived, without its acknowledgement.
-                    last = self._connection.hello(self._columns).last
-                    self._warn_of_losses(last)
+                    hello = self._connection.hello(self._columns)
+                    last = hello.last
+                    if not hello.forgot:
+                        self._warn_of_losses(last)
                     if last > self._acknowledged:
                         self._acknowledge(last)
                     if self._drop_refused(last):
@@ -160,9 +164,12 @@ class EpisodeSender:
                         continue
                     if episodes[-1].sequence > last:
                         episodes = [each for each in episodes if each.sequence > last]
-                        last = self._connection.put(self._columns, episodes)
+                        again = [each for each in episodes if each.sequence <= self._sent]
+                        last = self._put(episodes)
+                        if hello.forgot and again:
+                            self._warn_of_copies(len(again))
                 else:
-                    last = self._connection.put(self._columns, episodes)
+                    last = self._put(episodes)
             except NodeUnreachableError as error:
                 failures += 1
                 self._pause(error, min(FIRST_DELAY * 2 ** (failures - 1), LAST_DELAY))
@@ -176,6 +183,10 @@ class EpisodeSender:
             else:
                 failures = 0
                 self._acknowledge(last)
+
+    def _put(self, episodes: Sequence[OutgoingEpisode]) -> int:
+        self._sent = max(self._sent, episodes[-1].sequence)
+        return self._connection.put(self._columns, episodes)
 
     def _drop_refused(self, last: int) -> bool:
         """Drops the episode that the server refused for its contents; returns False if it refused none.
@@ -237,6 +248,14 @@ class EpisodeSender:
                 self._connection.name,
                 self._acknowledged - last,
             )
+
+    def _warn_of_copies(self, number: int) -> None:
+        _log.warning(
+            "%s: %d episodes may be in the dataset twice: their acknowledgement was lost, and the server has forgotten "
+            "this Writer since; gear-data dedupe leaves copies out",
+            self._connection.name,
+            number,
+        )
 
 
 def _unexpected(error: Exception) -> ClusterError:

@@ -65,10 +65,10 @@ class WriteServer(ProtectedServer):
             columns = hello_columns(hello, None)
             if columns:
                 self._intake.check_columns(columns)
-            last = self._intake.synced(hello.client)
+            last, forgot = self._intake.synced(hello.client), self._intake.has_forgotten(hello.client)
             if hello.leaves:
                 self._intake.forget(hello.client)
-            answer = server_hello(last, self._intake.limits.episode_bytes, self._intake.columns)
+            answer = server_hello(last, forgot, self._intake.limits.episode_bytes, self._intake.columns)
             self.counts.add(sent_bytes=len(answer))
             yield answer
 

@@ -11,6 +11,7 @@ from gear_data.errors import DatasetNotFoundError
 from gear_data.growing.added_journals import AddedJournal, SealedJournal, placed
 from gear_data.growing.folder.sweep import has_earlier, sweep
 from gear_data.growing.publish import GenerationStore
+from gear_data.growing.returned import sort_journals
 from gear_data.ingest.card import CARD_NAME
 from gear_data.storage.atomic import fsync, link_file, typed_write_errors
 from gear_data.storage.generations.growth import Growth, generation_file
@@ -52,21 +53,23 @@ class FolderGenerations(GenerationStore[SealedJournal]):
             yield self._current
 
     def waiting(self, growth: Growth) -> Sequence[SealedJournal]:
-        new = [each for each in self._journals if each.number > growth.sealed.get(each.writer, -1)]
-        if new and self._current is not None and has_earlier(self._folder, self._current):
+        found = sort_journals(growth, self._journals)
+        for journal, reason in found.doubtful:
+            self.set_aside(journal, reason)
+        if found.new and self._current is not None and has_earlier(self._folder, self._current):
             # Readers may have gone since the last publication, and the disk may be full.
             sweep(self._folder, self._current)
-        return new
+        return found.new
 
     def named(self, generation: int) -> str:
         return f"{generation:06d}"
 
     def added(self, journal: SealedJournal, part: str) -> AddedJournal:
-        manifest = Manifest.load(journal.folder)
-        draft = placed(self.files, journal.folder, manifest, part)
-        return AddedJournal(journal.writer, journal.number, journal.sequences, manifest, draft)
+        draft = placed(self.files, journal.folder, journal.manifest, part)
+        return AddedJournal(journal.writer, journal.number, journal.sequences, journal.manifest, draft)
 
     def set_aside(self, journal: SealedJournal, reason: str) -> None:
+        self._journals = [each for each in self._journals if each is not journal]
         self._set_aside(journal, reason)
 
     def replace(self, manifest: Manifest, text: str, card: str | None) -> None:

@@ -65,7 +65,7 @@ class BucketGenerations(GenerationStore[SealedName]):
     def waiting(self, growth: Growth) -> Sequence[SealedName]:
         self._journals = listed_journals(self._bucket.objects.files(JOURNALS))
         self.kept = {name.writer for name in self._journals}
-        names = [name for name in waiting_journals(self._journals) if not name.is_published(growth.sealed)]
+        names = [name for name in waiting_journals(self._journals) if not name.is_published(growth)]
         if names and self._current is not None:
             self.files.fetch(self._current)
         return names

@@ -21,6 +21,7 @@ from gear_data.growing.object_store.sealed_objects import (
     lasting_files,
     listed_journals,
 )
+from gear_data.growing.next_generation import growth_of
 from gear_data.growing.part_statistics import part_file
 from gear_data.ingest.videos.draft import kept_videos
 from gear_data.storage.generations.growth import GENERATIONS, JOURNALS, TABLES, generation_file
@@ -94,14 +95,14 @@ def remove_published(
     Raises:
         GearError: a file cannot be read or removed. A later call goes on.
     """
-    sealed = {} if newest.growth is None else newest.growth.sealed
+    growth = growth_of(newest)
     published = {
-        name: files for name, files in journals.items() if name.is_published(sealed) and name.reason not in files
+        name: files for name, files in journals.items() if name.is_published(growth) and name.reason not in files
     }
     if not published:
         return
     before = bucket.manifest(generation_file(newest.generation - 1)) if newest.generation > 1 else None
-    earlier = {} if before is None or before.growth is None else before.growth.sealed
+    earlier = growth_of(before)
     listed = _files(mirror, newest)
     for name, files in published.items():
         # The files of a journal of an earlier generation may have a reader: `remove_replaced` removes them.
@@ -123,7 +124,6 @@ def remove_unfinished(bucket: Bucket) -> None:
     newest = bucket.newest()
     if newest is None or newest.growth is None:
         return
-    sealed = newest.growth.sealed
     times = bucket.objects.times()
     journals = listed_journals(list(times))
     replaced = _replaced({file: time for file, time in times.items() if file.startswith(f"{GENERATIONS}/")})
@@ -135,7 +135,7 @@ def remove_unfinished(bucket: Bucket) -> None:
         if file.startswith(PROBE):
             gone.append(file)
         elif (journal := SealedName.of(name)) is not None:
-            if not journal.is_published(sealed) and journal.manifest not in journals.get(journal, ()):
+            if not journal.is_published(newest.growth) and journal.manifest not in journals.get(journal, ()):
                 gone.append(file)
         elif (match := _MADE.match(name)) is not None and file not in listed[newest.generation]:
             # A file of generation g is in g and in all later ones up to some generation.

@@ -4,6 +4,9 @@ The shards, videos and statistics of a sealed journal have their final names. It
 `journals/WRITER-NUMBER/`. The manifest is written last, and only once. Any writer may publish a sealed journal: it
 becomes a part of the dataset when a manifest of the dataset has its number in `sealed`.
 
+Before its first file, the journal claims its name by a conditional put. So of two copies of a machine only one can write
+its files, which have the same names.
+
 A journal that cannot join the dataset stays there, with the file `reason.json`: this is its quarantine.
 """
 
@@ -14,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gear_data.errors import DestinationExistsError
 from gear_data.growing.added_journals import AddedJournal, placed
 from gear_data.growing.draft import draft_of
 from gear_data.growing.object_store.bucket import Bucket
@@ -22,13 +24,13 @@ from gear_data.growing.object_store.mirror import Mirror
 from gear_data.growing.part_statistics import part_file
 from gear_data.ingest.videos.draft import kept_videos
 from gear_data.storage.atomic import link_file
-from gear_data.storage.generations.growth import JOURNALS, Part
+from gear_data.storage.generations.growth import JOURNALS, Growth, Part
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest
 from gear_data.storage.writing.staging import manifest_text, write_table
 from gear_data.video.index_tables import FILES_TABLE
 
 #: A series of journals; or 16 hexadecimal digits for a journal without a series, of an earlier version.
-NAME = r"([0-9a-z]{11}|[0-9a-f]{16})-(\d{6,})"
+NAME = r"([0-9a-v]{15}|[0-9a-f]{16})-(\d{6,})"
 
 
 @dataclass(frozen=True, order=True)
@@ -52,6 +54,11 @@ class SealedName:
         return f"{JOURNALS}/{self}/{MANIFEST_NAME}"
 
     @property
+    def claim(self) -> str:
+        """The file that keeps other episodes from having this name. It has the fingerprint of the episodes."""
+        return f"{JOURNALS}/{self}/claim"
+
+    @property
     def reason(self) -> str:
         """The file that says why it cannot join the dataset."""
         return f"{JOURNALS}/{self}/reason.json"
@@ -62,13 +69,9 @@ class SealedName:
         match = re.fullmatch(NAME, text)
         return None if match is None else SealedName(match[1], int(match[2]))
 
-    def is_published(self, sealed: Mapping[str, int]) -> bool:
-        """Returns whether a dataset has the journal.
-
-        Args:
-            sealed: see `Growth`.
-        """
-        return self.number <= sealed.get(self.writer, -1)
+    def is_published(self, growth: Growth) -> bool:
+        """Returns whether a dataset has the journal."""
+        return growth.has_journal(self.writer, self.number)
 
 
 def listed_journals(files: Sequence[str]) -> dict[SealedName, list[str]]:
@@ -86,6 +89,16 @@ def waiting_journals(listed: Mapping[SealedName, Sequence[str]]) -> list[SealedN
     return [name for name, files in listed.items() if name.manifest in files and name.reason not in files]
 
 
+def claim_name(bucket: Bucket, name: SealedName, fingerprint: str) -> bool:
+    """Claims the name of a sealed journal, until it is published. Returns whether no other episodes have it.
+
+    Raises:
+        RemoteError: the server cannot be reached.
+        UnwritableError: the bucket cannot be written to.
+    """
+    return bucket.conditional.put(name.claim, fingerprint.encode(), None)
+
+
 def upload_sealed(mirror: Mirror, bucket: Bucket, folder: Path, name: SealedName) -> Manifest:
     """Uploads a sealed journal: whole, or nobody sees it. A second call for the same journal changes nothing.
 
@@ -93,20 +106,17 @@ def upload_sealed(mirror: Mirror, bucket: Bucket, folder: Path, name: SealedName
         mirror: local copies of the bucket's files.
         bucket: the bucket.
         folder: the dataset into which the journal was sealed.
-        name: its name.
+        name: its name, which it has claimed.
 
     Returns:
         The manifest in the bucket.
 
     Raises:
-        DestinationExistsError: there is another journal of this name.
         RemoteError: the server cannot be reached.
         StorageFullError, UnwritableError: the bucket or the mirror cannot be written to.
     """
     manifest = Manifest.load(folder)
     if (uploaded := bucket.manifest(name.manifest)) is not None:  # by a process that was killed then
-        if uploaded.fingerprint != manifest.fingerprint:
-            raise _name_taken(bucket, name)
         return uploaded
     draft = placed(mirror, folder, manifest, str(name))
     tables = {}
@@ -119,16 +129,8 @@ def upload_sealed(mirror: Mirror, bucket: Bucket, folder: Path, name: SealedName
     manifest = replace(manifest, shards=draft.shards, tables=tables)
     mirror.upload([*sorted(lasting_files(mirror, manifest, name)), *(entry.file for entry in tables.values())])
     text = manifest_text(manifest, mirror, "record shorter episodes").encode()
-    if not bucket.conditional.put(name.manifest, text, None):
-        raise _name_taken(bucket, name)
+    bucket.conditional.put(name.manifest, text, None)  # or a copy of this machine has put the same episodes
     return manifest
-
-
-def _name_taken(bucket: Bucket, name: SealedName) -> DestinationExistsError:
-    return DestinationExistsError(
-        f"another Writer has uploaded other episodes as {name}", file=bucket.url,
-        hint="its machine was copied while it ran: convert the journal to another dataset, then remove the journal",
-    )  # fmt: skip
 
 
 def lasting_files(mirror: Mirror, manifest: Manifest, name: SealedName) -> set[str]:

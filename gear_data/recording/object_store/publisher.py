@@ -10,21 +10,22 @@ import pyarrow as pa
 import xxhash
 
 from gear_data.errors import DatasetReplacedError, GearError
+from gear_data.growing.added_journals import SealedJournal
+from gear_data.growing.next_generation import growth_of
 from gear_data.growing.object_store.bucket import Bucket
 from gear_data.growing.object_store.generations import BucketGenerations
 from gear_data.growing.object_store.mirror import Mirror
 from gear_data.growing.object_store.retirement import keep_seconds, remove_unfinished
-from gear_data.growing.object_store.sealed_objects import (
-    SealedName,
-    upload_sealed,
-)
+from gear_data.growing.object_store.sealed_objects import SealedName, claim_name, upload_sealed
 from gear_data.growing.publish import Publication, publish
+from gear_data.growing.returned import WAY_OUT, sort_journals
 from gear_data.growing.seal_options import SealOptions
 from gear_data.recording.acceptance.checks import Acceptance
-from gear_data.recording.journal_folder import JournalFolder, journals_of, visit_left_behind
+from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of, visit_left_behind
 from gear_data.recording.object_store.local_journals import journal_base
-from gear_data.recording.publisher import JournalPublisher, growth_id, sealed_numbers
-from gear_data.recording.sealing import sealed
+from gear_data.recording.publisher import JournalPublisher, growth_id
+from gear_data.recording.sealing import sealed, set_aside_whole
+from gear_data.storage.generations.growth import Growth
 from gear_data.storage.journal.reading import Journal, read_journal
 from gear_data.storage.journal.writing import SUFFIX
 from gear_data.storage.manifest import Manifest
@@ -70,10 +71,9 @@ class BucketPublisher(JournalPublisher):
     def num_waiting(self) -> int:
         """Returns the number of episodes on this machine that no generation has."""
         newest = self.newest()
-        published = sealed_numbers(newest)
-        is_converted = Acceptance(self.location, newest, None).is_converted
+        growth, is_converted = growth_of(newest), Acceptance(self.location, newest, None).is_converted
         return self.journals.num_episodes(
-            lambda journal, number: number <= published.get(journal.series, -1), is_converted
+            lambda journal, number: growth.has_journal(journal.series, number), is_converted
         )
 
     def upload(self, files: Sequence[Path], *, progress: bool | None) -> None:
@@ -148,16 +148,48 @@ class _Uploads:
         """Uploads journals in order, and removes them here."""
         newest = self._bucket.newest() if files or self.waiting else None
         self._check_waiting(newest)
-        acceptance = _acceptance(self._bucket, newest)
-        for file in files:
+        growth, acceptance = growth_of(newest), _acceptance(self._bucket, newest)
+
+        def seal(file: Path) -> SealedJournal | None:
             contents = read_journal(file)
-            name = SealedName(_writer_of(file, contents), int(file.stem))
-            is_published = name.is_published(sealed_numbers(newest))
-            folder = None if is_published else sealed(file, contents, progress, acceptance)
-            if folder is not None:
-                manifest = upload_sealed(self.mirror, self._bucket, folder, name)
-                self.waiting[name] = (manifest.episodes, manifest.steps)
+            name = _name_of(file, contents)
+            folder = sealed(file, contents, progress, acceptance)
+            if folder is None:
+                return None
+            comes_back = file not in self._journals.new and self._bucket.conditional.read(name.claim) is None
+            return SealedJournal(name.writer, name.number, folder, Manifest.load(folder), comes_back)
+
+        earlier = [file for file in files if _may_have(growth, _name_of(file, read_journal(file)))]
+        lacks = self._lacks(growth, [journal for file in earlier if (journal := seal(file)) is not None])
+        for file in files:
+            journal = seal(file) if file not in earlier or segment_of(file) in lacks else None
+            if journal is not None:
+                self._upload(file, journal, growth)
             self._journals.remove(file)
+
+    def _lacks(self, growth: Growth, journals: Sequence[SealedJournal]) -> set[Path]:
+        """Returns the folders of the journals that the dataset lacks. Keeps those of which nobody knows."""
+        found = sort_journals(growth, journals)
+        for journal, reason in found.doubtful:
+            self._keep(growth, journal, reason)
+        return {journal.folder for journal in found.new}
+
+    def _keep(self, growth: Growth, journal: SealedJournal, reason: str) -> None:
+        set_aside_whole(journal.folder, reason)
+        self._journals.begin_series(growth.largest_series)  # a copy of this machine may use the same one
+
+    def _upload(self, file: Path, journal: SealedJournal, growth: Growth) -> None:
+        name = SealedName(journal.writer, journal.number)
+        if claim_name(self._bucket, name, journal.manifest.fingerprint):
+            self._journals.new.discard(file)
+            # A copy of this machine may have published it before the claim. Nobody can publish it after the claim.
+            growth = growth_of(self._bucket.newest())
+            if not name.is_published(growth) or self._lacks(growth, [journal]):
+                upload_sealed(self.mirror, self._bucket, journal.folder, name)
+                self.waiting[name] = (journal.manifest.episodes, journal.manifest.steps)
+        else:
+            reason = f"another Writer has uploaded other episodes as {name}: its machine was copied while it ran"
+            self._keep(growth, journal, f"{reason}; {WAY_OUT}")
 
     def _check_waiting(self, newest: Manifest | None) -> None:
         """Checks that the bucket still has what this process uploaded, if another dataset has taken the place.
@@ -168,10 +200,8 @@ class _Uploads:
         growth, self._growth = self._growth, growth_id(newest)
         if growth in ("", self._growth):
             return
-        sealed_there = sealed_numbers(newest)
-        there = {
-            name for name in self.waiting if self._bucket.manifest(name.manifest) or name.is_published(sealed_there)
-        }
+        new = growth_of(newest)
+        there = {name for name in self.waiting if self._bucket.manifest(name.manifest) or name.is_published(new)}
         if gone := [self.waiting.pop(name)[0] for name in self.waiting.keys() - there]:
             raise DatasetReplacedError(
                 f"the dataset was replaced, and {sum(gone)} episodes that this Writer had uploaded were removed",
@@ -180,9 +210,14 @@ class _Uploads:
             )
 
 
-def _writer_of(file: Path, journal: Journal) -> str:
-    """Returns the writer in the name of a sealed journal. The same journal has the same one, on every machine."""
-    return journal.series or journal.id.decode() or xxhash.xxh3_64_hexdigest(file.read_bytes())
+def _name_of(file: Path, journal: Journal) -> SealedName:
+    """Returns the name of a sealed journal. The same journal has the same one, on every machine."""
+    writer = journal.series or journal.id.decode() or xxhash.xxh3_64_hexdigest(file.read_bytes())
+    return SealedName(writer, int(file.stem))
+
+
+def _may_have(growth: Growth, name: SealedName) -> bool:
+    return name.is_published(growth) or growth.has_forgotten(name.writer)
 
 
 def _acceptance(bucket: Bucket, manifest: Manifest | None) -> Acceptance:

@@ -10,6 +10,7 @@ from copy import copy
 from pathlib import Path
 
 from gear_data.errors import GearError
+from gear_data.growing.next_generation import growth_of
 from gear_data.growing.publish import Publication
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.publisher import JournalPublisher, growth_id
@@ -93,7 +94,10 @@ class JournalSink(EpisodeSink):
         options = self._publisher.options
         with self._mutex:
             self._acceptance, self._columns, self._growth = acceptance, (columns, cameras), growth_id(manifest)
-            self._journals.begin(columns, cameras, most_bytes=options.part_bytes, most_steps=options.part_steps)
+            self._journals.begin(
+                columns, cameras, after=growth_of(manifest).largest_series, most_bytes=options.part_bytes,
+                most_steps=options.part_steps,
+            )  # fmt: skip
 
     def append(self, episode: RecordedEpisode) -> None:
         """Appends an episode to the journal.

@@ -23,6 +23,7 @@ from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.recording.sinks.episode_sink import EpisodeSink
 from gear_data.schema import ColumnSpec, split_cameras
 from gear_data.storage.journal.record import EpisodeOrigin, RecordedEpisode
+from gear_data.storage.journal.writing import new_series
 
 _DEFAULT_TIMEOUT, _DEFAULT_BUFFER = 300.0, 256 << 20
 
@@ -50,7 +51,7 @@ class RemoteSink(EpisodeSink):
         options.check(addresses[0])
         self._seconds = env_seconds(WRITE_TIMEOUT_VARIABLE, _DEFAULT_TIMEOUT)
         self._buffer_bytes = env_int(WRITE_BUFFER_VARIABLE, _DEFAULT_BUFFER, 1, 1 << 40)
-        self._connection = WriteConnection(Endpoint(addresses[0], options), secrets.token_hex(16))
+        self._connection = WriteConnection(Endpoint(addresses[0], options), f"{new_series()}{secrets.token_hex(8)}")
         self._hello = self._connection.hello(())
         self._columns: tuple[ColumnSpec, ...] = ()
         #: Videos that the server's disk does not have.

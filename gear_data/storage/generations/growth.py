@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from gear_data.common.typed_json import Count, resolved
+from gear_data.storage.journal.writing import is_series
 
 #: Folder of the generations' manifests, in the folder of the dataset.
 GENERATIONS = "generations"
@@ -37,6 +38,19 @@ class Part(msgspec.Struct, frozen=True):
 
 
 @resolved
+class LastJournal(NamedTuple):
+    """The last journal of a series in a dataset.
+
+    Attributes:
+        number: of the journal.
+        content: the start of the fingerprint of its episodes. Two copies of a machine may record other ones under it.
+    """
+
+    number: int
+    content: str
+
+
+@resolved
 class GrowthRecord(msgspec.Struct, frozen=True):
     """Growth in JSON. See `Growth`."""
 
@@ -44,8 +58,10 @@ class GrowthRecord(msgspec.Struct, frozen=True):
     generation: Count
     next_id: Count
     base: str | None
-    sealed: dict[str, int]
+    sealed: dict[str, LastJournal]
     sequences: dict[str, int]
+    forgotten: str
+    forgotten_clients: str
     parts: list[Part]
 
 
@@ -58,9 +74,12 @@ class Growth:
         generation: number of this one, from 1. Generation 0 is the dataset before it grew.
         next_id: the id of the next episode. Ids are never used again.
         base: identity of generation 0; None if a Writer made the dataset.
-        sealed: series of journals -> number of its last journal in this dataset. Of journals of earlier versions: the
-            name of their folder; in an object store: their id.
+        sealed: series of journals -> its last journal in this dataset. Of journals of earlier versions: the name of their
+            folder; in an object store: their id.
         sequences: client of a server for writers -> sequence number of its last episode in this dataset.
+        forgotten: the largest series that `sealed` had and has not any more; empty: there is none. A smaller series that
+            `sealed` does not have may be in the dataset.
+        forgotten_clients: likewise, of `sequences`.
         parts: the shards in order, in parts.
     """
 
@@ -68,9 +87,24 @@ class Growth:
     generation: int
     next_id: int
     base: str | None
-    sealed: Mapping[str, int] = field(default_factory=dict)
+    sealed: Mapping[str, LastJournal] = field(default_factory=dict)
     sequences: Mapping[str, int] = field(default_factory=dict)
+    forgotten: str = ""
+    forgotten_clients: str = ""
     parts: Sequence[Part] = ()
+
+    @property
+    def largest_series(self) -> str:
+        """The largest series that the dataset knows; empty: it knows none."""
+        return max(self.forgotten, *filter(is_series, self.sealed), "")
+
+    def has_journal(self, series: str, number: int) -> bool:
+        """Returns whether the dataset has a journal, or another one of the same name."""
+        return series in self.sealed and number <= self.sealed[series].number
+
+    def has_forgotten(self, series: str) -> bool:
+        """Returns whether the dataset may have journals of a series, and does not know."""
+        return series not in self.sealed and is_series(series) and series <= self.forgotten
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON form of a `GrowthRecord`."""
@@ -81,6 +115,8 @@ class Growth:
             "base": self.base,
             "sealed": dict(self.sealed),
             "sequences": dict(self.sequences),
+            "forgotten": self.forgotten,
+            "forgotten_clients": self.forgotten_clients,
             "parts": [msgspec.to_builtins(part) for part in self.parts],
         }
 
@@ -89,7 +125,7 @@ class Growth:
         """Returns the growth of a record."""
         return Growth(
             record.id, record.generation, record.next_id, record.base, record.sealed, record.sequences,
-            tuple(record.parts),
+            record.forgotten, record.forgotten_clients, tuple(record.parts),
         )  # fmt: skip
 
 

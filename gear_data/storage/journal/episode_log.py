@@ -56,10 +56,12 @@ class EarlierEpisodes:
     Attributes:
         columns: their columns and cameras; empty: there are none. Cameras have a `video`.
         sequences: id of a writer on another machine -> the sequence number of its last episode.
+        forgotten: ids up to this one that are not in `sequences` may have episodes, too. See `Growth`.
     """
 
     columns: tuple[ColumnSpec, ...] = ()
     sequences: Mapping[str, int] = field(default_factory=dict)
+    forgotten: str = ""
 
 
 def last_sequences(episodes: Iterable[RecordedEpisode], published: Mapping[str, int]) -> dict[str, int]:

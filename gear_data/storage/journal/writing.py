@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,8 +31,10 @@ CAMERAS = b"gear.cameras"
 ID = b"gear.id"
 #: Key of the checksum of all of them there.
 CHECKSUM = b"gear.checksum"
-#: Characters of a series. A journal's id has them, `-`, and its number.
-_SERIES = 11
+#: Bytes of a series: the second in which it began, and random ones. A journal's id has 3 more, of its number.
+_SERIES, _SECONDS = 9, 4
+#: Characters of a series.
+_SERIES_TEXT = 15
 
 
 class JournalWriter:
@@ -120,22 +124,44 @@ class JournalWriter:
         self.bytes += len(data)
 
 
-def new_series() -> str:
+def new_series(after: str = "") -> str:
     """Returns a random series, for the journals of one Writer. No other Writer has it, so its numbers mean one journal.
 
-    Letters are lower case: some file systems do not tell the cases apart.
+    Series ascend with the times at which they began. Letters are lower case: some file systems do not tell the cases
+    apart.
+
+    Args:
+        after: a series. The new one is larger, whatever this machine's clock says.
     """
-    return base64.b32encode(secrets.token_bytes(7)).decode().lower()[:_SERIES]
+    second = max(int(time.time()), int.from_bytes(_series_bytes(after)[:_SECONDS]) + 1 if after else 0)
+    begin = min(max(second, 0), (1 << 8 * _SECONDS) - 1).to_bytes(_SECONDS)
+    return _series_text(begin + secrets.token_bytes(_SERIES - _SECONDS))
+
+
+def _series_text(series: bytes) -> str:
+    return base64.b32hexencode(series).decode().lower()[:_SERIES_TEXT]
+
+
+def _series_bytes(series: str) -> bytes:
+    return base64.b32hexdecode(f"{series.upper()}=")
+
+
+def is_series(text: str) -> bool:
+    """Returns whether a text can be a series."""
+    return re.fullmatch(f"[0-9a-v]{{{_SERIES_TEXT}}}", text) is not None
 
 
 def journal_id(series: str, number: int) -> str:
     """Returns the id of a journal, 16 characters."""
-    return f"{series}-{base64.urlsafe_b64encode((number % (1 << 24)).to_bytes(3)).decode()}"
+    # 22 bits, so that the first character of the number is a capital. Ids of earlier versions have none.
+    return base64.urlsafe_b64encode(_series_bytes(series) + (number % (1 << 22)).to_bytes(3)).decode()
 
 
 def series_of(journal: bytes) -> str:
     """Returns the series of a journal with an id; empty: it has none."""
-    return journal[:_SERIES].decode(errors="replace") if journal[_SERIES : _SERIES + 1] == b"-" else ""
+    if not re.fullmatch(rb"[\w-]{12}[A-P][\w-]{3}", journal):
+        return ""
+    return _series_text(base64.urlsafe_b64decode(journal)[:_SERIES])
 
 
 def describe_cameras(cameras: Sequence[ColumnSpec]) -> bytes:

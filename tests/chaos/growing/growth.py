@@ -19,6 +19,7 @@ from pathlib import Path
 
 import gear_data
 from gear_data.errors import GearError
+from gear_data.storage.generations.growth import Growth
 from gear_data.storage.journal.reading import read_journal
 from tests.chaos.result import ChaosResult, Limit
 from tests.support.chaos.case_folder import failure_of, last_lines, log_of
@@ -119,7 +120,7 @@ def _fault(case: Path, kind: str, evicts: str, place: Call) -> str | None:
 def _wrong(case: Path, evicts: str, acknowledged: int) -> str | None:
     """Returns what is wrong with the episodes of dataset and journals."""
     found: list[int] = []
-    sealed: dict[str, int] = {}
+    growth: Growth | None = None
     if (case / "data/manifest.json").exists():
         ds = gear_data.open(case / "data")
         report = gear_data.verify(case / "data", deep=True, progress=False)
@@ -132,10 +133,10 @@ def _wrong(case: Path, evicts: str, acknowledged: int) -> str | None:
             return f"{ds.num_steps} steps are above the limit"
         if any(ds[position]["actions"].tolist() != steps_of(number, evicts) for position, number in enumerate(found)):
             return "an episode has other steps"
-        sealed = {} if ds.manifest.growth is None else dict(ds.manifest.growth.sealed)
+        growth = ds.manifest.growth
     for path in sorted((case / "data.journal/000").glob("*.arrows")):
         journal = read_journal(path)
-        if int(path.stem) > sealed.get(journal.series, -1):
+        if growth is None or not growth.has_journal(journal.series, int(path.stem)):
             found += [int(episode.facts["number"]) for episode in journal.episodes]
     if evicts == "weight":
         # The episodes that left are not known. The last one stays.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from pyarrow import flight
 
 import gear_data
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.writing import sender
 from gear_data.cluster.writing.intake import EpisodeIntake
 from gear_data.cluster.writing.server import WriteServer
@@ -48,6 +51,42 @@ def test_a_lost_acknowledgement(server: WriteServer, log: MemoryLog, monkeypatch
             add(writer, number)
     assert len(lost) == 2
     assert numbers(log) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("forgotten", "arrived"), [(False, 0), (True, 0), (True, 1)])
+def test_a_server_that_forgot_a_writer(
+    forgotten: bool, arrived: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a restart, a server that remembers 1,000 others warns of nothing that did not happen."""
+    log, answers = MemoryLog(), WriteServer.do_put
+    server = serve(log)
+    with Writer(url(server), durability="flush") as writer:
+        for number in range(2):
+            add(writer, number)
+        writer.flush()
+
+        def take(self: WriteServer, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+            if arrived:
+                answers(self, context, descriptor, reader, writer)
+            monkeypatch.setattr(WriteServer, "do_put", answers)
+            server_was_asked.set()
+            raise flight.FlightUnavailableError("the connection broke")
+
+        server_was_asked = threading.Event()
+        monkeypatch.setattr(WriteServer, "do_put", take)
+        add(writer, 2)
+        assert server_was_asked.wait(30)
+        port = server.port
+        server.shutdown()
+        client = writer._sink._connection.client  # type: ignore[attr-defined]
+        earlier = EarlierEpisodes(forgotten=client if forgotten else "")
+        server = WriteServer(EpisodeIntake(log, earlier, LIMITS), Address("127.0.0.1", port), ServerCredentials())
+        writer.flush()
+        add(writer, 3)
+    server.shutdown()
+    assert numbers(log) == [0, 1, 2, *([2] if arrived else []), 3]
+    assert ("has lost 2 episodes" in caplog.text) == (not forgotten)
+    assert ("1 episodes may be in the dataset twice" in caplog.text) == forgotten
 
 
 class _no_conversion:

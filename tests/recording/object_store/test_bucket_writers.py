@@ -26,7 +26,12 @@ from gear_data.growing import next_generation, publish
 from gear_data.growing.object_store import generations, retirement
 from gear_data.growing.object_store.bucket import Bucket
 from gear_data.growing.object_store.mirror import Mirror
+from gear_data.recording import journal_folder
+from gear_data.recording.object_store.local_journals import journal_base
 from gear_data.recording.record import record_episodes
+from gear_data.storage.journal.quarantine import entries
+from gear_data.storage.journal.reading import read_journal
+from gear_data.storage.journal.writing import new_series
 from tests.support.s3.recordings import add_episodes, check_dataset, numbers_in, objects
 from tests.support.s3.server import CONDITIONS, S3Server
 
@@ -395,19 +400,59 @@ def test_journals_of_another_dataset_are_not_those_of_the_url(url: str) -> None:
     assert numbers_in(gear_data.open(url)) == [0, 1, 2, 3, 5]
 
 
+@pytest.mark.parametrize("published", ["not yet", "before", "meanwhile"])
 def test_a_machine_that_was_copied_while_a_writer_ran(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, published: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Both copies number the journals of one series. One notices it, keeps its episodes, and begins another series."""
     first = gear_data.Writer(url)
     monkeypatch.setenv("GEAR_DATA_JOURNALS", str(tmp_path / "copy"))
     second = gear_data.Writer(url)
-    second._sink._journals._series = first._sink._journals._series  # type: ignore[attr-defined]
-    for writer, number in ((first, 0), (second, 1)):
-        add_episodes(writer, [number])
+    series = new_series()
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_folder, "new_series", lambda _: series)
+        for writer, number in ((first, 0), (second, 1)):
+            add_episodes(writer, [number])
     first.flush()
-    with pytest.raises(DestinationExistsError, match="another Writer has uploaded other episodes"):
-        second.flush()
-    first.close()
+    if published != "not yet":
+        first.seal()
+    if published == "meanwhile":
+        bucket = second._sink._publisher._bucket  # type: ignore[attr-defined]
+        seen = iter([None])
+        newest = bucket.newest
+        monkeypatch.setattr(bucket, "newest", lambda: next(seen) if seen.__length_hint__() else newest())
+    second.flush()
+    assert kept(url) == [[1]]
+    add_episodes(second, [2])
+    for writer in (second, first):
+        writer.close()
+    assert sorted(numbers_in(gear_data.open(url))) == [0, 2]
+    assert gear_data.verify(url, deep=True, progress=False).ok
+    assert not any(file.startswith("journals/") for file in objects(url))
+
+
+def test_a_journal_that_comes_back_when_its_series_is_forgotten(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(next_generation, "REMEMBERED", 2)
+    with gear_data.Writer(url) as writer:
+        add_episodes(writer, [0])
+        shutil.copytree(tmp_path / "journals", tmp_path / "copy")
+    for number in range(1, 4):
+        with gear_data.Writer(url) as writer:
+            add_episodes(writer, [number])
+    shutil.rmtree(tmp_path / "journals")
+    shutil.copytree(tmp_path / "copy", tmp_path / "journals")
+    with gear_data.Writer(url) as writer:
+        add_episodes(writer, [4])
+    assert sorted(numbers_in(gear_data.open(url))) == [0, 1, 2, 3, 4]
+    assert kept(url) == [[0]]
+
+
+def kept(url: str) -> list[list[int]]:
+    """Returns the numbers of the episodes of each entry in the quarantine of this machine."""
+    found = [read_journal(entry.episodes).episodes for entry in entries(journal_base(url))]
+    return [[int(episode.facts["number"]) for episode in episodes] for episodes in found]
 
 
 def test_eviction_keeps_objects_for_a_while(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
