@@ -141,7 +141,8 @@ def _remembered(
     """
     found = {name: last for name, last in known.items() if name not in new} | dict(new)
     found = {name: last for name, last in found.items() if name not in gone}
-    forgotten = [name for name in list(found)[: max(0, len(found) - REMEMBERED)] if name not in kept and name not in new]
+    oldest = list(found)[: max(0, len(found) - REMEMBERED)]
+    forgotten = [name for name in oldest if name not in kept and name not in new]
     for name in forgotten:
         del found[name]
     return found, forgotten

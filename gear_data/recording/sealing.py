@@ -102,25 +102,23 @@ class FolderPublisher(JournalPublisher):
     def _publish(
         self, journals: JournalFolder, files: Sequence[Path], progress: bool | None, gone: Collection[str] = ()
     ) -> Publication | None:
-        manifest = self.newest()
-        acceptance = self._of_dataset(manifest)
+        newest = self.newest()
+        acceptance = self._of_dataset(newest)
         segments: list[SealedJournal] = []
         for file in files:
             contents = read_journal(file)
             if (folder := sealed(file, contents, progress, acceptance)) is not None:
-                segments.append(
-                    SealedJournal(
-                        contents.series or journals.name, int(file.stem), folder, Manifest.load(folder),
-                        comes_back=file not in journals.new, sequences=last_sequences(contents.episodes, {}),
-                    )  # fmt: skip
-                )
+                series, sequences = contents.series or journals.name, last_sequences(contents.episodes, {})
+                comes_back = file not in journals.new
+                manifest = Manifest.load(folder)
+                segments.append(SealedJournal(series, int(file.stem), folder, manifest, comes_back, sequences))
         journals.new.difference_update(files)
         publication = None
         if segments:
 
             def keep(segment: SealedJournal, reason: str) -> None:
                 set_aside_whole(segment.folder, reason)
-                journals.begin_series(growth_of(manifest).largest_series)  # a copy of this machine may use the same one
+                journals.begin_series(growth_of(newest).largest_series)  # a copy of this machine may use the same one
 
             publication = publish(FolderGenerations(self._folder, segments, keep), self.options, gone)
         for file in files:

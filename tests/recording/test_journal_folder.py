@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.errors import StorageFullError, UnwritableError
-from gear_data.recording.journal_folder import JournalFolder
+from gear_data.errors import DestinationExistsError, StorageFullError, UnwritableError
+from gear_data.recording.journal_folder import MOST_WRITERS, JournalFolder, journals_of
 from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.journal.record import RecordedEpisode
@@ -75,3 +76,24 @@ def test_a_writer_notices_that_its_folder_is_gone(tmp_path: Path) -> None:
     writer.append(actions=1)
     with pytest.raises(UnwritableError, match="removed or replaced"):
         writer.end_episode(terminated=True)
+
+
+def test_the_bound_of_writers_that_run_at_once(tmp_path: Path) -> None:
+    """Each has a folder of its own. One more is refused, and takes the place of the first that ends."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * MOST_WRITERS)), hard))
+    writers: list[JournalFolder] = []
+    try:
+        for number in range(MOST_WRITERS):
+            writers.append(JournalFolder(tmp_path / "live", number))
+        assert [writer.name for writer in writers] == [f"{number:03d}" for number in range(MOST_WRITERS)]
+        with pytest.raises(DestinationExistsError, match="has 1000 writers already"):
+            JournalFolder(tmp_path / "live")
+        writers.pop(500).close()
+        writers.append(JournalFolder(tmp_path / "live"))
+        assert writers[-1].name == "500"
+    finally:
+        for writer in writers:
+            writer.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not journals_of(tmp_path / "live").exists()

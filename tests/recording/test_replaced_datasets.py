@@ -217,11 +217,12 @@ def test_a_dataset_forgets_the_writers_that_published_first(tmp_path: Path, monk
 def test_a_dataset_forgets_the_clients_that_published_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(next_generation, "REMEMBERED", 2)
     live = tmp_path / "live"
-    clients = []
+    clients, series = [], ""
     for number, client in enumerate(["a", "b", "a", "c", "d"]):
         path = journals_of(live) / "000" / "000000.arrows"
         path.parent.mkdir(parents=True)
-        journal = JournalWriter(path, [ColumnSpec("actions", "int64")], journal=journal_id(new_series(), 0))
+        series = new_series(series)
+        journal = JournalWriter(path, [ColumnSpec("actions", "int64")], journal=journal_id(series, 0))
         journal.append(
             RecordedEpisode({"actions": np.array([number])}, True, False, origin=EpisodeOrigin(client, number))
         )

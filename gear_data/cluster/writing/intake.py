@@ -15,6 +15,7 @@ from gear_data.cluster.writing.videos import ReceivedVideos
 from gear_data.errors import (
     GearError,
     InvalidArgumentError,
+    NodeRefusedError,
     NodeUnreachableError,
     RateLimitError,
     UnsupportedColumnError,
@@ -89,6 +90,8 @@ class EpisodeIntake:
         self._mutex = threading.Lock()
         self.columns = earlier.columns
         self._sequences, self._forgotten = dict(earlier.sequences), earlier.forgotten
+        #: Writer -> what its last episode has, as far as this process knows.
+        self._contents: dict[str, int] = {}
         self._has_begun = self._is_unsynced = False
         self.episodes = self.steps = 0
         #: Number of the next received videos.
@@ -134,13 +137,19 @@ class EpisodeIntake:
         return ReceivedVideos(folder, number)
 
     def add(
-        self, episode: RecordedEpisode, origin: EpisodeOrigin, columns: Sequence[ColumnSpec], deadline: float
+        self,
+        episode: RecordedEpisode,
+        origin: EpisodeOrigin,
+        content: int,
+        columns: Sequence[ColumnSpec],
+        deadline: float,
     ) -> bool:
         """Puts an episode into the log, unless the log has it.
 
         Args:
             episode: the episode. Its videos are in the log's folder.
             origin: its writer and sequence number.
+            content: hash of all that it has.
             columns: its columns and cameras.
             deadline: time of `time.monotonic` until which the call may wait for training.
 
@@ -150,6 +159,7 @@ class EpisodeIntake:
         Raises:
             InvalidArgumentError: see `check_columns`.
             NodeUnreachableError: the intake is closed, or training is too slow.
+            NodeRefusedError: the log has another episode of this writer and number.
             GearError: the log does not have the episode.
         """
         if not self._has(origin):
@@ -157,6 +167,8 @@ class EpisodeIntake:
         with self._mutex:
             self._check_usable()
             if self._has(origin):
+                if origin.sequence == self._sequences[origin.client]:
+                    self._check_same(origin, content)
                 return False
             self._check_columns(columns)
             if episode.finals and self.columns and not any(column.has_final for column in self.columns):
@@ -167,13 +179,17 @@ class EpisodeIntake:
                 self._has_begun = True
             self._log.append(episode)
             self.columns = self.columns or tuple(columns)
-            self._sequences[origin.client] = origin.sequence
+            self._sequences[origin.client], self._contents[origin.client] = origin.sequence, content
             self._is_unsynced = True
             self.episodes += 1
             self.steps += episode.steps
             if self._insert_limit is not None:
                 self._insert_limit.add(episode.steps)
             return True
+
+    def _check_same(self, origin: EpisodeOrigin, content: int) -> None:
+        if self._contents.get(origin.client, content) != content:
+            raise copied_writer(f"has another episode {origin.sequence} of this Writer")
 
     def _has(self, origin: EpisodeOrigin) -> bool:
         return origin.sequence <= self._sequences.get(origin.client, -1)
@@ -271,6 +287,18 @@ class EpisodeIntake:
             with self._memory:
                 self._used_bytes -= size
                 self._memory.notify_all()
+
+
+def copied_writer(what: str) -> NodeRefusedError:
+    """Returns the error of a Writer as which another process sends, too.
+
+    Args:
+        what: what the server has.
+    """
+    return NodeRefusedError(
+        f"{what}: the machine of the Writer was copied while it ran",
+        hint="make another Writer, and record the episodes again that the server has not acknowledged",
+    )
 
 
 def episode_too_large(size: int, limit: int) -> InvalidArgumentError:

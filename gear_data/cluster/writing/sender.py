@@ -13,7 +13,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from gear_data.cluster.writing.connection import OutgoingEpisode, WriteConnection
-from gear_data.errors import ClusterError, ForkedProcessError, GearError, InvalidArgumentError, NodeUnreachableError
+from gear_data.cluster.writing.intake import copied_writer
+from gear_data.errors import (
+    ClusterError,
+    ForkedProcessError,
+    GearError,
+    InvalidArgumentError,
+    NodeRefusedError,
+    NodeUnreachableError,
+)
 from gear_data.schema import ColumnSpec
 
 WRITE_TIMEOUT_VARIABLE, WRITE_BUFFER_VARIABLE = "GEAR_DATA_WRITE_TIMEOUT", "GEAR_DATA_WRITE_BUFFER"
@@ -57,6 +65,8 @@ class EpisodeSender:
         self._error: GearError | None = None
         #: Whether the last error was about an episode. The next try goes on without the episode.
         self._is_refused = False
+        #: Whether the last error was about this Writer.
+        self._is_unknown = False
         #: The reason why the last call failed, if the thread tries again.
         self._trouble: NodeUnreachableError | None = None
         #: Sequence number of the last acknowledged episode, and the time of the acknowledgement.
@@ -154,7 +164,8 @@ class EpisodeSender:
                 if failures:
                     # The last call may have arrived, without its acknowledgement.
                     hello = self._connection.hello(self._columns)
-                    last = hello.last
+                    # A server that refused this Writer may have episodes of a copy under these numbers.
+                    last = self._acknowledged if self._is_unknown else self._checked(hello.last)
                     if not hello.forgot:
                         self._warn_of_losses(last)
                     if last > self._acknowledged:
@@ -179,14 +190,26 @@ class EpisodeSender:
                     self._is_paused = True
                     self._error = error if isinstance(error, GearError) else _unexpected(error)
                     self._is_refused = isinstance(error, InvalidArgumentError)
+                    self._is_unknown |= isinstance(error, NodeRefusedError)
                     self._changed.notify_all()
             else:
                 failures = 0
+                self._is_unknown = False
                 self._acknowledge(last)
 
     def _put(self, episodes: Sequence[OutgoingEpisode]) -> int:
         self._sent = max(self._sent, episodes[-1].sequence)
-        return self._connection.put(self._columns, episodes)
+        return self._checked(self._connection.put(self._columns, episodes))
+
+    def _checked(self, last: int) -> int:
+        """Returns the sequence number of the last episode that the server has.
+
+        Raises:
+            NodeRefusedError: this Writer has not sent it.
+        """
+        if last > self._sent:
+            raise copied_writer(f"has episode {last} of this Writer, which has sent {self._sent + 1}")
+        return last
 
     def _drop_refused(self, last: int) -> bool:
         """Drops the episode that the server refused for its contents; returns False if it refused none.

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import xxhash
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
@@ -80,16 +81,16 @@ class WriteServer(ProtectedServer):
             columns = hello_columns(hello, reader.schema)
             self._intake.check_columns(columns)
             deadline = time.monotonic() + WAIT_SECONDS
-            for episode in self._episodes(reader, columns):
+            for episode, content in self._episodes(reader, columns):
                 origin = episode.origin
                 if origin is None or origin.client != hello.client:
                     raise NodeRefusedError("received an episode of another writer")
                 if not episode.videos:
-                    self._intake.add(episode, origin, columns, deadline)
+                    self._intake.add(episode, origin, content, columns, deadline)
                     continue
                 with self._intake.new_videos() as videos:
                     received = replace(episode, videos=videos.receive(reader, episode.videos))
-                    if self._intake.add(received, origin, columns, deadline):
+                    if self._intake.add(received, origin, content, columns, deadline):
                         videos.keep()
             answer = msgspec.json.encode(Acknowledgement(self._intake.synced(hello.client)))
             self.counts.add(sent_bytes=len(answer))
@@ -100,8 +101,8 @@ class WriteServer(ProtectedServer):
 
     do_exchange = ProtectedServer._refuse
 
-    def _episodes(self, reader: Any, columns: Sequence[ColumnSpec]) -> Iterator[RecordedEpisode]:
-        """Yields the episodes of a call. The bytes of an episode's videos follow in the reader."""
+    def _episodes(self, reader: Any, columns: Sequence[ColumnSpec]) -> Iterator[tuple[RecordedEpisode, int]]:
+        """Yields the episodes of a call, with a hash of each. The bytes of an episode's videos follow in the reader."""
         steps, cameras = split_cameras(columns)
         names, limit = {camera.name for camera in cameras}, self._intake.limits.episode_bytes
         while (chunk := next_chunk(reader)) is not None:
@@ -119,7 +120,7 @@ class WriteServer(ProtectedServer):
                     raise NodeRefusedError("received an episode whose videos are not those of the cameras")
                 if (size := batch.nbytes + sum(video.bytes for video in episode.videos.values())) > limit:
                     raise episode_too_large(size, limit)
-                yield episode
+                yield episode, xxhash.xxh3_64_intdigest(header.facts)  # they have checksums of its steps and videos
 
 
 def _rest_of_episode(reader: Any, first: pa.RecordBatch, header: EpisodeHeader) -> pa.RecordBatch:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from gear_data.common.environment import env_seconds
 from gear_data.errors import CorruptShardError
+from gear_data.growing.next_generation import growth_of
 from gear_data.growing.object_store.bucket import Bucket
 from gear_data.growing.object_store.mirror import Mirror
 from gear_data.growing.object_store.sealed_objects import (
@@ -21,7 +22,6 @@ from gear_data.growing.object_store.sealed_objects import (
     lasting_files,
     listed_journals,
 )
-from gear_data.growing.next_generation import growth_of
 from gear_data.growing.part_statistics import part_file
 from gear_data.ingest.videos.draft import kept_videos
 from gear_data.storage.generations.growth import GENERATIONS, JOURNALS, TABLES, generation_file

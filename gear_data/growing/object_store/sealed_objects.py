@@ -4,8 +4,8 @@ The shards, videos and statistics of a sealed journal have their final names. It
 `journals/WRITER-NUMBER/`. The manifest is written last, and only once. Any writer may publish a sealed journal: it
 becomes a part of the dataset when a manifest of the dataset has its number in `sealed`.
 
-Before its first file, the journal claims its name by a conditional put. So of two copies of a machine only one can write
-its files, which have the same names.
+Before its first file, the journal claims its name by a conditional put. So only one of two copies of a machine writes
+files of that name.
 
 A journal that cannot join the dataset stays there, with the file `reason.json`: this is its quarantine.
 """

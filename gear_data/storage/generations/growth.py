@@ -74,11 +74,11 @@ class Growth:
         generation: number of this one, from 1. Generation 0 is the dataset before it grew.
         next_id: the id of the next episode. Ids are never used again.
         base: identity of generation 0; None if a Writer made the dataset.
-        sealed: series of journals -> its last journal in this dataset. Of journals of earlier versions: the name of their
-            folder; in an object store: their id.
+        sealed: series of journals -> its last journal in this dataset. Of journals of earlier versions: the name of
+            their folder; in an object store: their id.
         sequences: client of a server for writers -> sequence number of its last episode in this dataset.
-        forgotten: the largest series that `sealed` had and has not any more; empty: there is none. A smaller series that
-            `sealed` does not have may be in the dataset.
+        forgotten: the largest series that `sealed` had and has not any more; empty: there is none. A smaller series
+            that `sealed` does not have may be in the dataset.
         forgotten_clients: likewise, of `sequences`.
         parts: the shards in order, in parts.
     """

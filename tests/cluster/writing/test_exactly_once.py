@@ -89,6 +89,24 @@ def test_a_server_that_forgot_a_writer(
     assert ("1 episodes may be in the dataset twice" in caplog.text) == forgotten
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_machine_that_was_copied_while_its_writer_ran(ahead: int, server: WriteServer, log: MemoryLog) -> None:
+    """Two Writers of one id send other episodes: one of them notices it, and no episode is acknowledged in vain."""
+    first, second = Writer(url(server)), Writer(url(server))
+    second._sink._connection._client_id = first._sink._connection.client  # type: ignore[attr-defined]
+    for number in range(1 + ahead):
+        add(first, number)
+    with pytest.raises(NodeRefusedError, match=r"of this Writer.*the machine of the Writer was copied while it ran"):
+        add(second, 7)
+    with pytest.raises(NodeRefusedError, match="the machine of the Writer was copied"):
+        second.flush()
+    add(first, 1 + ahead)
+    first.close()
+    assert numbers(log) == list(range(2 + ahead))
+    second._sink._sender.stop()  # type: ignore[attr-defined]
+    second._closed = True
+
+
 class _no_conversion:
     def __enter__(self) -> None: ...
 
