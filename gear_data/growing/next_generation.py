@@ -83,8 +83,8 @@ def next_generation(
         none = np.zeros(len(draft.episodes), np.bool_)
         draft = rewritten_parts(store, draft, last, none, f"shards/{name}-joined.arrow", f"{name}-joined")
     statistics = merged_parts(store, draft) if draft.statistics is None else draft.statistics
-    last = {each.writer: last_journal(each.number, each.manifest) for each in added}
-    sealed, forgotten = _remembered(growth.sealed, last, kept)
+    published = {each.writer: last_journal(each.number, each.manifest) for each in added}
+    sealed, forgotten = _remembered(growth.sealed, published, kept)
     sequences, clients = _remembered(growth.sequences, _sequences(growth, added), (), gone)
     grown = replace(
         growth,
