@@ -169,8 +169,8 @@ def read_dataset(path: Path, rng: random.Random) -> int:
         intact = gear_data.verify(path, deep=deep, progress=False).ok
         ds = gear_data.open(path, residency=rng.choice(("mmap", "host")), on_bad_shard=rng.choice(("error", "skip")))
         episodes = []
-        for i in ds.episode_table.column("episode_id").to_pylist():
-            episode = ds.episode(i)
+        for i in range(len(ds)):
+            episode = ds[i]
             episodes.append({name: np.array(episode[name]) for name in ds.schema.names})
             ds.final(i)
         if not intact:
