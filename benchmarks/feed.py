@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT, command_line, describe_machine, machine_facts, parse_with_quick, progress, spread, write_json
+from feeding.chart import write_charts
 from feeding.contenders import (
     CONTENDERS,
     INLINE,
@@ -238,6 +239,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="little data, short measurements: shows that all of it runs"
     )
     parser.add_argument("--json", type=Path, help="write the full record here")
+    parser.add_argument(
+        "--charts", type=Path, metavar="FOLDER", help="write the first table's chart here, for light and dark pages"
+    )
     parser.set_defaults(**FULL)
     return parser
 
@@ -248,6 +252,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if args.all:
         args.wait = args.leak = args.profile = True
     args.race = args.all or not (args.wait or args.leak or args.profile)
+    if args.charts is not None and not args.race:
+        parser.error("--charts needs the tables of contenders: add --all, or leave the other parts out")
     if args.against is not None and args.wait:
         parser.error("--against compares tables and --profile, not --wait")
     return args
@@ -309,6 +315,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if failure is not None:
         sys.exit(failure)
     check_measured(record["scenarios"])
+    if args.charts is not None:
+        write_charts(record["scenarios"][0], args.charts)
 
 
 def check_measured(scenarios: Sequence[Mapping[str, Any]]) -> None:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import cluster
 import common
@@ -25,6 +26,7 @@ import rdma
 import scale
 import selection
 import tune
+from feeding.chart import THEMES
 from feeding.contenders import CONTENDERS, INLINE, THREADS
 from feeding.scenarios import SCENARIOS
 
@@ -296,9 +298,9 @@ def test_all_parts_and_contenders_are_measured(run: Run) -> None:
     check_profile(result, shapes)
 
 
-def test_options_of_loaders_are_measured(run: Run) -> None:
+def test_options_of_loaders_are_measured(run: Run, tmp_path: Path) -> None:
     """TorchRL's sum tree is compiled code, which not all of its wheels have."""
-    result = run("options of loaders")
+    result = run("options of loaders", charts=tmp_path / "charts")
     rows = {row["name"]: row for each in result.record["scenarios"] for row in each["contenders"]}
     failure = rows["torchrl-priorities"].get("failure")
     missing = {} if failure is None else {"torchrl-priorities": "ended with status 1: RuntimeError: SumSegmentTree"}
@@ -306,6 +308,14 @@ def test_options_of_loaders_are_measured(run: Run) -> None:
     stacks = result.record["scenarios"][1]["contenders"]
     sizes = {row["padded_bytes_per_batch"] for row in stacks if row["name"] in (INLINE, THREADS, "gear-converted")}
     assert len(sizes) == 1
+    counted = [row for row in result.record["scenarios"][0]["contenders"] if row.get("windows_per_s")]
+    fastest_first = sorted(counted, key=lambda row: -row["windows_per_s"]["median"])
+    for theme in THEMES:
+        svg = ElementTree.parse(tmp_path / "charts" / f"feed-{theme}.svg")
+        texts = [each.text for each in svg.iter("{http://www.w3.org/2000/svg}text")]
+        rates = [common.figure(row["windows_per_s"]["median"] / 1e6, 2) for row in fastest_first]
+        titles = [row["title"] for row in fastest_first]
+        assert texts == [*titles, *rates, "Million windows a second, batches of 256 x 1"]
 
 
 def check_wait(result: Result, shapes: list[str]) -> None:

@@ -41,7 +41,7 @@ COMMANDS = {
     "hopper-64x100-large,hopper-64x1000,hopper-64x1000-large,frames-32x16,wide-256x20 --peers gear --seed 1 "
     "--json {json}",
     "options of loaders": "feed.py --quick --shapes shifts-256,stacks-256x20,priorities-256 --python torchrl={python} "
-    "--json {json}",
+    "--charts {charts} --json {json}",
     "gear-data only": "feed.py --quick --source hopper={source} --shapes hopper-64x100 --wait --leak --profile "
     "--seconds 0.02 --repetitions 2 --leak-batches 2000 --json {json}",
     "another checkout": "feed.py --quick --shapes hopper-64x100 --against {checkout} --json {json}",
