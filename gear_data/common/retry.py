@@ -74,7 +74,9 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-def with_retries(call: Callable[[], _Result], action: str, url: str, requests: int = 1) -> _Result:
+def with_retries(
+    call: Callable[[], _Result], action: str, url: str, requests: int = 1, *, once: bool = False
+) -> _Result:
     """Returns the result of a call.
 
     Retries after each transient failure, with growing delays.
@@ -84,6 +86,7 @@ def with_retries(call: Callable[[], _Result], action: str, url: str, requests: i
         action: action on the file in the passive, for messages: "be read".
         url: URL of the file, for messages.
         requests: the number of requests whose time an attempt may take; see `answer_of`.
+        once: make one attempt only.
 
     Raises:
         RemoteError: every attempt failed, or an attempt failed permanently.
@@ -102,7 +105,7 @@ def with_retries(call: Callable[[], _Result], action: str, url: str, requests: i
                 raise
             if not is_transient(error):
                 raise RemoteError(f"cannot {action}: {_describe(error)}", file=url) from error
-            if attempts == MAX_ATTEMPTS or time.monotonic() - begin + delay > MAX_SECONDS:
+            if once or attempts == MAX_ATTEMPTS or time.monotonic() - begin + delay > MAX_SECONDS:
                 times = "once" if attempts == 1 else f"{attempts} times"
                 raise RemoteError(
                     f"cannot {action}, tried {times}: {_describe(error)}",

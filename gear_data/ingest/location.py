@@ -21,6 +21,7 @@ from gear_data.ingest.sources.memory.objects import as_table, holds_arrays, hold
 from gear_data.ingest.sources.memory.transitions import transition_episodes
 from gear_data.ingest.splits import choose_split, several_splits
 from gear_data.ingest.table_options import TableOptions
+from gear_data.storage.remote.hub_rows import HubRows
 from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -412,12 +413,11 @@ def _in_memory(source: Any, split: str | None) -> Location:
 
 def _hub(name: str, split: str | None) -> Location:
     try:
-        loaded = answer_of(lambda: import_datasets().load_dataset(name, split=split, streaming=True), MANY)
+        found = answer_of(lambda: import_datasets().load_dataset(name, split=split, streaming=True), MANY)
     except Exception as error:  # datasets raises many kinds of errors, and so does its HTTP client
         raise SourceNotFoundError(
             f"no such file or folder, and it cannot be read as a hub dataset: {type(error).__name__}: {error}",
             file=name,
             hint="check the path; a hub dataset needs network access, and a login if it is private",
         ) from error
-    location = _object(loaded, split if isinstance(loaded, dict) else None)
-    return Location(name, dataset=location.dataset)
+    return Location(name, dataset=HubRows(_object(found, split if isinstance(found, dict) else None).dataset, name))

@@ -69,6 +69,11 @@ class Hub:
         self.on_request: Callable[[str], int | None] = lambda line: None
         self.lock = threading.Lock()
 
+    def add(self, name: str, files: dict[str, bytes]) -> None:
+        """Adds a public repository."""
+        self.repositories[name] = Repository(False, {}, {})
+        _commit(self.repositories[name], "main", files, "initial commit")
+
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of a client."""
         return {"HF_ENDPOINT": self.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
@@ -244,15 +249,18 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = [{"rfilename": file} for file in repository.commits[commit]]
         return self._answer(200, {"id": name, "sha": commit, "private": repository.private, "siblings": siblings})
 
-    def _tree(self, body: bytes, name: str, revision: str) -> None:
+    def _tree(self, body: bytes, name: str, revision: str, folder: str | None) -> None:
         if (repository := self._repository(name)) is None:
             return
-        assert parse_qs(urlsplit(self.path).query)["recursive"][0].lower() == "true"
+        is_whole = parse_qs(urlsplit(self.path).query)["recursive"][0].lower() == "true"
         commit = repository.head(revision)
         if commit is None:
             return self._missing("RevisionNotFound")
         tree = []
         for file, content in repository.commits[commit].items():
+            parent = file.rpartition("/")[0]
+            if (folder or "") not in ("", parent) or (not is_whole and parent != (folder or "")):
+                continue  # the folders of folders are not asked for
             item: dict[str, Any] = {"type": "file", "path": file, "size": len(content)}
             item["oid"] = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
             if file.endswith(_LFS):
@@ -286,7 +294,7 @@ _ROUTES: tuple[tuple[str, str, Callable[..., None]], ...] = (
     ("PUT", r"/lfs/(\w+)", _Handler._upload),
     ("POST", f"/api/datasets/{_NAME}/commit/(.+)", _Handler._commit),
     ("GET", f"/api/datasets/{_NAME}/revision/(.+)", _Handler._info),
-    ("GET", f"/api/datasets/{_NAME}/tree/([^/]+)", _Handler._tree),
+    ("GET", f"/api/datasets/{_NAME}/tree/([^/]+)(?:/(.+))?", _Handler._tree),
     ("GET", f"/api/datasets/{_NAME}", _Handler._info),
     ("GET HEAD", f"/datasets/{_NAME}/resolve/([^/]+)/(.+)", _Handler._resolve),
 )
