@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gear_data.common.distributed import all_gather, is_distributed
 from gear_data.common.keywords import check_range
+from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.workers import get_worker_info
@@ -112,19 +113,31 @@ def apply_update(
         if each.selector.soonest > each.source.selector_step(dataset, each.first):
             soonest = max(soonest, each.source.loader_step(dataset, each.selector.soonest))
     (ids, weights, of_steps), first_step = agree_on_update(*update, from_step, soonest, all_ranks=all_ranks)
-    known = np.logical_or.reduce([each.selector.known(ids) for each in held])
-    newest = stages.newest.config.datasets[dataset].dataset
-    if newest.generation:
-        known |= (ids >= 0) & (ids <= last_id(newest))  # an episode that left the dataset has no weight
+    chosen = _episodes_of(held, ids, stages.newest.components[dataset].dataset)
     # The newest generation first: it finds wrong values before any weight changes.
-    for each in reversed(held):
+    for each, own in zip(reversed(held), reversed(chosen), strict=True):
         if each.end <= first_step:
             continue
-        own = each.selector.known(ids) | ~known if each is held[-1] else each.selector.known(ids)
         step = each.source.selector_step(dataset, max(first_step, each.first))
         each.selector.update(step, ids[own], weights[own], None if of_steps is None else of_steps[own])
         each.selector.compact(each.source.selector_step(dataset, max(0, progress.next_step - _STEPS_KEPT)))
     return first_step
+
+
+def _episodes_of(held: Sequence[_Held], ids: npt.NDArray[np.int64], newest: Dataset) -> list[Any]:
+    """Returns which of the episodes each selector gets, as an index of `ids`.
+
+    The newest selector gets the ids that nobody knows, too, and refuses them. But an episode that left the dataset has
+    no weight.
+    """
+    if len(held) == 1 and not newest.generation:
+        return [slice(None)]
+    known = [each.selector.known(ids) for each in held]
+    anywhere = np.logical_or.reduce(known)
+    if newest.generation:
+        anywhere |= (ids >= 0) & (ids <= last_id(newest))
+    known[-1] = known[-1] | ~anywhere
+    return known
 
 
 def agree_on_update(
@@ -144,15 +157,14 @@ def agree_on_update(
     Raises:
         InvalidArgumentError: an update of any rank is wrong; every rank raises the error.
     """
+    if not all_ranks or not is_distributed():
+        return _checked(episode_ids, values, steps, from_step), agreed_step([(from_step, soonest)])
     problem, own = None, None
     try:
-        own = _checked(episode_ids, values, steps)
-        if from_step is not None:
-            check_range("from_step", from_step, 0)
+        own = _checked(episode_ids, values, steps, from_step)
     except InvalidArgumentError as error:
         problem = error
-    proposal = (problem, own, from_step, soonest)
-    ranks = all_gather(proposal) if all_ranks and is_distributed() else [proposal]
+    ranks = all_gather((problem, own, from_step, soonest))
     for error_of_rank, *_ in ranks:
         if error_of_rank is not None:
             raise error_of_rank
@@ -169,7 +181,7 @@ def agree_on_update(
     return joined, first_step
 
 
-def _checked(episode_ids: Any, values: Any, steps: Any) -> Update:
+def _checked(episode_ids: Any, values: Any, steps: Any, from_step: int | None) -> Update:
     try:
         ids, weights = np.asarray(episode_ids), np.asarray(values, np.float64)
         of_steps = None if steps is None else np.asarray(steps)
@@ -188,4 +200,6 @@ def _checked(episode_ids: Any, values: Any, steps: Any) -> Update:
         raise InvalidArgumentError(
             f"update_weights takes integers [n] and numbers [n], not {ids.dtype} {ids.shape} and {weights.shape}"
         )
+    if from_step is not None:
+        check_range("from_step", from_step, 0)
     return ids.astype(np.int64), weights, None if of_steps is None else of_steps.astype(np.int64)

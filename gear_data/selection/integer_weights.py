@@ -176,9 +176,8 @@ def check_weights(weights: npt.NDArray[np.float64], name: str, ids: Int64Array |
     Raises:
         InvalidArgumentError: a weight is NaN, infinite or negative; the message names the first such episode.
     """
-    wrong = ~(weights >= 0) | np.isinf(weights)
-    if wrong.any():
-        row = int(np.argmax(wrong))
+    row = cpu.integer_weights.first_wrong(weights)
+    if row >= 0:
         raise InvalidArgumentError(
             f"the {name} of episode {row if ids is None else ids[row]} is {weights[row]}",
             row=row,

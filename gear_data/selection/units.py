@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError
+from gear_data.kernels import cpu
 from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_QUOTIENT, WITHIN_STEP
 from gear_data.selection.anchors import Anchors
 from gear_data.selection.integer_weights import check_weights
@@ -106,11 +107,17 @@ class EpisodeUnits:
         """
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise InvalidArgumentError(f"episode ids are {ids.dtype} {list(ids.shape)}, not integers [m]")
-        rows, known = self._find(ids.astype(np.int64))
-        if not known.all():
+        rows = ids.astype(np.int64)
+        if self._anchors.names is None:
+            # One call: the arithmetic of arrays costs more than the rest of a small update.
+            unknown = cpu.integer_weights.first_outside(rows, len(self._anchors))
+        else:
+            rows, known = self._find(rows)
+            unknown = -1 if known.all() else int(np.argmin(known))
+        if unknown >= 0:
             raise InvalidArgumentError(
-                f"there is no episode {ids[np.argmin(known)]} in the dataset or view",
-                row=int(np.argmin(known)),
+                f"there is no episode {ids[unknown]} in the dataset or view",
+                row=unknown,
                 hint="give ids of the loader's dataset; a view keeps the ids of the whole dataset",
             )
         return rows
@@ -168,9 +175,8 @@ class StepUnits:
         np.cumsum(anchors.flags(), out=self.prefix[1:])
 
     def check(self, weights: Float64Array) -> None:
-        wrong = ~(weights >= 0) | np.isinf(weights)
-        if wrong.any():
-            row = int(np.argmax(wrong))
+        row = cpu.integer_weights.first_wrong(weights)
+        if row >= 0:
             anchors = self._anchors
             index = int(np.searchsorted(anchors.offsets, row, side="right")) - 1
             episode = index if anchors.names is None else int(anchors.names[index])

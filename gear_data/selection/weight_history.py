@@ -8,8 +8,7 @@ from __future__ import annotations
 import base64
 import bisect
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +21,7 @@ from gear_data.selection.windows import Float64Array, Int64Array
 OTHER_STATE = "load a state that a loader of the same dataset saved, unchanged"
 
 
-@dataclass(frozen=True)
-class _Update:
-    from_step: int
+class _Update(NamedTuple):
     rows: Int64Array  # [m]
     values: Float64Array  # [m]
     before: Float64Array  # [m], the replaced weights
@@ -48,8 +45,9 @@ class WeightHistory:
         self._initial = initial
         self._initial_exponent = exponent
         self.tree = WeightTree(initial.copy(), prefix, by_anchor, exponent)
-        # Updates that are not folded, and the number of them that the tree holds.
+        # Updates that are not folded, the first step of each, and the number of them that the tree holds.
         self._updates: list[_Update] = []
+        self._from_steps: list[int] = []
         self._applied = 0
         # The number of folded updates, the first step after them, and the episodes whose weights they changed.
         self._folded = 0
@@ -62,7 +60,7 @@ class WeightHistory:
                 f"the weights of step {step} are no longer kept; the earliest step with weights is {self._first_step}",
                 hint="continue the current iteration, or load a saved state",
             )
-        return bisect.bisect_right(self._updates, step, key=lambda update: update.from_step)
+        return bisect.bisect_right(self._from_steps, step)
 
     @property
     def soonest(self) -> int:
@@ -70,7 +68,7 @@ class WeightHistory:
 
         Updates must come in the order of their steps.
         """
-        return self._updates[-1].from_step if self._updates else self._first_step
+        return self._from_steps[-1] if self._from_steps else self._first_step
 
     @property
     def last_version(self) -> int:
@@ -141,7 +139,8 @@ class WeightHistory:
                 self.tree.weights[rows[::-1]] = before[::-1]
                 self.tree.rescale(old)
                 raise
-        self._updates.append(_Update(from_step, rows, values, before, (old, self.tree.exponent)))
+        self._updates.append(_Update(rows, values, before, (old, self.tree.exponent)))
+        self._from_steps.append(from_step)
         self._applied += 1
 
     def compact(self, step: int) -> None:
@@ -155,7 +154,7 @@ class WeightHistory:
         self._move(max(count, self._applied))
         for update in self._updates[:count]:
             self._changed[update.rows] = True
-        del self._updates[:count]
+        del self._updates[:count], self._from_steps[:count]
         self._applied -= count
         self._folded += count
         self._first_step = step
@@ -172,11 +171,11 @@ class WeightHistory:
             "values": encoded(self.tree.weights[changed], "<f8"),
             "updates": [
                 {
-                    "from_step": update.from_step,
+                    "from_step": from_step,
                     "rows": encoded(update.rows, "<i8"),
                     "values": encoded(update.values, "<f8"),
                 }
-                for update in self._updates
+                for from_step, update in zip(self._from_steps, self._updates, strict=True)
             ],
         }
 
@@ -214,7 +213,7 @@ class WeightHistory:
 
     def _begin(self, rows: Int64Array, values: Float64Array, exponent: int, folded: int, first_step: int) -> None:
         """Starts from the initial weights with some replaced, and without updates."""
-        self._updates, self._applied = [], 0
+        self._updates, self._from_steps, self._applied = [], [], 0
         self._folded, self._first_step = folded, first_step
         self._changed[:] = False
         self._changed[rows] = True

@@ -20,6 +20,24 @@ def int_weight(weight, low, high):  # type: ignore[no-untyped-def]
 
 
 @cached_njit
+def first_wrong(weights):  # type: ignore[no-untyped-def]
+    """Returns the index of the first weight that is NaN, infinite or negative; -1 if there is none."""
+    for i in range(len(weights)):
+        if not 0 <= weights[i] < np.inf:
+            return i
+    return -1
+
+
+@cached_njit
+def first_outside(numbers, count):  # type: ignore[no-untyped-def]
+    """Returns the index of the first number that is not 0 to count - 1; -1 if there is none."""
+    for i in range(len(numbers)):
+        if not 0 <= numbers[i] < count:
+            return i
+    return -1
+
+
+@cached_njit
 def bounds(weights, prefix, by_anchor, first, last):  # type: ignore[no-untyped-def]
     """Returns (largest weight, units, episodes) of a part.
 
