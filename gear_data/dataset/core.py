@@ -290,9 +290,13 @@ class DatasetCore:
         return filters.row_values(*self._bind(expression), purpose)
 
     def _bind(self, expression: pl.Expr | str) -> tuple[pl.DataFrame, pl.Expr]:
-        """Returns the episode table and the parsed expression.
+        """Returns the columns of the episode table that an expression reads, and the parsed expression.
 
         The text columns that the expression names are strings.
         """
-        parsed = filters.parse(expression, self.episodes.columns)
-        return filters.with_plain_text(self.episodes, parsed), parsed
+        names = self.store.episode_table.column_names
+        parsed = filters.parse(expression, names)
+        # Of a large table, columns that the expression does not read take longer than its evaluation.
+        frame = self.store.episode_frame(filters.read_columns(parsed, names))
+        frame = frame if self.view.rows is None else frame[self.view.rows]
+        return filters.with_plain_text(frame, parsed), parsed

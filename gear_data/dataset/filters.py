@@ -76,6 +76,14 @@ def column_names(expression: pl.Expr) -> list[str]:
     return [name for name in dict.fromkeys(names) if name != "*" and not name.startswith("^")]
 
 
+def read_columns(expression: pl.Expr, names: Sequence[str]) -> Sequence[str]:
+    """Returns the columns that an expression may read, of those with the given names.
+
+    They are all columns, if the expression names none, or selects some by pattern or type.
+    """
+    return names if expression.meta.has_multiple_outputs() else column_names(expression) or names
+
+
 def with_plain_text(frame: pl.DataFrame, expression: pl.Expr) -> pl.DataFrame:
     """Returns the frame with an expression's dictionary columns as strings.
 

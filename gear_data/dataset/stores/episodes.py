@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Most episodes that are compared with those of another generation.
 _COMPARED = 100
+#: Number of episodes whose places are checked at once.
+_CHECKED_AT_ONCE = 1 << 14
 #: Remedy for an episode table that does not fit the manifest.
 _RESTORE_TABLE = "run 'gear-data verify', then convert the source again"
 
@@ -58,11 +61,18 @@ class StoredEpisodes:
 
         Raises ForkedProcessError if Polars cannot make it here.
         """
+        return self.episode_frame(self.episode_table.column_names)
+
+    def episode_frame(self, names: Sequence[str]) -> pl.DataFrame:
+        """Returns some columns of the episode table as a Polars frame.
+
+        Raises ForkedProcessError if Polars cannot make it here.
+        """
         check_polars_threads()
         import polars as pl
 
         try:
-            frame = pl.from_arrow(self.episode_table)
+            frame = pl.from_arrow(self.episode_table.select(names))
         except pl.exceptions.PolarsError as error:  # such as an unknown time zone
             raise ManifestError(
                 f"Polars cannot read the episode table: {error}", file=self._table_name, hint=_RESTORE_TABLE
@@ -109,7 +119,7 @@ class StoredEpisodes:
     def offsets(self) -> Int64Array:
         """int64 [n + 1]: episode e has steps offsets[e] to offsets[e + 1] of the dataset."""
         offsets = offsets_of(self.lengths)
-        if offsets[-1] != self.manifest.steps or (self.lengths <= 0).any():
+        if offsets[-1] != self.manifest.steps or self.lengths.min(initial=1) <= 0:
             raise ManifestError(
                 f"the episodes' lengths add up to {offsets[-1]} steps, the manifest says {self.manifest.steps}",
                 file=self._table_name,
@@ -131,17 +141,21 @@ class StoredEpisodes:
         """
         shard, start = self._int64("shard"), self._int64("start")
         steps = self.shard_steps
-        inside = (shard >= 0) & (shard < len(steps)) & (start >= 0) & (self.lengths > 0)
-        if inside.all():
-            # A sum start + length could overflow.
-            inside = self.lengths <= steps[shard] - start
-        if not inside.all():
-            raise ManifestError(
-                "an episode lies outside its shard",
-                file=self._table_name,
-                row=int(np.argmin(inside)),
-                hint=_RESTORE_TABLE,
-            )
+        # Some episodes at a time, in the cache: new memory for all of them takes longer than the checks.
+        for first in range(0, len(shard), _CHECKED_AT_ONCE):
+            part = slice(first, first + _CHECKED_AT_ONCE)
+            shards, starts, lengths = shard[part], start[part], self.lengths[part]
+            inside = (shards >= 0) & (shards < len(steps)) & (starts >= 0) & (lengths > 0)
+            if inside.all():
+                # A sum start + length could overflow.
+                inside = lengths <= steps[shards] - starts
+            if not inside.all():
+                raise ManifestError(
+                    "an episode lies outside its shard",
+                    file=self._table_name,
+                    row=first + int(np.argmin(inside)),
+                    hint=_RESTORE_TABLE,
+                )
         return shard, start
 
     @cached_property
