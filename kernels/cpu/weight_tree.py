@@ -11,7 +11,7 @@ for fewer cache misses.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
+from numba import carray, njit
 
 from gear_data.kernels.cpu.integer_weights import int_weight
 from gear_data.kernels.cpu.native import cached_njit, pointer, prefetch
@@ -112,6 +112,22 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
     return total, square, positive
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _sum_of_four(nodes, first):  # type: ignore[no-untyped-def]
+    return nodes[first] + nodes[first + 1] + nodes[first + 2] + nodes[first + 3]
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _place_of(one, two, three, point):  # type: ignore[no-untyped-def]
+    """Finds a point among four numbers laid end to end, whose running sums are given, except the last one.
+
+    Returns:
+        The place of the number that holds the point, and the sum of the numbers before it.
+    """
+    first, second, third = np.int64(one <= point), np.int64(two <= point), np.int64(three <= point)
+    return first + second + third, (one & -first) + ((two - one) & -second) + ((three - two) & -third)
+
+
 @cached_njit
 def find(address, starts, out):  # type: ignore[no-untyped-def]
     """Finds the episodes of the points out[1].
@@ -128,14 +144,17 @@ def find(address, starts, out):  # type: ignore[no-untyped-def]
     for level in range(len(starts) - 2, -1, -1):
         start = starts[level]
         for i in range(count):
-            first, rest = start + (out[0, i] << ARITY_BITS), out[2, i]
-            # All children are read: the processor could not predict where a search ends.
-            total, before, child = np.int64(0), np.int64(0), np.int64(0)
-            for j in range(ARITY):
-                total += nodes[first + j]
-                child += np.int64(total <= rest)
-                before = total if total <= rest else before
-            child += first - start
+            node, rest = start + (out[0, i] << ARITY_BITS), out[2, i]
+            # First the four children, then the child. No branch depends on them: the processor could not predict it.
+            one = _sum_of_four(nodes, node)
+            two = one + _sum_of_four(nodes, node + 4)
+            three = two + _sum_of_four(nodes, node + 8)
+            place, before = _place_of(one, two, three, rest)
+            node, rest = node + 4 * place, rest - before
+            one = nodes[node]
+            two = one + nodes[node + 1]
+            place, before = _place_of(one, two, two + nodes[node + 2], rest)
+            child = node + place - start
             out[0, i], out[2, i] = child, rest - before
             if level:
                 below = address + 8 * (starts[level - 1] + (child << ARITY_BITS))
