@@ -66,6 +66,13 @@ def test_invalid_filters(expression: Any, error: type[GearError], words: list[st
         assert word in str(raised.value)
 
 
+def test_an_expression_may_select_columns_by_pattern_beside_a_name(ds: gear_data.Dataset) -> None:
+    smaller = pl.min_horizontal(pl.col("length"), pl.col("^retur.$"))
+    table = ds.episodes
+    assert ds.evaluate(smaller, "weight").tolist() == np.minimum(table["length"], table["return"]).to_list()
+    assert ds.evaluate(pl.len(), "weight").tolist() == [30.0] * 30
+
+
 def test_evaluate(ds: gear_data.Dataset, rollouts: list[Any]) -> None:
     view = ds.filter("terminated")
     kept = [(i, r) for i, r in enumerate(rollouts) if i % 2 == 0]
