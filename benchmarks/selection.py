@@ -14,11 +14,16 @@ chi-square of 1.6 million draws against the weights, minus its degrees of freedo
 measures how long a dataset with `--episodes` (default 10^6) takes 100 new ones into its weights: without updates, after
 updates, and while the 100 oldest episodes leave. The new selector, and its first update, are timed.
 
+    python benchmarks/selection.py --loaders
+
+measures batches of loaders by sampler beside the uniform sampler, without prefetching. The dataset has `--episodes`
+(default 10^6) of 5 steps on average. An update of weights, and the batch after it, are timed.
+
     python benchmarks/selection.py --sparse
 
 creates a dataset of 10^10 steps in 10^7 episodes from sparse files, which take no space on most file systems. A process
-opens the dataset, reads its episode table, and draws from it. The script prints the peak memory of this process. With
-`--episodes` the dataset has other numbers of episodes, of 1,000 steps on average.
+opens the dataset, splits it, reads its episode table, and draws from it. The script prints the peak memory of this
+process. With `--episodes` the dataset has other numbers of episodes, of 1,000 steps on average.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ from typing import Any
 
 import numpy as np
 from common import ROOT, describe_machine, figure, format_table, machine_facts, median_ms, progress, write_json
+from loader_ratios import measure_loaders, ratios_text
 from refresh_costs import measure_refresh
 from sparse_dataset import EPISODE_STEPS, EPISODES_MULTIPLE, SMALL, SPARSE, write_sparse_dataset
 from sparse_dataset import EPISODES as SPARSE_EPISODES
@@ -47,6 +53,8 @@ BATCHES = 100
 #: The most categories of torch.multinomial.
 MULTINOMIAL_LIMIT = 1 << 24
 SPARSE_LIMIT_BYTES = 2 << 30
+#: Parts of a split, and the seconds in which 10^7 episodes are split, or give a first batch.
+PARTS, SPARSE_SECONDS = {"train": 0.5, "val": 0.5}, 0.5
 
 KINDS = (
     "uniform by step",
@@ -256,14 +264,23 @@ def measure_sparse(folder: Path, episodes: int) -> dict[str, float]:
         loader = gear_data.SequenceLoader(
             ds, batch_size=256, context=CONTEXT, sampler=samplers[name], prefetch=0, steps=20
         )
-        return sum(1 for _ in loader)
+        begun, batches = time.perf_counter(), iter(loader)
+        next(batches)
+        figures[f"{name}_first_seconds"] = time.perf_counter() - begun
+        return 1 + sum(1 for _ in batches)
 
+    figures: dict[str, float] = {}
+    small = gear_data.open(folder / SMALL)
+    small.split(PARTS)
     for name in samplers:
-        draw(gear_data.open(folder / SMALL), name)
-    figures: dict[str, float] = {"episodes": episodes, "imports_bytes": memory("VmHWM")}
+        draw(small, name)
+    figures.update(episodes=episodes, imports_bytes=memory("VmHWM"))
     begun = time.perf_counter()
     ds = gear_data.open(folder / SPARSE)
     figures["open_seconds"] = time.perf_counter() - begun
+    begun = time.perf_counter()
+    ds.split(PARTS)
+    figures["split_seconds"] = time.perf_counter() - begun
     begun = time.perf_counter()
     if ds.num_steps != steps or ds.episodes["length"].sum() != steps:
         raise SystemExit("the dataset differs from the written one")
@@ -292,6 +309,10 @@ def run_sparse(episodes: int, scratch: Path | None) -> dict[str, float]:
         f"{found['uniform_seconds']:.2f} s, weighted {found['weighted_seconds']:.2f} s"
     )
     print(
+        f"split in {found['split_seconds']:.2f} s, first batch uniformly {found['uniform_first_seconds']:.2f} s, by "
+        f"weight {found['weighted_first_seconds']:.2f} s; target of each for 10^7 episodes {SPARSE_SECONDS} s"
+    )
+    print(
         f"peak memory (MiB): modules and kernels {found['imports_bytes'] / mib:.0f}, with the episode table "
         f"{found['episodes_bytes'] / mib:.0f}, drawn from uniformly {found['uniform_bytes'] / mib:.0f}, by weight "
         f"{found['weighted_bytes'] / mib:.0f}; target below {SPARSE_LIMIT_BYTES / mib:.0f}: "
@@ -306,12 +327,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--episodes",
         type=int,
         nargs="+",
-        help="numbers of episodes (default 10^3 to 10^8; with --sparse 10^7, and multiples of 200)",
+        help="numbers of episodes (default 10^3 to 10^8; with --loaders 10^6, with --sparse 10^7, both multiples of "
+        "200)",
     )
     parser.add_argument(
         "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of selection (default all)"
     )
     parser.add_argument("--refresh", action="store_true", help="measure how 100 new episodes enter the weights instead")
+    parser.add_argument("--loaders", action="store_true", help="measure batches of loaders by sampler instead")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds of --loaders (default 40)")
     parser.add_argument("--sparse", action="store_true", help="measure a dataset of 10^10 steps instead")
     parser.add_argument("--scratch", type=Path, help="folder for the sparse dataset")
     parser.add_argument("--json", type=Path, help="write the full record here")
@@ -324,9 +348,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser()
     args = parser.parse_args(arguments)
     if args.episodes is None:
-        args.episodes = [SPARSE_EPISODES] if args.sparse else [10**6] if args.refresh else [10**k for k in range(3, 9)]
-    if args.sparse and any(count % EPISODES_MULTIPLE for count in args.episodes):
-        parser.error(f"--sparse takes multiples of {EPISODES_MULTIPLE} for --episodes")
+        one_size = SPARSE_EPISODES if args.sparse else 10**6 if args.refresh or args.loaders else None
+        args.episodes = [10**k for k in range(3, 9)] if one_size is None else [one_size]
+    if (args.sparse or args.loaders) and any(count % EPISODES_MULTIPLE for count in args.episodes):
+        parser.error(f"--loaders and --sparse take multiples of {EPISODES_MULTIPLE} for --episodes")
     return args
 
 
@@ -352,6 +377,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for each in record["refresh"]
         ]
         print(format_table(list(record["refresh"][0]), rows))
+    elif args.loaders:
+        record["loaders"] = [measure_loaders(episodes, args.rounds, args.scratch) for episodes in args.episodes]
+        print("\n\n".join(map(ratios_text, record["loaders"])))
     elif args.sparse:
         record["sparse"] = [run_sparse(episodes, args.scratch) for episodes in args.episodes]
     else:

@@ -22,14 +22,15 @@ SPARSE, SMALL = "sparse", "small"
 _NO_CHECKSUM = "xxh3-128:" + "0" * 32
 
 
-def write_sparse_dataset(folder: Path, episodes: int = EPISODES) -> None:
+def write_sparse_dataset(folder: Path, episodes: int = EPISODES, average: int = EPISODE_STEPS) -> None:
     """Writes the dataset `SPARSE` in a folder, and the dataset `SMALL`.
 
-    The manifest and the episode table are real. Episodes have 1 to 1,999 steps of 11 observations, 3 actions and a
-    reward; every value is zero. The file system must support sparse files.
+    The manifest and the episode table are real. A step has 11 observations, 3 actions and a reward; every value is
+    zero. The file system must support sparse files.
 
     Args:
         episodes: their number, a multiple of `EPISODES_MULTIPLE`.
+        average: steps of an average episode. Episodes have 1 to 2 average - 1 steps.
     """
     import gear_data
     from gear_data.storage.atomic import checksum, write_text
@@ -43,8 +44,8 @@ def write_sparse_dataset(folder: Path, episodes: int = EPISODES) -> None:
     (dataset / "shards").mkdir(parents=True)
 
     # Pairs add up to twice the average, so that all shards have the same number of steps.
-    half = np.random.default_rng(0).integers(1, 2 * EPISODE_STEPS, episodes // EPISODES_MULTIPLE)
-    lengths = np.concatenate([half, 2 * EPISODE_STEPS - half])
+    half = np.random.default_rng(0).integers(1, 2 * average, episodes // EPISODES_MULTIPLE)
+    lengths = np.concatenate([half, 2 * average - half])
     steps = int(lengths.sum())
     buffers, end = {}, 0
     for column in small.schema:

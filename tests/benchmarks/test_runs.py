@@ -101,14 +101,26 @@ def test_refreshes_are_measured(run: Run) -> None:
     assert all(each["refresh_ms"] > 0 and each["first_update_ms"] > 0 for each in found)
 
 
+def test_loaders_are_measured_beside_the_uniform_one(run: Run) -> None:
+    result = run("loaders by sampler")
+    assert result.status == 0, result.errors
+    (found,) = result.record["loaders"]
+    assert found["samplers"][0]["ratio"] == 1
+    assert all(each["us"] > 0 and each["ratio"] > 0 for each in found["samplers"])
+    assert [each["changes"] for each in found["updates"]] == [1, 256]
+    assert [row[0] for row in rows_of(result.printed, "ratio to uniform")] == [
+        each["sampler"] for each in found["samplers"]
+    ]
+
+
 def test_a_sparse_dataset_is_opened_and_drawn_from(run: Run) -> None:
     result = run("sparse dataset")
     assert result.status == 0, result.errors
     assert [found["episodes"] for found in result.record["sparse"]] == [200, 1000]
-    marks = ("open", "episodes", "uniform", "weighted")
-    names = {"episodes", "imports_bytes", *(f"{mark}_seconds" for mark in marks)}
+    timed = ("open", "split", "episodes", "uniform", "uniform_first", "weighted", "weighted_first")
+    names = {"episodes", "imports_bytes", *(f"{mark}_seconds" for mark in timed)}
     for found in result.record["sparse"]:
-        assert found.keys() == names | {f"{mark}_bytes" for mark in marks[1:]}
+        assert found.keys() == names | {f"{mark}_bytes" for mark in ("episodes", "uniform", "weighted")}
     assert "1,000,000 steps in 1,000 episodes: opened in " in result.printed
     assert result.printed.count("peak memory (MiB): ") == 2
 

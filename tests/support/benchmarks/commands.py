@@ -20,6 +20,7 @@ COMMANDS = {
     "selection": "selection.py --episodes 1000 --json {json}",
     "selection of some kinds": "selection.py --kinds fifo topk --episodes 200 400 --json {json}",
     "refresh costs": "selection.py --refresh --episodes 300 --json {json}",
+    "loaders by sampler": "selection.py --loaders --episodes 400 --rounds 1 --scratch {scratch} --json {json}",
     "sparse dataset": "selection.py --sparse --episodes 200 1000 --scratch {scratch} --json {json}",
     "conversion": "convert.py --quick --json {json}",
     "conversion of a source": "convert.py --quick --source {source} --repetitions 2 --scale 2 --shard-bytes 4000000 "
