@@ -261,10 +261,10 @@ def measure_sparse(folder: Path, episodes: int) -> dict[str, float]:
     samplers = {"uniform": "uniform", "weighted": Weighted(pl.col("return") + 1)}
 
     def draw(ds: gear_data.Dataset, name: str) -> int:
-        loader = gear_data.SequenceLoader(
-            ds, batch_size=256, context=CONTEXT, sampler=samplers[name], prefetch=0, steps=20
+        begun = time.perf_counter()
+        batches = iter(
+            gear_data.SequenceLoader(ds, batch_size=256, context=CONTEXT, sampler=samplers[name], prefetch=0, steps=20)
         )
-        begun, batches = time.perf_counter(), iter(loader)
         next(batches)
         figures[f"{name}_first_seconds"] = time.perf_counter() - begun
         return 1 + sum(1 for _ in batches)
