@@ -83,7 +83,11 @@ def _find_episodes(plan, out):  # type: ignore[no-untyped-def]
         for i in range(count):
             prefetch(plan.guide + 4 * (out[1, i] >> shift))
         for i in range(count):
-            prefetch(plan.prefix + 8 * np.int64(guide[out[1, i] >> shift]))
+            near = 8 * np.int64(guide[out[1, i] >> shift])
+            prefetch(plan.prefix + near)
+            # For `_find_anchors`. Prefetched after the search, these lines come later than they are needed.
+            if plan.offsets != plan.prefix:
+                prefetch(plan.offsets + near)
     for i in range(count):
         point = out[1, i]
         low, high = np.int64(guide[point >> shift]), np.int64(guide[(point >> shift) + 1])
