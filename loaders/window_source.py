@@ -165,16 +165,16 @@ class InterleavedMixture:
 
     def sample(self, step: int, count: int) -> Windows:
         source, before = self._cycle.turns(step * count, count)
-        columns = np.empty((3, count), np.int64)
+        episode_id, start, length = np.empty((3, count), np.int64)
         probability, importance = np.full(count, np.nan), np.ones(count)
         goals: Int64Array | None = None
         weighted = corrected = False
         for number, selection in enumerate(self._selections):
-            rows = np.flatnonzero(source == number)
+            rows = (source == number).nonzero()[0]
             if not len(rows):
                 continue
             windows = selection.select(step, len(rows), int(before[rows[0]]))
-            columns[:, rows] = windows.episode_id, windows.start, windows.length
+            episode_id[rows], start[rows], length[rows] = windows.episode_id, windows.start, windows.length
             if windows.probability is not None:
                 probability[rows], weighted = windows.probability, True
             if windows.importance is not None:
@@ -182,7 +182,6 @@ class InterleavedMixture:
             if windows.goals is not None:
                 goals = np.empty((*windows.goals.shape[:2], count), np.int64) if goals is None else goals
                 goals[:, :, rows] = windows.goals
-        episode_id, start, length = columns
         return Windows(
             episode_id, start, length, probability if weighted else None, importance if corrected else None, source,
             goals,

@@ -83,11 +83,13 @@ class Collector:
     def _read_joined(self, windows: Windows, source: Int64Array, buffers: OutputBuffers) -> int:
         """Reads window i from dataset source[i], int64 [B]; returns the valid bytes."""
         valid_bytes = 0
-        for number in np.unique(source).tolist():
-            rows = np.flatnonzero(source == number)
+        for number, reader in enumerate(self._readers):
+            rows = (source == number).nonzero()[0]
+            if not len(rows):
+                continue
             valid = np.empty(1, np.int64)
             own = OutputBuffers(self._plan.plans[number], buffers.addresses, rows, len(rows), valid, buffers.memory)
-            self._readers[number].read(windows[rows], own)
+            reader.read(windows[rows], own)
             valid_bytes += int(valid[0])
         return valid_bytes
 

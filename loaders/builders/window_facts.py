@@ -76,7 +76,7 @@ class SourceFacts:
         versions = np.zeros(rows, np.int64)
         for number, selector in self._weighted.items():
             chosen = source == number
-            if np.any(chosen):
+            if chosen.any():
                 versions[chosen] = selector.version(selector_step)
         return versions
 
