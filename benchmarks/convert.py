@@ -10,8 +10,9 @@ memory that grows with the copies is not bounded. gear-data's bound is a few row
 The bound shows only where the data is larger than a shard, hence the second, small shard size.
 
 --layout measures single layouts, each against its own floor (convert_layouts.py) on one core, and two cores against
-one. --small measures the processor time of many small files and episodes, and of the guard of Zarr stores
-(convert_small.py). --quick shows that all parts run; its figures mean little.
+one. --jobs measures the default number of jobs, one and two (convert_jobs.py). --small measures the processor time of
+many small files and episodes, and of the guard of Zarr stores (convert_small.py). --quick shows that all parts run; its
+figures mean little.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from common import (
     write_json,
     write_parquet,
 )
+from convert_jobs import measure_jobs, print_jobs, run_way
 from convert_layouts import LAYOUTS, measure, measure_cores, measure_layout, print_layouts
 from convert_report import MIB, Memory, Scale, Timing, print_memory, print_times
 from convert_small import measure_small, print_small
@@ -262,6 +264,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="measure this layout in place of --source; may be given several times",
     )
     parser.add_argument("--small", action="store_true", help="measure many small files and episodes instead")
+    parser.add_argument("--jobs", action="store_true", help="measure numbers of jobs instead")
+    parser.add_argument("--worker-jobs", help=argparse.SUPPRESS)
     parser.add_argument("--worker-layout", choices=LAYOUTS, help=argparse.SUPPRESS)
     parser.add_argument("--worker-cores", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--worker", choices=WAYS, help=argparse.SUPPRESS)
@@ -308,6 +312,17 @@ def run_small(args: argparse.Namespace) -> None:
         write_json(args.json, {"benchmark": "convert small things", "machine": facts, "cases": records})
 
 
+def run_jobs(args: argparse.Namespace) -> None:
+    facts = machine_facts()
+    with tempfile.TemporaryDirectory(prefix="gear-bench-", dir=args.scratch) as folder:
+        script = Path(__file__).resolve(), worker_environment()
+        records = measure_jobs(Path(folder), args.repetitions, args.layout_divisor, *script)
+    print(describe_machine(facts))
+    print_jobs(records)
+    if args.json is not None:
+        write_json(args.json, {"benchmark": "convert jobs", "machine": facts, "cases": records})
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse_arguments(arguments)
     if args.worker_layout is not None:
@@ -316,8 +331,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             print(json.dumps(measure_cores(args.source, args.destination, args.worker_cores)))
         return
+    if args.worker_jobs is not None:
+        print(json.dumps(run_way(args.worker_jobs, args.source, args.destination)))
+        return
     if args.small:
         run_small(args)
+        return
+    if args.jobs:
+        run_jobs(args)
         return
     if args.layout:
         run_layouts(list(LAYOUTS) if "all" in args.layout else args.layout, args)

@@ -26,7 +26,7 @@ from gear_data.ingest.destination import (
 from gear_data.ingest.engine.protocol import Engine
 from gear_data.ingest.engine.row_progress import row_counter
 from gear_data.ingest.engine.spec import SHARD_BYTES, ConversionSpec
-from gear_data.ingest.engine.tasks import Task, plan_tasks
+from gear_data.ingest.engine.tasks import Task, plan_tasks, useful_workers
 from gear_data.ingest.engine.worker_pool import PoolEngine, SerialEngine, WorkerPool
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.dataset_checks import check_dataset
@@ -51,9 +51,6 @@ from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import put_text
 from gear_data.storage.writing.staging import MergedTasks, StagedDataset, TaskResult
 from gear_data.words import EngineName, OnBadEpisode, SourceFormat, VideoMode
-
-#: Source bytes that are worth the start of one more worker process.
-_BYTES_PER_WORKER = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -297,7 +294,7 @@ class Conversion:
         """
         if self._run.engine != "local" or not self._is_shareable():
             return 0, 0
-        useful = sum(file.size for file in self._location.files) // _BYTES_PER_WORKER
+        useful = useful_workers(sum(file.size for file in self._location.files), self._spec.shard_bytes)
         most = (len(os.sched_getaffinity(0)) if self._run.jobs is None else self._run.jobs) - 1
         return (min(useful, most), min(useful, most) if self._run.jobs is None else most)
 

@@ -10,6 +10,8 @@ from gear_data.storage.writing.staging import TaskResult
 
 #: Called with the number of source rows that were read since the last call.
 Advance = Callable[[int], object]
+#: The first message of a worker process: it has opened the source and waits for a task.
+READY = "ready"
 
 
 class Engine(Protocol):

@@ -6,7 +6,9 @@ processes and a Ray cluster write the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gear_data.errors import ResumeError
@@ -18,6 +20,9 @@ from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file, write_progress_file
 from gear_data.storage.writing.shard_writer import ShardWriter
 from gear_data.storage.writing.staging import TaskResult
+
+#: Source bytes that are worth the start of one more worker process.
+_BYTES_PER_WORKER = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -37,16 +42,31 @@ class Task:
     bytes: int
 
 
-def plan_tasks(units: Sequence[Unit], shard_bytes: int) -> tuple[Task, ...]:
-    """Groups consecutive units into tasks of about half a shard's bytes.
+def useful_workers(source_bytes: int, shard_bytes: int) -> int:
+    """Returns the number of workers that are worth their start, beside the process that converts too.
+
+    Each of them gets at least one task of `_BYTES_PER_WORKER`, or as many smaller ones.
+    """
+    full = _task_bytes(shard_bytes)
+    large = (source_bytes + max(0, full - _BYTES_PER_WORKER)) // full
+    return max(0, min(source_bytes // _BYTES_PER_WORKER, large - 1))
+
+
+def _task_bytes(shard_bytes: int) -> int:
+    """Returns the bytes of a source at which a task is full: about half a shard's.
 
     Half, because sources are usually compressed.
     """
-    task_bytes = max(UNIT_BYTES, shard_bytes // 2)
+    return max(UNIT_BYTES, shard_bytes // 2)
+
+
+def plan_tasks(units: Sequence[Unit], shard_bytes: int) -> tuple[Task, ...]:
+    """Groups consecutive units into tasks of `_task_bytes`."""
+    full = _task_bytes(shard_bytes)
     starts: list[Position] = []
     sizes: list[int] = []
     for unit in units:
-        if not starts or sizes[-1] >= task_bytes:
+        if not starts or sizes[-1] >= full:
             starts.append(unit.position)
             sizes.append(0)
         sizes[-1] += unit.bytes
@@ -85,13 +105,37 @@ def run_task(
             source.findings.restore(list(point.state["findings"]))
             source.resume_state.update(point.state["notes"])
         if start != END:
-            for block, state in prepared_blocks(source, start, task.stop, strict=spec.strict):
-                writer.append(block, state, skip)
-                # A resumed run may cut blocks shorter than the run that saved the position.
-                skip = max(0, skip - len(block))
-                advance(block.source_rows)
+            with _one_behind(writer.append) as append:
+                for block, state in prepared_blocks(source, start, task.stop, strict=spec.strict):
+                    append(block, state, skip)
+                    # A resumed run may cut blocks shorter than the run that saved the position.
+                    skip = max(0, skip - len(block))
+                    advance(block.source_rows)
         findings = source.findings.to_json()
         writer.close({"findings": findings, "notes": {}})
     result = TaskResult(task.prefix, tuple(writer.shards), writer.statistics.state(), tuple(findings))
     write_progress_file(store, done, result.to_json())
     return result
+
+
+@contextmanager
+def _one_behind(function: Callable[..., object]) -> Iterator[Callable[..., None]]:
+    """Yields a function that runs `function` in a thread, and returns as soon as the call before has ended.
+
+    The exit waits for the last call. An error of `function` is raised by the next call or the exit. It replaces a later
+    error of the block, which a program without the thread would not have reached.
+    """
+    running: Future[object] | None = None
+
+    def call(*args: object) -> None:
+        nonlocal running
+        if running is not None:
+            running.result()
+        running = thread.submit(function, *args)
+
+    with ThreadPoolExecutor(1, "gear-append") as thread:
+        try:
+            yield call
+        finally:
+            if running is not None:
+                running.result()

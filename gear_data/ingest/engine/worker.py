@@ -1,8 +1,9 @@
 """A worker process of a conversion, started by `WorkerPool`.
 
 Command line: `python -m gear_data.ingest.engine.worker FD`, where FD is an inherited connection. The worker receives
-(ConversionSpec, destination, threads), opens the source, and then receives tasks. During a task it sends the number of
-source rows that it read (int). It ends a task with a TaskResult or a GearError. It exits when the connection closes.
+(ConversionSpec, destination, threads) and opens the source. It sends READY or a GearError, and then receives tasks.
+During a task it sends the number of source rows that it read (int). It ends a task with a TaskResult or a GearError. It
+exits when the connection closes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from gear_data.errors import GearError
+from gear_data.ingest.engine.protocol import READY
 from gear_data.ingest.engine.tasks import run_task
 from gear_data.storage.remote.object_store import open_file_store
 
@@ -59,9 +61,9 @@ def _serve(parent: _Parent) -> None:
     try:
         source, _, _ = spec.open(threads=threads)
     except GearError as error:
-        parent.receive()  # the parent reads a reply only after it sent a task
         parent.send(error)
         return
+    parent.send(READY)
     task = parent.receive()
     try:
         # The parent indexed the videos before it sent a task. All tasks share their index.

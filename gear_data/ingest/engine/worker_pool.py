@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from gear_data.errors import GearError, WorkerError
-from gear_data.ingest.engine.protocol import Advance
+from gear_data.ingest.engine.protocol import READY, Advance
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Task, run_task
 from gear_data.ingest.source import EpisodeSource
@@ -64,6 +64,7 @@ class WorkerPool:
 
     Attributes:
         workers: the running workers.
+        drivers: threads that talk to workers. A thread ends when its worker does.
         threads: the number of threads of each worker and of this process.
     """
 
@@ -74,17 +75,23 @@ class WorkerPool:
         self._max_workers = max_workers
         self.threads = max(1, len(os.sched_getaffinity(0)) // (max_workers + 1))
         self.workers: list[Worker] = []
+        self.drivers: list[threading.Thread] = []
 
     def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.process.kill()
+        # They still read from the connections that `resize` closes.
+        for driver in self.drivers:
+            driver.join()
         self.resize(0)
 
     def resize(self, count: int) -> None:
         """Starts or kills workers until `count` run, or `max_workers` if that is less.
 
-        A new worker imports its modules and opens the source before it receives its first task.
+        A new worker imports its modules and opens the source before it takes its first task.
         """
         count = min(count, self._max_workers)
         while len(self.workers) < count:
@@ -117,7 +124,7 @@ class PoolEngine:
     store: FileStore
 
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
-        running = _PoolRun(tasks, self.pool.workers, advance)
+        running = _PoolRun(tasks, self.pool, advance)
         arrow_threads = pa.cpu_count()
         pa.set_cpu_count(self.pool.threads)
         try:
@@ -133,37 +140,45 @@ class PoolEngine:
         return running.wait()
 
 
+_NO_TASK = -1
+
+
 @dataclass(frozen=True)
 class _Message:
     """A message about a worker.
 
     Attributes:
-        task: the index of the worker's task; -1 before its first task.
-        value: source rows read, the task's result, an error, or None if there are no more tasks.
+        task: the index of the worker's task; `_NO_TASK` before its first task.
+        value: source rows read, the task's result, or an error.
     """
 
     task: int
-    value: int | TaskResult | GearError | None
+    value: int | TaskResult | GearError
 
 
 class _PoolRun:
     """The state of one run: pending tasks, messages, results and errors.
 
     A thread per worker sends tasks and receives messages. All other work happens in the thread of the engine.
+
+    A worker takes a task only when it is ready. Until then this process converts, and it does not wait for a worker
+    that is not ready when no task is left.
     """
 
-    def __init__(self, tasks: Sequence[Task], workers: Sequence[Worker], advance: Advance) -> None:
+    def __init__(self, tasks: Sequence[Task], pool: WorkerPool, advance: Advance) -> None:
         self.results: dict[int, TaskResult] = {}
         self._errors: dict[int, GearError] = {}
         self._tasks = tasks
+        self._dropped = 0
         self._advance = advance
-        self._active_workers = len(workers)
         self._messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._pending: queue.SimpleQueue[int] = queue.SimpleQueue()
         for index in range(len(tasks)):
             self._pending.put(index)
-        for worker in workers:
-            threading.Thread(target=self._drive, args=(worker,), daemon=True).start()
+        for worker in pool.workers:
+            driver = threading.Thread(target=self._drive, args=(worker,), name="gear-worker", daemon=True)
+            pool.drivers.append(driver)
+            driver.start()
 
     def next_task(self) -> int | None:
         """Takes the index of the next pending task; None if all were taken."""
@@ -180,7 +195,7 @@ class _PoolRun:
         """
         self._errors[index] = error
         while self.next_task() is not None:
-            pass
+            self._dropped += 1
 
     def advance_own(self, rows: int) -> None:
         """Reports rows that this process read, and handles the messages that arrived."""
@@ -190,14 +205,14 @@ class _PoolRun:
                 self._handle(self._messages.get_nowait())
 
     def wait(self) -> list[TaskResult]:
-        """Waits for the workers and returns all results.
+        """Waits for the tasks that workers took, and returns all results.
 
         Raises:
-            GearError: the error of the first task that failed.
+            GearError: the error of the first task that failed, or of a worker that failed before its first task.
         """
-        while self._active_workers:
+        while len(self.results.keys() | self._errors.keys() - {_NO_TASK}) + self._dropped < len(self._tasks):
             self._handle(self._messages.get())
-        if self._errors:
+        if len(self.results) < len(self._tasks):
             raise self._errors[min(self._errors)]
         return [self.results[index] for index in range(len(self._tasks))]
 
@@ -208,18 +223,18 @@ class _PoolRun:
             case TaskResult() as result:
                 self.results[message.task] = result
             case GearError() as error:
-                self._active_workers -= 1
                 self.fail(message.task, error)
-            case None:
-                self._active_workers -= 1
 
     def _drive(self, worker: Worker) -> None:
-        """Sends tasks to a worker and passes on its messages.
+        """Sends tasks to a worker that is ready, and passes on its messages.
 
-        It returns when no task is left, when a task fails, or when the worker dies.
+        It returns when no task is left, when the worker fails, or when the worker dies.
         """
-        index = -1
+        index = _NO_TASK
         try:
+            if (opened := worker.connection.recv()) != READY:
+                self._messages.put(_Message(index, opened))
+                return
             while (pending := self.next_task()) is not None:
                 index = pending
                 worker.connection.send(self._tasks[index])
@@ -229,7 +244,6 @@ class _PoolRun:
                     self._messages.put(_Message(index, value))
                 if isinstance(value, GearError):
                     return
-            self._messages.put(_Message(index, None))
         except (OSError, EOFError):
             self._messages.put(_Message(index, _worker_died(worker.process.wait())))
 

@@ -23,8 +23,10 @@ from gear_data.ingest.engine import tasks
 from gear_data.ingest.source import Unit
 from gear_data.ingest.sources.registry import known_formats
 from gear_data.storage.episode_block import BEGIN, END, Position
+from gear_data.storage.writing.staging import TaskResult
 
 _OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "progress": False}
+_WORKER = "gear_data.ingest.engine.worker"
 
 
 @pytest.fixture(autouse=True)
@@ -101,9 +103,25 @@ def test_plan_groups_units() -> None:
     assert tasks.plan_tasks(units, shard_bytes=1 << 20) == (tasks.Task("", BEGIN, END, 70),)
 
 
+@pytest.mark.parametrize(
+    ("source_mb", "shard_mib", "workers"),
+    [
+        (100, 512, 0),
+        (315, 512, 0),  # tasks of 268 and 47 MB
+        (420, 512, 1),  # 268 and 152
+        (945, 512, 3),  # 268, 268, 268 and 141
+        (100, 64, 0),  # two tasks of 33, and 34: as small as the start of a worker
+        (300, 64, 2),
+        (300, 8192, 0),  # one task
+    ],
+)
+def test_workers_that_are_worth_their_start(source_mb: int, shard_mib: int, workers: int) -> None:
+    assert tasks.useful_workers(source_mb * 1_000_000, shard_mib << 20) == workers
+
+
 @pytest.mark.processes
 def test_shards_do_not_depend_on_the_number_of_processes(
-    source: Path, whole: Path, sources: Any, tmp_path: Path
+    source: Path, whole: Path, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = gear_data.open(whole).manifest
     assert len(manifest.provenance["tasks"]) > 2
@@ -111,6 +129,7 @@ def test_shards_do_not_depend_on_the_number_of_processes(
         sum(gear_data.open(whole).lengths[::5]) * 3
     ]
     assert gear_data.verify(whole).ok
+    _hold_own_tasks(monkeypatch, lambda: any(tmp_path.rglob("*done.json")))
     gear_data.convert(source, tmp_path / "two", jobs=2, **_OPTIONS)
     assert sources.folder_contents(tmp_path / "two") == sources.folder_contents(whole)
 
@@ -123,12 +142,16 @@ def test_tasks_make_one_dataset(sources: Any, rollouts: list[Any], tmp_path: Pat
 
 
 @pytest.mark.processes
-def test_the_first_task_that_fails_gives_the_error(sources: Any, source: Path, tmp_path: Path) -> None:
+def test_the_first_task_that_fails_gives_the_error(
+    sources: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     empty = sources.make_rollouts(1)[0]
     nothing = sources.Rollout({name: values[:0] for name, values in empty.columns.items()}, empty.final)
     for i in (3, 6):
         sources.write_episodes(source / f"part-{i}.parquet", [empty, nothing])
     for jobs in (1, 2):
+        if jobs == 2:
+            _hold_own_tasks(monkeypatch, lambda: any((tmp_path / "d2").rglob("*done.json")))
         with pytest.raises(BadEpisodeError, match="no steps") as error:
             gear_data.convert(source, tmp_path / f"d{jobs}", jobs=jobs, **_OPTIONS)
         assert (error.value.file, error.value.row) == ("part-3.parquet", 1)
@@ -138,15 +161,45 @@ def test_the_first_task_that_fails_gives_the_error(sources: Any, source: Path, t
 
 
 @pytest.mark.processes
-def test_a_worker_that_dies(
-    source: Path, whole: Path, sources: Any, kill_one: Callable[[str], list[int]], tmp_path: Path
-) -> None:
-    killed = kill_one("gear_data.ingest.engine.worker")
-    with pytest.raises(WorkerError, match="status -9"):
-        gear_data.convert(source, tmp_path / "d", jobs=2, **_OPTIONS)
-    assert killed
+def test_a_worker_that_dies(source: Path, whole: Path, sources: Any, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        _replace_worker(patch, tmp_path, "parent.recv(); parent.send('ready'); parent.recv(); os.kill(os.getpid(), 9)")
+        _hold_own_tasks(patch, lambda: not any(_descendants(_WORKER)))
+        with pytest.raises(WorkerError, match="status -9"):
+            gear_data.convert(source, tmp_path / "d", jobs=2, **_OPTIONS)
     gear_data.convert(source, tmp_path / "d", jobs=2, resume=True, **_OPTIONS)
     assert sources.folder_contents(tmp_path / "d") == sources.folder_contents(whole)
+
+
+@pytest.mark.processes
+def test_workers_that_never_begin_are_not_waited_for(
+    source: Path, whole: Path, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _replace_worker(monkeypatch, tmp_path, "parent.recv(); time.sleep(1000)")
+    gear_data.convert(source, tmp_path / "d", jobs=3, **_OPTIONS)
+    assert sources.folder_contents(tmp_path / "d") == sources.folder_contents(whole)
+    assert not any(_descendants(_WORKER))
+    assert not [thread for thread in threading.enumerate() if thread.name == "gear-worker"]
+
+
+def _replace_worker(patch: pytest.MonkeyPatch, folder: Path, lines: str) -> None:
+    """Makes workers run some lines of Python, in which `parent` is the connection to this process."""
+    program = folder / "python"
+    head = "import os, sys, time\nfrom multiprocessing.connection import Connection\n"
+    program.write_text(f"#!{sys.executable}\n{head}parent = Connection(int(sys.argv[3]))\n{lines}\n")
+    program.chmod(0o700)
+    patch.setattr("gear_data.ingest.engine.worker_pool.sys.executable", str(program))
+
+
+def _hold_own_tasks(patch: pytest.MonkeyPatch, is_time: Callable[[], bool]) -> None:
+    """Makes this process wait for an event before it runs a task, so that workers run tasks too."""
+
+    def run(*arguments: Any) -> TaskResult:
+        while not is_time():
+            time.sleep(0.01)
+        return tasks.run_task(*arguments)
+
+    patch.setattr("gear_data.ingest.engine.worker_pool.run_task", run)
 
 
 def test_one_task_starts_no_worker(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
