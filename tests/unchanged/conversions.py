@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any
 
 import gear_data
 from gear_data.errors import GearError
+from gear_data.ingest.engine import tasks, worker_pool
 from gear_data.ingest.sources.registry import known_formats
 from gear_data.storage.writing.shard_writer import ShardWriter
 from tests.fuzz.damage import damage
@@ -63,7 +65,7 @@ class Conversion:
             options |= {"resume": True}
             _run_killed(self.source, destination, options)
         try:
-            with _sizes(self.sizes):
+            with _sizes(self.sizes), _workers_first(destination, self.options["jobs"]):
                 report = gear_data.convert(self.source, destination, **options)
         except GearError as error:
             place = [error.file, error.column, error.row]
@@ -140,6 +142,23 @@ def _sizes(sizes: Mapping[str, int]) -> Iterator[None]:
     finally:
         for (module, name), value in zip(changed, usual, strict=True):
             setattr(module, name, value)
+
+
+@contextmanager
+def _workers_first(destination: Path, jobs: int) -> Iterator[None]:
+    """Makes this process wait until a worker has finished a task, for a minute at most."""
+    run_task, end = tasks.run_task, time.monotonic() + 60
+
+    def run(task: tasks.Task, *arguments: Any) -> Any:
+        while jobs > 1 and task.prefix and not any(destination.rglob("*done.json")) and time.monotonic() < end:
+            time.sleep(0.01)
+        return run_task(task, *arguments)
+
+    worker_pool.run_task = run  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        worker_pool.run_task = run_task  # type: ignore[attr-defined]
 
 
 def _run_killed(source: Path, destination: Path, options: Mapping[str, Any]) -> None:
