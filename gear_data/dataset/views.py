@@ -17,6 +17,7 @@ from gear_data.dataset.stores.store import DatasetStore
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array
+from gear_data.storage.episode_tables import content_bytes
 from gear_data.storage.manifest import fingerprint
 from gear_data.storage.quantiles.exact import Float64Array, exact_quantiles
 from gear_data.storage.quantiles.files import QUANTILES, load_quantiles, quantiles_file, save_quantiles
@@ -68,11 +69,7 @@ class View:
 
 def view_fingerprint(store: DatasetStore, ids: Int64Array) -> str:
     """Returns the fingerprint of a dataset that holds only these episodes."""
-    contents = store.episode_table.column("content").combine_chunks()
-    # Reads the buffer directly, 16 bytes per episode: no Python object per episode.
-    start, hashes = 16 * contents.offset, contents.buffers()[1]
-    rows = np.frombuffer(hashes, np.uint8, 16 * len(contents), start).reshape(-1, 16)
-    return fingerprint(store.schema, [rows[ids].tobytes()])
+    return fingerprint(store.schema, content_bytes(store.episode_table)[ids])
 
 
 def filtered_fingerprint(episodes: str, mask: StepMask, mode: str) -> str:

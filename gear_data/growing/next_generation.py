@@ -20,6 +20,7 @@ from gear_data.growing.returned import last_journal
 from gear_data.growing.seal_options import OLDEST, SealOptions
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.videos.draft import write_videos
+from gear_data.storage.episode_tables import content_bytes
 from gear_data.storage.generations.growth import TABLES, Growth, Part
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.journal.writing import is_series
@@ -172,12 +173,10 @@ def _manifest(
     for manifest in (*(() if current is None else (current,)), *(each.manifest for each in added)):
         for finding in manifest.findings:
             findings.add(Finding(**finding))
-    contents = draft.episodes.column("content").combine_chunks()
-    hashes = np.frombuffer(contents.buffers()[1], np.uint8, 16 * len(contents), 16 * contents.offset)
     return Manifest(
         episodes=len(draft.episodes),
         steps=draft.steps,
-        fingerprint=fingerprint(draft.schema, [hashes.tobytes()]),
+        fingerprint=fingerprint(draft.schema, content_bytes(draft.episodes)),
         schema=draft.schema,
         shards=draft.shards,
         tables=tables,

@@ -46,6 +46,7 @@ from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.ingest.videos.staged_index import stage_videos
 from gear_data.ingest.videos.storage_options import VideoStorage, video_storage
 from gear_data.storage.atomic import swap_folders
+from gear_data.storage.episode_tables import content_bytes
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import put_text
@@ -352,7 +353,7 @@ class Conversion:
         findings.restore([*opening_findings, *(finding for result in results for finding in result.findings)])
         if self._spec.strict:
             findings.make_strict()
-        files, contents = merged.episodes.column("source"), merged.episodes.column("content").to_pylist()
+        files, contents = merged.episodes.column("source"), content_bytes(merged.episodes)
         steps = sum(shard.steps for shard in merged.shards)
         check_dataset(findings, metadata, contents, steps, lambda i: (str(files[i].as_py()), int(merged.rows[i])))
         return findings

@@ -36,7 +36,7 @@ from gear_data.ingest.several.united import united_columns, with_masks
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.videos.storage_options import KEEP, LINK, VideoStorage
 from gear_data.schema import Schema
-from gear_data.storage.episode_tables import read_episodes
+from gear_data.storage.episode_tables import content_bytes, read_episodes
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest, fingerprint
 from gear_data.storage.statistics import merged_statistics
@@ -119,7 +119,7 @@ def _linked(
         manifest = Manifest(
             episodes=len(episodes),
             steps=sum(item.manifest.steps for item in inputs),
-            fingerprint=fingerprint(schema, episodes.column("content").to_pylist()),
+            fingerprint=fingerprint(schema, content_bytes(episodes)),
             schema=schema,
             shards=shards.shards,
             tables={**write_tables(inputs, schema, store, episodes), **videos.tables},
@@ -201,6 +201,6 @@ def _findings(inputs: Sequence[MergeInput], episodes: pa.Table) -> FindingLog:
         for finding in item.manifest.findings:
             if finding["code"] != DUPLICATE:
                 findings.add(Finding(**finding))
-    files, contents = episodes.column("source"), episodes.column("content").to_pylist()
-    check_dataset(findings, {}, contents, 0, lambda i: (str(files[i].as_py()), None))
+    files = episodes.column("source")
+    check_dataset(findings, {}, content_bytes(episodes), 0, lambda i: (str(files[i].as_py()), None))
     return findings

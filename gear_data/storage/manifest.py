@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
@@ -369,20 +371,23 @@ def check_inside(name: str, manifest: str) -> None:
         )
 
 
-def fingerprint(schema: Schema, contents: list[bytes]) -> str:
+def fingerprint(schema: Schema, contents: bytes | npt.NDArray[np.uint8]) -> str:
     """Returns the fingerprint of a dataset: a hash of its schema and contents.
 
     It is xxh3-128 of the names, dtypes and shapes of source columns and videos, and of the episodes' content hashes in
     order.
 
     Layout (shards, sizes) and provenance are left out, so equal contents have equal fingerprints.
+
+    Args:
+        schema: the schema.
+        contents: the content hash of every episode, 16 bytes each, contiguous.
     """
     digest = xxhash.xxh3_128()
     columns = [[c.name, c.dtype, list(c.shape), c.has_final] for c in schema.source_columns]
     columns += [[c.name, "video", list(c.shape), False] for c in schema.videos]
     digest.update(json.dumps(sorted(columns)).encode())
-    for content in contents:
-        digest.update(content)
+    digest.update(contents)
     return digest.hexdigest()
 
 

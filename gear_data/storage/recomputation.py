@@ -96,7 +96,7 @@ class Recomputation:
         return tuple(self._differences)
 
     def _compare_manifest(self) -> None:
-        found = fingerprint(self._manifest.schema, self._contents)
+        found = fingerprint(self._manifest.schema, b"".join(self._contents))
         if found != self._manifest.fingerprint:
             self._differences.append(
                 Difference(MANIFEST_NAME, None, None, "fingerprint", self._manifest.fingerprint, found)

@@ -30,7 +30,7 @@ from gear_data.storage.atomic import checksum
 from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.episode_block import EpisodeBlock, Position
-from gear_data.storage.episode_tables import read_episodes, read_finals
+from gear_data.storage.episode_tables import content_bytes, read_episodes, read_finals
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, fingerprint
 from gear_data.storage.recomputation import Difference, Recomputation
 from gear_data.storage.videos.checks import stored_segments, video_checks
@@ -201,7 +201,7 @@ def _check_episode_table(table: pa.Table, manifest: Manifest, path: Path) -> Non
                 column="start",
                 hint=_RESTORE,
             )
-    found = fingerprint(manifest.schema, table.column("content").to_pylist())
+    found = fingerprint(manifest.schema, content_bytes(table))
     if found != manifest.fingerprint:
         raise CorruptShardError(
             f"the content hashes give the fingerprint {found}, the manifest says {manifest.fingerprint}",

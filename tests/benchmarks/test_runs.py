@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 import cluster
 import common
+import convert_jobs
 import convert_layouts
 import first_batch
 import numpy as np
@@ -188,6 +189,21 @@ def test_small_things_are_measured(run: Run) -> None:
     assert [case["target"] for case in cases] == [1.3, 1.3, 1.5, *[None] * 5]
     assert all((case["bytes"] is None) == (case["target"] is not None) for case in cases)
     assert all(case["times_the_floor"] > 0 for case in cases)
+
+
+@pytest.mark.nightly
+def test_numbers_of_jobs_are_measured(run: Run) -> None:
+    result = run("numbers of jobs")
+    assert result.status == 0, result.errors
+    cases = result.record["cases"]
+    assert [case["case"] for case in cases] == [case.name for case in convert_jobs.CASES]
+    ways = [(case.name, way) for case in convert_jobs.CASES for way in case.ways]
+    assert [(row[0], row[2].removeprefix("jobs: ")) for row in rows_of(result.printed, "own busy s")] == ways
+    for case in cases:
+        for one in case["rounds"]:
+            assert all(found["seconds"] > 0 and found["own_busy"] > 0 for found in one.values())
+        assert all(ratio["seconds"] > 0 for ratio in case["ratios"].values())
+    assert len(rows_of(result.printed, "seconds of")) == sum(len(case.targets) for case in convert_jobs.CASES)
 
 
 # cluster.py

@@ -148,7 +148,7 @@ def test_a_wrong_content_hash(dataset: Path) -> None:
     replace_table(dataset, EPISODES, table)
     with edited_manifest(dataset) as manifest:
         schema = Manifest.load(dataset).schema
-        manifest["fingerprint"] = fingerprint(schema, table.column("content").to_pylist())
+        manifest["fingerprint"] = fingerprint(schema, b"".join(table.column("content").to_pylist()))
     report = gear_data.verify(dataset, deep=True)
     assert [check.ok for check in report.shards].count(False) == 1
     content, whole = report.differences

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ DUPLICATE = "duplicate-episode"
 def check_dataset(
     findings: FindingLog,
     metadata: Mapping[str, Any],
-    contents: Sequence[bytes],
+    contents: npt.NDArray[np.uint8],
     steps: int,
     source_of: Callable[[int], tuple[str, int | None]],
 ) -> None:
@@ -30,7 +30,7 @@ def check_dataset(
     Args:
         findings: the log to add to.
         metadata: the source's own metadata.
-        contents: the content hash of every episode, 16 bytes each, in order.
+        contents: uint8 [episodes, 16], the content hash of every episode, in order.
         steps: the number of steps of all episodes.
         source_of: returns the source file of an episode and its row there (None if unknown), given its index.
     """
@@ -49,13 +49,14 @@ def check_dataset(
             findings.add(Finding("metadata-disagrees", message, column=name))
 
 
-def _repeated(contents: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], int]:
+def _repeated(contents: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], int]:
     """Finds repeated episodes.
 
     Returns:
         The indices of episodes that repeat an earlier one, and the index that the first of them repeats.
     """
-    codes = pa.array(contents, pa.binary(16)).dictionary_encode().indices.to_numpy()
+    hashes = pa.Array.from_buffers(pa.binary(16), len(contents), [None, pa.py_buffer(contents)])
+    codes = hashes.dictionary_encode().indices.to_numpy()
     # Codes count up in the order of first appearance: a new content has a code larger than all before.
     highest = np.maximum.accumulate(codes) if len(codes) else codes
     repeated = np.flatnonzero(codes[1:] <= highest[:-1]) + 1

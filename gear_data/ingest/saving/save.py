@@ -29,6 +29,7 @@ from gear_data.ingest.videos.sampled_statistics import sampled_statistics
 from gear_data.ingest.videos.storage_options import KEEP, LINK
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_tables import (
+    content_bytes,
     join_episode_tables,
     read_episodes,
     read_finals,
@@ -134,7 +135,7 @@ def _written(
         episodes = with_values(episodes, name, values)
     videos, cameras, episodes = _videos(view, store, episodes, findings)
     episodes = join_episode_tables([episodes])
-    contents = episodes.column("content").to_pylist()
+    contents = content_bytes(episodes)
     check_dataset(findings, {}, contents, 0, lambda i: (str(episodes.column("source")[i].as_py()), None))
     written = {"episodes": write_table(store, EPISODES, episodes)}
     if tables.finals is not None:

@@ -22,7 +22,7 @@ from gear_data.errors import GearError, ResumeError, UnwritableError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import write_ipc
 from gear_data.storage.atomic import checksum
-from gear_data.storage.episode_tables import SOURCE_ROW, join_episode_tables, with_values
+from gear_data.storage.episode_tables import SOURCE_ROW, content_bytes, join_episode_tables, with_values
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest, ShardEntry, ShardRecord, fingerprint
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsState
 from gear_data.storage.writing.file_store import FileStore, put_text
@@ -204,7 +204,7 @@ class StagedDataset:
         return Manifest(
             episodes=len(merged.episodes),
             steps=sum(shard.steps for shard in merged.shards),
-            fingerprint=fingerprint(merged.schema, merged.episodes.column("content").to_pylist()),
+            fingerprint=fingerprint(merged.schema, content_bytes(merged.episodes)),
             schema=merged.schema,
             shards=merged.shards,
             tables=merged.tables,

@@ -27,6 +27,7 @@ COMMANDS = {
     "--small-shard-bytes 1000000 --scratch {scratch} --json {json}",
     "layouts": "convert.py --quick --layout all --json {json}",
     "small things": "convert.py --quick --small --json {json}",
+    "numbers of jobs": "convert.py --quick --jobs --json {json}",
     "two layouts": "convert.py --quick --layout minari --layout lerobot --json {json}",
     "cluster": "cluster.py --quick --json {json}",
     "rdma": "rdma.py --rounds 3 --json {json}",
