@@ -72,3 +72,20 @@ def test_a_worker_ends_in_silence_when_its_parent_does(sent: Callable[[Any, Any]
         sent(parent, work)
     output, _ = worker.communicate(timeout=120)
     assert (worker.returncode, output) == (0, "")
+
+
+def test_a_worker_imports_no_pandas(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
+    source = sources.write_episodes(tmp_path / "s.parquet", rollouts)
+    code = (
+        "import sys\n"
+        "from gear_data.ingest.engine.worker import leave_out_pandas\n"
+        "leave_out_pandas()\n"
+        "import gear_data, pyarrow\n"
+        "gear_data.convert(sys.argv[1], sys.argv[2])\n"
+        "print('pandas' in sys.modules)\n"
+        "import pandas\n"
+        "print(pyarrow.table({'a': [1]}).to_pandas()['a'].tolist())\n"
+    )
+    command = [sys.executable, "-c", code, str(source), str(tmp_path / "d")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n[1]\n"
+    sources.check_dataset(tmp_path / "d", rollouts)
