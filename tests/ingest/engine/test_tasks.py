@@ -18,11 +18,19 @@ import psutil
 import pytest
 
 import gear_data
-from gear_data.errors import BadEpisodeError, DatasetNotFoundError, InvalidArgumentError, WorkerError
+from gear_data.errors import (
+    BadEpisodeError,
+    DatasetNotFoundError,
+    InvalidArgumentError,
+    StorageFullError,
+    WorkerError,
+)
 from gear_data.ingest.engine import tasks
 from gear_data.ingest.source import Unit
 from gear_data.ingest.sources.registry import known_formats
-from gear_data.storage.episode_block import BEGIN, END, Position
+from gear_data.ingest.sources.tables import file_stream
+from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position
+from gear_data.storage.writing.shard_writer import ShardWriter
 from gear_data.storage.writing.staging import TaskResult
 
 _OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "progress": False}
@@ -200,6 +208,28 @@ def _hold_own_tasks(patch: pytest.MonkeyPatch, is_time: Callable[[], bool]) -> N
         return tasks.run_task(*arguments)
 
     patch.setattr("gear_data.ingest.engine.worker_pool.run_task", run)
+
+
+def test_an_error_of_writing_comes_before_a_later_one_of_reading(
+    sources: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block is written while the next one is read."""
+    whole = sources.make_rollouts(1)[0]
+    nothing = sources.Rollout({name: values[:0] for name, values in whole.columns.items()}, whole.final)
+    sources.write_episodes(source / "part-3.parquet", [whole, nothing])
+    monkeypatch.setattr(file_stream, "_BATCH_BYTES", 1)
+    with pytest.raises(BadEpisodeError, match="no steps"):
+        gear_data.convert(source, tmp_path / "read", jobs=1)
+    append = ShardWriter.append
+
+    def fail(writer: ShardWriter, block: EpisodeBlock, state: Any, skip: int = 0) -> None:
+        if block.position.file == 2:
+            raise StorageFullError("no space left on the device")
+        append(writer, block, state, skip)
+
+    monkeypatch.setattr(ShardWriter, "append", fail)
+    with pytest.raises(StorageFullError):
+        gear_data.convert(source, tmp_path / "written", jobs=1)
 
 
 def test_one_task_starts_no_worker(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
