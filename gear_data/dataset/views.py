@@ -69,7 +69,7 @@ class View:
 
 def view_fingerprint(store: DatasetStore, ids: Int64Array) -> str:
     """Returns the fingerprint of a dataset that holds only these episodes."""
-    return fingerprint(store.schema, content_bytes(store.episode_table)[ids])
+    return fingerprint(store.schema, content_bytes(store.episode_table)[ids].tobytes())
 
 
 def filtered_fingerprint(episodes: str, mask: StepMask, mode: str) -> str:

@@ -119,7 +119,7 @@ def _linked(
         manifest = Manifest(
             episodes=len(episodes),
             steps=sum(item.manifest.steps for item in inputs),
-            fingerprint=fingerprint(schema, content_bytes(episodes)),
+            fingerprint=fingerprint(schema, content_bytes(episodes).tobytes()),
             schema=schema,
             shards=shards.shards,
             tables={**write_tables(inputs, schema, store, episodes), **videos.tables},

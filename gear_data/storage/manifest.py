@@ -13,8 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
@@ -371,7 +369,7 @@ def check_inside(name: str, manifest: str) -> None:
         )
 
 
-def fingerprint(schema: Schema, contents: bytes | npt.NDArray[np.uint8]) -> str:
+def fingerprint(schema: Schema, contents: bytes) -> str:
     """Returns the fingerprint of a dataset: a hash of its schema and contents.
 
     It is xxh3-128 of the names, dtypes and shapes of source columns and videos, and of the episodes' content hashes in
@@ -381,7 +379,7 @@ def fingerprint(schema: Schema, contents: bytes | npt.NDArray[np.uint8]) -> str:
 
     Args:
         schema: the schema.
-        contents: the content hash of every episode, 16 bytes each, contiguous.
+        contents: the content hash of every episode, 16 bytes each.
     """
     digest = xxhash.xxh3_128()
     columns = [[c.name, c.dtype, list(c.shape), c.has_final] for c in schema.source_columns]

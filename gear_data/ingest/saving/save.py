@@ -144,7 +144,7 @@ def _written(
     manifest = Manifest(
         episodes=len(ids),
         steps=sum(shard.steps for shard in shards.shards),
-        fingerprint=fingerprint(source.schema, contents),
+        fingerprint=fingerprint(source.schema, contents.tobytes()),
         schema=source.schema,
         shards=shards.shards,
         tables={**written, **videos.tables},
