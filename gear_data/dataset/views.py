@@ -69,7 +69,8 @@ class View:
 
 def view_fingerprint(store: DatasetStore, ids: Int64Array) -> str:
     """Returns the fingerprint of a dataset that holds only these episodes."""
-    return fingerprint(store.schema, content_bytes(store.episode_table)[ids].tobytes())
+    contents = np.frombuffer(content_bytes(store.episode_table), np.uint8).reshape(-1, 16)
+    return fingerprint(store.schema, contents[ids].tobytes())
 
 
 def filtered_fingerprint(episodes: str, mask: StepMask, mode: str) -> str:

@@ -176,7 +176,7 @@ def _manifest(
     return Manifest(
         episodes=len(draft.episodes),
         steps=draft.steps,
-        fingerprint=fingerprint(draft.schema, content_bytes(draft.episodes).tobytes()),
+        fingerprint=fingerprint(draft.schema, content_bytes(draft.episodes)),
         schema=draft.schema,
         shards=draft.shards,
         tables=tables,

@@ -27,7 +27,7 @@ from gear_data.ingest.engine.protocol import Engine
 from gear_data.ingest.engine.row_progress import row_counter
 from gear_data.ingest.engine.spec import SHARD_BYTES, ConversionSpec
 from gear_data.ingest.engine.tasks import Task, plan_tasks, useful_workers
-from gear_data.ingest.engine.worker_pool import PoolEngine, SerialEngine, WorkerPool
+from gear_data.ingest.engine.worker_pool import PoolEngine, WorkerPool
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.dataset_checks import check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
@@ -329,8 +329,6 @@ class Conversion:
             from gear_data.ingest.engine.ray_cluster import RayEngine
 
             return RayEngine(self._spec, self._store.name, self._run.jobs)
-        if not pool.workers:
-            return SerialEngine(self._spec, source, self._store)
         return PoolEngine(pool, self._spec, source, self._store)
 
     def _run_tasks(self, engine: Engine, source: EpisodeSource, tasks: Sequence[Task]) -> list[TaskResult]:

@@ -14,11 +14,7 @@ import pyarrow as pa
 from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import plain_path
 from gear_data.ingest.convert import Conversion, RunOptions
-from gear_data.ingest.destination import (
-    LockedTarget,
-    choose_target,
-    locked_target,
-)
+from gear_data.ingest.destination import LockedTarget, choose_target, locked_target
 from gear_data.ingest.engine.spec import SHARD_BYTES, ConversionSpec
 from gear_data.ingest.findings.dataset_checks import DUPLICATE, check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
@@ -119,7 +115,7 @@ def _linked(
         manifest = Manifest(
             episodes=len(episodes),
             steps=sum(item.manifest.steps for item in inputs),
-            fingerprint=fingerprint(schema, content_bytes(episodes).tobytes()),
+            fingerprint=fingerprint(schema, content_bytes(episodes)),
             schema=schema,
             shards=shards.shards,
             tables={**write_tables(inputs, schema, store, episodes), **videos.tables},

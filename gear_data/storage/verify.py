@@ -201,7 +201,7 @@ def _check_episode_table(table: pa.Table, manifest: Manifest, path: Path) -> Non
                 column="start",
                 hint=_RESTORE,
             )
-    found = fingerprint(manifest.schema, content_bytes(table).tobytes())
+    found = fingerprint(manifest.schema, content_bytes(table))
     if found != manifest.fingerprint:
         raise CorruptShardError(
             f"the content hashes give the fingerprint {found}, the manifest says {manifest.fingerprint}",

@@ -6,11 +6,10 @@ processes and a Ray cluster write the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gear_data.common.one_behind import one_behind
 from gear_data.errors import ResumeError
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
@@ -105,7 +104,7 @@ def run_task(
             source.findings.restore(list(point.state["findings"]))
             source.resume_state.update(point.state["notes"])
         if start != END:
-            with _one_behind(writer.append) as append:
+            with one_behind(writer.append) as append:
                 for block, state in prepared_blocks(source, start, task.stop, strict=spec.strict):
                     append(block, state, skip)
                     # A resumed run may cut blocks shorter than the run that saved the position.
@@ -116,26 +115,3 @@ def run_task(
     result = TaskResult(task.prefix, tuple(writer.shards), writer.statistics.state(), tuple(findings))
     write_progress_file(store, done, result.to_json())
     return result
-
-
-@contextmanager
-def _one_behind(function: Callable[..., object]) -> Iterator[Callable[..., None]]:
-    """Yields a function that runs `function` in a thread, and returns as soon as the call before has ended.
-
-    The exit waits for the last call. An error of `function` is raised by the next call or the exit. It replaces a later
-    error of the block, which a program without the thread would not have reached.
-    """
-    running: Future[object] | None = None
-
-    def call(*args: object) -> None:
-        nonlocal running
-        if running is not None:
-            running.result()
-        running = thread.submit(function, *args)
-
-    with ThreadPoolExecutor(1, "gear-append") as thread:
-        try:
-            yield call
-        finally:
-            if running is not None:
-                running.result()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gear_data.common.without_pandas import leave_out_pandas
 from gear_data.errors import GearError
 from gear_data.ingest.engine.protocol import READY
 from gear_data.ingest.engine.tasks import run_task
@@ -78,28 +79,6 @@ def _serve(parent: _Parent) -> None:
             parent.send(error)
             return
         task = parent.receive()
-
-
-class _NoPandas:
-    """A finder of modules that finds no pandas."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError(name, name=name)
-
-
-def leave_out_pandas() -> None:
-    """Makes pyarrow do without pandas in this process, whose import takes half as long as all others.
-
-    pyarrow looks for it once: when it first converts Python objects. Workers have no objects of pandas. If a reader
-    needs pandas, it can still import it.
-    """
-    sys.meta_path.insert(0, _NoPandas)
-    try:
-        pa.array([0])
-    finally:
-        sys.meta_path.remove(_NoPandas)
 
 
 if __name__ == "__main__":

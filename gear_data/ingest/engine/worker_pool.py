@@ -1,4 +1,4 @@
-"""Engines of this machine: one process, or several.
+"""The engine of this machine: one process, or several.
 
 Process pools of libraries (`concurrent.futures`, loky) are not used. Their workers outlive a parent that is killed and
 keep on writing shards, while a resumed conversion writes the same files. The pool of the standard library also imports
@@ -28,18 +28,6 @@ from gear_data.ingest.engine.tasks import Task, run_task
 from gear_data.ingest.source import EpisodeSource
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.staging import TaskResult
-
-
-@dataclass(frozen=True)
-class SerialEngine:
-    """Runs one task after another in this process."""
-
-    spec: ConversionSpec
-    source: EpisodeSource
-    store: FileStore
-
-    def run(self, tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
-        return [run_task(task, self.spec, self.source, self.store, advance) for task in tasks]
 
 
 @dataclass(frozen=True)
@@ -116,7 +104,7 @@ class WorkerPool:
 
 @dataclass(frozen=True)
 class PoolEngine:
-    """Runs tasks in this process and in the workers of a pool."""
+    """Runs tasks in this process, and in the workers of a pool if it has any."""
 
     pool: WorkerPool
     spec: ConversionSpec
@@ -126,7 +114,8 @@ class PoolEngine:
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
         running = _PoolRun(tasks, self.pool, advance)
         arrow_threads = pa.cpu_count()
-        pa.set_cpu_count(self.pool.threads)
+        if self.pool.workers:
+            pa.set_cpu_count(self.pool.threads)
         try:
             while (index := running.next_task()) is not None:
                 try:
@@ -140,20 +129,8 @@ class PoolEngine:
         return running.wait()
 
 
+#: The task of a worker that took none yet.
 _NO_TASK = -1
-
-
-@dataclass(frozen=True)
-class _Message:
-    """A message about a worker.
-
-    Attributes:
-        task: the index of the worker's task; `_NO_TASK` before its first task.
-        value: source rows read, the task's result, or an error.
-    """
-
-    task: int
-    value: int | TaskResult | GearError
 
 
 class _PoolRun:
@@ -171,7 +148,8 @@ class _PoolRun:
         self._tasks = tasks
         self._dropped = 0
         self._advance = advance
-        self._messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        #: (task of a worker, rows read or the task's result or an error)
+        self._messages: queue.SimpleQueue[tuple[int, int | TaskResult | GearError]] = queue.SimpleQueue()
         self._pending: queue.SimpleQueue[int] = queue.SimpleQueue()
         for index in range(len(tasks)):
             self._pending.put(index)
@@ -202,7 +180,7 @@ class _PoolRun:
         self._advance(rows)
         with suppress(queue.Empty):
             while True:
-                self._handle(self._messages.get_nowait())
+                self._handle(*self._messages.get_nowait())
 
     def wait(self) -> list[TaskResult]:
         """Waits for the tasks that workers took, and returns all results.
@@ -211,19 +189,19 @@ class _PoolRun:
             GearError: the error of the first task that failed, or of a worker that failed before its first task.
         """
         while len(self.results.keys() | self._errors.keys() - {_NO_TASK}) + self._dropped < len(self._tasks):
-            self._handle(self._messages.get())
+            self._handle(*self._messages.get())
         if len(self.results) < len(self._tasks):
             raise self._errors[min(self._errors)]
         return [self.results[index] for index in range(len(self._tasks))]
 
-    def _handle(self, message: _Message) -> None:
-        match message.value:
+    def _handle(self, task: int, value: int | TaskResult | GearError) -> None:
+        match value:
             case int(rows):
                 self._advance(rows)
             case TaskResult() as result:
-                self.results[message.task] = result
+                self.results[task] = result
             case GearError() as error:
-                self.fail(message.task, error)
+                self.fail(task, error)
 
     def _drive(self, worker: Worker) -> None:
         """Sends tasks to a worker that is ready, and passes on its messages.
@@ -233,19 +211,19 @@ class _PoolRun:
         index = _NO_TASK
         try:
             if (opened := worker.connection.recv()) != READY:
-                self._messages.put(_Message(index, opened))
+                self._messages.put((index, opened))
                 return
             while (pending := self.next_task()) is not None:
                 index = pending
                 worker.connection.send(self._tasks[index])
-                value: int | TaskResult | GearError = 0
+                value = 0
                 while isinstance(value, int):
                     value = worker.connection.recv()
-                    self._messages.put(_Message(index, value))
+                    self._messages.put((index, value))
                 if isinstance(value, GearError):
                     return
         except (OSError, EOFError):
-            self._messages.put(_Message(index, _worker_died(worker.process.wait())))
+            self._messages.put((index, _worker_died(worker.process.wait())))
 
 
 def _worker_died(status: int) -> WorkerError:

@@ -18,7 +18,7 @@ DUPLICATE = "duplicate-episode"
 def check_dataset(
     findings: FindingLog,
     metadata: Mapping[str, Any],
-    contents: npt.NDArray[np.uint8],
+    contents: bytes,
     steps: int,
     source_of: Callable[[int], tuple[str, int | None]],
 ) -> None:
@@ -30,7 +30,7 @@ def check_dataset(
     Args:
         findings: the log to add to.
         metadata: the source's own metadata.
-        contents: uint8 [episodes, 16], the content hash of every episode, in order.
+        contents: the content hash of every episode, 16 bytes each, in order.
         steps: the number of steps of all episodes.
         source_of: returns the source file of an episode and its row there (None if unknown), given its index.
     """
@@ -42,20 +42,20 @@ def check_dataset(
     known = {(finding.code, finding.column) for finding in findings}
     if any(code == "bad-episode" for code, _ in known):
         return  # the totals differ because bad episodes are left out
-    for name, count in (("total_episodes", len(contents)), ("total_steps", steps), ("total_frames", steps)):
+    for name, count in (("total_episodes", len(contents) // 16), ("total_steps", steps), ("total_frames", steps)):
         declared = metadata.get(name)
         if isinstance(declared, int) and declared != count and ("metadata-disagrees", name) not in known:
             message = f"the source declares {declared:,} and has {count:,}; all {count:,} are converted"
             findings.add(Finding("metadata-disagrees", message, column=name))
 
 
-def _repeated(contents: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], int]:
+def _repeated(contents: bytes) -> tuple[npt.NDArray[np.int64], int]:
     """Finds repeated episodes.
 
     Returns:
         The indices of episodes that repeat an earlier one, and the index that the first of them repeats.
     """
-    hashes = pa.Array.from_buffers(pa.binary(16), len(contents), [None, pa.py_buffer(contents)])
+    hashes = pa.Array.from_buffers(pa.binary(16), len(contents) // 16, [None, pa.py_buffer(contents)])
     codes = hashes.dictionary_encode().indices.to_numpy()
     # Codes count up in the order of first appearance: a new content has a code larger than all before.
     highest = np.maximum.accumulate(codes) if len(codes) else codes

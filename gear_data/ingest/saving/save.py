@@ -12,10 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from gear_data.ingest.destination import (
-    choose_target,
-    locked_target,
-)
+from gear_data.ingest.destination import choose_target, locked_target
 from gear_data.ingest.findings.dataset_checks import DUPLICATE, check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos
@@ -144,7 +141,7 @@ def _written(
     manifest = Manifest(
         episodes=len(ids),
         steps=sum(shard.steps for shard in shards.shards),
-        fingerprint=fingerprint(source.schema, contents.tobytes()),
+        fingerprint=fingerprint(source.schema, contents),
         schema=source.schema,
         shards=shards.shards,
         tables={**written, **videos.tables},

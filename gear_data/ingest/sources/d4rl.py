@@ -17,11 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.errors import (
-    CorruptSourceError,
-    EmptySourceError,
-    UnknownFormatError,
-)
+from gear_data.errors import CorruptSourceError, EmptySourceError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.layout import ENDS, FLAGS, Column, EpisodeRule, Layout

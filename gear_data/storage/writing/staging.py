@@ -204,7 +204,7 @@ class StagedDataset:
         return Manifest(
             episodes=len(merged.episodes),
             steps=sum(shard.steps for shard in merged.shards),
-            fingerprint=fingerprint(merged.schema, content_bytes(merged.episodes).tobytes()),
+            fingerprint=fingerprint(merged.schema, content_bytes(merged.episodes)),
             schema=merged.schema,
             shards=merged.shards,
             tables=merged.tables,
