@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gear_data.common.one_behind import one_behind
 from gear_data.errors import ResumeError
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.source import UNIT_BYTES, EpisodeSource, Unit
 from gear_data.storage.episode_block import END, Position
 from gear_data.storage.writing.file_store import FileStore
+from gear_data.storage.writing.one_behind import one_behind
 from gear_data.storage.writing.progress_files import PROGRESS, START_OVER, read_progress_file, write_progress_file
 from gear_data.storage.writing.shard_writer import ShardWriter
 from gear_data.storage.writing.staging import TaskResult

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gear_data.common.without_pandas import leave_out_pandas
+from gear_data.common.extras import leave_out_pandas
 from gear_data.errors import GearError
 from gear_data.ingest.engine.protocol import READY
 from gear_data.ingest.engine.tasks import run_task

@@ -78,7 +78,7 @@ def test_a_worker_imports_no_pandas(sources: Any, rollouts: list[Any], tmp_path:
     source = sources.write_episodes(tmp_path / "s.parquet", rollouts)
     code = (
         "import sys\n"
-        "from gear_data.common.without_pandas import leave_out_pandas\n"
+        "from gear_data.common.extras import leave_out_pandas\n"
         "leave_out_pandas()\n"
         "import gear_data, pyarrow\n"
         "gear_data.convert(sys.argv[1], sys.argv[2])\n"

@@ -28,13 +28,7 @@ from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.names import is_observation
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.boundaries import lengths_between, without_final_rows
-from gear_data.ingest.sources.arrays.classify import (
-    NEXT,
-    ClassifiedArrays,
-    all_values,
-    classify_arrays,
-    scalar_facts,
-)
+from gear_data.ingest.sources.arrays.classify import NEXT, ClassifiedArrays, all_values, classify_arrays, scalar_facts
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npz
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
