@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import time
 from dataclasses import replace
@@ -198,6 +199,39 @@ def test_several_journals_that_come_back_together(tmp_path: Path) -> None:
     bring_back(tmp_path / "copy", live)
     publish(live, 3)
     assert (numbers_in(live), entries(live)) == ([0, 1, 2, 3], [])
+
+
+@pytest.mark.usefixtures("forgetful")
+@pytest.mark.parametrize("seed", range(4))
+def test_any_turns(seed: int, tmp_path: Path) -> None:
+    """Whatever was recorded is in the dataset once, or kept, however often journals come back."""
+    rng, live = random.Random(seed), tmp_path / "live"
+    running = gear_data.Writer(live)
+    copies: list[Path] = []
+    for number in range(30):
+        match rng.choice(["close", "die", "copy", "return", "record", "record and seal"]):
+            case "close":
+                publish(live, number)
+            case "die" | "copy" as how:
+                writer = gear_data.Writer(live)
+                record(writer, number)
+                path = writer._sink._journals.path  # type: ignore[attr-defined]
+                kill(writer)
+                if how == "copy":
+                    copies.append(tmp_path / f"copy-{number}")
+                    shutil.copytree(path, copies[-1], ignore=shutil.ignore_patterns(".lock"))
+            case "return" if copies:
+                place = journals_of(live) / f"{500 + number}"
+                shutil.copytree(rng.choice(copies), place)
+                publish(live, number)
+            case how:
+                record(running, number)
+                if how == "record and seal":
+                    running.seal()
+    running.close()
+    found = numbers_in(live)
+    assert len(found) == len(set(found))
+    assert {*found, *(each for numbers in kept(live) for each in numbers)} == set(range(30))
 
 
 def test_the_bound_of_series_and_clients(tmp_path: Path) -> None:
