@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from pathlib import Path
 from types import ModuleType
 
 from tests.chaos import test_result
+from tests.chaos.__main__ import HARNESSES
 from tests.chaos.result import ChaosResult, Limit, markdown, run_in_own_process
 
 
@@ -31,3 +34,12 @@ def test_a_harness_that_ends_early_is_a_failure() -> None:
     assert "status 1" in run_in_own_process(test_result, 1, Limit(runs=1)).failures[0]
     assert "status -9" in run_in_own_process(test_result, 2, Limit(runs=1)).failures[0]
     assert list(Limit(seconds=0).numbers()) == [0]
+
+
+def test_the_tables_have_a_row_of_each_harness() -> None:
+    """The README has the names that the table of a run has: those of the modules."""
+    root = Path(__file__).parents[2]
+    described = re.findall(r"^\| `([\w.]+)` \|", (root / "docs/explanation/reliability.md").read_text(), re.MULTILINE)
+    assert described == list(HARNESSES)
+    table = (root / "README.md").read_text().partition("| harness | cases | runs | failures |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| (\w+) \|", table, re.MULTILINE) == [name.rpartition(".")[2] for name in HARNESSES]
