@@ -68,9 +68,12 @@ def run_in_own_process(harness: ModuleType, seed: int, limit: Limit) -> ChaosRes
         file = Path(folder, "result.json")
         command = [sys.executable, "-m", __name__, harness.__name__, str(seed), json.dumps(asdict(limit)), str(file)]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+        # No pipe: a process that the harness leaves behind would keep it open.
+        log = Path(folder, "stderr")
+        with log.open("w") as errors:
+            done = subprocess.run(command, env=environment, stderr=errors, check=False)
         if not file.exists():
-            why = done.stderr.strip().splitlines()[-3:]
+            why = log.read_text(errors="replace").strip().splitlines()[-3:]
             return ChaosResult(name, seed, 0, {}, (f"the harness ended with status {done.returncode}: {why}",))
         record = json.loads(file.read_text())
     return ChaosResult(**{**record, "failures": tuple(record["failures"]), "notes": tuple(record["notes"])})

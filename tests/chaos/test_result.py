@@ -19,6 +19,10 @@ def run(seed: int, limit: Limit) -> ChaosResult:
         raise KeyError("a bug of the harness")
     if seed == 2:
         os.kill(os.getpid(), signal.SIGKILL)
+    if seed == 4:
+        if (child := os.fork()) == 0:
+            signal.pause()
+        raise KeyError(f"child {child}")
     cases = list(limit.numbers())
     return ChaosResult("test_result", seed, len(cases), {"first": cases[0]}, ("case 5: bad",), {"more": "no root"})
 
@@ -34,6 +38,13 @@ def test_a_harness_that_ends_early_is_a_failure() -> None:
     assert "status 1" in run_in_own_process(test_result, 1, Limit(runs=1)).failures[0]
     assert "status -9" in run_in_own_process(test_result, 2, Limit(runs=1)).failures[0]
     assert list(Limit(seconds=0).numbers()) == [0]
+
+
+def test_a_harness_that_leaves_a_process_behind() -> None:
+    (failure,) = run_in_own_process(test_result, 4, Limit(runs=1)).failures
+    found = re.search(r"child (\d+)", failure)
+    assert found is not None
+    os.kill(int(found[1]), signal.SIGKILL)
 
 
 def test_the_tables_have_a_row_of_each_harness() -> None:
