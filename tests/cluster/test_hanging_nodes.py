@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import os
 import threading
 import time
 from contextlib import ExitStack
@@ -110,6 +112,29 @@ def test_with_a_replica(start, prefetch, expected):
     begun = time.monotonic()
     gear_data.open(url(one, two))
     assert time.monotonic() - begun < TIMEOUT * 1.95
+
+
+@pytest.mark.parametrize("end", [NodeProcess.stop, NodeProcess.kill])
+def test_a_fork_after_an_error(start, caplog, end):
+    """The error of a node keeps no connection, by which gRPC's threads would live on: a child could not read then."""
+    one, two = start(None, None)
+    dataset = gear_data.open(url(one, two))
+    batches = iter(SequenceLoader(dataset, prefetch=0, **OPTIONS))
+    clones(itertools.islice(batches, 3))
+    gc.disable()
+    try:
+        end(one)
+        clones([next(batches) for _ in range(6)])
+        end(two)
+        with pytest.raises(NodeUnreachableError) as kept:
+            clones(batches)
+        if (child := os.fork()) == 0:
+            os._exit(0)
+    finally:
+        gc.enable()
+    assert os.waitpid(child, 0)[1] == 0
+    assert kept.value.__traceback__ is not None
+    assert "forks" not in caplog.text
 
 
 def test_several_nodes_that_hang(start):

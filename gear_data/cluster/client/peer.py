@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,6 @@ from dataclasses import replace
 from typing import Annotated
 
 import msgspec
-from pyarrow import flight
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.client.options import ClientOptions
@@ -149,17 +147,9 @@ class Peer:
         return data
 
     def _act(self, action: str, body: bytes, seconds: float) -> bytes:
-        client = self.endpoint.connect(seconds)
-        try:
-            with self.endpoint.errors():
-                answer = client.do_action(flight.Action(action, body), self.endpoint.call_options(seconds))
-                # At most two, because a node may send results without end.
-                results = list(itertools.islice(answer, 2))
-        finally:
-            client.close()
-        if len(results) != 1:
-            raise self.endpoint.invalid_response(f"{len(results)} results instead of 1")
-        return results[0].body.to_pybytes()  # type: ignore[no-any-return]
+        with self.endpoint.errors():
+            results = self.endpoint.act(action, body, seconds)
+        return self.endpoint.only(results)
 
     def acquire_stream(self, dataset: str, seconds: float | None = None) -> tuple[Stream, PeerDescription | None]:
         """Returns an idle stream, or a new stream and the peer's present description.

@@ -5,6 +5,8 @@ Every wait has a timeout, and every error is a GearError that names the node.
 
 from __future__ import annotations
 
+import itertools
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -100,7 +102,7 @@ class Endpoint:
             seconds: time for which it tries to connect.
         """
         _keep_freed_memory()
-        note_grpc_threads()
+        note_grpc_threads(seconds)
         generic_options = [
             # Each client has its own connection. Clients would share one otherwise, and its flow control.
             ("grpc.use_local_subchannel_pool", 1),
@@ -128,6 +130,33 @@ class Endpoint:
             headers=[] if token is None else [(TOKEN_HEADER, token.reveal())],
         )
 
+    def act(self, action: str, body: bytes, seconds: float) -> list[flight.Result]:
+        """Sends an action over a connection of its own, and returns its first results.
+
+        Callers are in `errors`, and pass the results to `only`.
+
+        Args:
+            action, body: the action.
+            seconds: timeout of the whole call.
+        """
+        client = self.connect(seconds)
+        try:
+            answer = client.do_action(flight.Action(action, body), self.call_options(seconds))
+            # At most two, because a node may send results without end.
+            return list(itertools.islice(answer, 2))
+        finally:
+            client.close()
+
+    def only(self, results: list[flight.Result]) -> bytes:
+        """Returns the body of an action's only result.
+
+        Raises:
+            NodeRefusedError: there is none, or more than one.
+        """
+        if len(results) != 1:
+            raise self.invalid_response(f"{len(results)} results instead of 1")
+        return results[0].body.to_pybytes()  # type: ignore[no-any-return]
+
     def no_answer(self) -> NodeUnreachableError:
         """Returns the error for a node that does not answer in time."""
         return NodeUnreachableError(f"did not answer within {self.timeout:g} s", file=self.name)
@@ -150,6 +179,9 @@ class Endpoint:
         except StopIteration as error:
             raise NodeUnreachableError("closed the connection", file=self.name) from error
         except (pa.ArrowException, OSError) as error:
+            # Whoever keeps the error keeps its frames. They would keep the call, and gRPC's threads: a process that is
+            # forked then cannot use gRPC.
+            traceback.clear_frames(error.__traceback__)
             info = getattr(error, "extra_info", b"")
             node_error = error_from_bytes(info, self.name) if info else None
             if node_error is not None:
@@ -189,14 +221,19 @@ class Stream:
         seconds = endpoint.timeout if seconds is None else seconds
         #: Whether the stream was cancelled because a response took too long.
         self.timed_out = False
-        self._client = endpoint.connect(seconds)
         #: See `client.fetch.Connection`.
         self.was_idle = False
-        with endpoint.errors():
-            descriptor = flight.FlightDescriptor.for_command(handshake)
-            self._writer, self._reader = self._client.do_exchange(descriptor, endpoint.call_options(None))
-            with timeout(self, seconds):
-                self._writer.begin(STREAM_SCHEMA)
+        self._client = endpoint.connect(seconds)
+        try:
+            with endpoint.errors():
+                descriptor = flight.FlightDescriptor.for_command(handshake)
+                self._writer, self._reader = self._client.do_exchange(descriptor, endpoint.call_options(None))
+                with timeout(self, seconds):
+                    self._writer.begin(STREAM_SCHEMA)
+        except BaseException:
+            self.cancel()
+            self._drop()
+            raise
 
     def cancel(self) -> None:
         """Ends the call in the waiting thread, and marks the stream as timed out."""
@@ -281,9 +318,14 @@ class Stream:
                 self._reader.read_chunk()
         with suppress(pa.ArrowException, OSError):
             self._writer.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        """Closes the connection. Whoever keeps this object does not keep gRPC's threads."""
         with suppress(pa.ArrowException, OSError):
             self._client.close()
-        del self._writer, self._reader, self._client
+        for name in ("_writer", "_reader", "_client"):
+            vars(self).pop(name, None)
 
     def abandon(self) -> None:
         """Closes the stream without waiting for the node."""

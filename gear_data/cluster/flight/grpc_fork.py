@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import glob
 import logging
+import math
 import os
 import threading
 import time
@@ -22,8 +23,8 @@ from typing import Protocol
 _CHECK_SECONDS = 0.05
 #: Names of gRPC's threads.
 _GRPC_THREADS = ("event_engine", "grpc", "lifeguard", "timer_manager", "resolver")
-#: Seconds that a fork waits for these threads to end, on a machine of any load. After a wait in vain, which shows that
-#: other code of the process uses gRPC, later forks wait less.
+#: Seconds that a fork waits for these threads to end, on a machine of any load, after the last attempt to connect. A
+#: wait in vain shows that other code of the process uses gRPC. Then later forks wait less.
 _GRPC_END_SECONDS, _OTHERS_END_SECONDS = 5.0, 1.0
 
 _log = logging.getLogger(__name__)
@@ -96,8 +97,9 @@ class _ForkGate:
         self.is_closed = False
         #: Locks of threads, held while the gate is closed.
         self._held: list[threading.RLock] = []
-        #: Whether gRPC may have threads, and the seconds that a fork waits for them.
+        #: Whether gRPC may have threads, when its last attempt to connect ends, and the seconds that a fork waits then.
         self.has_threads = False
+        self.attempts_end = -math.inf
         self.patience = _GRPC_END_SECONDS
 
     def own_lock(self) -> threading.RLock:
@@ -139,9 +141,14 @@ def using_grpc() -> threading.RLock:
     return _gate.own_lock()
 
 
-def note_grpc_threads() -> None:
-    """Says that gRPC may have threads from now on, until the next fork."""
+def note_grpc_threads(seconds: float) -> None:
+    """Says that gRPC may have threads from now on, until the next fork.
+
+    seconds: time after which an attempt to connect fails. gRPC goes on with an attempt when the client is gone, and may
+        have begun a second one just before.
+    """
     _gate.has_threads = True
+    _gate.attempts_end = max(_gate.attempts_end, time.monotonic() + 2 * seconds)
 
 
 @contextmanager
@@ -180,7 +187,7 @@ def _before_fork() -> None:
     _close_all()
     if _gate.has_threads:
         # gRPC ends its threads in the background. A child forked earlier would wait for them forever.
-        deadline = time.monotonic() + _gate.patience
+        deadline = max(time.monotonic(), _gate.attempts_end) + _gate.patience
         while _grpc_threads_running():
             if time.monotonic() > deadline:
                 _log.warning("the process forks while other code in it uses gRPC: a child that uses gRPC may hang")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -136,16 +136,9 @@ class WriteConnection:
             call_interruptibly(lambda: self._act(message))
 
     def _act(self, message: bytes) -> ServerHello:
-        client = self._endpoint.connect(self._endpoint.timeout)
-        try:
-            with self._errors():
-                options = self._endpoint.call_options(self._endpoint.timeout)
-                results = list(itertools.islice(client.do_action(flight.Action(ACTION, message), options), 2))
-        finally:
-            client.close()
-        if len(results) != 1:
-            raise self._endpoint.invalid_response(f"{len(results)} results instead of 1")
-        return self._decode(results[0].body, ServerHello)
+        with self._errors():
+            results = self._endpoint.act(ACTION, message, self._endpoint.timeout)
+        return self._decode(self._endpoint.only(results), ServerHello)
 
     def put(self, columns: Sequence[ColumnSpec], episodes: Sequence[OutgoingEpisode]) -> int:
         """Sends episodes, and waits until the server's disk has them.
@@ -170,25 +163,30 @@ class WriteConnection:
                 self._is_busy = False
 
     def _put(self, columns: Sequence[ColumnSpec], episodes: Sequence[OutgoingEpisode]) -> int:
+        with self._errors():
+            answer = self._send(columns, episodes)
+        if answer is None:
+            raise self._endpoint.invalid_response("no acknowledgement")
+        return self._decode(answer.to_pybytes(), Acknowledgement).last
+
+    def _send(self, columns: Sequence[ColumnSpec], episodes: Sequence[OutgoingEpisode]) -> pa.Buffer | None:
+        """Returns the server's answer to some episodes; None if it sent none. Callers are in `_errors`."""
         if self._flight is None:
             self._flight = self._endpoint.connect(self._endpoint.timeout)
         message = writer_hello(self._client_id, columns)
         descriptor = flight.FlightDescriptor.for_command(message)
         seconds = self._endpoint.timeout + sum(each.bytes for each in episodes) / _MIN_RATE
-        with self._errors():
-            options = self._endpoint.call_options(seconds)
-            writer, reader = self._flight.do_put(descriptor, arrow_schema(split_cameras(columns)[0]), options)
-            answer = None
-            # If the server refused the call, only `close` has its error.
-            with suppress(pa.ArrowException, OSError):
-                for episode in episodes:
-                    _write(writer, episode)
-                writer.done_writing()
-                answer = reader.read()
-            writer.close()
-        if answer is None:
-            raise self._endpoint.invalid_response("no acknowledgement")
-        return self._decode(answer, Acknowledgement).last
+        options = self._endpoint.call_options(seconds)
+        writer, reader = self._flight.do_put(descriptor, arrow_schema(split_cameras(columns)[0]), options)
+        answer = None
+        # If the server refused the call, only `close` has its error.
+        with suppress(pa.ArrowException, OSError):
+            for episode in episodes:
+                _write(writer, episode)
+            writer.done_writing()
+            answer = reader.read()
+        writer.close()
+        return answer
 
     def close_idle(self) -> None:
         """Closes the connection if no call uses it. The next call opens it again."""
@@ -210,15 +208,16 @@ class WriteConnection:
         try:
             yield
         except (pa.ArrowException, OSError) as error:
+            traceback.clear_frames(error.__traceback__)  # see `Endpoint.errors`
             known = error_from_bytes(getattr(error, "extra_info", b"") or b"", self.name)
             if known is not None:
                 raise known from error
             with self._endpoint.errors():
                 raise
 
-    def _decode(self, data: Any, kind: type[T]) -> T:
+    def _decode(self, data: bytes, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(data.to_pybytes(), type=kind)
+            return msgspec.json.decode(data, type=kind)
         except (ValueError, RecursionError) as error:
             raise self._endpoint.invalid_response(f"a malformed {kind.__name__}") from error
 

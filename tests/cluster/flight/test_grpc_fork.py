@@ -58,7 +58,7 @@ def test_a_fork_waits_for_the_threads_of_a_client_that_is_gone(monkeypatch: pyte
     monkeypatch.setattr(grpc_fork, "_closables", weakref.WeakSet())
     running = [True] * 5
     monkeypatch.setattr(grpc_fork, "_grpc_threads_running", lambda: bool(running) and running.pop())
-    grpc_fork.note_grpc_threads()
+    grpc_fork.note_grpc_threads(0.0)
     if (child := os.fork()) == 0:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -70,7 +70,8 @@ def test_a_fork_does_not_wait_long_for_threads_of_other_code(
 ):
     monkeypatch.setattr(grpc_fork, "_grpc_threads_running", lambda: True)
     monkeypatch.setattr(grpc_fork._gate, "patience", 0.0)
-    grpc_fork.note_grpc_threads()
+    monkeypatch.setattr(grpc_fork._gate, "attempts_end", 0.0)
+    grpc_fork.note_grpc_threads(0.0)
     if (child := os.fork()) == 0:
         os._exit(grpc_fork._gate.patience != grpc_fork._OTHERS_END_SECONDS)
     assert os.waitpid(child, 0)[1] == 0

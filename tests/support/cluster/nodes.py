@@ -43,8 +43,8 @@ class NodeProcess:
         return facts
 
     def kill(self) -> None:
-        self._running.kill()
-        self._running.communicate()
+        with self._running as process:  # closes its output, and waits
+            process.kill()
 
     def stop(self) -> None:
         """Stops the process: it does not answer, but its connections stay open."""
