@@ -1,8 +1,7 @@
-"""JSON documents checked against typed records, and signed with a checksum.
+"""JSON documents checked against typed records.
 
 A record is a dataclass, a named tuple or a `msgspec.Struct`. `msgspec` checks every field, and its error names the path
-of the wrong one, such as `$.shards[0].bytes`. A checksum finds changed bytes that leave valid JSON of another meaning,
-such as another mean of a column.
+of the wrong one, such as `$.shards[0].bytes`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-import xxhash
 
 from gear_data.common.paths import printable
 from gear_data.errors import GearError
@@ -22,9 +20,6 @@ from gear_data.errors import GearError
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 Record = TypeVar("Record")
-
-#: Place of the checksum in a text that is not signed yet.
-_UNSIGNED = '"checksum": ""'
 
 
 def resolved(record: type[Record]) -> type[Record]:
@@ -83,24 +78,3 @@ def to_json_value(value: Any) -> Any:
     if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return printable(str(value))
-
-
-def text_checksum(text: str, checksum: str = "") -> str:
-    """Returns the checksum of a text, `xxh3-128:HEX`.
-
-    It covers the text in UTF-8 whose key `checksum` has the value "".
-
-    Args:
-        text: a JSON object.
-        checksum: value of the key `checksum` in the text.
-    """
-    return f"xxh3-128:{xxhash.xxh3_128_hexdigest(text.replace(checksum, '', 1).encode())}"
-
-
-def sign(text: str) -> str:
-    """Returns a text with its checksum.
-
-    Args:
-        text: a JSON object, whose first key `checksum` has the value "".
-    """
-    return text.replace(_UNSIGNED, f'"checksum": "{text_checksum(text)}"', 1)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
-from gear_data.common.typed_json import resolved, sign, text_checksum
+from gear_data.common.signed_text import sign, text_checksum
+from gear_data.common.typed_json import resolved
 from gear_data.growing.draft import Draft
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import array_values

@@ -16,7 +16,8 @@ import msgspec
 import xxhash
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
-from gear_data.common.typed_json import Count, check_json, parse_json, resolved, sign, text_checksum
+from gear_data.common.signed_text import sign, text_checksum
+from gear_data.common.typed_json import Count, check_json, parse_json, resolved
 from gear_data.errors import DatasetNotFoundError, ManifestError, VersionError
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
 from gear_data.storage.generations.growth import Growth, GrowthRecord

@@ -36,7 +36,8 @@ from gear_data.common.file_lock import locked
 from gear_data.common.private_folder import process_folder
 from gear_data.common.progress import progress_bar
 from gear_data.common.regular_files import JSON_BYTES, read_regular
-from gear_data.common.typed_json import parse_json, resolved, sign, text_checksum
+from gear_data.common.signed_text import sign, text_checksum
+from gear_data.common.typed_json import parse_json, resolved
 from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, ManifestError, UnwritableError
 from gear_data.kernels import cpu
 from gear_data.schema import ColumnSpec, Schema

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
-from gear_data.common.typed_json import parse_json, resolved, sign, text_checksum
+from gear_data.common.signed_text import sign, text_checksum
+from gear_data.common.typed_json import parse_json, resolved
 from gear_data.errors import GearError, ManifestError
 from gear_data.storage.atomic import typed_write_errors, write_text
 from gear_data.storage.manifest import Manifest

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from gear_data.common.typed_json import parse_json, sign, text_checksum
+from gear_data.common.signed_text import sign, text_checksum
+from gear_data.common.typed_json import parse_json
 from gear_data.errors import ResumeError
 from gear_data.storage.arrow_files import parse_table
 from gear_data.storage.writing.file_store import FileStore, put_text
