@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset import filters, views
 from gear_data.dataset.episode import Episode
+from gear_data.dataset.polars_threads import check_polars_threads
 from gear_data.dataset.positions import check_position, check_range, row_of_id
 from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.views import View

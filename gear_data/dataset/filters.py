@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.common.polars_threads import check_polars_threads
+from gear_data.dataset.polars_threads import check_polars_threads
 from gear_data.error_text import shown
 from gear_data.errors import EmptySourceError, InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.kernels.cuda import cudf

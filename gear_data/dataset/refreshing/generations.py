@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset import filters
+from gear_data.dataset.polars_threads import check_polars_threads
 from gear_data.dataset.step_filter import grown_mask
 from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.views import View

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.common.polars_threads import check_polars_threads
+from gear_data.dataset.polars_threads import check_polars_threads
 from gear_data.errors import ManifestError
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.arrow_files import table_values

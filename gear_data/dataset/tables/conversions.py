@@ -13,8 +13,8 @@ import pyarrow as pa
 import xxhash
 
 from gear_data.common.extras import import_datasets
-from gear_data.common.polars_threads import check_polars_threads
 from gear_data.dataset.core import DatasetCore
+from gear_data.dataset.polars_threads import check_polars_threads
 from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.tables.metadata import episode_metadata
 from gear_data.dataset.tables.step_arrays import over, slices, step_arrays
