@@ -8,6 +8,7 @@ import shutil
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,6 +36,7 @@ from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of, visit_left_behind
 from gear_data.recording.publisher import JournalPublisher
+from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.journal.episode_log import last_sequences
@@ -198,11 +200,17 @@ def _converted(journal: Path, progress: bool | None) -> Path:
     folder = segment_of(journal)
     # One shard, whatever its size: journals end at the size of a shard.
     size = max(MIN_SHARD_BYTES, 2 * journal.stat().st_size)
+    convert_again = partial(
+        convert, journal, folder, format="journal", shard_bytes=size, resume=True, jobs=1, progress=progress
+    )
     try:
-        convert(journal, folder, format="journal", shard_bytes=size, resume=True, jobs=1, progress=progress)
-    except ResumeError:
-        # The half of a dataset that a killed process left, of another version or of another journal.
-        convert(journal, folder, format="journal", shard_bytes=size, overwrite=True, jobs=1, progress=progress)
+        convert_again()
+    except (ResumeError, DestinationExistsError):
+        # The half of a dataset that a killed process left, of another version or of another journal; or what is left of
+        # a dataset that could not be removed whole.
+        with typed_write_errors(folder):
+            shutil.rmtree(folder)
+        convert_again()
     return folder
 
 

@@ -282,3 +282,24 @@ def test_series() -> None:
     assert is_series(new_series(largest))
     for earlier in ("0123456789abcdef", "ffffffffffffffff", ""):
         assert series_of(earlier.encode()) == ""
+
+
+def test_what_a_disk_does_not_remove_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a sealed journal cannot be removed, after its publication. The next Writer seals the journal again."""
+    folder, rmtree = tmp_path / "d", shutil.rmtree
+
+    def all_but_the_card(path: Path, ignore_errors: bool) -> None:
+        rmtree(path)
+        path.mkdir()
+        (path / "README.md").touch()
+
+    writer = gear_data.Writer(folder)
+    record(writer, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", all_but_the_card)
+        writer.seal()
+    assert [file.name for file in journals_of(folder).rglob("*.part/*")] == ["README.md"]
+    record(writer, 1)
+    writer.close()
+    assert numbers_in(folder) == [0, 1]
+    assert not journals_of(folder).exists()

@@ -21,7 +21,7 @@ from pyarrow import flight
 from gear_data.cluster.addresses import SCHEME, Address
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.error_codec import error_from_bytes
-from gear_data.cluster.flight.grpc_fork import note_grpc_threads, timeout
+from gear_data.cluster.flight.grpc_fork import note_failed_attempt, note_grpc_threads, timeout
 from gear_data.cluster.protocol import (
     MAX_RESPONSE_BYTES,
     MESSAGE_BYTES,
@@ -100,9 +100,12 @@ class Endpoint:
 
         Args:
             seconds: time for which it tries to connect.
+
+        Raises:
+            ForkedProcessError: gRPC does not work in this process.
         """
         _keep_freed_memory()
-        note_grpc_threads(seconds)
+        note_grpc_threads()
         generic_options = [
             # Each client has its own connection. Clients would share one otherwise, and its flow control.
             ("grpc.use_local_subchannel_pool", 1),
@@ -144,6 +147,9 @@ class Endpoint:
             answer = client.do_action(flight.Action(action, body), self.call_options(seconds))
             # At most two, because a node may send results without end.
             return list(itertools.islice(answer, 2))
+        except BaseException:
+            note_failed_attempt(seconds)
+            raise
         finally:
             client.close()
 
@@ -231,6 +237,7 @@ class Stream:
                 with timeout(self, seconds):
                     self._writer.begin(STREAM_SCHEMA)
         except BaseException:
+            note_failed_attempt(seconds)
             self.cancel()
             self._drop()
             raise

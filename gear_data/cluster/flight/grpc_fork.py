@@ -19,13 +19,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
+from gear_data.errors import ForkedProcessError
+
 #: Seconds between two checks of the deadlines.
 _CHECK_SECONDS = 0.05
 #: Names of gRPC's threads.
 _GRPC_THREADS = ("event_engine", "grpc", "lifeguard", "timer_manager", "resolver")
-#: Seconds that a fork waits for these threads to end, on a machine of any load, after the last attempt to connect. A
-#: wait in vain shows that other code of the process uses gRPC. Then later forks wait less.
+#: Seconds that a fork waits for these threads to end, on a machine of any load. A wait in vain shows that other code of
+#: the process uses gRPC. Then later forks wait less.
 _GRPC_END_SECONDS, _OTHERS_END_SECONDS = 5.0, 1.0
+#: The most seconds that a fork waits for gRPC's attempt to connect to a node that hangs.
+_ATTEMPT_SECONDS = 20.0
 
 _log = logging.getLogger(__name__)
 
@@ -97,10 +101,12 @@ class _ForkGate:
         self.is_closed = False
         #: Locks of threads, held while the gate is closed.
         self._held: list[threading.RLock] = []
-        #: Whether gRPC may have threads, when its last attempt to connect ends, and the seconds that a fork waits then.
+        #: Whether gRPC may have threads, when its last failed attempt to connect ends, and how long a fork waits.
         self.has_threads = False
         self.attempts_end = -math.inf
         self.patience = _GRPC_END_SECONDS
+        #: Whether a child that is forked now, or this process, has gRPC without its threads.
+        self.loses_grpc = self.lost_grpc = False
 
     def own_lock(self) -> threading.RLock:
         """Returns the lock of the calling thread."""
@@ -141,14 +147,26 @@ def using_grpc() -> threading.RLock:
     return _gate.own_lock()
 
 
-def note_grpc_threads(seconds: float) -> None:
+def note_grpc_threads() -> None:
     """Says that gRPC may have threads from now on, until the next fork.
 
-    seconds: time after which an attempt to connect fails. gRPC goes on with an attempt when the client is gone, and may
-        have begun a second one just before.
+    Raises:
+        ForkedProcessError: this process was forked while gRPC had threads. A call would never end.
     """
+    if _gate.lost_grpc:
+        raise ForkedProcessError(
+            "the process was forked while a connection to a node that hangs was not closed: it cannot reach nodes",
+            hint="start workers by multiprocessing_context='forkserver' or 'spawn', or replace the node",
+        )
     _gate.has_threads = True
-    _gate.attempts_end = max(_gate.attempts_end, time.monotonic() + 2 * seconds)
+
+
+def note_failed_attempt(seconds: float) -> None:
+    """Says that a call to a node failed. gRPC may still try to connect to the node, although its client is gone.
+
+    seconds: time after which an attempt to connect fails.
+    """
+    _gate.attempts_end = max(_gate.attempts_end, time.monotonic() + seconds)
 
 
 @contextmanager
@@ -187,27 +205,32 @@ def _before_fork() -> None:
     _close_all()
     if _gate.has_threads:
         # gRPC ends its threads in the background. A child forked earlier would wait for them forever.
-        deadline = max(time.monotonic(), _gate.attempts_end) + _gate.patience
+        now = time.monotonic()
+        deadline = min(max(now, _gate.attempts_end), now + _ATTEMPT_SECONDS) + _gate.patience
         while _grpc_threads_running():
             if time.monotonic() > deadline:
-                _log.warning("the process forks while other code in it uses gRPC: a child that uses gRPC may hang")
-                _gate.patience = _OTHERS_END_SECONDS
+                _gate.loses_grpc = deadline < _gate.attempts_end
+                if not _gate.loses_grpc:
+                    _log.warning("the process forks while other code in it uses gRPC: a child that uses gRPC may hang")
+                    _gate.patience = _OTHERS_END_SECONDS
                 break
             time.sleep(0.0005)
-        _gate.has_threads = False
+        # The next fork waits again for a node that hangs.
+        _gate.has_threads = _gate.loses_grpc
 
 
 def _after_fork_in_parent() -> None:
+    _gate.loses_grpc = False
     if _gate.is_closed:
         _gate.open()
 
 
 def _after_fork_in_child() -> None:
     global _deadlines, _gate
-    patience = _gate.patience
+    patience, lost = _gate.patience, _gate.loses_grpc or _gate.lost_grpc
     # The child does not have the parent's thread, and the parent's locks may be held forever.
     _deadlines, _gate = _DeadlineThread(), _ForkGate()
-    _gate.patience = patience
+    _gate.patience, _gate.lost_grpc = patience, lost
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

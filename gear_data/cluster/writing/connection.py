@@ -17,7 +17,7 @@ from pyarrow import flight
 
 from gear_data.cluster.error_codec import error_from_bytes
 from gear_data.cluster.flight.client import Endpoint
-from gear_data.cluster.flight.grpc_fork import close_before_fork, using_grpc
+from gear_data.cluster.flight.grpc_fork import close_before_fork, note_failed_attempt, using_grpc
 from gear_data.cluster.protocol import MESSAGE_BYTES
 from gear_data.cluster.writing.messages import ACTION, Acknowledgement, EpisodeHeader, ServerHello, writer_hello
 from gear_data.cluster.writing.videos import video_chunks
@@ -157,6 +157,7 @@ class WriteConnection:
             try:
                 return self._put(columns, episodes)
             except BaseException:
+                note_failed_attempt(self._endpoint.timeout)
                 self._close()
                 raise
             finally:

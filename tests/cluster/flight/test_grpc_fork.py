@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 from gear_data.cluster.flight import grpc_fork
+from gear_data.errors import ForkedProcessError
 
 
 class Connections:
@@ -58,7 +59,7 @@ def test_a_fork_waits_for_the_threads_of_a_client_that_is_gone(monkeypatch: pyte
     monkeypatch.setattr(grpc_fork, "_closables", weakref.WeakSet())
     running = [True] * 5
     monkeypatch.setattr(grpc_fork, "_grpc_threads_running", lambda: bool(running) and running.pop())
-    grpc_fork.note_grpc_threads(0.0)
+    grpc_fork.note_grpc_threads()
     if (child := os.fork()) == 0:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -70,10 +71,32 @@ def test_a_fork_does_not_wait_long_for_threads_of_other_code(
 ):
     monkeypatch.setattr(grpc_fork, "_grpc_threads_running", lambda: True)
     monkeypatch.setattr(grpc_fork._gate, "patience", 0.0)
-    monkeypatch.setattr(grpc_fork._gate, "attempts_end", 0.0)
-    grpc_fork.note_grpc_threads(0.0)
+    grpc_fork.note_grpc_threads()
     if (child := os.fork()) == 0:
         os._exit(grpc_fork._gate.patience != grpc_fork._OTHERS_END_SECONDS)
     assert os.waitpid(child, 0)[1] == 0
     assert "other code in it uses gRPC" in caplog.text
     assert grpc_fork._gate.patience == grpc_fork._OTHERS_END_SECONDS
+
+
+def test_a_child_says_that_it_was_forked_while_a_node_hung(monkeypatch: pytest.MonkeyPatch):
+    """A node that hangs for long keeps gRPC's threads alive. A call of the child would never end."""
+    monkeypatch.setattr(grpc_fork, "_grpc_threads_running", lambda: True)
+    monkeypatch.setattr(grpc_fork, "_ATTEMPT_SECONDS", 0.0)
+    monkeypatch.setattr(grpc_fork._gate, "patience", 0.0)
+    monkeypatch.setattr(grpc_fork._gate, "attempts_end", -1.0)
+    grpc_fork.note_grpc_threads()
+    grpc_fork.note_failed_attempt(100.0)
+    for _ in range(2):  # also the child of a second fork
+        if (child := os.fork()) == 0:
+            with pytest.raises(ForkedProcessError, match="node that hangs"):
+                grpc_fork.note_grpc_threads()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert grpc_fork._gate.patience == 0.0
+    grpc_fork.note_grpc_threads()  # the parent goes on
+    monkeypatch.setattr(grpc_fork, "_grpc_threads_running", lambda: False)
+    if (child := os.fork()) == 0:
+        grpc_fork.note_grpc_threads()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
