@@ -71,9 +71,10 @@ class SourceFacts:
         The result is int64 [B], with 0 for datasets without weights.
         """
         selector_step = self._source.turn(step)[1]
-        if isinstance(source, int):
-            return _repeated(self._weighted[source].version(selector_step), rows)
         versions = np.zeros(rows, np.int64)
+        if isinstance(source, int):
+            versions.fill(self._weighted[source].version(selector_step))
+            return versions
         for number, selector in self._weighted.items():
             chosen = source == number
             if chosen.any():
