@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing.spawn
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,22 +17,6 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 # TorchRL changes the default to spawn when it is imported. Later tests in the process would start workers so.
 multiprocessing.set_start_method("fork")
-
-
-def _has_room(folder: str) -> bool:
-    """Returns whether the files of all tests fit in a file system, which is in memory."""
-    try:
-        found = os.statvfs(folder)
-        free = int(re.findall(r"MemAvailable: *([0-9]+) kB", Path("/proc/meminfo").read_text())[0]) << 10
-    except (OSError, IndexError):
-        return False
-    # A container's may refuse to run programs.
-    return min(found.f_bavail * found.f_frsize, free // 2) >= 6 << 30 and not found.f_flag & os.ST_NOEXEC
-
-
-# Tests make and remove a million small files. On a disk this takes a quarter of their time.
-if "TMPDIR" not in os.environ and _has_room("/dev/shm"):
-    os.environ["TMPDIR"] = "/dev/shm"
 # Processes that tests start must import this gear_data and tests.support.
 _ROOT = str(Path(__file__).resolve().parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
