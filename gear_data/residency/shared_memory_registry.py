@@ -98,6 +98,8 @@ def find_or_create(segment: Segment, create: Callable[[], int]) -> int:
             return create()
         descriptor = _reach(holders, segment)
         if descriptor is None:
+            # A segment may be freed after the first look: then its holder refuses nobody.
+            holders = [holder for holder in holders if holder.is_alive()]
             if holders or any(path != rows for path in folder.glob(f"{key}-*.json")):
                 _log.warning(
                     "another process may hold a copy in shared memory, but this process cannot open it, and makes a "

@@ -22,7 +22,7 @@ from gear_data.residency import host
 from gear_data.residency import shared_memory as segment
 from gear_data.residency import shared_memory_registry as registries
 from gear_data.residency.shared_memory import HEADER_BYTES, Segment, create_segment
-from gear_data.residency.shared_memory_registry import find_or_create
+from gear_data.residency.shared_memory_registry import Holder, find_or_create
 from gear_data.storage.dataset_files import FolderFiles
 
 SIZE = HEADER_BYTES + 100
@@ -295,6 +295,29 @@ def test_a_row_must_fit_a_living_process(runtime: Path, place: int) -> None:
     assert [row[2] for row in json.loads(path.read_text())] == [made]
     for number in (made, held):
         os.close(number)
+
+
+def test_a_holder_that_ends_meanwhile_is_no_holder(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = make()
+    note(runtime, held)
+    checks = []
+
+    def check_and_free(holder: Holder) -> bool:
+        checks.append(alive(holder))
+        if len(checks) == 1:
+            os.close(held)
+        return checks[-1]
+
+    alive = Holder.is_alive
+    monkeypatch.setattr(Holder, "is_alive", check_and_free)
+    made = find_or_create(SEGMENT, lambda: make(fill=b"made"))
+    assert checks == [True, False] and os.pread(made, 4, HEADER_BYTES) == b"made"
+    assert not caplog.records
+    (path,) = registry(runtime).glob("key-*.json")
+    assert [row[2] for row in json.loads(path.read_text())] == [made]
+    os.close(made)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[[1, 2]]", '[["a", "b", "c", "d"]]', "7", "\x00"])
