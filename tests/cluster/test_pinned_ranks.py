@@ -49,8 +49,8 @@ def path(folder: Path) -> Path:
 
 
 @pytest.fixture(params=["all late"])
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandInGpu]:
-    with stand_in(monkeypatch, folder, order=request.param) as found:
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, libraries: Path) -> Iterator[StandInGpu]:
+    with stand_in(monkeypatch, libraries, order=request.param) as found:
         yield found
 
 

@@ -32,14 +32,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(params=["all late"])
-def gpu(request, monkeypatch, tmp_path_factory, libraries):
+def gpu(request, monkeypatch, libraries):
     with gpu_stand_in(monkeypatch, libraries, order=request.param) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory):
-    return tmp_path_factory.mktemp("kernels")
 
 
 class Driver:

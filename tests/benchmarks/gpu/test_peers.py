@@ -17,12 +17,12 @@ from tests.support.cuda.gpu_stand_in import stand_in
 EPISODE, CONTEXT, BATCH = 10, 4, 50
 
 
-def test_a_feed_that_ends_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_feed_that_ends_leaves_the_others(tmp_path: Path, libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ends(steps: Steps) -> Iterator[peers.Batch]:
         yield {}
         raise OSError("no space\nleft")
 
-    with stand_in(monkeypatch, tmp_path, order="all late") as found:
+    with stand_in(monkeypatch, libraries, order="all late") as found:
         feeds = small_feeds(monkeypatch, found.cupy.streams)
         monkeypatch.setattr(feeds, "WORKLOADS", feeds.WORKLOADS[:1])
         monkeypatch.setattr(feeds, "LOADERS", {})
@@ -33,14 +33,14 @@ def test_a_feed_that_ends_leaves_the_others(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("title", peers.PEERS)
-def test_a_peer_delivers_windows(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_delivers_windows(title: str, libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if title == peers.TORCHRL:
         pytest.importorskip("torchrl")
     monkeypatch.setattr(peers, "DEVICE", "cpu")
     monkeypatch.setattr(peers, "WORKERS", 0)
     count = 30 * EPISODE
     columns = {"observations": np.arange(3 * count, dtype=np.float32).reshape(count, 3), "rewards": np.arange(count)}
-    with stand_in(monkeypatch, tmp_path, order="all late"):
+    with stand_in(monkeypatch, libraries, order="all late"):
         feed = peers.PEERS[title](Steps(columns, EPISODE, BATCH, CONTEXT))
         first, second = islice(feed, 2)
         feed.close()  # type: ignore[attr-defined]

@@ -26,6 +26,7 @@ from tests.support.cuda.gpu_stand_in import stand_in
 
 def test_all_sections_are_run_printed_and_recorded(
     tmp_path: Path,
+    libraries: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -46,7 +47,7 @@ def test_all_sections_are_run_printed_and_recorded(
     monkeypatch.setenv(FALLBACK_VARIABLE, "copy")
     script, *arguments = COMMANDS["GPU"].format(json=tmp_path / "gpu.json").split()
     assert script == "gpu.py"
-    with stand_in(monkeypatch, tmp_path, order="all late") as found:
+    with stand_in(monkeypatch, libraries, order="all late") as found:
         monkeypatch.setattr(small_training(monkeypatch, stand_in=True), "BATCHES", (2,))
         small_feeds(monkeypatch, found.cupy.streams)
         status = benchmark.main(arguments)

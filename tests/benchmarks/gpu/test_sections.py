@@ -31,12 +31,6 @@ from tests.support.cuda.cupy_stand_in import CupyStandIn
 from tests.support.cuda.gpu_stand_in import stand_in
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for the kernels that run on the CPU."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
 def cupy(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CupyStandIn]:
     with stand_in(monkeypatch, libraries, order="all late") as found:

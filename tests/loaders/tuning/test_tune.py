@@ -206,12 +206,6 @@ def test_what_is_left_out(rollouts_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "take too long to load" in space_of(ds).left_out["residency=host"]
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the compiled kernels."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> Iterator[StandInGpu]:
     with stand_in(monkeypatch, libraries, order="consumer first") as gpu:

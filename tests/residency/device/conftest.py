@@ -1,4 +1,4 @@
-"""A stand-in for a GPU, whose kernels are compiled once for this folder."""
+"""A stand-in for a GPU."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def path(folder: Path) -> Path:
 
 
 @pytest.fixture(params=["all late"])
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandInGpu]:
-    with stand_in(monkeypatch, folder, order=request.param) as found:
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, libraries: Path) -> Iterator[StandInGpu]:
+    with stand_in(monkeypatch, libraries, order=request.param) as found:
         yield found

@@ -24,11 +24,6 @@ pytestmark = pytest.mark.processes
 LINK_RATES = link.link_rates
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
 def cupy(libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CupyStandIn]:
     monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path))

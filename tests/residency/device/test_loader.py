@@ -269,8 +269,8 @@ def test_columns_sent_in_pieces_arrive_whole(gpu: StandInGpu) -> None:
         assert ctypes.string_at(buffer.address, count) == bytes(range(count))
 
 
-def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path) -> None:
-    with stand_in(monkeypatch, folder, order="all late", device_bytes=1000) as gpu:
+def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, libraries: Path) -> None:
+    with stand_in(monkeypatch, libraries, order="all late", device_bytes=1000) as gpu:
         with pytest.raises(DeviceMemoryError, match="bytes of device memory") as error:
             gear_data.open(path, residency="device")
         assert "budget" in str(error.value.hint)

@@ -25,7 +25,7 @@ from gear_data.errors import DeviceError, HostMemoryError, InvalidArgumentError
 from gear_data.residency import shared_memory
 from gear_data.residency.device import registration
 from gear_data.residency.device.registration import FALLBACK_VARIABLE, RegisteredMemory
-from tests.support.cuda.gpu_stand_in import StandInGpu, library_folder
+from tests.support.cuda.gpu_stand_in import StandInGpu
 from tests.support.cuda.host_registration import MAPPED, PORTABLE, READ_ONLY, READ_ONLY_SUPPORTED
 from tests.support.cuda.loader_checks import OPTIONS, RESIDENCIES, copies, from_device, on_gpu, same, tiered
 from tests.support.cuda.segments import mapped_segments
@@ -232,9 +232,9 @@ def sums(batches: list[dict[str, Any]]) -> list[list[float]]:
 
 
 @pytest.fixture
-def process(gpu: StandInGpu, path: Path) -> Iterator[subprocess.Popen[str]]:
+def process(gpu: StandInGpu, path: Path, libraries: Path) -> Iterator[subprocess.Popen[str]]:
     """Starts another training process on the same GPU."""
-    command = [sys.executable, "-c", PROCESS, str(library_folder()), str(path)]
+    command = [sys.executable, "-c", PROCESS, str(libraries), str(path)]
     started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     yield started
     started.kill()

@@ -51,11 +51,6 @@ def _library(name: str, folder: Path) -> ctypes.PyDLL:
     return found
 
 
-def library_folder() -> Path:
-    """Returns the folder of the compiled kernels, from which other processes can load them."""
-    return Path(next(iter(_loaded.values()))._name).parent
-
-
 @dataclass(frozen=True)
 class StandInGpu:
     """A `loader_checks.GpuUnderTest` on the stand-ins of CuPy and torch.cuda."""
@@ -94,7 +89,7 @@ def stand_in(
     """CuPy and torch's view of one device.
 
     Args:
-        folder: for libraries of the kernels.
+        folder: for libraries of the kernels; the fixture `libraries`.
         order: one of `ORDERS`.
         device_bytes: of its memory.
     """
