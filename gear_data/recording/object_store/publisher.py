@@ -21,7 +21,7 @@ from gear_data.growing.publish import Publication, publish
 from gear_data.growing.returned import WAY_OUT, sort_journals
 from gear_data.growing.seal_options import SealOptions
 from gear_data.recording.acceptance.checks import Acceptance
-from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of, visit_left_behind
+from gear_data.recording.journal_folder import JournalFolder, journals_of, visit_left_behind
 from gear_data.recording.object_store.local_journals import journal_base
 from gear_data.recording.publisher import JournalPublisher, growth_id
 from gear_data.recording.sealing import sealed, set_aside_whole
@@ -150,20 +150,21 @@ class _Uploads:
         self._check_waiting(newest)
         growth, acceptance = growth_of(newest), _acceptance(self._bucket, newest)
 
+        contents = {file: read_journal(file) for file in files}
+        names = {file: _name_of(file, journal) for file, journal in contents.items()}
+
         def seal(file: Path) -> SealedJournal | None:
-            contents = read_journal(file)
-            name = _name_of(file, contents)
-            folder = sealed(file, contents, progress, acceptance)
+            name, folder = names[file], sealed(file, contents[file], progress, acceptance)
             if folder is None:
                 return None
             comes_back = file not in self._journals.new and self._bucket.conditional.read(name.claim) is None
             return SealedJournal(name.writer, name.number, folder, Manifest.load(folder), comes_back)
 
-        earlier = [file for file in files if _may_have(growth, _name_of(file, read_journal(file)))]
-        lacks = self._lacks(growth, [journal for file in earlier if (journal := seal(file)) is not None])
+        earlier = {file: seal(file) for file in files if _may_have(growth, names[file])}
+        lacks = self._lacks(growth, [journal for journal in earlier.values() if journal is not None])
         for file in files:
-            journal = seal(file) if file not in earlier or segment_of(file) in lacks else None
-            if journal is not None:
+            journal = earlier[file] if file in earlier else seal(file)
+            if journal is not None and (file not in earlier or journal.folder in lacks):
                 self._upload(file, journal, growth)
             self._journals.remove(file)
 
