@@ -73,8 +73,7 @@ class Bucket:
 
     def versioned(self) -> tuple[VersionedFile | None, Manifest | None]:
         """Returns `newest`, and its file for a conditional put."""
-        found = self.conditional.read(MANIFEST_NAME)
-        return found, None if found is None else Manifest.from_bytes(found.data, join(self.url, MANIFEST_NAME))
+        return self._read(MANIFEST_NAME)
 
     def manifest(self, file: str) -> Manifest | None:
         """Returns the manifest of a generation; None if it does not exist.
@@ -83,7 +82,8 @@ class Bucket:
             ManifestError, VersionError: the manifest cannot be used.
             RemoteError: the server cannot be reached.
         """
-        try:
-            return Manifest.from_bytes(self.objects.read(file), join(self.url, file))
-        except FileNotFoundError:
-            return None
+        return self._read(file)[1]
+
+    def _read(self, file: str) -> tuple[VersionedFile | None, Manifest | None]:
+        found = self.conditional.read(file)
+        return found, None if found is None else Manifest.from_bytes(found.data, join(self.url, file))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gear_data.common.paths import join
+from gear_data.common.regular_files import JSON_BYTES
 from gear_data.common.retry import http_statuses, requests_of, with_retries
 from gear_data.errors import GearError, InvalidArgumentError, RemoteError, UnwritableError
 from gear_data.storage.generations.growth import JOURNALS
@@ -179,4 +180,6 @@ async def _get(filesystem: Any, bucket: str, key: str) -> tuple[bytes, str]:
     """Returns the bytes and the etag of an object, from one response."""
     response = await filesystem._call_s3("get_object", Bucket=bucket, Key=key)
     async with response["Body"] as body:
+        if (size := response["ContentLength"]) > JSON_BYTES:
+            raise OSError(f"it has {size} bytes, more than the limit of {JSON_BYTES}")
         return await body.read(), response["ETag"]

@@ -58,6 +58,16 @@ def test_episodes_become_generations(url: str, tmp_path: Path) -> None:
     assert not {file for file in objects(url) if file.startswith("journals/")}
 
 
+def test_requests_of_a_small_generation(url: str, server: S3Server) -> None:
+    """Most of the time of a small one is the server's answers."""
+    with gear_data.Writer(url) as writer:
+        for number in range(3):
+            add_episodes(writer, [number])
+            before = len(server.requests)
+            writer.seal()
+        assert len(server.requests[before:]) <= 25
+
+
 def test_an_unchanged_manifest_is_not_fetched_again(url: str, server: S3Server) -> None:
     with gear_data.Writer(url) as writer:
         add_episodes(writer, range(2))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gear_data.errors import InvalidArgumentError, UnwritableError
+from gear_data.errors import InvalidArgumentError, RemoteError, UnwritableError
+from gear_data.storage.remote import conditional_store
 from gear_data.storage.remote.conditional_store import ConditionalStore
 from tests.support.s3.server import CONDITIONS, S3Server, s3_server
 
@@ -96,3 +97,12 @@ def test_other_stores_are_refused(url: str) -> None:
 def test_a_bucket_that_is_missing(server: S3Server) -> None:
     with pytest.raises(UnwritableError, match="no such bucket"):
         ConditionalStore("s3://nowhere/folder").check()
+
+
+def test_a_file_that_is_too_large_is_not_read(
+    server: S3Server, store: ConditionalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store.put("large", b"0123456789", None)
+    monkeypatch.setattr(conditional_store, "JSON_BYTES", 9)
+    with pytest.raises(RemoteError, match="it has 10 bytes, more than the limit of 9"):
+        store.read("large")
