@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from gear_data.ingest.location import SourceFile
 _MAX_RATIOS = {h5z.FILTER_DEFLATE: 1040, h5z.FILTER_LZF: 88}
 #: Bytes of the fletcher32 checksum, which follows the data.
 _CHECKSUM_BYTES = 4
+#: Bytes beyond its elements that a chunk is unpacked to: a checksum and one more, which shows that it is too long.
+_MARGIN_BYTES = _CHECKSUM_BYTES + 1
 #: Filters that `unpack_chunk` undoes.
-KNOWN_FILTERS = {h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
+KNOWN_FILTERS = {h5z.FILTER_DEFLATE, h5z.FILTER_LZF, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
 
 
 def check_chunk_sizes(dataset: h5d.DatasetID, element_bytes: int, file: SourceFile, column: str) -> None:
@@ -34,17 +37,35 @@ def check_chunk_sizes(dataset: h5d.DatasetID, element_bytes: int, file: SourceFi
         column: the name of the dataset, for the error.
 
     Raises:
-        CorruptSourceError: a chunk is too short, larger than the file, or is uncompressed and has another size.
+        CorruptSourceError: a chunk is too short, larger than the file, is uncompressed and has another size, or is
+            packed with SZIP.
     """
     plist = dataset.get_create_plist()
     filters = filter_codes(plist)
+    if h5z.FILTER_SZIP in filters:
+        raise unchecked_filter("is packed with SZIP", file.name, column)
     expected = math.prod(plist.get_chunk()) * element_bytes
     for chunk in stored_chunks(dataset):
         codes = _applied_filters(filters, chunk.filter_mask)
         upper_bound = chunk.size * math.prod(_MAX_RATIOS.get(code, 1) for code in codes)
-        too_short = upper_bound < expected and set(codes) <= {*KNOWN_FILTERS, h5z.FILTER_LZF}
+        upper_bound -= _CHECKSUM_BYTES * codes.count(h5z.FILTER_FLETCHER32)
+        too_short = upper_bound < expected and KNOWN_FILTERS.issuperset(codes)
         if too_short or chunk.size > file.size or (not codes and chunk.size != expected):
             raise _wrong_size(expected, f"has {chunk.size} in the file", chunk.chunk_offset[0], file.name, column)
+
+
+def unchecked_filter(problem: str, file: str, column: str) -> CorruptSourceError:
+    """Returns the error of a dataset whose chunks cannot be unpacked safely.
+
+    libhdf5 and the SZIP library believe the sizes and settings in the file. With wrong ones they read and write other
+    memory (seen in libhdf5 2.0 with libaec).
+    """
+    return CorruptSourceError(
+        f"{problem}, and cannot be checked before it is read",
+        file=file,
+        column=column,
+        hint="compress it with gzip: h5repack -f GZIP=4 OLD NEW",
+    )
 
 
 def stored_chunks(dataset: h5d.DatasetID) -> list[Any]:
@@ -78,7 +99,9 @@ def unpack_chunk(dataset: h5d.DatasetID, offset: tuple[int, ...], element_bytes:
         if code == h5z.FILTER_FLETCHER32:
             data = data[:-_CHECKSUM_BYTES]
         elif code == h5z.FILTER_DEFLATE:
-            data = _inflate(data, expected)
+            data = _inflate(data, expected + _MARGIN_BYTES)
+        elif code == h5z.FILTER_LZF:
+            data = import_module("gear_data.ingest.sources.hdf5.lzf").unpack(data, expected + _MARGIN_BYTES)
         elif len(data) == expected:
             data = np.frombuffer(data, np.uint8).reshape(element_bytes, -1).T.tobytes()
     if len(data) != expected:
@@ -99,15 +122,14 @@ def _applied_filters(filters: list[int], mask: int) -> list[int]:
     return [code for i, code in enumerate(filters) if not mask >> i & 1]
 
 
-def _inflate(data: bytes, expected: int) -> bytes:
-    """Returns the bytes of a deflate stream; none if it is damaged or its end is missing."""
+def _inflate(data: bytes, limit: int) -> bytes:
+    """Returns at most `limit` bytes of a deflate stream; none if it is damaged or its end is missing."""
     stream = zlib.decompressobj()
     try:
-        # The limit allows for a checksum and one byte more, which shows that the data is too long.
-        unpacked = stream.decompress(data, expected + _CHECKSUM_BYTES + 1)
+        unpacked = stream.decompress(data, limit)
     except zlib.error:
         return b""
-    return unpacked if stream.eof or len(unpacked) > expected else b""
+    return unpacked if stream.eof or len(unpacked) == limit else b""
 
 
 def _wrong_size(expected: int, found: str, row: int, file: str, column: str) -> CorruptSourceError:

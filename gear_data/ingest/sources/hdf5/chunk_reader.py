@@ -25,8 +25,8 @@ _MAX_KEPT_BYTES = 256 << 20
 def chunked_rows(dataset: h5d.DatasetID, read: ReadRows, file: str, column: str) -> ReadRows:
     """Returns a reader of the rows of a dataset of numbers, or of texts of one size.
 
-    It raises a CorruptSourceError if a chunk that was compressed with deflate unpacks to more or fewer bytes than the
-    chunk's elements take. It keeps rows, so that a chunk is not decompressed again for the rows that follow.
+    It raises a CorruptSourceError if a chunk that was compressed with deflate or LZF unpacks to more or fewer bytes
+    than the chunk's elements take. It keeps rows, so that a chunk is not decompressed again for the rows that follow.
 
     Args:
         dataset: a dataset whose size and layout have been checked.
@@ -38,8 +38,8 @@ def chunked_rows(dataset: h5d.DatasetID, read: ReadRows, file: str, column: str)
     if plist.get_layout() != h5d.CHUNKED:
         return read
     chunk, filters = plist.get_chunk(), set(filter_codes(plist))
-    if h5z.FILTER_DEFLATE in filters and filters <= KNOWN_FILTERS:
-        read = _Deflated(dataset, chunk, read, file, column).read
+    if filters & {h5z.FILTER_DEFLATE, h5z.FILTER_LZF} and filters <= KNOWN_FILTERS:
+        read = _Unpacked(dataset, chunk, read, file, column).read
     kept_bytes = chunk[0] * math.prod(dataset.shape[1:]) * dataset.dtype.itemsize
     return (
         _WholeChunks(read, dataset.shape[0], chunk[0]).read if chunk[0] > 1 and kept_bytes <= _MAX_KEPT_BYTES else read
@@ -47,8 +47,8 @@ def chunked_rows(dataset: h5d.DatasetID, read: ReadRows, file: str, column: str)
 
 
 @dataclass(frozen=True)
-class _Deflated:
-    """A reader of a dataset that was compressed with deflate."""
+class _Unpacked:
+    """A reader of a dataset that was compressed with deflate or LZF."""
 
     dataset: h5d.DatasetID
     chunk: tuple[int, ...]

@@ -20,7 +20,13 @@ import h5py
 import numpy as np
 
 from gear_data.errors import CorruptSourceError
-from gear_data.ingest.sources.hdf5.chunk_checks import KNOWN_FILTERS, filter_codes, stored_chunks, unpack_chunk
+from gear_data.ingest.sources.hdf5.chunk_checks import (
+    KNOWN_FILTERS,
+    filter_codes,
+    stored_chunks,
+    unchecked_filter,
+    unpack_chunk,
+)
 
 _SIGNATURE = b"GCOL\x01\x00\x00\x00"
 #: A reference to a heap object, as datasets and attributes store it. Lengths take 8 bytes, as h5py writes them.
@@ -90,12 +96,7 @@ def _stored_elements(dataset: h5py.Dataset, path: str, file_bytes: int) -> Itera
         return
     name = os.path.basename(path)
     if not KNOWN_FILTERS.issuperset(filter_codes(dataset.id.get_create_plist())):
-        raise CorruptSourceError(
-            "is text or bytes behind an unknown HDF5 filter, and cannot be checked before it is read",
-            file=name,
-            column=dataset.name,
-            hint="compress it with gzip: h5repack -f GZIP=4 OLD NEW",
-        )
+        raise unchecked_filter("is text or bytes behind an unknown HDF5 filter", name, dataset.name)
     for chunk in stored_chunks(dataset.id):
         data = unpack_chunk(dataset.id, chunk.chunk_offset, HEAP_REFERENCE_BYTES, name, dataset.name)
         yield math.prod(dataset.chunks), data
