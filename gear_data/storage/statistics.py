@@ -62,7 +62,7 @@ class StatisticsState(msgspec.Struct, frozen=True):
     """
 
     count: list[int]
-    mean: list[float]
+    total: list[float]
     m2: list[float]
     min: list[float]
     max: list[float]
@@ -150,7 +150,7 @@ class RunningStatistics:
         self._read = {*self._widths, *self._masks.values()}
         total = sum(self._widths.values())
         self._count = np.zeros(total, np.int64)
-        self._mean = np.zeros(total)
+        self._total = np.zeros(total)
         self._m2 = np.zeros(total)
         self._min = np.full(total, np.inf)
         self._max = np.full(total, -np.inf)
@@ -174,42 +174,34 @@ class RunningStatistics:
             for name, width in self._widths.items()
         ]
         count, total, m2, low, high = (np.concatenate([part[k] for part in parts], axis=-1) for k in range(5))
-        self._merge(count, total / np.maximum(count, 1), m2)
+        self._merge(count, total, m2)
         np.minimum(self._min, low, out=self._min)
         np.maximum(self._max, high, out=self._max)
 
     def _mask(self, name: str, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_] | None:
         return columns[self._masks[name]].astype(np.bool_) if name in self._masks else None
 
-    def _merge(self, count: Float64Array, mean: Float64Array, m2: Float64Array) -> None:
-        """Adds the statistics of n episodes, one after the other. The arrays are [n, elements]."""
-        merged = self._count + np.cumsum(count, axis=0)
-        before, divisor = merged - count, np.maximum(merged, 1)
-        share = count / divisor
-        delta, change = np.empty_like(mean), np.empty_like(self._mean)
+    def _merge(self, count: Float64Array, total: Float64Array, m2: Float64Array) -> None:
+        """Adds the statistics of n episodes, one after the other. The arrays are [n, elements].
+
+        Sums are in the order of the episodes, unlike `sum`.
+        """
+        counts = np.add.accumulate(np.vstack([self._count, count]), axis=0)
+        totals = np.add.accumulate(np.vstack([self._total, total]), axis=0)
+        before, merged = counts[:-1], counts[1:]
+        delta = total / np.maximum(count, 1) - totals[:-1] / np.maximum(before, 1)
         # An episode without finite values has count 0 and changes nothing.
-        present = count > 0
-        absent = [None] * len(mean) if present.all() else ~present
-        # Only the mean depends on the episode before. These three calls are nearly all that an episode takes.
-        running, subtract, multiply, add = self._mean, np.subtract, np.multiply, np.add
-        for row, step, part, left_out in zip(mean, delta, share, absent, strict=True):
-            subtract(row, running, step)
-            if left_out is not None:
-                step[left_out] = 0
-            multiply(step, part, change)
-            add(running, change, running)
-        added = np.where(present, m2 + delta * delta * (before * count / divisor), 0.0)
-        # Sums in the order of the episodes, unlike `sum`.
+        added = np.where(count > 0, m2 + delta * delta * (before * count / np.maximum(merged, 1)), 0.0)
         self._m2 = np.add.accumulate(np.vstack([self._m2, added]), axis=0)[-1]
-        self._count = merged[-1].astype(np.int64)
+        self._count, self._total = merged[-1].astype(np.int64), totals[-1]
 
     def merge(self, state: StatisticsState) -> None:
         """Adds the statistics of the episodes that follow.
 
         Merging into empty statistics copies them.
         """
-        count, mean, m2 = (np.array(values, np.float64) for values in (state.count, state.mean, state.m2))
-        self._merge(count[None], mean[None], m2[None])
+        count, total, m2 = (np.array(values, np.float64) for values in (state.count, state.total, state.m2))
+        self._merge(count[None], total[None], m2[None])
         has_values = count > 0
         self._min = np.where(has_values, np.minimum(self._min, state.min), self._min)
         self._max = np.where(has_values, np.maximum(self._max, state.max), self._max)
@@ -219,9 +211,12 @@ class RunningStatistics:
         # Rounding gives a constant element a deviation of about 1e-17 of its value. Normalisation must not divide by
         # this deviation.
         constant = self._min == self._max
-        std = np.where(constant, 0.0, np.sqrt(self._m2 / np.maximum(self._count, 1)))
+        divisor = np.maximum(self._count, 1)
+        std = np.where(constant, 0.0, np.sqrt(self._m2 / divisor))
         empty = self._count == 0
-        mean, std, low, high = (np.where(empty, np.nan, values) for values in (self._mean, std, self._min, self._max))
+        mean, std, low, high = (
+            np.where(empty, np.nan, values) for values in (self._total / divisor, std, self._min, self._max)
+        )
         result, first = {}, 0
         for name, width in self._widths.items():
             part = slice(first, first + width)
@@ -233,7 +228,7 @@ class RunningStatistics:
         """Returns the state that `restore` and `merge` take."""
         return StatisticsState(
             count=self._count.tolist(),
-            mean=self._mean.tolist(),
+            total=self._total.tolist(),
             m2=self._m2.tolist(),
             min=np.where(self._count > 0, self._min, 0.0).tolist(),
             max=np.where(self._count > 0, self._max, 0.0).tolist(),
@@ -242,7 +237,7 @@ class RunningStatistics:
     def restore(self, state: StatisticsState) -> None:
         """Replaces the statistics by a saved state."""
         self._count = np.array(state.count, np.int64)
-        self._mean = np.array(state.mean, np.float64)
+        self._total = np.array(state.total, np.float64)
         self._m2 = np.array(state.m2, np.float64)
         self._min = np.where(self._count > 0, np.array(state.min, np.float64), np.inf)
         self._max = np.where(self._count > 0, np.array(state.max, np.float64), -np.inf)
@@ -296,7 +291,7 @@ def _state(schema: Schema, statistics: Mapping[str, ColumnStatistics]) -> Statis
     mean, std, low, high = (np.where(count > 0, values, 0.0) for values in (mean, std, low, high))
     return StatisticsState(
         count=count.tolist(),
-        mean=mean.tolist(),
+        total=(mean * count).tolist(),
         m2=(std * std * count).tolist(),
         min=low.tolist(),
         max=high.tolist(),
