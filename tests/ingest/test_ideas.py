@@ -228,6 +228,8 @@ def _check_no_flags(seen: SourceReading, episodes: Sequence[Episode], writer: Wr
 
 _LAST_ROWS = Refused(UnknownFormatError, "--rename is_last=dones", {"rename": {"is_last": "dones"}})
 _UNFINISHED = ("unfinished-episode",)
+#: RLDS has these flags, in the row after the step.
+IN_RLDS: dict[str, Refused | Impossible | None] = {"RLDS": None}
 IDEAS |= {
     "terminals, timeouts": Idea(_with_flags("terminals", "timeouts"), _check_ends),
     "terminated, truncated": Idea(_with_flags("terminated", "truncated"), _check_ends),
@@ -236,7 +238,9 @@ IDEAS |= {
         _check_ends,
         other={
             **{name: Refused(UnknownFormatError, "--max-episode-steps") for name in ("D4RL", "HDF5, flat with ids")},
-            **dict.fromkeys(("V-D4RL", "d3rlpy"), Impossible("an episode that does not terminate is truncated")),
+            **dict.fromkeys(
+                ("V-D4RL", "d3rlpy", "RLDS"), Impossible("an episode that does not terminate is truncated")
+            ),
             "Stable-Baselines3": Impossible("dones end the episodes"),
         },
         findings=_UNFINISHED,
@@ -250,9 +254,10 @@ IDEAS |= {
         (("dones",), _check_all_terminated, {}, ("no-truncation-flag",)),
         (("dones", "masks"), _check_ends, {}, ()),
         (("dones", "is_terminal"), _check_ends, {}, ()),
-        (("is_last",), _check_all_terminated, {}, ("no-truncation-flag",)),
+        (("is_last",), _check_all_terminated, IN_RLDS, ("no-truncation-flag",)),
         (("is_terminal",), _check_ends, {}, _UNFINISHED),
-        (("is_last", "is_terminal"), _check_ends, {}, ()),
+        (("is_last", "is_terminal"), _check_ends, IN_RLDS, ()),
+        (("is_last", "discount"), _check_ends, IN_RLDS, ()),
         (("masks",), _check_ends, {}, _UNFINISHED),
         (("not_done",), _check_ends, {}, _UNFINISHED),
         (("discount",), _check_ends, {}, _UNFINISHED),
@@ -261,7 +266,7 @@ IDEAS |= {
         (
             ("is_first", "is_last", "is_terminal"),
             _check_ends,
-            {n: _LAST_ROWS for n, w in WRITERS.items() if n not in ("LeRobot", "D4RL") and not w.own_flags},
+            {n: _LAST_ROWS for n, w in WRITERS.items() if n not in ("LeRobot", "D4RL") and not w.own_flags} | IN_RLDS,
             (),
         ),
     )
@@ -281,7 +286,7 @@ IDEAS |= {
         findings=codes,
     )
     for names, check, other, codes in (
-        (("is_last", "is_terminal"), _check_ends, {}, ()),
+        (("is_last", "is_terminal"), _check_ends, IN_RLDS, ()),
         (("masks",), _check_ends, {}, _UNFINISHED),
         (("not_done",), _check_ends, {}, _UNFINISHED),
         (("discount",), _check_ends, {}, _UNFINISHED),
@@ -462,6 +467,7 @@ IDEAS |= {
                 Refused(BadEpisodeError, "--dtype rewards=float64", AS_FRACTIONS),
             ),
             "d3rlpy": Refused(BadEpisodeError, "--dtype rewards=float64", AS_FRACTIONS),
+            "RLDS": Impossible("a feature has one dtype"),
         },
     ),
     "stacks of frames, chunks of actions": Idea(
@@ -474,6 +480,7 @@ IDEAS |= {
             **dict.fromkeys((name for name in WRITERS if "row" in name or name == "LeRobot"), NULL_REFUSED),
             **dict.fromkeys((name for name in WRITERS if name.startswith(_OF_ARRAYS)), NO_NULLS),
             "Minari (Arrow)": OWN_COLUMNS,
+            "RLDS": Impossible("tensors have no nulls"),
         },
         findings=("non-finite",),
     ),
@@ -526,7 +533,7 @@ def _check_three(seen: SourceReading, episodes: Sequence[Episode], writer: Write
 def _check_constant(seen: SourceReading, episodes: Sequence[Episode], writer: Writer) -> None:
     for i, (found, facts) in enumerate(zip(seen.episodes, seen.facts, strict=True)):
         values = {facts["gravity"]} if "gravity" in facts else {*found["gravity"].tolist()}
-        assert values == {9.8 + i}
+        assert values == {*writer.seen(np.array([9.8 + i])).tolist()}
 
 
 def _check_chosen(seen: SourceReading, episodes: Sequence[Episode], writer: Writer) -> None:
@@ -679,7 +686,7 @@ IDEAS |= {
         other={
             **{name: ONE_SCHEMA for name, writer in WRITERS.items() if writer.rows in ("step", "episode", "ids")},
             "npz with lengths": ONE_SCHEMA,
-            "Zarr replay buffer": ONE_SCHEMA,
+            **dict.fromkeys(("Zarr replay buffer", "RLDS"), ONE_SCHEMA),
             "npz, a file an episode": Refused(CorruptSourceError, "--columns", KEPT_COLUMNS),
             "npy, a folder an episode": Refused(CorruptSourceError, "--columns", KEPT_COLUMNS),
             "episodes in memory": Refused(BadEpisodeError, "--columns", KEPT_COLUMNS),

@@ -4,7 +4,7 @@ The extra `rlds` installs the reader. Layout: https://github.com/google-research
 splits of episodes. An episode has facts and a nested dataset of steps: `observation`, `action`, `reward`, `discount`,
 `is_first`, `is_last`, `is_terminal` and further values. The step with `is_last` holds the observation after the last
 action; its action and reward are invalid. The episode terminated if that step has `is_terminal`; otherwise it was
-truncated.
+truncated. Without `is_terminal`, it terminated if the discount of the last action is 0.
 """
 
 from __future__ import annotations
@@ -340,6 +340,8 @@ def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
             values["terminated"] = terminal[1:]
             values["truncated"] = np.zeros(rows - 1, np.bool_)
             values["truncated"][-1:] = not terminal[-1]
+        elif len(last):
+            values["is_last"] = last[1:]  # the pipeline tells the ends apart by `discount`, or reports them
     else:
         # The pipeline makes the last step truncated, and reports it.
         values["terminated"], values["truncated"] = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)

@@ -36,6 +36,7 @@ class Writer:
         observations: the column that the observations become.
         own_names: whether the format has names of its own.
         own_flags: whether the format has end flags of its own.
+        single: whether fractions are float32.
         needs: a package that is needed to write the format.
     """
 
@@ -45,6 +46,7 @@ class Writer:
     observations: str = "observations"
     own_names: bool = False
     own_flags: bool = False
+    single: bool = False
     needs: str = ""
 
     def column(self, name: str) -> str:
@@ -53,6 +55,7 @@ class Writer:
 
     def seen(self, values: Array) -> Array:
         """Returns the part of [T, ...] values that the format holds."""
+        values = values.astype(np.float32) if self.single and values.dtype == np.float64 else values
         return values.reshape(len(values), -1)[:, 0] if self.scalars else values
 
 
@@ -277,4 +280,5 @@ WRITERS: dict[str, Writer] = {
     "ACT": Writer(own_formats.act, "alone", observations="observations.qpos", own_names=True),
     "Stable-Baselines3": Writer(own_formats.stable_baselines3, "step", own_names=True, own_flags=True),
     "TorchRL": Writer(own_formats.torchrl, "step", own_names=True, needs="tensordict"),
+    "RLDS": Writer(own_formats.rlds, "alone", own_names=True, own_flags=True, single=True, needs="tensorflow_datasets"),
 }

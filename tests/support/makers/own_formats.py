@@ -163,6 +163,63 @@ def torchrl(folder: Path, episodes: Sequence[Episode]) -> Path:
     return folder
 
 
+def rlds(folder: Path, episodes: Sequence[Episode]) -> Path:
+    """Writes T + 1 rows an episode: the last has the final observation. Values of another length are the episode's.
+
+    Flags of one value a step, such as `is_last`, are set in the row after the step. tf.train.Example has only float32.
+    """
+    import tensorflow_datasets as tfds
+
+    names = {"observations": "observation", "actions": "action", "rewards": "reward"}
+    examples = []
+    for episode in episodes:
+        found, count = _with_last_observation(episode), length_of(episode)
+        at = np.arange(count + 1)
+        rows: dict[str, Any] = {"is_first": at == 0, "is_last": at == count}
+        if not episode.keys() & {"is_last", "discount"}:
+            rows["is_terminal"] = rows["is_last"] & np.any(found["terminated"])
+        facts = {}
+        for name, value in found.items():
+            values = np.asarray(value)
+            values = values.astype(np.float32) if values.dtype == np.float64 else values
+            if name == "observations":
+                rows["observation"] = values
+            elif name.startswith("observations."):
+                rows["observation"] = {"state": rows["observation"], name.partition(".")[2]: _one_more(values)}
+            elif name in ("is_last", "is_terminal"):
+                rows[name] = np.concatenate([np.zeros_like(values[:1]), values])
+            elif values.shape[:1] != (count,):
+                facts[name] = values
+            elif name not in ("terminated", "truncated", "is_first"):
+                rows[names.get(name, name)] = _one_more(values)
+        examples.append({"steps": rows, **facts})
+    features = tfds.features.FeaturesDict(_features(examples, tfds))
+    identity = tfds.core.DatasetIdentity("arm", tfds.core.Version("1.0.0"), str(folder), __name__)
+    writer = tfds.core.SequentialWriter(tfds.core.DatasetInfo(builder=identity, features=features), len(examples))
+    writer.initialize_splits(["train"])
+    writer.add_examples({"train": examples})
+    writer.close_all()
+    return folder
+
+
+def _one_more(values: Any) -> Any:
+    """Returns values with a row after the last: the first one again, or zeros if there is none."""
+    return np.resize(values, (len(values) + 1, *values.shape[1:]))
+
+
+def _features(examples: Sequence[Any], tfds: Any) -> dict[str, Any]:
+    """Returns the features of episodes."""
+
+    def of(values: Sequence[Any], first: int) -> Any:
+        if isinstance(values[0], Mapping):
+            return {name: of([each[name] for each in values], first) for name in values[0]}
+        dtype = values[0].dtype
+        return tfds.features.Tensor(shape=values[0].shape[first:], dtype=np.object_ if dtype.kind == "S" else dtype)
+
+    facts = {name: of([each[name] for each in examples], 0) for name in examples[0] if name != "steps"}
+    return {"steps": tfds.features.Dataset(of([each["steps"] for each in examples], 1)), **facts}
+
+
 def write_hdf5(path: Path, arrays: Mapping[str, Any]) -> Path:
     """Writes each array as a dataset, and returns the path."""
     with h5py.File(path, "w") as file:
