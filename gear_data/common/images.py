@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,16 @@ def without_padding(encoded: bytes) -> bytes:
     """Returns a JPEG or PNG file without the zeros after its end; other bytes unchanged."""
     end = encoded.rstrip(b"\0")
     return end if end.endswith((b"\xff\xd9", b"IEND\xaeB`\x82")) else encoded
+
+
+def byte_strings(rows: npt.NDArray[Any]) -> list[bytes]:
+    """Returns byte strings that are padded with zeros to one size: rows of uint8, or a NumPy array of them.
+
+    Images lose the zeros after their ends, and other byte strings of a NumPy array all zeros at their ends.
+    """
+    found = [row.tobytes() for row in rows.view(np.uint8).reshape(len(rows), rows[:1].nbytes)]
+    is_numpy = rows.dtype.kind == "S"
+    return [row.rstrip(b"\0") if is_numpy and not looks_like_image(row) else without_padding(row) for row in found]
 
 
 @contextmanager

@@ -597,12 +597,10 @@ IDEAS |= {
         other={
             **{name: TEXT for name in WRITERS if name.startswith(("JSON", "CSV"))},
             "LeRobot": Impossible("images are image or video features"),
-            **{name: BYTES_REFUSED for name in WRITERS if name.startswith(("npz", "npy", "arrays"))},
             **{name: NO_STRINGS for name in WRITERS if name.startswith("Zarr")},
             "Minari (HDF5)": Impossible("another array is an info"),
             "Minari (Arrow)": OWN_COLUMNS,
             "V-D4RL": OWN_OBSERVATIONS,
-            "d3rlpy": Refused(UnsupportedColumnError, "convert a copy of the file without this array"),
             "Stable-Baselines3": BYTES_REFUSED,
             "TorchRL": Impossible("tensors hold no byte strings"),
         },

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.common.images import looks_like_image, without_padding
+from gear_data.common.images import byte_strings, looks_like_image
 from gear_data.ingest.pipeline.images import first_block
 from gear_data.ingest.pipeline.mapped_source import MappedSource
 from gear_data.ingest.source import EpisodeSource
@@ -68,4 +68,4 @@ class _UnpaddedImages(MappedSource):
 
 
 def _byte_strings(rows: npt.NDArray[np.uint8]) -> Any:
-    return pa.array([without_padding(row.tobytes()) for row in rows], VARIABLE_TYPES["binary"])
+    return pa.array(byte_strings(rows), VARIABLE_TYPES["binary"])

@@ -32,6 +32,7 @@ from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES, hdf5_files, r
 from gear_data.ingest.sources.tree.blocks import fact_value
 from gear_data.ingest.sources.tree.hdf5_view import open_tree
 from gear_data.ingest.sources.tree.view import Tree, TreeArray
+from gear_data.schema import VARIABLE_TYPES
 from gear_data.storage.episode_block import Position
 
 _COLUMNS, _VERSION = "columns", "version"
@@ -246,9 +247,13 @@ def _arrays(tree: Tree, contents: _Contents, index: int) -> dict[str, Any]:
 
 def _read(array: TreeArray, contents: _Contents, index: int, column: str) -> npt.NDArray[Any]:
     """Reads a dataset, or an episode's row of it, in native byte order."""
+    if array.dtype in VARIABLE_TYPES and len(array.shape) == 1 and not contents.stacked:
+        is_image = array.holds_images()
+        strings = array.byte_strings(0, array.rows) if is_image else array.read(0, array.rows).tolist()
+        return np.array(strings, object)
     if not array.kind:
         raise UnsupportedColumnError(
-            f"holds {array.dtype}, which is not a number or a boolean",
+            f"holds {array.dtype}, which is not a number, a boolean or text",
             column=column,
             hint=f"convert a copy of the file without this array, and without its name in '{_COLUMNS}'",
         )

@@ -20,6 +20,7 @@ from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.episode_block import BEGIN, END
 from tests.support.checks import warning_codes
+from tests.support.encoded_images import encode_image
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -450,6 +451,40 @@ def test_next_observation_ends_an_episode_of_one_step(sources: Any, tmp_path: Pa
     dataset = gear_data.open(tmp_path / "out")
     assert (dataset.num_episodes, dataset.num_steps) == (1, 1)
     np.testing.assert_array_equal(dataset.final(0)["observations"], rollouts[0].final)
+
+
+def test_byte_strings_that_are_no_images(sources: Any, tmp_path: Path) -> None:
+    """NumPy pads byte strings with zeros, which are not theirs."""
+    rollouts = sources.make_rollouts(5)
+    notes = np.array([b"\xff" * (i % 3) + b"a" for i in range(sum(map(len, rollouts)))])
+    np.savez(tmp_path / "a.npz", **flat(rollouts), note=notes)
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    dataset = gear_data.open(tmp_path / "out")
+    found = [note for i in range(len(rollouts)) for note in dataset.episode(i)["note"]]
+    assert found == notes.tolist()
+
+
+@pytest.mark.parametrize("names", [("observations",), ("observations", "next_observations")])
+@pytest.mark.parametrize("tree", [False, True])
+def test_final_images_of_byte_strings(names: Any, tree: bool, tmp_path: Path) -> None:
+    """In T + 1 rows, and in next observations."""
+    (tmp_path / "in").mkdir()
+    pixels = [np.full((5, 4, 1), value, np.uint8) for value in range(11)]
+    encoded = np.array([encode_image(each, "PNG") for each in pixels], "S300")
+    arrays: dict[str, Any] = {}
+    for i, first in enumerate((0, 5)):
+        rows = {"actions": np.ones((5, 1)), "rewards": np.ones(5), "terminated": np.arange(5) == 4}
+        rows["observations"] = encoded[first : first + 7 - len(names)]
+        if len(names) == 2:
+            rows["next_observations"] = encoded[first + 1 : first + 6]
+        np.savez(tmp_path / f"in/{i}.npz", **rows)
+        arrays |= {f"episode_{i}/{name}": values for name, values in rows.items()}
+    np.savez(tmp_path / "tree.npz", **arrays)
+    gear_data.convert(tmp_path / ("tree.npz" if tree else "in"), tmp_path / "out", progress=False)
+    dataset = gear_data.open(tmp_path / "out")
+    for i, first in enumerate((0, 5)):
+        np.testing.assert_array_equal(dataset.episode(i)["observations"], pixels[first : first + 5])
+        np.testing.assert_array_equal((dataset.final(i) or {})["observations"], pixels[first + 5])
 
 
 @pytest.mark.parametrize("code", [0xD800, 0xDFFF, 0x110000, 0xFFFFFFFF])

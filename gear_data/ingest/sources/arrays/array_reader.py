@@ -10,10 +10,13 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from gear_data.common.images import byte_strings
 from gear_data.errors import CorruptSourceError, UnsupportedColumnError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.arrays.numpy_files import DOWNLOAD_AGAIN, StoredArray, npz_members, reading, unpacked
+from gear_data.schema import VARIABLE_TYPES
 
 #: Bytes to read at once: streams that unpack copy each piece.
 _PIECE_BYTES = 1 << 20
@@ -122,6 +125,13 @@ class ArrayReader:
             stream = self._open.enter_context(file.open())
             self._archives[file.path] = self._open.enter_context(zipfile.ZipFile(stream))
         return self._archives[file.path]
+
+
+def strings(values: npt.NDArray[Any]) -> pa.Array:
+    """Returns text or byte strings [n] as an Arrow array."""
+    if values.dtype.kind == "S":
+        return pa.array(byte_strings(values), VARIABLE_TYPES["binary"])
+    return pa.array(values.tolist(), VARIABLE_TYPES["string"])
 
 
 def _fortran_rows(stream: IO[bytes], array: StoredArray, start: int, stop: int) -> npt.NDArray[Any]:

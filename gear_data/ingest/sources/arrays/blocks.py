@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.pipeline.episode_values import cast_values
+from gear_data.ingest.sources.arrays.array_reader import strings
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, RowReader, StepArrays
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
@@ -123,7 +124,7 @@ def by_size(
     for spec in (spec for spec in columns if spec.name in values):
         found = values[spec.name]
         if spec.variable_length:
-            variable[spec.name] = found if isinstance(found, pa.Array) else pa.array(found.tolist(), spec.arrow_type)
+            variable[spec.name] = found if isinstance(found, pa.Array) else strings(found)
         else:
             shaped[spec.name] = np.ascontiguousarray(found.reshape(len(found), *spec.shape))
     return shaped, variable

@@ -40,6 +40,7 @@ from gear_data.ingest.sources.arrays.classify import all_values, values_at
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_gzipped_npy
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
+from gear_data.schema import VARIABLE_TYPES
 
 _STORE = re.compile(r"\$store\$_(?P<name>.+)_ckpt\.(?P<number>\d+)\.gz")
 _COUNTER = re.compile(r"(?P<name>add_count|invalid_range)_ckpt\.(?P<number>\d+)\.gz")
@@ -267,7 +268,7 @@ def _step_arrays(checkpoint: _Checkpoint, size: int, options: SourceOptions) -> 
                 hint="all files of a checkpoint have the same rows: download them again",
             )
     for name in _REQUIRED:
-        if stores[name].column_dtype(name) == "string":
+        if stores[name].column_dtype(name) in VARIABLE_TYPES:
             raise UnsupportedColumnError("holds text, not numbers", file=stores[name].place, column=name)
     ring = _ring(checkpoint, stores[_TERMINAL])
     stores = {name: replace(array, rotation=ring.oldest) for name, array in stores.items()}

@@ -117,6 +117,11 @@ class StoredArray:
     def is_text(self) -> bool:
         return self.dtype.kind == "U"
 
+    @property
+    def is_bytes(self) -> bool:
+        """Whether a row is a byte string, such as an encoded image."""
+        return self.dtype.kind == "S" and len(self.shape) == 1 and self.dtype.itemsize > 0
+
     def column_dtype(self, column: str) -> str:
         """Returns the dtype of a step column with these values, in native byte order.
 
@@ -127,8 +132,8 @@ class StoredArray:
         """
         if self.is_text:
             return "string"
-        name = _native_name(self.dtype)
-        if name not in DTYPES:
+        name = "binary" if self.is_bytes else _native_name(self.dtype)
+        if name not in DTYPES and not self.is_bytes:
             raise UnsupportedColumnError(
                 f"holds {name}, which is not a number, a boolean or text",
                 file=self.place,

@@ -88,7 +88,12 @@ class ArraySource:
                 file=self._model.name,
                 hint="keep at least one column of steps with --columns (columns=[...])",
             )
-        self._row_bytes = sum(_TEXT_BYTES if spec.variable_length else spec.row_bytes for spec in self.columns)
+        self._row_bytes = sum(map(self._bytes_of_step, self.columns))
+
+    def _bytes_of_step(self, spec: ColumnSpec) -> int:
+        if spec.dtype == "binary":
+            return int(self._model.arrays[spec.name].row_bytes)
+        return _TEXT_BYTES if spec.variable_length else spec.row_bytes
 
     def _columns(self, arrays: StepArrays) -> tuple[ColumnSpec, ...]:
         """Returns the columns of arrays, with the dtypes that the user chose."""

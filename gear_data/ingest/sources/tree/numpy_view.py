@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.sources.arrays.array_reader import ArrayReader
+from gear_data.ingest.sources.arrays.array_reader import ArrayReader, strings
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npy, open_npz
 from gear_data.ingest.sources.tree.view import NamedArrays, TreeArray
-from gear_data.schema import VARIABLE_TYPES
 
 _NPY = ".npy"
 
@@ -52,7 +51,8 @@ def _headers(file: SourceFile) -> Mapping[str, StoredArray]:
 
 def _opened(path: str, stored: StoredArray | SourceFile, reader: ArrayReader) -> TreeArray:
     array = open_npy(stored) if isinstance(stored, SourceFile) else stored
-    dtype = "string" if array.is_text else str(array.dtype.newbyteorder("="))
+    variable = "string" if array.is_text else "binary" if array.is_bytes else None
+    dtype = variable or str(array.dtype.newbyteorder("="))
     rows = array if array.shape else replace(array, shape=(1,))
     return TreeArray(path, array.shape, dtype, _Stored(rows, reader).read)
 
@@ -71,4 +71,4 @@ class _Stored:
         values = self.reader.read(self.array, start, stop)
         if stop >= len(self.array):
             self.reader.release(self.array)
-        return pa.array(values.tolist(), VARIABLE_TYPES["string"]) if self.array.is_text else values
+        return strings(values) if self.array.is_text or self.array.is_bytes else values

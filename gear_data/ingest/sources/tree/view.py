@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.common.images import looks_like_image, without_padding
+from gear_data.common.images import byte_strings, looks_like_image
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.findings.log import Finding
 from gear_data.schema import DTYPES
@@ -71,8 +71,7 @@ class TreeArray:
 
     def byte_strings(self, start: int, stop: int) -> list[bytes]:
         """Reads byte strings. Those that are images lose the zeros after their ends."""
-        rows = (self.raw or self.read)(start, stop)
-        return [without_padding(row.tobytes()) for row in rows]
+        return byte_strings(np.asarray((self.raw or self.read)(start, stop)))
 
     def holds_images(self) -> bool:
         """Returns whether byte strings are encoded images, by three of them."""
