@@ -68,6 +68,19 @@ def _keep_freed_memory() -> None:
     np.empty(_LARGE_BYTES, np.uint8)
 
 
+def note_failure(error: BaseException, seconds: float) -> None:
+    """Says that a call failed. If the node answered, gRPC does not try to connect to it any more.
+
+    Args:
+        error: Arrow Flight's error, or the one that it was converted to.
+        seconds: time for which gRPC tries to connect.
+    """
+    refused = isinstance(error, GearError | flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError)
+    refused = refused or error_from_bytes(getattr(error, "extra_info", b"")) is not None
+    if isinstance(error, NodeUnreachableError) or not refused:
+        note_failed_attempt(seconds)
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Address of a node's server, the options of calls to it, and what is read from it.
@@ -147,8 +160,8 @@ class Endpoint:
             answer = client.do_action(flight.Action(action, body), self.call_options(seconds))
             # At most two, because a node may send results without end.
             return list(itertools.islice(answer, 2))
-        except BaseException:
-            note_failed_attempt(seconds)
+        except BaseException as error:
+            note_failure(error, seconds)
             raise
         finally:
             client.close()
@@ -236,8 +249,8 @@ class Stream:
                 self._writer, self._reader = self._client.do_exchange(descriptor, endpoint.call_options(None))
                 with timeout(self, seconds):
                     self._writer.begin(STREAM_SCHEMA)
-        except BaseException:
-            note_failed_attempt(seconds)
+        except BaseException as error:
+            note_failure(error, seconds)
             self.cancel()
             self._drop()
             raise

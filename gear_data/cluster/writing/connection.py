@@ -16,8 +16,8 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gear_data.cluster.error_codec import error_from_bytes
-from gear_data.cluster.flight.client import Endpoint
-from gear_data.cluster.flight.grpc_fork import close_before_fork, note_failed_attempt, using_grpc
+from gear_data.cluster.flight.client import Endpoint, note_failure
+from gear_data.cluster.flight.grpc_fork import close_before_fork, using_grpc
 from gear_data.cluster.protocol import MESSAGE_BYTES
 from gear_data.cluster.writing.messages import ACTION, Acknowledgement, EpisodeHeader, ServerHello, writer_hello
 from gear_data.cluster.writing.videos import video_chunks
@@ -156,8 +156,8 @@ class WriteConnection:
             self._is_busy = True
             try:
                 return self._put(columns, episodes)
-            except BaseException:
-                note_failed_attempt(self._endpoint.timeout)
+            except BaseException as error:
+                note_failure(error, self._endpoint.timeout)
                 self._close()
                 raise
             finally:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import re
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +20,13 @@ from gear_data.cluster.addresses import Address
 from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.peer import Peer
 from gear_data.cluster.credentials import ServerCredentials
+from gear_data.cluster.flight import grpc_fork
 from gear_data.cluster.flight.client import Endpoint, Stream
 from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.protocol import TOKEN_HEADER, ColumnGroup, Request, handshake
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.common.secret import Secret
-from gear_data.errors import CorruptShardError, HostMemoryError, NodeFailedError
+from gear_data.errors import CorruptShardError, HostMemoryError, NodeFailedError, NodeRefusedError, NodeUnreachableError
 from gear_data.storage.dataset_files import open_files
 from tests.support.cluster import http2
 from tests.support.feed import data as feed_data
@@ -127,6 +130,22 @@ def test_headers_that_are_not_text(serve, token, header):
     answer = http2.call(server.port, b"DoAction", b"\x0a\x08describe", [header])
     assert b"grpc-status" in answer and b"Traceback" not in answer
     assert (b'"shards":[' in answer) is (token is None)
+
+
+def test_a_fork_need_not_wait_after_a_refusal(serve, monkeypatch):
+    """gRPC tries for a while to connect to a node that does not answer, and a fork waits for that."""
+    monkeypatch.setattr(grpc_fork._gate, "attempts_end", -math.inf)
+    server, _ = serve(TOKEN)
+    refusing, closed = (
+        Endpoint(Address("127.0.0.1", port), ClientOptions(None, None, 5.0)) for port in (server.port, 1)
+    )
+    for call in (lambda: refusing.act("describe", b"", 5.0), lambda: Stream(refusing, b"")):
+        with pytest.raises((NodeRefusedError, flight.FlightUnauthenticatedError)):
+            call()
+        assert grpc_fork._gate.attempts_end == -math.inf
+    with pytest.raises(NodeUnreachableError):
+        Stream(closed, b"")
+    assert 0 < grpc_fork._gate.attempts_end - time.monotonic() <= 5
 
 
 @pytest.mark.parametrize("error", [MemoryError("/srv/x"), ZeroDivisionError(), OSError(5, "failed", "/srv/x")])
