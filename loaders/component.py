@@ -20,6 +20,7 @@ from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
 from gear_data.loaders.normalization import normalization_statistics, restored_statistics
 from gear_data.loaders.presets.batch_format import BatchFormat
+from gear_data.loaders.presets.facts import Fact, batch_facts, split_columns
 from gear_data.loaders.presets.goals import goal_output
 from gear_data.loaders.presets.offsets import offsets_to_json
 from gear_data.loaders.presets.outputs import (
@@ -72,6 +73,7 @@ class LoaderComponent:
         request: the arguments for the preset.
         outputs: the arrays of a batch before the preset's postprocessing.
         variable: column of text or bytes -> its key in the batch.
+        facts: the facts of the batch.
         postprocess: turns a collected batch into the preset's batch; None: nothing is left to do.
         goals: the goals of the windows; None: batches have no goals.
         parts: stacked column -> the columns that the collector reads for it.
@@ -86,6 +88,7 @@ class LoaderComponent:
     request: BatchRequest
     outputs: tuple[Output, ...]
     variable: Mapping[str, str]
+    facts: tuple[Fact, ...]
     postprocess: Postprocess | None
     goals: ComponentGoals | None
     parts: Parts
@@ -139,6 +142,7 @@ class LoaderComponent:
             **({} if importance is None else {"importance_weights": importance.to_json()}),
             "batch_format": self.batch_format.to_json(),
             "columns": None if request.columns is None else list(request.columns),
+            **({"facts": {fact.key: fact.name for fact in self.facts}} if self.facts else {}),
             "offsets": offsets_to_json(request.offsets),
             "normalize": self.normalization_json(),
             "n_step": request.n_step,
@@ -211,10 +215,11 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
         dataset = dataset.with_discount(config.returns.discount)
     batch_format = config.batch_format
     schema, parts = _schema(dataset, config)
+    steps, requested_facts = (None, {}) if columns is None else split_columns(dataset, schema, columns)
     request = BatchRequest(
         schema=schema,
         context=config.rule.context,
-        columns=None if columns is None else tuple(columns),
+        columns=steps,
         offsets=config.column_steps,
         normalize=normalization_statistics(dataset, schema, parts, config.normalize)
         if origin.normalize is None
@@ -271,9 +276,14 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
         output = goal_output(config.goals.goal_column, batch_format, request, outputs)
         check_batch_bytes((*outputs, *[output] * len(config.goals.keys)), config.batch_size)
         goals = ComponentGoals(_goal_sampler(dataset, schema, config.goals, config), output)
+    facts: tuple[Fact, ...] = ()
+    if requested_facts:
+        taken = [*(output.key for output in outputs), *variable.values()]
+        taken += () if config.goals is None else config.goals.keys
+        facts = batch_facts(dataset, requested_facts, taken)
     return LoaderComponent(
-        dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, postprocess, goals,
-        parts, config.batch.window_ids,
+        dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, facts, postprocess,
+        goals, parts, config.batch.window_ids,
     )  # fmt: skip
 
 

@@ -83,7 +83,8 @@ class SequenceLoader(LoaderBase):
             `fifo`, or an instance: `Uniform`, `Weighted`, `TopK`, `Fifo`, `Shuffle`, or your own `Sampler`.
         seed: 0 to 2^64 - 1.
         columns: with `raw`, the columns of the batch; with other presets, columns to add. None: all, or none added.
-            `next_X` is column X of the next step, and for the last step the final observation.
+            `next_X` is column X of the next step, and for the last step the final observation. A fact of the episodes,
+            such as `task`, gives a list of B texts, or an array [B]; `facts.X` is fact X if there is a column X.
         offsets: column -> its own steps relative to the window's first step: a tuple (first, last), `last` excluded, or
             a list of steps. Each has its own position, and a mask `COLUMN_mask`. Other columns have `context` steps.
         normalize: by the dataset's mean and standard deviation: `all` (float observations and actions, images and
@@ -91,7 +92,7 @@ class SequenceLoader(LoaderBase):
             99th percentile to -1 and 1) or `minmax` (to -1 to 1). Or column -> (mean, std), `mean-std`, `quantiles`,
             `minmax` or, of images, `imagenet`. None: nothing is normalised.
         goals: adds goals to each window; see `Goals`.
-        decoders: column of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
+        decoders: column or fact of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
         resize: (H, W) of all cameras, or a mapping of cameras to (H, W). None: as in the files.
         transform: called as transform(batch, rng) with a NumPy generator keyed by (seed, step); returns the batch.
         steps: number of batches of a pass; None: no end.
@@ -116,7 +117,7 @@ class SequenceLoader(LoaderBase):
             `batches_at_once`.
 
     Raises:
-        UnknownNameError: no such preset, sampler or column; the message lists the known ones.
+        UnknownNameError: no such preset, sampler, column or fact; the message lists the known ones.
         UnknownArgumentError: no such argument; the message names its place in a group, or the closest name.
         InvalidArgumentError: an argument out of its range.
         MissingColumnError: the preset needs a column that the dataset lacks.

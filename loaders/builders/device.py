@@ -356,11 +356,12 @@ def _staging_source(source: CollectSource, dataset: Dataset) -> tuple[StagingRea
 def _sampling_plan(components: Sequence[LoaderComponent], slots: int) -> SamplingPlan | None:
     """Returns the plan by which the device samples windows.
 
-    Returns None if the CPU has to sample them: for a joined batch, text, cameras or goals, for selectors without such a
-    plan, and for ids of episodes that are not their rows.
+    Returns None if the CPU has to sample them: for a joined batch, text, facts, cameras or goals, for selectors without
+    such a plan, and for ids of episodes that are not their rows.
     """
     component = components[0]
-    on_cpu = len(components) > 1 or component.variable or component.cameras or component.goals is not None
+    on_cpu = len(components) > 1 or bool(component.variable or component.facts or component.cameras)
+    on_cpu = on_cpu or component.goals is not None
     on_cpu = on_cpu or (component.window_ids and component.dataset.store.ids is not None)
     return None if on_cpu else component.selector.sampling_plan(slots)
 

@@ -62,7 +62,7 @@ class Postprocessor:
         self._convert, self._place = config.framework.convert, config.framework.place
         self._augmenters = [_augmenter(component, config) for component in components]
         self._changes_arrays = config.augment is not None or any(
-            component.variable or component.postprocess for component in components
+            component.variable or component.facts or component.postprocess for component in components
         )
         #: Whether `__call__` returns a batch of the framework's arrays unchanged, so that a builder can skip the call.
         self.only_converts = config.transform is None and not self._changes_arrays
@@ -98,7 +98,7 @@ class Postprocessor:
     def _changed(self, windows: Windows, batch: Batch) -> Batch:
         """Decodes columns, and applies the preset's postprocessing."""
         component = self._components[windows.dataset]
-        if component.variable:
+        if component.variable or component.facts:
             self._variable.add(batch, windows)
         if component.postprocess is None:
             return batch

@@ -1,4 +1,4 @@
-"""Columns of text and encoded bytes, as lists or as a decoder's arrays."""
+"""Columns of text and encoded bytes, and facts, as lists or as a decoder's arrays."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.frames import frames_of
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.pad_decoded import StepPositions, padded
+from gear_data.loaders.presets.facts import Fact, fact_array, fact_values
 from gear_data.schema import Role
 from gear_data.selection.windows import Int64Array, Windows
 
@@ -31,7 +32,10 @@ def check_decoders(components: Sequence[LoaderComponent], decoders: Mapping[str,
     """
     if not isinstance(decoders, Mapping):
         raise InvalidArgumentError(f"decoders must map columns to callables, not be {decoders!r}")
-    known = sorted({name for component in components for name in component.variable})
+    known = sorted(
+        {name for component in components for name in component.variable}
+        | {fact.key for component in components for fact in component.facts if fact.variable_length}
+    )
     schemas = [component.dataset.schema for component in components]
     for name, decoder in decoders.items():
         if name not in known:
@@ -55,14 +59,14 @@ def check_joined(components: Sequence[LoaderComponent]) -> None:
         check_alike(first.all_outputs, other.all_outputs)
         if _layout(other) != _layout(first):
             raise InvalidArgumentError(
-                "the datasets' batches differ in text and bytes: (key, dtype, first step only) are "
+                "the datasets' batches differ in text, bytes and facts: (key, dtype, first step only) are "
                 f"{_layout(first)} and {_layout(other)}",
                 hint="choose common columns, or batches of one dataset each",
             )
 
 
 class VariableColumns:
-    """Adds columns of text and encoded bytes to batches.
+    """Adds columns of text and encoded bytes, and facts, to batches.
 
     Safe to call from several threads.
 
@@ -77,6 +81,9 @@ class VariableColumns:
         self._context = context
         self._decoders = decoders
         self._readers = [component.dataset.store.reader() for component in components]
+        self._facts = [
+            {fact.key: fact_array(component.dataset, fact.name) for fact in component.facts} for component in components
+        ]
         # HuggingFace's tokenizers fail if two threads call one at once ("Already borrowed").
         self._decoding = threading.Lock()
 
@@ -84,14 +91,14 @@ class VariableColumns:
         """Adds the columns to the batch of these windows.
 
         A window of n valid steps has a list of n values. If the preset takes only the first step, the window has that
-        value. For columns with a decoder see `gear_data.loaders.decoding.pad_decoded.padded`.
+        value, as it has the value of a fact. For decoders see `gear_data.loaders.decoding.pad_decoded.padded`.
 
         Raises:
             CorruptShardError: damaged values.
             InvalidArgumentError: a decoder returns values that cannot be padded, or a key that the batch already has.
         """
-        for column, key in self._component(windows).variable.items():
-            component = self._component(windows)
+        component = self._component(windows)
+        for column, key in component.variable.items():
             if (
                 component.batch_format.transitions is not None
                 and component.dataset.schema[column].role is Role.OBSERVATION
@@ -99,12 +106,9 @@ class VariableColumns:
                 added = self._transitions(column, key, windows, batch.get("intervals"))
             else:
                 added = self._column(column, key, windows)
-            for name, value in added.items():
-                if name in batch:
-                    raise InvalidArgumentError(
-                        f"its decoder returns '{name}', a key that the batch has already", column=column
-                    )
-                batch[name] = value
+            _add(batch, column, added)
+        for fact in component.facts:
+            _add(batch, fact.key, self._fact(fact, windows))
 
     def _transitions(
         self, column: str, key: str, windows: Windows, intervals: npt.NDArray[np.int64] | None
@@ -198,6 +202,28 @@ class VariableColumns:
         ends = windows.length.cumsum()
         return [values[first:last] for first, last in zip((ends - windows.length).tolist(), ends.tolist(), strict=True)]
 
+    def _fact(self, fact: Fact, windows: Windows) -> dict[str, Any]:
+        """Returns a fact, or its decoder's arrays [B, ...]."""
+        if fact.key not in self._decoders:
+            return {fact.key: self._fact_values(fact, windows)}
+        if not len(windows):
+            zero = np.zeros(1, np.int64)
+            one_row = self._fact(fact, Windows(zero, zero, zero + 1, source=windows.dataset))
+            return {name: value[:0] for name, value in one_row.items()}
+        windows = replace(windows, length=np.ones(len(windows), np.int64))
+        decoded = self._decode(fact.key, self._fact_values(fact, windows), windows)
+        return padded(fact.key, fact.key, decoded, StepPositions((len(windows),), np.arange(len(windows))))
+
+    def _fact_values(self, fact: Fact, windows: Windows) -> Any:
+        """Returns the values of a fact: an array [B], or a list of B texts or bytes."""
+        if isinstance(windows.source, int):
+            return fact_values(self._facts[windows.source][fact.key], fact, windows.episode_id)
+        result: Any = np.empty(len(windows), object if fact.variable_length else fact.dtype)
+        for number in np.unique(windows.source).tolist():
+            rows = windows.source == number
+            result[rows] = fact_values(self._facts[number][fact.key], fact, windows.episode_id[rows])
+        return result.tolist() if fact.variable_length else result
+
     def _decode(self, column: str, values: list[Any], windows: Windows) -> Any:
         """Calls a column's decoder.
 
@@ -222,12 +248,19 @@ class VariableColumns:
 
 
 def _layout(component: LoaderComponent) -> dict[str, tuple[str, str, bool]]:
-    """Returns column -> (key, dtype, whether the batch has only the first step)."""
+    """Returns column or key of a fact -> (key, dtype, whether the batch has only the first step)."""
     specs = {name: component.dataset.schema[name] for name in component.variable}
     return {
         name: (component.variable[name], spec.dtype, component.batch_format.first_step_only(spec.role))
         for name, spec in specs.items()
-    }
+    } | {fact.key: (fact.key, fact.dtype, True) for fact in component.facts}
+
+
+def _add(batch: dict[str, Any], column: str, added: dict[str, Any]) -> None:
+    for name, value in added.items():
+        if name in batch:
+            raise InvalidArgumentError(f"its decoder returns '{name}', a key that the batch has already", column=column)
+        batch[name] = value
 
 
 def _positions(windows: Windows, width: int, *, pad_left: bool) -> Int64Array:

@@ -412,5 +412,5 @@ def test_an_error_in_a_joined_batch_names_the_dataset(dataset, others):
 def test_joined_columns_must_be_alike(dataset, others):
     options = [{"columns": ["rewards", TEXT]}, {"columns": ["rewards", IMAGE]}]
     mixture = Mixture([(dataset, 1, options[0]), (others[1], 1, options[1])], join=True)
-    with pytest.raises(InvalidArgumentError, match="differ in text and bytes"):
+    with pytest.raises(InvalidArgumentError, match="differ in text, bytes and facts"):
         next(iter(SequenceLoader(mixture, **grouped(**OPTIONS))))

@@ -41,6 +41,7 @@ def assert_same_values(value, array):
     [
         {"preset": "decision_transformer", "batch": gear_data.BatchOptions(dtype=ml_dtypes.bfloat16)},
         {"preset": "gato", "prefetch": 0},
+        {"columns": ["rewards", "length", "return", "facts.terminated"]},
         {"sampler": gear_data.Weighted("length"), "rank": 1, "world_size": 3},
     ],
 )

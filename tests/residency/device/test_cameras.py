@@ -70,8 +70,9 @@ def uploads(gpu: StandInGpu, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tens
         # Frames that are resized come as RGB.
         ({"preset": "lerobot", "dtype": "float64", "resize": {FRONT: (20, 30)}}, {"gear_frames_8"}),
         ({"resize": (20, 30)}, set()),
+        ({"columns": [FRONT, "rewards", "length", "facts.terminated"]}, {"gear_frames"}),
     ],
-    ids=["floats", "half precision", "transitions", "padding on the left", "one camera resized", "all resized"],
+    ids=["floats", "half precision", "transitions", "padding left", "one camera resized", "all resized", "facts"],
 )  # fmt: skip
 def test_batches_with_cameras(
     gpu: StandInGpu, path: Path, uploads: list[torch.Tensor], options: dict[str, Any], kernels: set[str]
