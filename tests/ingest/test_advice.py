@@ -172,6 +172,30 @@ def again(make: Make) -> Callable[[Path], Path]:
     return lambda source: make(source.parent)
 
 
+def d3rlpy(*rewards: Array) -> Make:
+    """Returns a maker of d3rlpy's file of episodes of six steps with these rewards."""
+
+    def make(folder: Path) -> Path:
+        episodes = [{"observations": np.ones((6, 3)), "actions": np.ones((6, 2)), "rewards": each} for each in rewards]
+        with h5py.File(folder / "data.h5", "w") as file:
+            file["columns"], file["num_episodes"], file["version"] = [*episodes[0], "terminated"], len(episodes), "2.1"
+            for i, episode in enumerate(episodes):
+                for name, values in {**episode, "terminated": i == 0}.items():
+                    file[f"{name}_{i}"] = values
+        return folder / "data.h5"
+
+    return make
+
+
+def spread_rewards(source: Path) -> Path:
+    """Gives the reward of each episode to its last step."""
+    with h5py.File(source, "r+") as file:
+        for i in range(2):
+            reward = file.pop(f"rewards_{i}")[...]
+            file[f"rewards_{i}"] = np.concatenate([np.zeros((5, 1)), reward])
+    return source
+
+
 def rows_of(source: Path) -> Path:
     return source / "data"
 
@@ -349,6 +373,14 @@ ADVICE: dict[str, Advice] = {
     "HDF5, whole numbers in the observations after each step": Advice(
         hdf5("ep_{}/", *[{"actions": END, "state": np.ones((12, 2)), "next_state": np.ones((12, 2), int)}]),
         UnsupportedColumnError, "--rename next_state=infos.next_state", "--rename next_state=infos.next_state",
+    ),
+    "d3rlpy, whole numbers in the first episode": Advice(
+        d3rlpy(np.ones((6, 1), int), np.full((6, 1), 0.5)), BadEpisodeError, "--dtype rewards=float64",
+        "--dtype rewards=float64",
+    ),
+    "d3rlpy, a reward of the whole episode": Advice(
+        d3rlpy(np.full((1, 1), 2.5), np.zeros((1, 1))), BadEpisodeError, "give it one row a step: 0, and the reward",
+        source=spread_rewards,
     ),
     "a row an episode, one without steps": Advice(
         jsonl(ROW, NONE, ROW), BadEpisodeError, "--on-bad-episode skip", "--on-bad-episode skip"

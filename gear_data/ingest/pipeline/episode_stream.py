@@ -225,6 +225,12 @@ class EpisodeStream:
         length = _length(arrays)
         if length == 0:
             raise BadEpisodeError(NO_STEPS)
+        if length == 1 and len(arrays.get("actions", ())) > 1:
+            raise BadEpisodeError(
+                f"has one row, and the episode {len(arrays['actions'])} actions",
+                column=next(source for source, name in self._sources.items() if name == "rewards"),
+                hint="if it is the reward of the whole episode, give it one row a step: 0, and the reward in the last",
+            )
         columns: dict[str, npt.NDArray[Any]] = {}
         finals: dict[str, Any] = {}
         for spec in self.columns:
@@ -341,7 +347,11 @@ def _check_values(column: _ColumnInput) -> None:
         hint = None
         if math.prod(array.shape[1:]) == spec.size and array.dtype.kind in "iuf" and spec.numpy_dtype.kind in "iuf":
             dtype = f"{shlex.quote(column.source)}={np.promote_types(array.dtype, spec.dtype)}"
-            hint = f"{BAD_EPISODE_HINT}; or read all episodes as one dtype: --dtype {dtype} (tables=TableOptions(...))"
+            here, first = array.dtype.name, spec.dtype
+            hint = (
+                f"read all episodes as one dtype: --dtype {dtype} (tables=TableOptions(...)), or leave such episodes "
+                "out with --on-bad-episode skip (on_bad_episode='skip')"
+            )
         raise BadEpisodeError(f"is {here}, in the first episode {first}", column=column.source, hint=hint)
 
 
