@@ -31,7 +31,7 @@ class EpisodeRule:
     Attributes:
         kind: `groups`, `datasets`, `files`, `ids`, `ends` or `padded`.
         paths: for `groups`, a glob of groups; for `datasets`, a glob whose one `*` is the number of the episode; for
-            `files`, a glob of file names; else paths of arrays. Only `ends` may have several.
+            `files`, a glob of file names; else paths of arrays. Only `ends` and `ids` may have several.
         ends_are: for `ends`: `exclusive`, `inclusive`, `flags` or `starts`; for `padded`: `lengths` or `mask`; else
             None.
         steps_first: for `padded`: whether arrays are [steps, episodes, ...] and not [episodes, steps, ...].

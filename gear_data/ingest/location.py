@@ -92,6 +92,7 @@ class Location:
         split: the split that the format must choose; None if the files are of one split.
         rename: source name -> the name that the user gives the column. Formats are recognised by these names.
         tables: how the values of tables are read.
+        episode_columns: the columns that the user names as ids of the episodes.
         parts: the locations of several sources or splits that are read as one; empty for one source.
     """
 
@@ -105,6 +106,7 @@ class Location:
     split: str | None = None
     rename: Mapping[str, str] = field(default_factory=dict)
     tables: TableOptions = field(default_factory=TableOptions)
+    episode_columns: tuple[str, ...] = ()
     parts: tuple[Location, ...] = ()
 
     def with_suffix(self, *suffixes: str) -> tuple[SourceFile, ...]:

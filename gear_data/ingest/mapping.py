@@ -32,6 +32,7 @@ from gear_data.ingest.layout import (
     FILES,
     FLAGS,
     GROUPS,
+    IDS,
     INCLUSIVE,
     LENGTHS,
     MASK,
@@ -178,7 +179,12 @@ def _episode_rule(keys: _Keys) -> EpisodeRule:
     value = keys.data[kind]
     if kind == PADDED:
         return _padded_rule(keys)
-    if kind == ENDS and isinstance(value, list) and value and all(isinstance(path, str) and path for path in value):
+    if (
+        kind in (ENDS, IDS)
+        and isinstance(value, list)
+        and value
+        and all(isinstance(path, str) and path for path in value)
+    ):
         paths: tuple[str, ...] = tuple(value)
     else:
         paths = (keys.text(kind) or "",)
@@ -191,7 +197,7 @@ def _episode_rule(keys: _Keys) -> EpisodeRule:
         message = "is missing" if kind == ENDS else f"is '{ends_are}', but the episodes have no ends"
         hint = f"add ends_are: {EXCLUSIVE}, {INCLUSIVE}, {FLAGS} or {STARTS}" if kind == ENDS else "leave it out"
         raise keys.error("ends_are", message, hint)
-    if len(paths) > 1 and ends_are != FLAGS:
+    if kind == ENDS and len(paths) > 1 and ends_are != FLAGS:
         raise keys.error(kind, f"lists {len(paths)} arrays", f"give one, or set ends_are: {FLAGS}")
     return EpisodeRule(kind, tuple(path if kind == FILES else path.strip("/") for path in paths), ends_are)
 

@@ -22,7 +22,6 @@ from gear_data.errors import (
     BadEpisodeError,
     CorruptSourceError,
     GearError,
-    InvalidArgumentError,
     UnknownFormatError,
     UnsupportedColumnError,
 )
@@ -373,7 +372,6 @@ IDEAS |= {
             **NO_IDS,
             "LeRobot": Impossible("episode_index numbers the episodes"),
             "TorchRL": Impossible("traj_ids numbers the episodes"),
-            "HDF5, flat with ids": Refused(InvalidArgumentError, "gear_data.convert reads a mapping of arrays"),
         },
     ),
     "ids that come back": Idea(
@@ -384,7 +382,6 @@ IDEAS |= {
             "step": ID_REFUSED,
             "ids": ID_REFUSED,
             "LeRobot": Refused(BadEpisodeError, "sort the rows by episode and step first"),
-            "HDF5, flat with ids": Refused(BadEpisodeError, "sort the rows by episode and step first"),
             "TorchRL": None,
         },
     ),

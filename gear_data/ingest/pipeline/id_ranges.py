@@ -13,10 +13,8 @@ from gear_data.errors import BadEpisodeError
 
 #: What helps where an id comes back, and what helps too where the user can say what ends an episode.
 SORT = "sort the rows by episode and step first"
-OTHER_ENDS = (
-    "; if several columns name an episode together, give --episode-column for each of them; if a flag ends the "
-    "episodes, name it with --end-column (episodes=EpisodeBoundaries(...))"
-)
+SEVERAL_IDS = "; if several columns name an episode together, give --episode-column for each of them"
+OTHER_ENDS = f"{SEVERAL_IDS}; if a flag ends the episodes, name it with --end-column (episodes=EpisodeBoundaries(...))"
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d{0,17})", re.DOTALL | re.ASCII)
 
 
@@ -26,20 +24,21 @@ def id_returns(id_: object) -> str:
 
 
 def refuse_returning_ids(
-    ids: Sequence[Hashable], starts: Sequence[int], file: str, column: str, more: str = ""
+    columns: Sequence[Sequence[Hashable]], starts: Sequence[int], file: str, column: str, more: str
 ) -> None:
     """Refuses ids that come back after another id. Neighbours may be equal.
 
     Args:
-        ids: the id of each episode.
+        columns: the ids of the episodes, in each of the columns that name an episode together.
         starts: the first row of each episode.
         file: the name of the file.
-        column: the name of the column of ids.
+        column: the name of the first column of ids.
         more: what else helps, for the hint.
 
     Raises:
         BadEpisodeError: an id comes back.
     """
+    ids = columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
     seen: set[Hashable] = set()
     for i, (id_, row) in enumerate(zip(ids, starts, strict=True)):
         if id_ in seen and id_ != ids[i - 1]:

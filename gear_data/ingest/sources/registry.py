@@ -77,7 +77,8 @@ def open_source(location: Location, name: str, options: SourceOptions) -> tuple[
     formats = known_formats()
     if name != "auto" and name not in formats:
         raise unknown_name("format", name, [*formats, "auto"])
-    location = replace(location, rename=options.rename or {}, tables=options.tables)
+    ids = options.episodes.episode_columns
+    location = replace(location, rename=options.rename or {}, tables=options.tables, episode_columns=ids)
     try:
         return _open_as(location, formats, name, options)
     except GearError as error:

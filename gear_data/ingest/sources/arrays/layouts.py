@@ -311,8 +311,7 @@ class _FlatEpisodes:
         for name in columns:
             facts[name] = values_at(self.classified.boundaries[name], starts).reshape(-1).tolist()
         if columns and not self.has_end_column:
-            ids = list(zip(*(facts[name] for name in columns), strict=True)) if len(columns) > 1 else facts[columns[0]]
-            source = self.classified.sources[columns[0]]
+            ids, source = [facts[name] for name in columns], self.classified.sources[columns[0]]
             refuse_returning_ids(ids, starts.tolist(), self.classified.name, source, OTHER_ENDS)
         return EpisodeRanges(lengths, starts, facts=facts, flags=flags, findings=self.findings)
 

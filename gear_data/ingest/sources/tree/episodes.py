@@ -37,7 +37,7 @@ from gear_data.ingest.layout import (
     Layout,
     SplitRule,
 )
-from gear_data.ingest.pipeline.id_ranges import refuse_returning_ids
+from gear_data.ingest.pipeline.id_ranges import SEVERAL_IDS, refuse_returning_ids
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges
 from gear_data.ingest.sources.tree.view import ARRAY, GROUP, Container, Tree, TreeArray, join, matching
 from gear_data.ingest.splits import no_such_split, several_splits
@@ -212,7 +212,7 @@ def find_flat(
     arrays = [_array_of(tree, path, rule) for path in rule.paths]
     findings: tuple[Finding, ...] = ()
     if rule.kind == IDS:
-        episodes = _by_ids(arrays[0], rows, tree.name)
+        episodes = _by_ids(arrays, rows, tree.name)
         return replace(episodes, facts={**episodes.facts, **_facts(tree, facts, np.arange(len(episodes)))})
     if rule.ends_are in (FLAGS, STARTS):
         ends = np.unique(np.concatenate([_flagged(array, rows, tree.name) for array in arrays]))
@@ -277,26 +277,31 @@ def _pieces(array: TreeArray) -> Iterator[tuple[int, npt.NDArray[np.generic]]]:
         yield start, values.reshape(-1)
 
 
-def _by_ids(array: TreeArray, rows: int, name: str) -> EpisodeRanges:
-    _check_rows(array, rows, name)
-    if array.dtype != "string" and array.kind not in ("i", "u"):
-        raise CorruptSourceError(
-            f"holds {array.dtype}, but ids are integers or text",
-            file=name,
-            column=array.path,
-            hint="correct the mapping",
-        )
+def _by_ids(arrays: Sequence[TreeArray], rows: int, name: str) -> EpisodeRanges:
+    """Returns the episodes that arrays of ids name together."""
+    for array in arrays:
+        _check_rows(array, rows, name)
+        if array.dtype != "string" and array.kind not in ("i", "u"):
+            raise CorruptSourceError(
+                f"holds {array.dtype}, but ids are integers or text",
+                file=name,
+                column=array.path,
+                hint="correct the mapping",
+            )
     starts: list[int] = []
-    ids: list[int | str] = []
-    for first, values in _pieces(array):
-        changes = np.flatnonzero(values[1:] != values[:-1]) + 1
-        if not ids or values[0] != ids[-1]:
-            changes = np.concatenate([[0], changes])
+    ids: list[list[int | str]] = [[] for _ in arrays]
+    for pieces in zip(*map(_pieces, arrays), strict=True):
+        first, columns = pieces[0][0], [values for _, values in pieces]
+        is_new = np.logical_or.reduce([values[1:] != values[:-1] for values in columns])
+        begins = not starts or any(values[0] != known[-1] for values, known in zip(columns, ids, strict=True))
+        changes = np.flatnonzero(np.append(begins, is_new))
         starts += (first + changes).tolist()
-        ids += values[changes.astype(np.int64)].tolist()
-    refuse_returning_ids(ids, starts, name, array.path)
+        for known, values in zip(ids, columns, strict=True):
+            known += values[changes].tolist()
+    refuse_returning_ids(ids, starts, name, arrays[0].path, f"{SEVERAL_IDS}, or list them as ids in the mapping")
     first_rows = np.array(starts, np.int64)
-    return EpisodeRanges(np.diff(first_rows, append=rows), first_rows, facts={"episode": ids})
+    names = [array.path.replace("/", ".") for array in arrays] if len(arrays) > 1 else ["episode"]
+    return EpisodeRanges(np.diff(first_rows, append=rows), first_rows, facts=dict(zip(names, ids, strict=True)))
 
 
 def _flagged(array: TreeArray, rows: int, name: str) -> npt.NDArray[np.int64]:

@@ -15,7 +15,9 @@ _MAX_LINES = 20
 _MAX_DEPTH = 16
 
 
-def unclear(trees: Sequence[Container], name: str, rename: Mapping[str, str]) -> UnknownFormatError:
+def unclear(
+    trees: Sequence[Container], name: str, rename: Mapping[str, str], ids: tuple[str, ...] = ()
+) -> UnknownFormatError:
     """Returns the error for trees whose episodes are not clear.
 
     It has at most 20 lines about the first tree, and the nearest mapping.
@@ -24,13 +26,14 @@ def unclear(trees: Sequence[Container], name: str, rename: Mapping[str, str]) ->
         trees: the trees of the source, at least one.
         name: the name of the source.
         rename: path of an array -> the name that the user gives it.
+        ids: the paths of the arrays that name the episodes, if the user says which.
     """
     with trees[0].open() as tree:
         lines = list(islice(_lines(tree, "", 0), _MAX_LINES + 1))
     if len(lines) > _MAX_LINES:
         lines[_MAX_LINES - 1 :] = ["..."]
     seen = "".join(f"\n    {printable(line)}" for line in lines)
-    suggestion = suggest(trees, rename)
+    suggestion = suggest(trees, rename, ids)
     if suggestion is None:
         message, nearest = "the format is not recognised, and it holds no array", ""
     else:

@@ -19,6 +19,7 @@ from gear_data.ingest.layout import (
     EPISODE,
     FILES,
     GROUPS,
+    IDS,
     STEP,
     WITH_FINAL,
     Column,
@@ -33,6 +34,8 @@ from gear_data.ingest.sources.tree.find import ACTIONS, FoundEpisodes, find_epis
 from gear_data.ingest.sources.tree.view import Container, Tree, TreeArray, join, paths_below, walk
 from gear_data.schema import DTYPES, VARIABLE_TYPES
 
+#: Why the episodes are those of the ids that the user names.
+USERS_IDS = "--episode-column names the ids of the episodes"
 _OBSERVATIONS = "observations"
 _STATES = ("state", "states")
 _NEXT = "next_"
@@ -90,15 +93,16 @@ def suggestion_text(trees: Sequence[Container], source: str) -> str:
     return head + suggestion.yaml()
 
 
-def suggest(trees: Sequence[Container], rename: Mapping[str, str]) -> Suggestion | None:
+def suggest(trees: Sequence[Container], rename: Mapping[str, str], ids: tuple[str, ...] = ()) -> Suggestion | None:
     """Suggests a mapping for a source; returns None if its first episode has no arrays.
 
     Args:
         trees: all trees of the source. The first one, and the last if a file is an episode, are looked at.
         rename: path of an array -> the name that the user gives it.
+        ids: the paths of the arrays that name the episodes, if the user says which.
     """
     with trees[0].open() as tree:
-        found = find_episodes(tree, trees, rename)
+        found = FoundEpisodes(EpisodeRule(IDS, ids), USERS_IDS) if ids else find_episodes(tree, trees, rename)
         if found is None:
             return None
         if found.rule.flat:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import gear_data
+from gear_data import EpisodeBoundaries
+from gear_data.cli import main
 from gear_data.errors import (
     BadEpisodeError,
     CorruptSourceError,
@@ -17,8 +19,10 @@ from gear_data.errors import (
     GearError,
     InvalidArgumentError,
     UnknownFormatError,
+    UnknownNameError,
     UnsupportedColumnError,
 )
+from tests.support.makers.ideas import write_zarr
 
 LENGTHS = (3, 5, 2, 4)
 
@@ -86,6 +90,11 @@ FLAGS = np.isin(np.arange(ENDS[-1]), ENDS - 1)
         ({"ends": ["m", "n"], "ends_are": "flags"}, {"m": FLAGS & (np.arange(14) < 8), "n": FLAGS.astype(float)}),
         ({"ids": "m"}, {"m": np.repeat([7, 3, 9, 1], LENGTHS)}),
         ({"ids": "m"}, {"m": np.repeat([b"a", b"c", b"b", b"d"], LENGTHS)}),
+        ({"ids": ["m"]}, {"m": np.repeat([7, 3, 9, 1], LENGTHS)}),
+        (
+            {"ids": ["m", "n"]},
+            {"m": np.repeat([7, 7, 7, 1], LENGTHS), "n": np.repeat([b"0", b"1", b"2", b"2"], LENGTHS)},
+        ),
     ],
 )
 def test_ends_flags_and_ids_cut_flat_arrays(episodes: Any, marks: Any, tmp_path: Path) -> None:
@@ -94,7 +103,7 @@ def test_ends_flags_and_ids_cut_flat_arrays(episodes: Any, marks: Any, tmp_path:
     check_flat(ds)
     assert ds.episodes["weight"].to_list() == [0.5, 1.5, 2.5, 3.5]
     if "ids" in episodes:
-        assert ds.episodes["episode"].to_list()[0] in (7, "a")
+        assert ds.episodes["m" if "n" in marks else "episode"].to_list()[0] in (7, "a")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +117,7 @@ def test_ends_flags_and_ids_cut_flat_arrays(episodes: Any, marks: Any, tmp_path:
         ({"ends": "m", "ends_are": "flags"}, np.arange(14), "neither 0 nor 1"),
         ({"ends": "m", "ends_are": "flags"}, [0, 1], "has 2 rows, but the columns have 14"),
         ({"ids": "m"}, np.arange(14) % 5 // 3, "episode 0 continues here after another one began"),
+        ({"ids": ["m", "m"]}, np.arange(14) % 5 // 3, r"episode \(0, 0\) continues here after another one began"),
         ({"ids": "m"}, np.arange(14) / 2, "ids are integers or text"),
         ({"ids": "n"}, np.arange(14), "has no array 'n', which episodes.ids names"),
     ],
@@ -116,6 +126,54 @@ def test_marks_that_mark_no_episodes_are_refused(episodes: Any, marks: Any, expe
     source = flat(tmp_path / "a.h5", m=marks)
     with pytest.raises((BadEpisodeError, CorruptSourceError), match=expected):
         convert(source, tmp_path, {"episodes": episodes, "columns": {"actions": "act"}})
+
+
+#: Two runs whose episodes have the same numbers.
+RUNS = {"run": np.repeat([4, 4, 9, 9], LENGTHS), "number": np.repeat([0, 1, 0, 1], LENGTHS)}
+
+
+@pytest.mark.parametrize("kind", ["h5", "zarr"])
+@pytest.mark.parametrize("piece", [1 << 20, 2, 3])
+def test_arrays_that_the_user_names_are_ids(
+    kind: str, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gear_data.ingest.sources.tree.episodes._SCAN_ROWS", piece)
+    arrays = {"data/action": rows(14, 2), "data/state": rows(14, 3), **{f"meta/{n}": v for n, v in RUNS.items()}}
+    if kind == "zarr":
+        write_zarr(arrays, tmp_path / "a.zarr")
+    else:
+        write(tmp_path / "a.h5", **{name.replace("/", "__"): values for name, values in arrays.items()})
+    names = ["meta/run", "meta/number"]
+    options = [each for name in names for each in ("--episode-column", name)]
+    assert main(["convert", str(tmp_path / f"a.{kind}"), str(tmp_path / "d"), *options]) == 0
+    ds = gear_data.open(tmp_path / "d")
+    assert ds.schema.names[:2] == ("actions", "observations")
+    assert ds.episodes["length"].to_list() == list(LENGTHS)
+    assert ds.episodes["meta.run"].to_list() == [4, 4, 9, 9]
+    assert ds.episodes["meta.number"].to_list() == [0, 1, 0, 1]
+    np.testing.assert_array_equal(ds.episode(2)["actions"], rows(14, 2)[8:10])
+
+
+def test_an_id_that_the_user_renames(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.h5", action=rows(14, 2), state=rows(14, 3), m=np.repeat([7, 3, 9, 1], LENGTHS))
+    gear_data.convert(
+        source, tmp_path / "d", rename={"m": "run"}, episodes=EpisodeBoundaries(episode_column="run"), progress=False
+    )
+    assert gear_data.open(tmp_path / "d").episodes["length"].to_list() == list(LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mapping", "error", "expected"),
+    [
+        ("number", None, BadEpisodeError, "episode 0 continues here(.|\n)*give --episode-column for each of them"),
+        (("run", "nomber"), None, UnknownNameError, "nomber"),
+        ("run", {"episodes": {"ids": "run"}, "columns": {"actions": "action"}}, InvalidArgumentError, "both say where"),
+    ],
+)
+def test_ids_that_the_user_cannot_mean(ids: Any, mapping: Any, error: Any, expected: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "a.h5", action=rows(14, 2), episode=np.zeros(14, int), **RUNS)
+    with pytest.raises(error, match=expected):
+        convert(source, tmp_path, mapping, episodes=EpisodeBoundaries(episode_column=ids))
 
 
 def test_an_episode_without_a_step_is_skipped_and_facts_stay_in_line(tmp_path: Path) -> None:
