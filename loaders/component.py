@@ -20,6 +20,7 @@ from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
 from gear_data.loaders.normalization import normalization_statistics, restored_statistics
 from gear_data.loaders.presets.batch_format import BatchFormat
+from gear_data.loaders.presets.choices import Choice, text_choice
 from gear_data.loaders.presets.facts import Fact, batch_facts, split_columns
 from gear_data.loaders.presets.goals import goal_output
 from gear_data.loaders.presets.offsets import offsets_to_json
@@ -74,6 +75,7 @@ class LoaderComponent:
         outputs: the arrays of a batch before the preset's postprocessing.
         variable: column of text or bytes -> its key in the batch.
         facts: the facts of the batch.
+        choices: keys of the batch with one of several columns.
         postprocess: turns a collected batch into the preset's batch; None: nothing is left to do.
         goals: the goals of the windows; None: batches have no goals.
         parts: stacked column -> the columns that the collector reads for it.
@@ -89,6 +91,7 @@ class LoaderComponent:
     outputs: tuple[Output, ...]
     variable: Mapping[str, str]
     facts: tuple[Fact, ...]
+    choices: tuple[Choice, ...]
     postprocess: Postprocess | None
     goals: ComponentGoals | None
     parts: Parts
@@ -134,6 +137,14 @@ class LoaderComponent:
         """Returns column -> [mean, std], JSON-able."""
         return {name: [mean.tolist(), std.tolist()] for name, (mean, std) in self.request.normalize.items()}
 
+    def _facts(self, *, drawn: bool) -> list[Fact]:
+        return [fact for fact in self.facts if fact.drawn == drawn]
+
+    def _chosen(self) -> dict[str, list[str]]:
+        """Returns key -> columns or facts, of which each window has one."""
+        facts = {fact.key: list(fact.names) for fact in self._facts(drawn=True)}
+        return {**facts, **{choice.key: list(choice.columns) for choice in self.choices}}
+
     def spec(self) -> dict[str, Any]:
         """Returns the contents of the component's batches, JSON-able."""
         request = self.request
@@ -142,7 +153,8 @@ class LoaderComponent:
             **({} if importance is None else {"importance_weights": importance.to_json()}),
             "batch_format": self.batch_format.to_json(),
             "columns": None if request.columns is None else list(request.columns),
-            **({"facts": {fact.key: fact.name for fact in self.facts}} if self.facts else {}),
+            **({"facts": {fact.key: fact.names[0] for fact in facts}} if (facts := self._facts(drawn=False)) else {}),
+            **({"choose": chosen} if (chosen := self._chosen()) else {}),
             "offsets": offsets_to_json(request.offsets),
             "normalize": self.normalization_json(),
             "n_step": request.n_step,
@@ -277,14 +289,38 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
         check_batch_bytes((*outputs, *[output] * len(config.goals.keys)), config.batch_size)
         goals = ComponentGoals(_goal_sampler(dataset, schema, config.goals, config), output)
     facts: tuple[Fact, ...] = ()
-    if requested_facts:
+    choices: tuple[Choice, ...] = ()
+    if requested_facts or config.choose:
         taken = [*(output.key for output in outputs), *variable.values()]
         taken += () if config.goals is None else config.goals.keys
-        facts = batch_facts(dataset, requested_facts, taken)
+        chosen, of_facts = _chosen(dataset, schema, config.choose)
+        choices = tuple(text_choice(batch_format, schema, key, names) for key, names in chosen.items())
+        facts = batch_facts(dataset, requested_facts, of_facts, taken, chosen)
     return LoaderComponent(
-        dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, facts, postprocess,
-        goals, parts, config.batch.window_ids,
+        dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, facts, choices,
+        postprocess, goals, parts, config.batch.window_ids,
     )  # fmt: skip
+
+
+def _chosen(
+    dataset: Dataset, schema: Schema, choose: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, Sequence[str]], dict[str, Sequence[str]]]:
+    """Returns key -> columns, and key -> facts, of the argument `choose`."""
+    columns: dict[str, Sequence[str]] = {}
+    facts: dict[str, Sequence[str]] = {}
+    for key, names in choose.items():
+        steps, of_episodes = split_columns(dataset, schema, names)
+        if steps and of_episodes:
+            raise InvalidArgumentError(
+                f"choose= draws among columns or among facts, and {steps[0]} is a column, {min(of_episodes)} a fact",
+                column=key,
+                hint="name only columns, or only facts; facts.NAME is the fact of a column's name",
+            )
+        if steps:
+            columns[key] = steps
+        else:
+            facts[key] = tuple(of_episodes.values())
+    return columns, facts
 
 
 def episode_ids(components: Sequence[LoaderComponent], source: int | Int64Array, rows: Int64Array) -> Int64Array:

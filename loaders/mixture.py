@@ -17,7 +17,7 @@ from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.schedule import CheckedSchedule, checked_schedule
 
 #: Arguments of a SequenceLoader that a dataset of a mixture can replace.
-OPTIONS = ("columns", "normalize", "preset_options", "sampler")
+OPTIONS = ("choose", "columns", "normalize", "preset_options", "sampler")
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Mixture:
         datasets: the datasets, in equal proportions; or for each dataset (dataset, proportion) or (dataset, proportion,
             options). Proportions are positive; only their ratios count. A proportion may depend on the step:
             breakpoints [(step, proportion), ...] with straight lines between them, or a function of the step, of at
-            least 0. Options are `sampler`, `columns`, `normalize` and `preset_options`, as in `SequenceLoader`; the
-            loader's value applies where an option is missing.
+            least 0. Options are `sampler`, `columns`, `choose`, `normalize` and `preset_options`, as in
+            `SequenceLoader`; the loader's value applies where an option is missing.
         join: False gives batches of one dataset each, with all its columns. True gives batches with windows of all
             datasets, and with the columns that all datasets have.
 

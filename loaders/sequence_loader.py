@@ -43,6 +43,7 @@ from gear_data.loaders.passes.progress import Progress
 from gear_data.loaders.passes.shared_passes import SharedPasses
 from gear_data.loaders.passes.state import check_state, make_state
 from gear_data.loaders.presets.batch_format import BatchFormat
+from gear_data.loaders.presets.choices import Choose
 from gear_data.loaders.presets.offsets import Offsets
 from gear_data.loaders.stages.builders import make_iterator
 from gear_data.loaders.stages.generations import same_generations
@@ -85,6 +86,9 @@ class SequenceLoader(LoaderBase):
         columns: with `raw`, the columns of the batch; with other presets, columns to add. None: all, or none added.
             `next_X` is column X of the next step, and for the last step the final observation. A fact of the episodes,
             such as `task`, gives a list of B texts, or an array [B]; `facts.X` is fact X if there is a column X.
+        choose: key of the batch -> columns or facts, of which each window has one: another instruction each time, with
+            `{"instruction": ["language_instruction", "language_instruction_2"]}`. Of a fact that is a list, one item.
+            The draw is a function of the seed, the step and the row. Decoders name the key.
         offsets: column -> its own steps relative to the window's first step: a tuple (first, last), `last` excluded, or
             a list of steps. Each has its own position, and a mask `COLUMN_mask`. Other columns have `context` steps.
         normalize: by the dataset's mean and standard deviation: `all` (float observations and actions, images and
@@ -128,7 +132,8 @@ class SequenceLoader(LoaderBase):
         self, dataset: Dataset | Mixture, batch_size: int = 256, *,
         context: int | None = None, preset: PresetName | BatchFormat = "raw",
         sampler: SamplerName | AnySampler = "uniform", seed: int = 0,
-        columns: Sequence[str] | None = None, offsets: Offsets | None = None, normalize: Normalize = None,
+        columns: Sequence[str] | None = None, choose: Choose | None = None, offsets: Offsets | None = None,
+        normalize: Normalize = None,
         goals: Goals | None = None, decoders: Mapping[str, Decoder] | None = None, resize: Resize | None = None,
         transform: Transform | None = None,
         steps: int | None = None, epochs: int | None = None, passes: Passes = "continue",
@@ -143,8 +148,8 @@ class SequenceLoader(LoaderBase):
         refuse_keywords_of(SequenceLoader, unknown, MOVED)
         config = LoaderConfig(
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, sampler=sampler, seed=seed,
-            columns=columns, offsets=offsets, normalize=normalize, goals=goals, resize=resize,
-            decoders={} if decoders is None else decoders,
+            columns=columns, choose={} if choose is None else choose, offsets=offsets, normalize=normalize, goals=goals,
+            resize=resize, decoders={} if decoders is None else decoders,
             transform=transform, steps=steps, epochs=epochs, passes=passes, rank=rank, world_size=world_size,
             framework=framework, device=device, prefetch=prefetch, windows=windows, returns=returns, batch=batch,
             video=video, execution=execution,

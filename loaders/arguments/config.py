@@ -34,6 +34,7 @@ from gear_data.loaders.mixture import Mixture, MixtureComponent
 from gear_data.loaders.node_local import check_selection
 from gear_data.loaders.normalization import Normalize
 from gear_data.loaders.presets.batch_format import BatchFormat
+from gear_data.loaders.presets.choices import Choose, check_choose
 from gear_data.loaders.presets.offsets import ColumnSteps, Offsets, check_offsets
 from gear_data.loaders.presets.registry import resolve_preset
 from gear_data.loaders.video.resize import Resize, check_resize
@@ -71,6 +72,7 @@ class LoaderConfig:
     seed: int
     columns: Sequence[str] | None
     offsets: Offsets | None
+    choose: Choose
     normalize: Normalize
     goals: Goals | None
     decoders: Mapping[str, Decoder]
@@ -131,6 +133,7 @@ class LoaderConfig:
             resize=check_resize(self.resize),
             rule=self.windows.rule(int(context)),
             column_steps=check_offsets(self.offsets),
+            choose=check_choose(self.choose),
             membership=membership,
             resolved_framework=framework,
         )

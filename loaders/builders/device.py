@@ -361,7 +361,7 @@ def _sampling_plan(components: Sequence[LoaderComponent], slots: int) -> Samplin
     """
     component = components[0]
     on_cpu = len(components) > 1 or bool(component.variable or component.facts or component.cameras)
-    on_cpu = on_cpu or component.goals is not None
+    on_cpu = on_cpu or bool(component.choices) or component.goals is not None
     on_cpu = on_cpu or (component.window_ids and component.dataset.store.ids is not None)
     return None if on_cpu else component.selector.sampling_plan(slots)
 

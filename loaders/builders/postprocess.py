@@ -58,11 +58,12 @@ class Postprocessor:
     def __init__(self, components: Sequence[LoaderComponent], config: PostprocessConfig) -> None:
         self._components = components
         self._config = config
-        self._variable = VariableColumns(components, config.context, config.decoders)
+        self._variable = VariableColumns(components, config.context, config.decoders, config.seed)
         self._convert, self._place = config.framework.convert, config.framework.place
         self._augmenters = [_augmenter(component, config) for component in components]
         self._changes_arrays = config.augment is not None or any(
-            component.variable or component.facts or component.postprocess for component in components
+            component.variable or component.facts or component.choices or component.postprocess
+            for component in components
         )
         #: Whether `__call__` returns a batch of the framework's arrays unchanged, so that a builder can skip the call.
         self.only_converts = config.transform is None and not self._changes_arrays
@@ -79,7 +80,7 @@ class Postprocessor:
         `batch` was collected from `windows`, and may be changed in place.
         """
         if self._changes_arrays:
-            batch = self._changed(windows, batch)
+            batch = self._changed(step, windows, batch)
             augmenter = self._augmenters[windows.dataset]
             if augmenter is not None:
                 augmenter(step, windows.row, batch)
@@ -95,11 +96,11 @@ class Postprocessor:
                 )
         return batch if self._place is None else self._place(batch)
 
-    def _changed(self, windows: Windows, batch: Batch) -> Batch:
+    def _changed(self, step: int, windows: Windows, batch: Batch) -> Batch:
         """Decodes columns, and applies the preset's postprocessing."""
         component = self._components[windows.dataset]
-        if component.variable or component.facts:
-            self._variable.add(batch, windows)
+        if component.variable or component.facts or component.choices:
+            self._variable.add(step, windows, batch)
         if component.postprocess is None:
             return batch
         batch = component.postprocess(batch)

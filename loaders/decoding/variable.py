@@ -18,7 +18,8 @@ from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.frames import frames_of
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.pad_decoded import StepPositions, padded
-from gear_data.loaders.presets.facts import Fact, fact_array, fact_values
+from gear_data.loaders.presets.choices import drawn_numbers
+from gear_data.loaders.presets.facts import Fact, FactValues
 from gear_data.schema import Role
 from gear_data.selection.windows import Int64Array, Windows
 
@@ -34,6 +35,7 @@ def check_decoders(components: Sequence[LoaderComponent], decoders: Mapping[str,
         raise InvalidArgumentError(f"decoders must map columns to callables, not be {decoders!r}")
     known = sorted(
         {name for component in components for name in component.variable}
+        | {choice.key for component in components for choice in component.choices}
         | {fact.key for component in components for fact in component.facts if fact.variable_length}
     )
     schemas = [component.dataset.schema for component in components]
@@ -74,21 +76,25 @@ class VariableColumns:
         components: the loader's datasets.
         context: K, the steps of a sequence.
         decoders: column -> decoder of its texts or bytes.
+        seed: seed of the loader.
     """
 
-    def __init__(self, components: Sequence[LoaderComponent], context: int, decoders: Mapping[str, Decoder]) -> None:
+    def __init__(
+        self, components: Sequence[LoaderComponent], context: int, decoders: Mapping[str, Decoder], seed: int
+    ) -> None:
         self._components = components
         self._context = context
         self._decoders = decoders
         self._readers = [component.dataset.store.reader() for component in components]
         self._facts = [
-            {fact.key: fact_array(component.dataset, fact.name) for fact in component.facts} for component in components
+            {fact.key: FactValues(component.dataset, fact) for fact in component.facts} for component in components
         ]
+        self._seed = seed
         # HuggingFace's tokenizers fail if two threads call one at once ("Already borrowed").
         self._decoding = threading.Lock()
 
-    def add(self, batch: dict[str, Any], windows: Windows) -> None:
-        """Adds the columns to the batch of these windows.
+    def add(self, step: int, windows: Windows, batch: dict[str, Any]) -> None:
+        """Adds the columns to the batch of a step, which has these windows.
 
         A window of n valid steps has a list of n values. If the preset takes only the first step, the window has that
         value, as it has the value of a fact. For decoders see `gear_data.loaders.decoding.pad_decoded.padded`.
@@ -107,8 +113,13 @@ class VariableColumns:
             else:
                 added = self._column(column, key, windows)
             _add(batch, column, added)
+        for choice in component.choices:
+            numbers = drawn_numbers(
+                self._seed, choice.key, step, windows.row, np.full(len(windows), len(choice.columns), np.int64)
+            )
+            _add(batch, choice.key, self._column(choice.key, choice.key, windows, choice.columns, numbers))
         for fact in component.facts:
-            _add(batch, fact.key, self._fact(fact, windows))
+            _add(batch, fact.key, self._fact(step, fact, windows))
 
     def _transitions(
         self, column: str, key: str, windows: Windows, intervals: npt.NDArray[np.int64] | None
@@ -165,18 +176,38 @@ class VariableColumns:
     def _component(self, windows: Windows) -> LoaderComponent:
         return self._components[windows.dataset]
 
-    def _column(self, column: str, key: str, windows: Windows) -> dict[str, Any]:
+    def _column(
+        self, column: str, key: str, windows: Windows, chosen: Sequence[str] = (), numbers: Int64Array | None = None
+    ) -> dict[str, Any]:
+        """Returns a column, or its decoder's arrays.
+
+        Args:
+            column, key: the column, and its key in the batch.
+            windows: the batch's windows.
+            chosen: columns, of which each window has one. Else each has `column`.
+            numbers: int64 [B], which of them.
+        """
         if not len(windows):
             # A rank may have no row of a short batch. Any step gives the keys and dtypes of the other ranks.
             zero = np.zeros(1, np.int64)
             source = windows.dataset
-            one_row = self._column(column, key, Windows(zero, zero, zero + 1, source=source))
+            one_row = self._column(
+                column, key, Windows(zero, zero, zero + 1, source=source), chosen, zero if chosen else None
+            )
             return {name: value[:0] for name, value in one_row.items()}
         component = self._component(windows)
-        first_only = component.batch_format.first_step_only(component.dataset.schema[column].role)
+        role = component.dataset.schema[chosen[0] if chosen else column].role
+        first_only = component.batch_format.first_step_only(role)
         if first_only:
             windows = replace(windows, length=np.ones(len(windows), np.int64))
-        values = self._values(column, windows)
+        if numbers is None:
+            values = self._values(column, windows)
+        else:
+            values = [[] for _ in range(len(windows))]
+            for number in np.unique(numbers).tolist():
+                rows, name = np.flatnonzero(numbers == number), chosen[number]
+                for row, own in zip(rows.tolist(), self._values(name, windows[rows]), strict=True):
+                    values[row] = own
         if column not in self._decoders:
             return {key: [value for (value,) in values] if first_only else values}
         decoded = self._decode(column, list(chain.from_iterable(values)), windows)
@@ -202,26 +233,38 @@ class VariableColumns:
         ends = windows.length.cumsum()
         return [values[first:last] for first, last in zip((ends - windows.length).tolist(), ends.tolist(), strict=True)]
 
-    def _fact(self, fact: Fact, windows: Windows) -> dict[str, Any]:
+    def _fact(self, step: int, fact: Fact, windows: Windows) -> dict[str, Any]:
         """Returns a fact, or its decoder's arrays [B, ...]."""
         if fact.key not in self._decoders:
-            return {fact.key: self._fact_values(fact, windows)}
+            return {fact.key: self._fact_values(step, fact, windows)}
         if not len(windows):
-            zero = np.zeros(1, np.int64)
-            one_row = self._fact(fact, Windows(zero, zero, zero + 1, source=windows.dataset))
+            # An episode of the view has a value.
+            view, zero = self._component(windows).dataset.view, np.zeros(1, np.int64)
+            episode = zero if view.rows is None else view.rows[:1]
+            one_row = self._fact(step, fact, Windows(episode, zero, zero + 1, source=windows.dataset))
             return {name: value[:0] for name, value in one_row.items()}
         windows = replace(windows, length=np.ones(len(windows), np.int64))
-        decoded = self._decode(fact.key, self._fact_values(fact, windows), windows)
+        decoded = self._decode(fact.key, self._fact_values(step, fact, windows), windows)
         return padded(fact.key, fact.key, decoded, StepPositions((len(windows),), np.arange(len(windows))))
 
-    def _fact_values(self, fact: Fact, windows: Windows) -> Any:
+    def _fact_values(self, step: int, fact: Fact, windows: Windows) -> Any:
         """Returns the values of a fact: an array [B], or a list of B texts or bytes."""
+        parts: list[tuple[FactValues, Any]]
         if isinstance(windows.source, int):
-            return fact_values(self._facts[windows.source][fact.key], fact, windows.episode_id)
+            parts = [(self._facts[windows.source][fact.key], slice(None))]
+        else:
+            sources = np.unique(windows.source).tolist()
+            parts = [(self._facts[number][fact.key], windows.source == number) for number in sources]
+        numbers = np.zeros(len(windows), np.int64)
+        if fact.drawn:
+            for values, rows in parts:
+                numbers[rows] = values.counts(windows.episode_id[rows])
+            numbers = drawn_numbers(self._seed, fact.key, step, windows.row, numbers)
+        if len(parts) == 1:
+            return parts[0][0].take(windows.episode_id, numbers)
         result: Any = np.empty(len(windows), object if fact.variable_length else fact.dtype)
-        for number in np.unique(windows.source).tolist():
-            rows = windows.source == number
-            result[rows] = fact_values(self._facts[number][fact.key], fact, windows.episode_id[rows])
+        for values, rows in parts:
+            result[rows] = values.take(windows.episode_id[rows], numbers[rows])
         return result.tolist() if fact.variable_length else result
 
     def _decode(self, column: str, values: list[Any], windows: Windows) -> Any:
@@ -249,10 +292,12 @@ class VariableColumns:
 
 def _layout(component: LoaderComponent) -> dict[str, tuple[str, str, bool]]:
     """Returns column or key of a fact -> (key, dtype, whether the batch has only the first step)."""
-    specs = {name: component.dataset.schema[name] for name in component.variable}
+    schema = component.dataset.schema
+    columns = {name: (key, schema[name]) for name, key in component.variable.items()}
+    columns |= {choice.key: (choice.key, schema[choice.columns[0]]) for choice in component.choices}
     return {
-        name: (component.variable[name], spec.dtype, component.batch_format.first_step_only(spec.role))
-        for name, spec in specs.items()
+        name: (key, spec.dtype, component.batch_format.first_step_only(spec.role))
+        for name, (key, spec) in columns.items()
     } | {fact.key: (fact.key, fact.dtype, True) for fact in component.facts}
 
 

@@ -25,8 +25,8 @@ FORMAT, VERSION = "gear-data loader", 2
 #: Arguments of `SequenceLoader` that a file may hold. The others are tuned, or belong to one process or one run.
 BATCH_ARGUMENTS = frozenset(
     (
-        "batch_size", "context", "preset", "sampler", "seed", "columns", "offsets", "normalize", "goals", "decoders",
-        "resize", "transform", "framework", "device", *GROUPS,
+        "batch_size", "context", "preset", "sampler", "seed", "columns", "choose", "offsets", "normalize", "goals",
+        "decoders", "resize", "transform", "framework", "device", *GROUPS,
     )
 )  # fmt: skip
 _TUNE_AGAIN = "run gear-data tune again"

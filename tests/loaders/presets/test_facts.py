@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import xxhash
 
 import gear_data
 from gear_data import Mixture, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError, UnsupportedColumnError
 from gear_data.ingest.sources.tables.episode_columns import FACT_MARK
+from gear_data.kernels import cpu
 from gear_data.loaders.presets.registry import PRESETS
 from tests.support.feed.arguments import grouped
 from tests.support.feed.data import locomotion, nested
@@ -169,6 +171,167 @@ def test_decoders(dataset):
     for name in ("level", "facts.task"):
         with pytest.raises(UnknownNameError, match="these are: blob, task"):
             load(dataset, ["task", "level", "blob"], decoders={name: words})
+
+
+#: The table's rows, with one phrase missing and one episode that has none.
+PHRASES = {
+    "one": ["a", "b", "c", "d", "e", None],
+    "two": ["f", None, "h", "i", "j", None],
+    "several": [["k", "l"], [], ["m"], None, ["n", "o", "p"], ["q", None]],
+    "number": [1, 2, 3, 4, 5, 6],
+    "other": [10, 20, 30, 40, 50, 60],
+}
+
+
+@pytest.fixture(scope="module")
+def phrases(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("phrases") / "d", PHRASES)
+
+
+def candidates(episode_id, names):
+    values = [PHRASES[name][episode_id] for name in names]
+    flat = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    return [item for item in flat if item is not None]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_one_of_several_facts(preset, phrases):
+    names = ["one", "two", "several"]
+    choose = {"instruction": names, "same": names, "value": ["number", "other"], "part": "several"}
+    view = phrases.filter("array_length(several) > 0")
+    options = {"preset": preset, "context": 1 if PRESETS[preset].transitions else 4, "choose": choose}
+    own = ["observations", "actions"] if PRESETS[preset].roles is None else []
+    loader = load(view, own, sampler=gear_data.Uniform(by="episode"), **options)
+    seen, differ = {key: set() for key in choose}, 0
+    for step, batch in enumerate(islice(loader, 40)):
+        for row, episode_id in enumerate(loader.windows(step)["episode_id"].tolist()):
+            for key in choose:
+                seen[key].add((episode_id, batch[key][row]))
+            differ += batch["instruction"][row] != batch["same"][row]
+        assert batch["value"].dtype == np.int64
+    # Each window has one of its episode's values, and each value occurs.
+    for key, listed in choose.items():
+        listed = [listed] if isinstance(listed, str) else listed
+        assert seen[key] == {(e, value) for e in (0, 2, 4, 5) for value in candidates(e, listed)}
+    assert differ > 40  # keys are drawn independently
+    assert loader.spec()["choose"] == {**choose, "part": ["several"]}
+
+
+def test_draws_depend_on_seed_step_and_row_only(phrases):
+    options = {"choose": {"text": ["one", "two"]}, "context": 4}
+    view = phrases.filter("episode_id < 5")
+    loader = load(view, [], prefetch=3, **options)
+    batches = list(islice(loader, 3))
+    # By hand, from the bits of the counter-based generator: row i of the batch, and the episode's number of values.
+    for step, batch in enumerate(batches):
+        seed = np.uint64(cpu.random.word64(np.uint64(2), 13, 0, xxhash.xxh32_intdigest(b"text"), 0))
+        ids = loader.windows(step)["episode_id"].tolist()
+        values = [candidates(e, ["one", "two"]) for e in ids]
+        assert batch["text"] == [
+            each[int(cpu.random.below(seed, 13, step, row, len(each)))] for row, each in enumerate(values)
+        ]
+    again = load(view, [], prefetch=0, **options)
+    again.load_state_dict(loader.state_dict())
+    assert next(iter(again))["text"] == loader.batch(3)["text"]
+    for rank in range(3):
+        own = load(view, [], rank=rank, world_size=3, **options).batch(2)
+        assert own["text"] == batches[2]["text"][rank * 8 // 3 : (rank + 1) * 8 // 3]
+    # With 4,000 rows, each of two values has its half to within five standard deviations.
+    large = SequenceLoader(phrases.select([0]), 4000, columns=[], framework="numpy", **options)
+    assert abs(large.batch(0)["text"].count("a") - 2000) < 5 * 32
+    assert load(view, [], **{**options, "seed": 3}).batch(0)["text"] != batches[0]["text"]
+
+
+def test_a_rank_without_rows_decodes_values_of_the_view(phrases):
+    """37 windows in batches of 36: rank 0 of 2 has no row of the last batch. Episode 1 has no value."""
+    view = phrases.filter("two is not null and episode_id > 1")
+    options = {"sampler": "shuffle", "epochs": 1, "world_size": 2, "decoders": {"two": words, "text": words}}
+    ranks = [
+        list(SequenceLoader(view, 36, columns=["two"], choose={"text": ["two", "one"]}, rank=rank, **options))[-1]
+        for rank in range(2)
+    ]
+    for key in ("two.input_ids", "text.attention_mask"):
+        assert [len(batch[key]) for batch in ranks] == [0, 1]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_dataloader_workers(start, phrases):
+    options = {"choose": {"text": ["one", "two"]}, "decoders": {"one": words}, "framework": "torch", "steps": 5}
+    inline, loader = (load(phrases.filter("episode_id < 5"), ["one", "number", "rewards"], **options) for _ in range(2))
+    workers = loader.dataloader(2, multiprocessing_context=start)
+    for batch, other in zip(inline, workers, strict=True):
+        assert batch.keys() == other.keys()
+        assert batch["text"] == other["text"]
+        for key in ("number", "one.input_ids"):
+            assert torch.equal(batch[key], other[key])
+
+
+def test_choices_in_mixtures_and_through_decoders(phrases, dataset):
+    two = Mixture(
+        [
+            (phrases.filter("episode_id < 5"), 1, {"choose": {"text": ["one", "two"]}}),
+            (dataset, 1, {"choose": {"text": "phrases"}}),
+        ],
+        join=True,
+    )
+    decoded = load(two, ["observations"], decoders={"text": words})
+    loader = load(two, ["observations"])
+    for step, batch in enumerate(islice(loader, 3)):
+        windows = loader.windows(step)
+        for text, source, episode_id in zip(
+            batch["text"], windows["dataset"], windows["episode_id"].tolist(), strict=True
+        ):
+            assert text in (FACTS["phrases"][episode_id] if source else candidates(episode_id, ["one", "two"]))
+        assert decoded.batch(step)["text.input_ids"][:, 0].tolist() == [ord(text) for text in batch["text"]]
+
+
+def test_one_of_several_columns_of_text(tmp_path):
+    names = ["first", "second", "third"]
+    ds = write(tmp_path / "d", {})
+    table = pq.read_table((tmp_path / "d").with_suffix(".parquet"))
+    for name in names:
+        texts = [[f"{name} {e} {t}" for t in range(length)] for e, length in enumerate(LENGTHS)]
+        table = table.append_column(name, pa.array(texts))
+    pq.write_table(table, tmp_path / "e.parquet")
+    gear_data.convert(tmp_path / "e.parquet", tmp_path / "e", progress=False, format="episode-rows")
+    ds = gear_data.open(tmp_path / "e")
+    choose = {"text": names}
+    loader, decoded = load(ds, [], choose=choose), load(ds, [], choose=choose, decoders={"text": words})
+    seen = set()
+    for step, batch in enumerate(islice(loader, 5)):
+        windows = zip(*(loader.windows(step)[key].tolist() for key in ("episode_id", "start", "length")), strict=True)
+        lists = [
+            {name: [f"{name} {e} {t}" for t in range(first, first + n)] for name in names} for e, first, n in windows
+        ]
+        drawn = [value[0].split()[0] for value in batch["text"]]
+        seen |= {*drawn}
+        assert batch["text"] == [each[name] for each, name in zip(lists, drawn, strict=True)]
+        ids = decoded.batch(step)["text.input_ids"]
+        assert ids[:, 0, 0].tolist() == [ord(name[0]) for name in drawn]
+    assert seen == {*names}
+    assert "first" not in batch
+    first_steps = load(ds, [], preset="lerobot", choose=choose).batch(0)["text"]
+    assert first_steps == [texts[0] for texts in load(ds, [], choose=choose).batch(0)["text"]]
+
+
+@pytest.mark.parametrize(
+    ("choose", "error", "message"),
+    [
+        (["one"], InvalidArgumentError, "choose maps keys"),
+        ({"k": []}, InvalidArgumentError, "choose maps keys"),
+        ({"k": ["one", "one"]}, InvalidArgumentError, "a name twice"),
+        ({"k": ["one", "on"]}, UnknownNameError, "did you mean 'one'"),
+        ({"k": ["one", "number"]}, InvalidArgumentError, "several dtypes: .*'one': 'string', 'number': 'int64'"),
+        ({"k": ["one", "rewards"]}, InvalidArgumentError, "rewards is a column, one a fact"),
+        ({"mask": ["one", "number"]}, InvalidArgumentError, "several dtypes"),
+        ({"mask": ["number", "other"]}, InvalidArgumentError, "the key 'mask'"),
+        ({"k": ["one", "two"]}, InvalidArgumentError, "episode 5 has no value of the fact 'one', 'two'"),
+    ],
+)  # fmt: skip
+def test_choices_that_are_refused(choose, error, message, phrases):
+    with pytest.raises(error, match=message):
+        load(phrases, [], choose=choose)
 
 
 def test_mixtures(dataset, tmp_path):
