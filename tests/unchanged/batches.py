@@ -65,6 +65,16 @@ _MIXTURES: dict[str, Callable[[Any, Any], Mixture]] = {
     "joined": lambda one, two: Mixture([(one, 1), (two, 2)], join=True),
     "scheduled": lambda one, two: Mixture([(one, [(0, 1), (10, 5)]), (two, 1, {"sampler": "fifo"})]),
 }
+#: Arguments of joined mixtures, of both datasets.
+_JOINED: tuple[dict[str, Any], ...] = (
+    {},
+    {"preset": "decision_transformer", "normalize": True},
+    {"preset": "lerobot", "normalize": "all", "offsets": {"actions": range(0, 4)}},
+    {"preset": "transitions", "context": 1, "goals": Goals(), "dtype": "bfloat16"},
+    {"stack": {"both": ["observations", "actions"]}, "normalize": ["both"]},
+    {"offsets": {"observations": (-3, 1), "actions": [0, 2, 5]}, "columns": ["observations", "actions"]},
+    {"rank": 1, "world_size": 3, "framework": "numpy", "sampler": "shuffle"},
+)
 
 
 def make_datasets(folder: Path) -> None:
@@ -100,6 +110,8 @@ def loaders(folder: Path) -> Iterator[tuple[str, Callable[[], SequenceLoader]]]:
         yield f"option {number}: {', '.join(options)}", make(one, options)
     for name, mixture in _MIXTURES.items():
         yield f"mixture, {name}", make(mixture(one, two), {"preset": "corl"})
+    for number, options in enumerate(_JOINED):
+        yield f"mixture, joined {number}: {', '.join(options)}", make(_MIXTURES["joined"](one, two), options)
     yield "view", make(one.filter("length > 6"), {"normalize": True})
 
 
