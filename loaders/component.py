@@ -33,9 +33,10 @@ from gear_data.loaders.presets.outputs import (
     text_columns,
 )
 from gear_data.loaders.presets.stacked import Parts, part_outputs, stacked_schema
+from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, check_shapes, joint_outputs, padded_like
 from gear_data.loaders.video.resize import check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
-from gear_data.schema import Schema
+from gear_data.schema import Role, Schema, role_of
 from gear_data.selection.goals import Goals, GoalSampler
 from gear_data.selection.samplers import BuiltInSampler, Candidates, Selector, Weighted, WeightedSelector, as_sampler
 from gear_data.selection.windows import Float64Array, Int64Array, WindowRule
@@ -80,6 +81,7 @@ class LoaderComponent:
         goals: the goals of the windows; None: batches have no goals.
         parts: stacked column -> the columns that the collector reads for it.
         window_ids: whether batches have the keys `WINDOW_IDS`.
+        alone: the component before its arrays got the layout of a mixture's `pad_to`; None: they have their own.
     """
 
     dataset: Dataset
@@ -96,6 +98,7 @@ class LoaderComponent:
     goals: ComponentGoals | None
     parts: Parts
     window_ids: bool
+    alone: LoaderComponent | None = None
 
     @property
     def has_own_weights(self) -> bool:
@@ -194,29 +197,111 @@ def make_components(
 ) -> tuple[LoaderComponent, ...]:
     """Makes the components of a loader, one for each dataset.
 
-    If the datasets share batches, a preset of all columns takes the columns that all datasets have.
+    If the datasets share batches, a preset of all columns takes the columns that all datasets have; with `pad_to`, the
+    columns that a dataset has.
 
     Args:
         config: the loader's arguments; options of a mixture's dataset replace them.
         ask_rank_zero: whether rank 0 evaluates expressions for all ranks.
         origins: for each dataset, the parts of its component that exist; None: there are none.
+
+    Raises:
+        GearError: see `SequenceLoader`.
     """
     datasets = config.datasets
     origins = [Origin()] * len(datasets) if origins is None else origins
     check_cameras([each.dataset.schema for each in datasets], config.resize)
-    schemas = [_schema(each.dataset, config)[0] for each in datasets] if config.joined else []
-    shared = _shared_columns(schemas) if config.joined else None
+    owns = [
+        config.with_options(each.options, config.seed if len(datasets) == 1 else _component_seed(config.seed, number))
+        for number, each in enumerate(datasets)
+    ]
+    schemas = [_schema(each.dataset, own)[0] for each, own in zip(datasets, owns, strict=True)]
+    names = [f"dataset {number} ({each.dataset.path})" for number, each in enumerate(datasets)]
+    if config.pad_to is not None:
+        owns = [_own_columns(own, datasets[number].options, schemas, number) for number, own in enumerate(owns)]
+    elif config.joined and any(_takes_all_columns(own) for own in owns):
+        shared = _shared_columns(schemas, names)
+        owns = [dataclasses.replace(own, columns=shared) if _takes_all_columns(own) else own for own in owns]
     components = []
-    for number, (each, origin) in enumerate(zip(datasets, origins, strict=True)):
+    for each, own, origin in zip(datasets, owns, origins, strict=True):
         if origin.component is not None:
-            components.append(origin.component)
-            continue
-        seed = config.seed if len(datasets) == 1 else _component_seed(config.seed, number)
-        own = config.with_options(each.options, seed)
-        if shared is not None and own.columns is None and own.batch_format.roles is None:
-            own = dataclasses.replace(own, columns=shared)
-        components.append(_make_component(each.dataset, own, ask_rank_zero, origin))
+            components.append(origin.component.alone or origin.component)
+        else:
+            components.append(_make_component(each.dataset, own, ask_rank_zero, origin))
+    if config.pad_to is not None:
+        return _padded(components, names, config.pad_to, config.batch_size)
+    if config.joined:
+        check_shapes([DatasetOutputs(name, each.outputs) for name, each in zip(names, components, strict=True)])
     return tuple(components)
+
+
+def _takes_all_columns(config: LoaderConfig) -> bool:
+    return config.columns is None and config.batch_format.roles is None
+
+
+def _own_columns(
+    config: LoaderConfig, options: Mapping[str, Any], schemas: Sequence[Schema], number: int
+) -> LoaderConfig:
+    """Returns the arguments of a dataset without the columns that only other datasets of the mixture have.
+
+    Args:
+        config: the arguments, with the dataset's options.
+        options: its options, whose columns are all its own.
+        schemas: the columns of all datasets.
+        number: of the dataset.
+    """
+    every = list(dict.fromkeys(name for schema in schemas for name in schema.names))
+    own = schemas[number]
+
+    def has(name: Any) -> bool:
+        # A name that no dataset has is a fact, or an error of this dataset.
+        base = name.removeprefix("next_") if isinstance(name, str) else name
+        return name in own or base in own or (name not in every and base not in every)
+
+    changes: dict[str, Any] = {}
+    if config.offsets:
+        changes["offsets"] = {name: steps for name, steps in config.offsets.items() if has(name)}
+    columns, normalize = config.columns, config.normalize
+    if "columns" not in options and isinstance(columns, list | tuple):
+        changes["columns"] = [name for name in columns if has(name)]
+    if "normalize" not in options:
+        if isinstance(normalize, Mapping):
+            changes["normalize"] = {name: value for name, value in normalize.items() if has(name)}
+        elif isinstance(normalize, list | tuple):
+            changes["normalize"] = [name for name in normalize if has(name)]
+        elif isinstance(normalize, str) and normalize in every and normalize not in own:
+            changes["normalize"] = None
+    return dataclasses.replace(config, **changes)
+
+
+def _padded(
+    components: Sequence[LoaderComponent], names: Sequence[str], pad_to: PadTo, batch_size: int
+) -> tuple[LoaderComponent, ...]:
+    """Returns the components with arrays of one layout.
+
+    Raises:
+        UnknownNameError, InvalidArgumentError: see `joint_outputs`. Also if a preset makes tokens, or if datasets have
+            different columns of text or bytes.
+    """
+    for each in components:
+        if each.postprocess is not None:
+            raise InvalidArgumentError(
+                f"preset '{each.batch_format.name}' makes tokens, and pad_to is {pad_to!r}",
+                hint="leave pad_to out; tokens of datasets with unlike shapes need no padding of elements",
+            )
+    formats = [each.batch_format for each in components]
+    described = [
+        DatasetOutputs(name, each.outputs, frozenset((own.mask_key, own.timesteps_key, "loss_weight")))
+        for name, each, own in zip(names, components, formats, strict=True)
+    ]
+    joint = []
+    for component, outputs in zip(components, joint_outputs(described, pad_to), strict=True):
+        goals = component.goals
+        if goals is not None:
+            goals = dataclasses.replace(goals, output=padded_like(goals.output, outputs))
+        joint.append(dataclasses.replace(component, outputs=outputs, goals=goals, alone=component))
+        check_batch_bytes(joint[-1].all_outputs, batch_size)
+    return tuple(joint)
 
 
 def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool, origin: Origin) -> LoaderComponent:
@@ -369,35 +454,32 @@ def _is_float(output: Output) -> bool:
     return output.column and np.dtype(output.dtype).kind == "f"
 
 
-def _shared_columns(schemas: Sequence[Schema]) -> tuple[str, ...]:
-    """Returns the columns that all datasets have with the same shape.
+def _shared_columns(schemas: Sequence[Schema], datasets: Sequence[str]) -> tuple[str, ...]:
+    """Returns the columns that all datasets have.
+
+    Args:
+        schemas: the columns of each dataset.
+        datasets: the datasets, for errors.
 
     Raises:
-        InvalidArgumentError: there is no such column, or a camera of all datasets has several sizes.
+        InvalidArgumentError: there is no such column; or there are none of the observations, or of the actions, and all
+            datasets have some.
     """
     first, *others = schemas
-    for camera in first.videos:
-        shapes = {schema[camera.name].shape for schema in schemas if camera.name in schema}
-        if len(shapes) > 1 and all(camera.name in schema for schema in others):
+    names = tuple(name for name in first.names if all(name in schema for schema in others))
+    for role in (Role.OBSERVATION, Role.ACTION):
+        own = [[name for name in schema.names if role_of(name) is role] for schema in schemas]
+        if all(own) and not any(role_of(name) is role for name in names):
+            other = next(n for n, found in enumerate(own) if not set(found) & set(own[0]))
             raise InvalidArgumentError(
-                f"the datasets' frames have the shapes {sorted(shapes)}",
-                column=camera.name,
-                hint="give resize=(H, W), or leave the camera out with columns=",
+                f"the datasets have no {role.value}s of one name: {datasets[0]} has {', '.join(own[0])}, and "
+                f"{datasets[other]} has {', '.join(own[other])}",
+                column=own[0][0],
+                hint="give Mixture(..., pad_to='largest') for the columns of all datasets, or columns= for others",
             )
-    names = tuple(
-        column.name
-        for column in (*first.columns, *first.videos)
-        if all(
-            column.name in schema
-            and schema[column.name].shape == column.shape
-            and schema[column.name].variable_length == column.variable_length
-            and (schema[column.name].video is None) == (column.video is None)
-            for schema in others
-        )
-    )
     if not names:
         raise InvalidArgumentError(
-            f"the {len(schemas)} datasets of this mixture have no column of the same name and shape",
+            f"the {len(schemas)} datasets of this mixture have no column of the same name",
             hint="rename columns at conversion (--rename), or give join=False",
         )
     return names

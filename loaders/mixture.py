@@ -14,6 +14,7 @@ from gear_data.common.keywords import refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.loaders.presets.unlike import PadTo, check_pad_to
 from gear_data.selection.schedule import CheckedSchedule, checked_schedule
 
 #: Arguments of a SequenceLoader that a dataset of a mixture can replace.
@@ -47,20 +48,26 @@ class Mixture:
             `SequenceLoader`; the loader's value applies where an option is missing.
         join: False gives batches of one dataset each, with all its columns. True gives batches with windows of all
             datasets, and with the columns that all datasets have.
+        pad_to: for datasets of unlike shape: column -> elements to which its last axis is padded with zeros, after
+            normalising; or `largest`: columns that differ get the most elements that a dataset has. Batches then have
+            the columns of all datasets. KEY_dim_mask, bool [B, elements], is true for elements of the row's dataset.
+            If a dataset lacks a column, its rows hold zeros, and KEY_present, bool [B], is false. None: columns of
+            unlike shape are an error if `join` is True.
 
     Attributes:
         components: the datasets in order; `batch["source"]` and `loader.windows(step)["dataset"]` number them from 0.
 
     Raises:
         InvalidArgumentError: no datasets, an entry of another form, proportions of some datasets only, or a proportion
-            that is not a positive number.
+            that is not a positive number; or `pad_to` of another form.
         UnknownNameError: an unknown option.
         UnknownArgumentError: an unknown keyword.
     """
 
     def __init__(
-        self, datasets: Sequence[Dataset] | Sequence[tuple[Any, ...]], *, join: bool = False, **unknown: Never
-    ) -> None:
+        self, datasets: Sequence[Dataset] | Sequence[tuple[Any, ...]], *, join: bool = False,
+        pad_to: PadTo | None = None, **unknown: Never,
+    ) -> None:  # fmt: skip
         refuse_keywords_of(Mixture, unknown)
         if not isinstance(datasets, list | tuple) or not datasets:
             raise InvalidArgumentError(
@@ -75,6 +82,7 @@ class Mixture:
             )
         self.components = tuple(_component(entry) for entry in datasets)
         self.join = join
+        self.pad_to = check_pad_to(pad_to)
 
     @property
     def proportions(self) -> tuple[CheckedSchedule, ...]:
@@ -98,7 +106,8 @@ class Mixture:
     def __repr__(self) -> str:
         shares = self._percentages() or [f"proportion {shown(each)}" for each in self.proportions]
         entries = [f"{share} {each.dataset!r}" for share, each in zip(shares, self.components, strict=True)]
-        return f"Mixture([{', '.join(entries)}], join={self.join})"
+        padded = "" if self.pad_to is None else f", pad_to={self.pad_to!r}"
+        return f"Mixture([{', '.join(entries)}], join={self.join}{padded})"
 
     def _percentages(self) -> list[str] | None:
         """Returns the shares of the datasets for people; None if they depend on the step."""

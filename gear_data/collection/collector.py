@@ -68,10 +68,10 @@ class Collector:
             buffers.windows_per_batch = rows or 1
             self._readers[0].read(windows, buffers)
             valid_bytes = int(buffers.valid[0])
+            for join in self._plan.joins[0]:
+                join.join(memory, rows)
         else:
-            valid_bytes = self._read_joined(windows, windows.source, buffers)
-        for join in self._plan.joins:
-            join.join(memory, rows)
+            valid_bytes = self._read_joined(windows, windows.source, memory, buffers)
         for each in self._plan.takes:
             each.take(memory, rows)
         arrays = {}
@@ -80,16 +80,21 @@ class Collector:
             arrays[key] = np.ndarray((rows, *shape), dtype, memory, offset)
         return CollectedBatch(arrays, rows * self._plan.row_bytes, valid_bytes)
 
-    def _read_joined(self, windows: Windows, source: Int64Array, buffers: OutputBuffers) -> int:
+    def _read_joined(
+        self, windows: Windows, source: Int64Array, memory: npt.NDArray[np.uint8], buffers: OutputBuffers
+    ) -> int:
         """Reads window i from dataset source[i], int64 [B]; returns the valid bytes."""
-        valid_bytes = 0
+        valid_bytes, plan, address = 0, self._plan, memory.ctypes.data
         for number, reader in enumerate(self._readers):
             rows = (source == number).nonzero()[0]
             if not len(rows):
                 continue
             valid = np.empty(1, np.int64)
-            own = OutputBuffers(self._plan.plans[number], buffers.addresses, rows, len(rows), valid, buffers.memory)
+            addresses = plan.offsets[number] + address
+            own = OutputBuffers(plan.plans[number], addresses, rows, len(rows), valid, buffers.memory)
             reader.read(windows[rows], own)
+            for join in plan.joins[number]:
+                join.join(memory, len(source), rows)
             valid_bytes += int(valid[0])
         return valid_bytes
 
@@ -107,7 +112,7 @@ class Collector:
         buffers.windows_per_batch = rows or 1
         self._readers[0].read(windows, buffers)
         plan = self._plan
-        for join in plan.joins:
+        for join in plan.joins[0]:
             join.join(memory, len(windows))
         for taken in plan.takes:
             taken.take(memory, len(windows))
@@ -128,6 +133,6 @@ class Collector:
 
 def _output_buffers(plan: BatchPlan, batches: int, reuse: bool, memory: npt.NDArray[np.uint8]) -> OutputBuffers:
     """Returns the `OutputBuffers` that come with every lease of a new buffer."""
-    addresses = plan.offsets + memory.ctypes.data
+    addresses = plan.offsets[0] + memory.ctypes.data
     valid = np.empty(batches, np.int64)
     return OutputBuffers(plan.plans[0], addresses, _IN_ORDER, 1, valid, memory if reuse else None)

@@ -1,4 +1,4 @@
-"""Arrays of stacked columns: joined from the arrays of several outputs.
+"""Arrays of stacked and of padded columns: joined from the arrays of several outputs.
 
 A kernel fills one array for each part, and `join` copies them side by side into one array of the same buffer.
 """
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from gear_data.collection.output import Output
 from gear_data.kernels import cpu
+from gear_data.selection.windows import Int64Array
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,12 @@ class JoinLayout:
     whole: ArrayLayout
     parts: tuple[ArrayLayout, ...]
 
-    def join(self, memory: npt.NDArray[np.uint8], rows: int) -> None:
-        """Copies the parts of `rows` rows into the joined array."""
+    def join(self, memory: npt.NDArray[np.uint8], rows: int, chosen: Int64Array | None = None) -> None:
+        """Copies the parts of `rows` rows into the joined array; chosen: of these rows only."""
         whole, first = self.whole.steps(memory, rows), 0
         for part in self.parts:
-            cpu.gather.write_columns(part.steps(memory, rows), whole, first)
+            if chosen is None:
+                cpu.gather.write_columns(part.steps(memory, rows), whole, first)
+            else:
+                cpu.gather.write_columns_of_rows(part.steps(memory, rows), whole, first, chosen, len(whole) // rows)
             first += part.step_bytes

@@ -59,6 +59,12 @@ class NextState:
     finals: str | None
 
 
+#: Fields of an `Output` that say how a column becomes values.
+_OF_VALUES = frozenset(
+    ("fill", "mean", "scale", "padding", "shift", "mask_column", "discounts", "next_state", "table", "real")
+)
+
+
 @dataclass(frozen=True)
 class Output:
     """One array of a batch: [B, width, *shape].
@@ -94,6 +100,9 @@ class Output:
         camera: `CHANNELS_LAST` or `CHANNELS_FIRST`: the column is a camera. A decoder writes its frames, not a kernel.
             A normalised camera has `CHANNELS_FIRST`.
         half: `float16` or `bfloat16`: the dtype to which float32 values are rounded.
+        real: elements of the last axis that the column has, if `shape` has more: the others are zeros. `mean`, `scale`
+            and `fill` are of these elements. None: all.
+        absent: whether the dataset lacks the column: the array holds zeros.
     """
 
     key: str
@@ -120,6 +129,8 @@ class Output:
     half: str | None = None
     steps: tuple[int, ...] | None = None
     camera: str | None = None
+    real: int | None = None
+    absent: bool = False
 
     @property
     def array_dtype(self) -> np.dtype[Any]:
@@ -143,6 +154,11 @@ class Output:
             return self
         first, last = min(0, *self.steps), max(0, *self.steps)
         return dataclasses.replace(self, first=first, width=last - first + 1, steps=None)
+
+    def as_absent(self, **changes: Any) -> Output:
+        """Returns the output of a dataset that lacks the column: an array of the same layout, of zeros."""
+        own = {each.name: each.default for each in dataclasses.fields(self) if each.name in _OF_VALUES}
+        return dataclasses.replace(self, **{**own, "valid": 0, "absent": True, **changes})
 
     @property
     def places(self) -> tuple[int, ...]:

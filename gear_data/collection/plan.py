@@ -29,7 +29,6 @@ from gear_data.kernels.output_plan import (
     OutputPlanArray,
 )
 from gear_data.schema import ColumnSpec, Schema
-from gear_data.selection.windows import Int64Array
 
 #: Means and scales are repeated up to this many elements: 16 KiB, which stay in the cache.
 _AFFINE_ELEMENTS = 1024
@@ -88,6 +87,34 @@ class CollectSource:
     joined: tuple[Joined, ...] = ()
     listed: Mapping[int, Output] = field(default_factory=dict)
 
+    @property
+    def arrays(self) -> list[Output]:
+        """The arrays of a batch before steps are listed: `outputs`, with joined arrays in the place of their parts."""
+        found = list(self.outputs)
+        for each in reversed(self.joined):
+            found[each.first : each.first + each.count] = [each.output]
+        return found
+
+
+class _Buffer:
+    """Places arrays one after another in a buffer.
+
+    Args:
+        rows: rows of each array.
+
+    Attributes:
+        size: bytes of the arrays so far.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows, self.size = rows, 0
+
+    def place(self, output: Output) -> ArrayLayout:
+        """Returns the layout of an output's array, behind the arrays so far."""
+        offset, row_bytes = self.size, output.row_bytes
+        self.size += -(-self._rows * row_bytes // ALIGNMENT) * ALIGNMENT
+        return ArrayLayout(output.key, output.array_shape, output.array_dtype, offset, row_bytes)
+
 
 class BatchPlan:
     """The plan by which kernels fill batches, and the layout of a batch's buffer.
@@ -95,7 +122,8 @@ class BatchPlan:
     The plan is made once for each iteration of a loader, so that a batch costs no work in Python for each output.
 
     Args:
-        sources: one for each dataset. Their outputs have the same keys, widths, shapes and dtypes (`check_alike`).
+        sources: one for each dataset. Their arrays have the same keys, widths, shapes and dtypes (`check_alike`). They
+            may be joined from different parts.
         rows: windows of a full batch.
         batches: the most batches that share a buffer.
 
@@ -103,11 +131,11 @@ class BatchPlan:
         plans: OUTPUT_PLAN [outputs] for each source, see `gear_data.kernels.output_plan`. They hold addresses of arrays
             that live as long as this plan.
         arrays: the layout of each array of a batch.
-        joins: the arrays among them that are joined from several outputs.
+        joins: for each source, the arrays among them that are joined from several outputs.
         takes: the arrays among them whose steps are listed.
-        offsets: int64 [outputs], the first byte of the array of each output in a buffer.
+        offsets: for each source, int64 [outputs], the first byte of the array of each output in a buffer.
         size: bytes of a buffer.
-        row_bytes: bytes of one row, summed over all outputs.
+        row_bytes: bytes of one row, summed over all arrays.
 
     Raises:
         InvalidArgumentError: a batch would have more than 1 TiB.
@@ -115,33 +143,32 @@ class BatchPlan:
     """
 
     def __init__(self, sources: Sequence[CollectSource], rows: int, batches: int = 1) -> None:
-        outputs = sources[0].outputs
-        check_batch_bytes(outputs, rows)
+        check_batch_bytes(sources[0].arrays, rows)
         # Arrays to which the plans point.
         self._templates: list[npt.NDArray[Any]] = []
         self.plans = [self._plan(source) for source in sources]
-        joined, listed = sources[0].joined, sources[0].listed
-        stored = [*outputs, *(each.output for each in joined), *listed.values()]
-        row_bytes = np.array([output.row_bytes for output in stored], np.int64)
-        aligned = -(-batches * rows * row_bytes // ALIGNMENT) * ALIGNMENT
-        offsets: Int64Array = np.cumsum(aligned) - aligned
-        self.offsets = offsets[: len(outputs)]
-        self.size = max(1, int(aligned.sum()))
-        self.row_bytes = int(row_bytes[: len(outputs)].sum())
-        layouts = [
-            ArrayLayout(output.key, output.array_shape, output.array_dtype, offset, output.row_bytes)
-            for output, offset in zip(stored, offsets.tolist(), strict=True)
-        ]
-        self.arrays, self.joins = layouts[: len(outputs)], []
-        taken = layouts[len(outputs) + len(joined) :]
-        for each, whole in reversed(list(zip(joined, layouts[len(outputs) : len(stored) - len(taken)], strict=True))):
-            parts = slice(each.first, each.first + each.count)
-            self.joins.append(JoinLayout(whole, tuple(self.arrays[parts])))
-            self.arrays[parts] = [whole]
-        self.takes = []
-        for (number, output), whole in zip(listed.items(), taken, strict=True):
-            self.takes.append(TakenSteps(number, self.arrays[number], whole, output.places, output.step_bytes))
-            self.arrays[number] = whole
+        buffer = _Buffer(batches * rows)
+        listed = sources[0].listed
+        filled = [buffer.place(output) for output in sources[0].arrays]
+        self.arrays, self.takes = list(filled), []
+        for number, output in listed.items():
+            whole = self.arrays[number] = buffer.place(output)
+            self.takes.append(TakenSteps(number, filled[number], whole, output.places, output.step_bytes))
+        self.row_bytes = sum(array.row_bytes for array in filled)
+        self.offsets, self.joins = [], list[list[JoinLayout]]()
+        # The rows of a source are joined before the next source is read, so the parts of all sources share memory.
+        first = self.size = max(1, buffer.size)
+        for source in sources:
+            buffer.size = first
+            layouts, joins = list(filled), []
+            for each in reversed(source.joined):
+                parts = [buffer.place(output) for output in source.outputs[each.first : each.first + each.count]]
+                number = next(i for i, output in enumerate(source.arrays) if output is each.output)
+                joins.append(JoinLayout(filled[number], tuple(parts)))
+                layouts[number : number + 1] = parts
+            self.joins.append(joins)
+            self.offsets.append(np.array([layout.offset for layout in layouts], np.int64))
+            self.size = max(self.size, buffer.size)
 
     def _plan(self, source: CollectSource) -> OutputPlanArray:
         """Returns OUTPUT_PLAN [outputs]."""
@@ -149,7 +176,9 @@ class BatchPlan:
         first_with_spans: dict[tuple[int, ...], int] = {}
         for index, (record, output) in enumerate(zip(plan, source.outputs, strict=True)):
             self._fill_steps(record, output, source)
-            if output.column:
+            if output.absent:
+                record["kind"], record["valid"] = KIND_CONSTANT, self._template(output, 0, constant=True)
+            elif output.column:
                 self._fill_column(record, output, source.schema)
             elif output.source == TIMESTEPS:
                 record["kind"], record["origin"] = KIND_TIMESTEP, output.origin

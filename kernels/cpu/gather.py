@@ -56,6 +56,19 @@ def write_columns(part, whole, first):  # type: ignore[no-untyped-def]
 
 
 @cached_njit
+def write_columns_of_rows(part, whole, first, rows, steps):  # type: ignore[no-untyped-def]
+    """Copies `part` into columns of `whole` as `write_columns` does, but only some rows of a batch.
+
+    Args:
+        part, whole, first: see `write_columns`.
+        rows: int64 [B], the rows.
+        steps: consecutive rows of `part`, and of `whole`, that are one row of the batch.
+    """
+    for row in rows:
+        write_columns(part[row * steps : (row + 1) * steps], whole[row * steps : (row + 1) * steps], first)
+
+
+@cached_njit
 def crop(images, tops, lefts, out):  # type: ignore[no-untyped-def]
     """Cuts one rectangle out of all images of a row.
 

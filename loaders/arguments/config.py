@@ -37,6 +37,7 @@ from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.choices import Choose, check_choose
 from gear_data.loaders.presets.offsets import ColumnSteps, Offsets, check_offsets
 from gear_data.loaders.presets.registry import resolve_preset
+from gear_data.loaders.presets.unlike import PadTo
 from gear_data.loaders.video.resize import Resize, check_resize
 from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import AnySampler
@@ -146,6 +147,11 @@ class LoaderConfig:
     def joined(self) -> bool:
         """Whether one batch has windows of several datasets."""
         return isinstance(self.dataset, Mixture) and self.dataset.join
+
+    @property
+    def pad_to(self) -> PadTo | None:
+        """How columns of unlike shape are padded; None: they are not."""
+        return self.dataset.pad_to if isinstance(self.dataset, Mixture) else None
 
     @property
     def proportions(self) -> tuple[CheckedSchedule, ...] | None:

@@ -140,6 +140,8 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
             return "goals with listed steps are collected there"
         if component.parts:
             return "stack= joins columns there"
+        if component.alone is not None:
+            return "pad_to= joins columns there"
         variable = component.variable or component.cameras
         if variable and component.batch_format.transitions and component.request.n_step:
             return "next observations of text, bytes and cameras are read there"

@@ -1,6 +1,7 @@
 """Several columns as one in batches, as if the dataset had been converted so.
 
-A preset sees the stacked column. A kernel fills an array for each part, and the collector joins them.
+A preset sees the stacked column. A kernel fills an array for each part, and the collector joins them. The zeros of a
+padded column are one more part.
 """
 
 from __future__ import annotations
@@ -44,19 +45,17 @@ def stacked_schema(schema: Schema, stack: Mapping[str, Sequence[str]]) -> tuple[
 def part_outputs(outputs: Sequence[Output], parts: Parts) -> tuple[tuple[Output, ...], tuple[Joined, ...]]:
     """Returns the outputs that a kernel fills, and the arrays that join them.
 
-    An output of a stacked column becomes one output for each part.
+    An output of a stacked column becomes one output for each part, and zeros of a padded column one more.
     """
     first = {name: specs[0].name for name, specs in parts.items()}
     filled: list[Output] = []
     joined = []
     for output in outputs:
         own = _with_columns_of_parts(output, first)
-        if output.column and output.source in parts:
-            split = _split(own, parts[output.source])
+        split = _split(own, parts.get(output.source, ()))
+        if len(split) > 1:
             joined.append(Joined(output, len(filled), len(split)))
-            filled += split
-        else:
-            filled.append(own)
+        filled += split
     return tuple(filled), tuple(joined)
 
 
@@ -74,16 +73,28 @@ def _with_columns_of_parts(output: Output, first: Mapping[str, str]) -> Output:
 
 
 def _split(output: Output, parts: Sequence[ColumnSpec]) -> list[Output]:
-    """Returns the outputs of the parts."""
+    """Returns the outputs of the parts; itself if it is not joined.
+
+    parts: of a stacked column; empty of another one.
+    """
+    if output.absent or not output.column:
+        return [output]
+    if output.real is not None:
+        *axes, width = output.shape
+        own = dataclasses.replace(output, shape=(*axes, output.real), real=None)
+        zeros = dataclasses.replace(output.as_absent(), shape=(*axes, width - output.real))
+        return [*_split(own, parts), zeros]
+    if not parts:
+        return [output]
     size = sum(part.size for part in parts)
     split, begin = [], 0
     for part in parts:
         end = begin + part.size
-        own: dict[str, Any] = {
+        own_values: dict[str, Any] = {
             name: np.broadcast_to(value, (size,))[begin:end].copy()
             for name, value in (("mean", output.mean), ("scale", output.scale), ("fill", np.asarray(output.fill)))
             if value is not None
         }
-        split.append(dataclasses.replace(output, source=part.name, shape=(part.size,), **own))
+        split.append(dataclasses.replace(output, source=part.name, shape=(part.size,), **own_values))
         begin = end
     return split

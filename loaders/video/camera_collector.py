@@ -98,7 +98,9 @@ class CameraCollector:
         self._outputs = {number: component.cameras for number, component in components.items()}
         self._stores = {number: component.dataset.store for number, component in components.items()}
         self._readers, self._ahead = readers, ahead
-        self._cameras = next(iter(self._outputs.values()))
+        of_cameras = zip(*self._outputs.values(), strict=True)
+        #: For each camera, its output in the first dataset that has it.
+        self._cameras = [next(output for output in of_camera if not output.absent) for of_camera in of_cameras]
         self._pools = [
             BufferPool(max_rows * output.row_bytes, lambda memory: None, reuse=reuse, allocate=allocate)
             for output in self._cameras
@@ -136,7 +138,7 @@ class CameraCollector:
         ]
         self._fetch(*([each for of_camera in some for each in of_camera] for some in zip(*requests, strict=True)))
         for number, (output, (wanted, ahead)) in enumerate(zip(self._cameras, requests, strict=True)):
-            arrays[output.key] = self._array(number, rows, wanted, ahead)
+            arrays[output.key] = self._array(number, windows, wanted, ahead)
             valid += sum(len(each.places) for each in wanted) * output.step_bytes
             padded += rows * output.row_bytes
         return padded, valid
@@ -157,12 +159,15 @@ class CameraCollector:
 
     def _has_planes(self, number: int) -> bool:
         """Returns whether the files of a camera are such that it can be added as YUV."""
-        if np.ndim(self._cameras[number].fill):
+        fill = self._cameras[number].fill
+        if np.ndim(fill) or any(not np.array_equal(outputs[number].fill, fill) for outputs in self._outputs.values()):
             return False
         # The GPU has one table of values for all channels.
         if any(outputs[number].mean is not None for outputs in self._outputs.values()):
             return False
         for dataset, outputs in self._outputs.items():
+            if outputs[number].absent:
+                continue
             camera = outputs[number].source
             files = self._stores[dataset].videos.segments[camera].file
             if not self._readers.reader(dataset, camera).gives_planes(files):
@@ -170,17 +175,17 @@ class CameraCollector:
         return True
 
     def _array(
-        self, number: int, rows: int, wanted: Sequence[FrameRequests], ahead: Sequence[FrameRequests]
+        self, number: int, windows: Windows, wanted: Sequence[FrameRequests], ahead: Sequence[FrameRequests]
     ) -> npt.NDArray[Any] | PlanarFrames:
         """Returns a camera of a batch.
 
         Args:
             number: of the camera.
-            rows: windows of the batch.
+            windows: the windows of the batch.
             wanted: the frames that are not `fill`.
             ahead: frames of the batches that are built next.
         """
-        planar = self._planar[number]
+        rows, planar = len(windows), self._planar[number]
         if planar is not None:
             try:
                 return self._read_planes(planar, number, rows, wanted, ahead)
@@ -196,7 +201,9 @@ class CameraCollector:
             self._read(number, each, ahead, frames)
             padding[each.places] = False
         if padding.any():
-            frames[padding] = output.fill
+            source = np.repeat(np.broadcast_to(np.asarray(windows.source), rows), output.width)
+            for dataset, outputs in self._outputs.items():
+                frames[padding & (source == dataset)] = outputs[number].fill
         # The array keeps the lease of the buffer alive.
         return np.ndarray((rows, *output.array_shape), output.array_dtype, memory)
 
@@ -212,7 +219,7 @@ class CameraCollector:
         hops = np.ones(len(windows), np.int64) if hops is None else hops
         for dataset, outputs in self._outputs.items():
             rows = np.flatnonzero(source == dataset)
-            if not len(rows):
+            if not len(rows) or outputs[number].absent:
                 continue
             output, store, own = outputs[number], self._stores[dataset], windows[rows]
             steps = _frame_steps(output, own, store.lengths[own.episode_id], hops[rows])

@@ -100,8 +100,8 @@ class DeviceCollector:
             self._handle = self._stream.cuda_stream
             self._kernel_stream = cupy.cuda.ExternalStream(self._handle)
             self._readers = [
-                DeviceReader(reader, columns, each, plan.offsets, self._launcher)
-                for (reader, columns), each in zip(sources, plan.plans, strict=True)
+                DeviceReader(reader, columns, each, offsets, self._launcher)
+                for (reader, columns), each, offsets in zip(sources, plan.plans, plan.offsets, strict=True)
             ]
             self.sampler = None
             first = self._readers[0]

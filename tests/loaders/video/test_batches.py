@@ -13,7 +13,10 @@ import gear_data
 from gear_data import Mixture, RandomCrop, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.storage.statistics import ColumnStatistics
-from tests.support.cameras.filmed import FRONT, WRIST, Filmed
+from gear_data.video.indexing.demux import index_file
+from gear_data.video.segments import VideoSegments
+from tests.support.cameras.attached import attach_cameras
+from tests.support.cameras.filmed import FRONT, WRIST, Filmed, moving_bar, write_video
 from tests.support.command_line import run_json
 from tests.support.feed.arguments import grouped
 
@@ -273,6 +276,42 @@ def test_mixtures(filmed: Filmed, dataset: gear_data.Dataset, rollouts_path: Any
     if join:
         with pytest.raises(UnknownNameError):
             SequenceLoader(without, **grouped(columns=["actions", FRONT], **OPTIONS))
+
+
+@pytest.mark.parametrize("preset", ["raw", "lerobot", "transitions"])
+def test_absent_cameras_are_black(filmed: Filmed, dataset: gear_data.Dataset, rollouts_path: Any, preset: str) -> None:
+    both = Mixture([(gear_data.open(rollouts_path), 1), (dataset, 1)], join=True, pad_to="largest")
+    options = {**OPTIONS, "preset": preset, "context": 1 if preset == "transitions" else 4}
+    loader = SequenceLoader(both, **grouped(**options))
+    for step, (batch, rows) in enumerate(first_batches(loader)):
+        source = loader.windows(step)["dataset"]
+        assert batch[f"{FRONT}_present"].tolist() == (source == 1).tolist()
+        assert not batch[FRONT][source == 0].any()
+        own = np.flatnonzero(source == 1)
+        places, padding = ([0], "edge") if preset == "lerobot" else (list(range(options["context"])), "fill")
+        expected = golden(filmed, FRONT, [rows[row] for row in own], places, window=True, padding=padding)
+        if preset == "lerobot":
+            values = expected[:, 0].transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
+        else:
+            values = expected[:, 0] if preset == "transitions" else expected
+        assert np.array_equal(batch[FRONT][own], values)
+
+
+def test_cameras_of_several_sizes_need_resize(dataset: gear_data.Dataset, sources: Any, tmp_path: Any) -> None:
+    source = sources.write_d4rl(tmp_path / "source.hdf5", sources.make_rollouts(2, seed=4))
+    gear_data.convert(source, tmp_path / "small")
+    small = gear_data.open(tmp_path / "small")
+    write_video(small.path / "videos/front.mp4", moving_bar(int(small.lengths.sum()), 32, 48))
+    segments = VideoSegments(np.zeros(2, np.int64), small.offsets[:-1])
+    attach_cameras(small.path, [index_file(small.path / "videos/front.mp4", "videos/front.mp4")], {FRONT: segments})
+    small = gear_data.open(small.path)
+    for pad_to in (None, "largest"):
+        both = Mixture([(dataset, 1), (small, 1)], join=True, pad_to=pad_to)
+        columns = ["actions", FRONT]
+        with pytest.raises(InvalidArgumentError, match=r"(?s)shape of a frame.*48, 64.*32, 48.*resize="):
+            SequenceLoader(both, **grouped(columns=columns, **OPTIONS))
+        batch = next(iter(SequenceLoader(both, **grouped(columns=columns, resize=(8, 12), **OPTIONS))))
+        assert batch[FRONT].shape[2:] == (8, 12, 3)
 
 
 # Refusals

@@ -27,6 +27,12 @@ def _dataset(path: Path, seed: int = 3) -> None:
     source.unlink()
 
 
+def _pendulum(path: Path) -> None:
+    """Converts 24 episodes of 3 observations and 1 action."""
+    rollouts = make_rollouts(24, seed=5, max_length=80, states=3, actions=1, short=False)
+    gear_data.convert(write_d4rl(path.with_suffix(".hdf5"), rollouts), path, progress=False)
+
+
 def _arm(path: Path) -> None:
     """Converts 24 episodes, and gives them two cameras."""
     _dataset(path)
@@ -83,6 +89,7 @@ def _robot(path: Path) -> None:
 SOURCES: dict[str, Callable[[Path], object]] = {
     "hopper": _dataset,
     "arm": _arm,
+    "pendulum": _pendulum,
     "walker": lambda path: _dataset(path, seed=4),
     "hopper-medium.parquet": lambda path: write_episodes(path, _hopper()),
     "hopper_medium-v2.hdf5": lambda path: write_d4rl(path, _hopper()),

@@ -1,0 +1,295 @@
+"""Datasets of unlike shape in one batch, against plain loops over their episodes and over unpadded batches."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gear_data
+from gear_data import Goals, Mixture, RandomShift, SequenceLoader
+from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
+from tests.support.feed import data as feed_data
+from tests.support.feed.arguments import grouped
+from tests.support.feed.batches import same, take
+
+CONTEXT, BATCH = 5, 9
+LENGTHS = [[7, 1, 23], [12, 5, 9], [4, 17]]
+#: Observations and actions of each dataset.
+WIDTHS = [(4, 3), (2, 1), (6, 2)]
+SHARES = [3, 2, 2]
+
+
+def make_episodes(number: int) -> list[dict[str, Any]]:
+    observations, actions = WIDTHS[number]
+    episodes = feed_data.locomotion(LENGTHS[number], seed=number, observations=observations, actions=actions)
+    random = np.random.default_rng(number)
+    for episode in episodes:
+        steps = len(episode["rewards"])
+        if number == 0:
+            episode["infos.count"] = random.integers(1, 9, steps)
+        if number == 2:
+            episode["observations.image"] = random.integers(1, 255, (steps, 6, 5, 3)).astype(np.uint8)
+    return episodes
+
+
+EPISODES = [make_episodes(number) for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> list[gear_data.Dataset]:
+    folder = tmp_path_factory.mktemp("unlike")
+    return [
+        feed_data.convert_episodes(episodes, folder / str(number), shard_bytes=1024)
+        for number, episodes in enumerate(EPISODES)
+    ]
+
+
+def loader(datasets: Any, pad_to: Any = "largest", join: bool = True, **options: Any) -> SequenceLoader:
+    mixture = Mixture(list(zip(datasets, SHARES, strict=False)), join=join, pad_to=pad_to)
+    return SequenceLoader(mixture, **grouped(**{"batch_size": BATCH, "context": CONTEXT, "seed": 4, **options}))
+
+
+def rows_of(found: SequenceLoader, step: int) -> list[tuple[int, int, int, int]]:
+    windows = found.windows(step)
+    return list(zip(*(windows[name].tolist() for name in ("dataset", "episode_id", "start", "length")), strict=True))
+
+
+def every(number: int, name: str) -> Any:
+    return np.concatenate([episode[name] for episode in EPISODES[number]]).astype(np.float64)
+
+
+PADDED = {"observations": 8, "actions": 3}
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+@pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize("pad_to", ["largest", PADDED])
+def test_joined_batches(datasets: Any, pad_to: Any, prefetch: int, framework: str) -> None:
+    widths = {"observations": 6, "actions": 3} if pad_to == "largest" else PADDED
+    found = loader(datasets, pad_to, prefetch=prefetch, framework=framework, normalize=True)
+    for step, batch in enumerate(itertools.islice(found, 12)):
+        batch = {key: np.array(value) for key, value in batch.items()}
+        rows = rows_of(found, step)
+        assert batch["source"].tolist() == [number for number, *_ in rows]
+        expected = {name: np.zeros((BATCH, CONTEXT, width), np.float32) for name, width in widths.items()}
+        masks = {name: np.zeros((BATCH, width), bool) for name, width in widths.items()}
+        images = np.zeros((BATCH, CONTEXT, 6, 5, 3), np.uint8)
+        counts = np.zeros((BATCH, CONTEXT), np.int64)
+        for row, (number, episode, start, length) in enumerate(rows):
+            for name in widths:
+                own = EPISODES[number][episode][name][start : start + length].astype(np.float64)
+                if name == "observations":
+                    own = (own - every(number, name).mean(0)) / every(number, name).std(0)
+                expected[name][row, :length, : own.shape[1]] = own
+                masks[name][row, : own.shape[1]] = True
+            if number == 0:
+                counts[row, :length] = EPISODES[number][episode]["infos.count"][start : start + length]
+            if number == 2:
+                images[row, :length] = EPISODES[number][episode]["observations.image"][start : start + length]
+        for name in widths:
+            np.testing.assert_allclose(batch[name], expected[name], rtol=1e-5, atol=1e-6)
+            assert not batch[name][expected[name] == 0].any()
+            assert np.array_equal(batch[f"{name}_dim_mask"], masks[name])
+        assert np.array_equal(batch["observations.image"], images)
+        assert np.array_equal(batch["infos.count"], counts)
+        assert batch["infos.count_present"].tolist() == [number == 0 for number, *_ in rows]
+        assert batch["observations.image_present"].tolist() == [number == 2 for number, *_ in rows]
+        assert batch["infos.count"].dtype == np.int64 and batch["infos.count_present"].dtype == np.bool_
+        assert not {"rewards_present", "actions_present", "rewards_dim_mask"} & batch.keys()
+
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"dtype": "bfloat16", "normalize": "all"},
+    {"preset": "decision_transformer", "normalize": True},
+    {"preset": "corl", "normalize": "minmax", "columns": ["infos.count"]},
+    {"preset": "d3rlpy"},
+    {"preset": "jat"},
+    {"preset": "lerobot", "offsets": {"actions": (0, 4), "observations.image": (-1, 1)}},
+    {"preset": "transitions", "context": 1},
+    {"preset": "transitions", "context": 1, "n_step": 3, "offsets": {"actions": (0, 3)}, "missing_next": "mark"},
+    {"offsets": {"observations": [-3, 0, 2], "infos.count": [0, 2], "actions": (-1, 2)}},
+    {"stack": {"both": ["observations", "actions"]}, "normalize": ["both"]},
+    {"columns": ["next_observations", "next_observations.image", "infos.count"], "normalize": ["observations"]},
+    {"n_step": 3, "window_ids": True, "sampler": "shuffle"},
+]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Draws listed windows. rows: int64 [steps, slots, 2], episode and first step."""
+
+    rows: np.ndarray
+    name = "listed"
+
+    def draw(self, counts: Any, seed: int, step: int, first: int, last: int) -> tuple[Any, Any]:
+        found = self.rows[step, : last - first]
+        return found[:, 0], found[:, 1]
+
+
+def alone(dataset: Any, rows: list[list[tuple[int, int]]], options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the batches that a loader of one dataset has of some windows of each step."""
+    listed = np.zeros((len(rows), BATCH, 2), np.int64)
+    for step, own in enumerate(rows):
+        listed[step, : len(own)] = np.reshape(own, (len(own), 2))
+    own = {"context": CONTEXT, **options, "sampler": Listed(listed), "batch_size": BATCH}
+    for name in ("offsets", "columns", "normalize"):
+        if isinstance(given := own.get(name), dict):
+            own[name] = {key: value for key, value in given.items() if key in dataset.schema}
+        elif isinstance(given, list) and "stack" not in own:
+            own[name] = [key for key in given if key.removeprefix("next_") in dataset.schema]
+    return take(SequenceLoader(dataset, **grouped(**own)), len(rows))
+
+
+def wide(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Returns one row with zeros behind its last axis."""
+    result = torch.zeros(shape, dtype=values.dtype)
+    result[..., : values.shape[-1]] = values
+    return result
+
+
+@pytest.mark.parametrize("join", [True, False])
+@pytest.mark.parametrize("options", CASES, ids=lambda options: ", ".join(options) or "raw")
+def test_rows_are_those_of_the_single_datasets(datasets: Any, options: dict[str, Any], join: bool) -> None:
+    options = dict(options)
+    if (missing := options.pop("missing_next", None)) is not None:
+        options["preset_options"] = {"transitions": {"missing_next": missing}}
+    steps = 4
+    found = loader(datasets, join=join, **options)
+    batches = take(found, steps)
+    rows = [rows_of(found, step) for step in range(steps)]
+    for number, dataset in enumerate(datasets):
+        own = [[(episode, start) for which, episode, start, _ in every if which == number] for every in rows]
+        for step, expected in enumerate(alone(dataset, own, options)):
+            places = [row for row, (which, *_) in enumerate(rows[step]) if which == number]
+            for key, values in batches[step].items():
+                for place, row in enumerate(places):
+                    if key == "source":
+                        assert values[row] == number
+                    elif key.endswith("_dim_mask"):
+                        real = expected[key.removesuffix("_dim_mask")].shape[-1]
+                        assert values[row].tolist() == [n < real for n in range(values.shape[-1])]
+                    elif key.endswith("_present"):
+                        assert values[row].item() == (key.removesuffix("_present") in expected)
+                    elif key in expected:
+                        whole = expected[key][place]
+                        golden = wide(whole, values[row].shape) if whole.ndim else whole
+                        assert values.dtype == golden.dtype and torch.equal(values[row], golden), (step, key)
+                    else:
+                        assert not values[row].any(), key
+
+
+def test_goals_are_padded_like_their_column(datasets: Any) -> None:
+    found = loader(datasets, preset="transitions", context=1, goals=Goals())
+    for step, batch in enumerate(take(found, 4)):
+        windows = found.windows(step)
+        for row, number in enumerate(windows["dataset"].tolist()):
+            for key in Goals().keys:
+                episode, at = (windows[f"{key}_{name}"][row] for name in ("episode_id", "step"))
+                golden = torch.zeros(6)
+                golden[: WIDTHS[number][0]] = torch.from_numpy(EPISODES[number][episode]["observations"][at])
+                assert torch.equal(batch[key][row], golden)
+
+
+# The sequence
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("join", [True, False])
+def test_ranks_and_resuming_elsewhere(datasets: Any, join: bool, world_size: int) -> None:
+    whole = take(loader(datasets, join=join), 9)
+
+    def together(state: Any, count: int) -> list[dict[str, Any]]:
+        parts = []
+        for rank in range(world_size):
+            part = loader(datasets, join=join, rank=rank, world_size=world_size, prefetch=rank)
+            part.load_state_dict(state)
+            parts.append(take(part, count))
+        return [{key: torch.cat([part[step][key] for part in parts]) for key in whole[0]} for step in range(count)]
+
+    one = loader(datasets, join=join)
+    same(take(one, 4), whole[:4])
+    same(together(json.loads(json.dumps(one.state_dict())), 5), whole[4:])
+
+
+def test_padding_changes_no_window(datasets: Any) -> None:
+    plain, padded = loader(datasets, pad_to=None, join=False), loader(datasets, join=False)
+    for step in range(6):
+        assert rows_of(plain, step) == rows_of(padded, step)
+    padded.load_state_dict(plain.state_dict())
+
+
+def test_like_datasets_are_not_changed_by_padding_to_the_largest(datasets: Any) -> None:
+    both = [datasets[0], datasets[0].filter("length > 1")]
+    joined = take(SequenceLoader(Mixture(both, join=True), **grouped(batch_size=6, context=4)), 5)
+    padded = Mixture(both, join=True, pad_to="largest")
+    same(take(SequenceLoader(padded, **grouped(batch_size=6, context=4)), 5), joined)
+
+
+def test_images_of_absent_cameras_stay_black(datasets: Any) -> None:
+    found = loader(datasets, augment=RandomShift(2))
+    plain = take(loader(datasets), 3)
+    for batch, before in zip(take(found, 3), plain, strict=True):
+        assert not batch["observations.image"][batch["source"] != 2].any()
+        assert not torch.equal(batch["observations.image"], before["observations.image"])
+
+
+def test_the_specification_has_the_padding(datasets: Any) -> None:
+    spec = json.loads(json.dumps(loader(datasets, PADDED).spec()))
+    outputs = [{each["key"]: each for each in own["outputs"]} for own in spec["datasets"]]
+    assert [own["observations"]["shape"] for own in outputs] == [[8]] * 3
+    assert [own["observations"]["real"] for own in outputs] == [4, 2, 6]
+    assert [own["infos.count"].get("absent", False) for own in outputs] == [False, True, True]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("pad_to", "options", "error", "message"),
+    [
+        (None, {}, InvalidArgumentError,
+         r"(?s)'observations'.*dataset 0 \(.*0\) has \[4\], and dataset 1 \(.*1\) has \[2\].*"
+         r"pad_to={'observations': 4}"),
+        (None, {"preset": "corl"}, InvalidArgumentError, r"(?s)'observations'.*pad_to={'observations': 4}"),
+        (None, {"columns": ["actions"]}, InvalidArgumentError, r"(?s)'actions'.*pad_to={'actions': 3}"),
+        ({"observations": 6}, {}, InvalidArgumentError, r"(?s)'actions'.*pad_to={'actions': 3}"),
+        ({"observations": 5, "actions": 3}, {}, InvalidArgumentError,
+         r"(?s)'observations'.*pad_to is 5, and dataset 2 \(.*2\) has 6 elements.*'observations': 6"),
+        ({"observation": 6}, {}, UnknownNameError, r"(?s)'observation'.*observations"),
+        ({"infos.count": 6}, {"columns": ["actions"]}, UnknownNameError, "infos.count"),
+        ({"rewards": 2}, {}, InvalidArgumentError, r"(?s)'rewards'.*one number a step.*'stack'"),
+        ("largest", {"columns": ["action"]}, UnknownNameError, "action"),
+        ("largest", {"offsets": {"action": (0, 1)}}, UnknownNameError, "action"),
+        ("largest", {"normalize": ["action"]}, UnknownNameError, "action"),
+        ("largest", {"preset": "gato"}, InvalidArgumentError, "makes tokens"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_joined(datasets: Any, pad_to: Any, options: Any, error: type[GearError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        loader(datasets, pad_to, **options)
+
+
+@pytest.mark.parametrize("pad_to", ["most", 3, {"actions": 0}, {"actions": "32"}, {"actions": True}, {3: 4}])
+def test_pad_to_of_another_form(datasets: Any, pad_to: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="pad_to"):
+        Mixture(datasets, pad_to=pad_to)
+
+
+def test_unlike_dtypes_and_axes(datasets: Any, make_dataset: Any) -> None:
+    doubles = make_dataset([{**episode, "actions": episode["actions"].astype(np.float64)} for episode in EPISODES[0]])
+    with pytest.raises(InvalidArgumentError, match=r"(?s)'actions'.*float32.*float64.*BatchOptions"):
+        loader([datasets[1], doubles])
+    assert take(loader([datasets[1], doubles], dtype="float32"), 1)[0]["actions"].shape[-1] == 3
+    numbers = make_dataset([{**episode, "actions": episode["actions"][:, 0]} for episode in EPISODES[0]])
+    with pytest.raises(InvalidArgumentError, match=r"(?s)'actions'.*\[1\].*\[\].*'stack'"):
+        loader([datasets[1], numbers])
+    named = make_dataset([{"observations.state": e["observations"], "rewards": e["rewards"]} for e in EPISODES[0]])
+    with pytest.raises(InvalidArgumentError, match=r"(?s)no observations of one name.*observations\.state.*pad_to"):
+        loader([datasets[1], named], pad_to=None)
