@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -71,6 +72,7 @@ def test_a_fork_does_not_wait_long_for_threads_of_other_code(
 ):
     monkeypatch.setattr(grpc_fork, "_grpc_threads_running", lambda: True)
     monkeypatch.setattr(grpc_fork._gate, "patience", 0.0)
+    monkeypatch.setattr(grpc_fork._gate, "attempts_end", -math.inf)
     grpc_fork.note_grpc_threads()
     if (child := os.fork()) == 0:
         os._exit(grpc_fork._gate.patience != grpc_fork._OTHERS_END_SECONDS)

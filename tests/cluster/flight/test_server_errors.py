@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import logging
 import math
@@ -44,18 +45,21 @@ def folder(tmp_path_factory):
 
 
 class FailingShards(ShardServer):
-    """Shards that raise `error` for every request of rows and for every chunk of a file."""
+    """Shards that raise a copy of `error` for every request of rows and for every chunk of a file.
+
+    An error that was raised keeps the call, and gRPC's threads. Parameters of tests live until the process ends.
+    """
 
     error: Exception | None = None
 
     def answer(self, request):
         if self.error is not None:
-            raise self.error
+            raise copy.copy(self.error)
         return super().answer(request)
 
     def file_chunk(self, name, offset):
         if self.error is not None:
-            raise self.error
+            raise copy.copy(self.error)
         return super().file_chunk(name, offset)
 
 
@@ -163,7 +167,7 @@ def test_an_unexpected_error_has_an_id_and_is_logged(serve, caplog, error):
         assert number is not None and f"search the log of that node for {number[1]}" in text
         assert "Traceback" not in text and "/srv" not in text
         (record,) = caplog.records
-        assert number[1] in record.getMessage() and record.exc_info[1] is error
+        assert number[1] in record.getMessage() and repr(record.exc_info[1]) == repr(error)
         caplog.clear()
     stream.abandon()
 
