@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from gear_data.loaders.presets.outputs import (
     preset_postprocess,
     text_columns,
 )
-from gear_data.loaders.presets.stacked import Parts, part_outputs, stacked_schema
+from gear_data.loaders.presets.stacked import Parts, part_outputs, renamed_schema, stacked_schema
 from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, check_shapes, joint_outputs, padded_like
 from gear_data.loaders.video.resize import check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
@@ -81,6 +82,7 @@ class LoaderComponent:
         goals: the goals of the windows; None: batches have no goals.
         parts: stacked column -> the columns that the collector reads for it.
         window_ids: whether batches have the keys `WINDOW_IDS`.
+        rename: column of the dataset -> its name everywhere else here.
         alone: the component before its arrays got the layout of a mixture's `pad_to`; None: they have their own.
     """
 
@@ -98,6 +100,7 @@ class LoaderComponent:
     goals: ComponentGoals | None
     parts: Parts
     window_ids: bool
+    rename: Mapping[str, str]
     alone: LoaderComponent | None = None
 
     @property
@@ -120,7 +123,16 @@ class LoaderComponent:
         wanted = [o for o in (self.outputs if outputs is None else outputs) if o.camera is None]
         filled, joined = part_outputs([output.span for output in wanted], self.parts)
         listed = {number: output for number, output in enumerate(wanted) if output.steps is not None}
-        return CollectSource(self.dataset.store.reader(), self.dataset.schema, filled, joined, listed)
+        schema = renamed_schema(self.dataset.schema, self.rename)
+        return CollectSource(self.dataset.store.reader(), schema, filled, joined, listed, self._stored)
+
+    @cached_property
+    def _stored(self) -> dict[str, str]:
+        return {new: name for name, new in self.rename.items()}
+
+    def stored_name(self, column: str) -> str:
+        """Returns the name of a column in the dataset."""
+        return self._stored.get(column, column)
 
     @property
     def cameras(self) -> tuple[Output, ...]:
@@ -163,6 +175,7 @@ class LoaderComponent:
             "n_step": request.n_step,
             **({"stack": {name: [p.name for p in specs] for name, specs in self.parts.items()}} if self.parts else {}),
             "outputs": [output_to_json(output) for output in self.outputs],
+            **({"rename": dict(self.rename)} if self.rename else {}),
             "window_ids": self.window_ids,
         }
 
@@ -210,12 +223,12 @@ def make_components(
     """
     datasets = config.datasets
     origins = [Origin()] * len(datasets) if origins is None else origins
-    check_cameras([each.dataset.schema for each in datasets], config.resize)
     owns = [
         config.with_options(each.options, config.seed if len(datasets) == 1 else _component_seed(config.seed, number))
         for number, each in enumerate(datasets)
     ]
     schemas = [_schema(each.dataset, own)[0] for each, own in zip(datasets, owns, strict=True)]
+    check_cameras(schemas, config.resize)
     names = [f"dataset {number} ({each.dataset.path})" for number, each in enumerate(datasets)]
     if config.pad_to is not None:
         owns = [_own_columns(own, datasets[number].options, schemas, number) for number, own in enumerate(owns)]
@@ -318,7 +331,7 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
         context=config.rule.context,
         columns=steps,
         offsets=config.column_steps,
-        normalize=normalization_statistics(dataset, schema, parts, config.normalize)
+        normalize=normalization_statistics(dataset, schema, parts, config.normalize, config.rename)
         if origin.normalize is None
         else restored_statistics(origin.normalize),
         float_dtype=config.batch.float_dtype,
@@ -383,7 +396,7 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
         facts = batch_facts(dataset, requested_facts, of_facts, taken, chosen)
     return LoaderComponent(
         dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, facts, choices,
-        postprocess, goals, parts, config.batch.window_ids,
+        postprocess, goals, parts, config.batch.window_ids, config.rename,
     )  # fmt: skip
 
 
@@ -429,7 +442,7 @@ def episode_ids(components: Sequence[LoaderComponent], source: int | Int64Array,
 
 def _schema(dataset: Dataset, config: LoaderConfig) -> tuple[Schema, Parts]:
     """Returns the columns as batches have them, and the parts of stacked columns."""
-    schema, parts = stacked_schema(dataset.schema, config.batch.stack)
+    schema, parts = stacked_schema(renamed_schema(dataset.schema, config.rename), config.batch.stack)
     return resized(schema, config.resize), parts
 
 
@@ -475,12 +488,13 @@ def _shared_columns(schemas: Sequence[Schema], datasets: Sequence[str]) -> tuple
                 f"the datasets have no {role.value}s of one name: {datasets[0]} has {', '.join(own[0])}, and "
                 f"{datasets[other]} has {', '.join(own[other])}",
                 column=own[0][0],
-                hint="give Mixture(..., pad_to='largest') for the columns of all datasets, or columns= for others",
+                hint=f"give a dataset the option {{'rename': {{'{own[other][0]}': '{own[0][0]}'}}}}, or give "
+                "Mixture(..., pad_to='largest') for the columns of all datasets, or columns= for others",
             )
     if not names:
         raise InvalidArgumentError(
             f"the {len(schemas)} datasets of this mixture have no column of the same name",
-            hint="rename columns at conversion (--rename), or give join=False",
+            hint="give a dataset the option {'rename': {OLD: NEW}}, or give join=False",
         )
     return names
 

@@ -14,11 +14,13 @@ from gear_data.common.keywords import refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.loaders.presets.stacked import check_rename
 from gear_data.loaders.presets.unlike import PadTo, check_pad_to
 from gear_data.selection.schedule import CheckedSchedule, checked_schedule
+from gear_data.stacking import check_stack
 
 #: Arguments of a SequenceLoader that a dataset of a mixture can replace.
-OPTIONS = ("choose", "columns", "normalize", "preset_options", "sampler")
+OPTIONS = ("choose", "columns", "normalize", "preset_options", "rename", "sampler", "stack")
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,9 @@ class Mixture:
         datasets: the datasets, in equal proportions; or for each dataset (dataset, proportion) or (dataset, proportion,
             options). Proportions are positive; only their ratios count. A proportion may depend on the step:
             breakpoints [(step, proportion), ...] with straight lines between them, or a function of the step, of at
-            least 0. Options are `sampler`, `columns`, `choose`, `normalize` and `preset_options`, as in
-            `SequenceLoader`; the loader's value applies where an option is missing.
+            least 0. Options are `sampler`, `columns`, `choose`, `normalize`, `preset_options` and `stack`, as in
+            `SequenceLoader`; the loader's value applies where an option is missing. Another is `rename`: column of the
+            dataset -> its name in batches and in the other arguments. Samplers see the dataset's own names.
         join: False gives batches of one dataset each, with all its columns. True gives batches with windows of all
             datasets, and with the columns that all datasets have.
         pad_to: for datasets of unlike shape: column -> elements to which its last axis is padded with zeros, after
@@ -131,7 +134,11 @@ def _component(entry: Dataset | tuple[Any, ...]) -> MixtureComponent:
     for name in options:
         if name not in OPTIONS:
             raise unknown_name("mixture option", name, OPTIONS)
+    checked = dict(options)
+    for name, check in (("rename", check_rename), ("stack", check_stack)):
+        if name in checked:
+            checked[name] = check(checked[name])
     proportion = entry[1]
     if callable(proportion) or isinstance(proportion, list | tuple):
         proportion = checked_schedule("a proportion", proportion)
-    return MixtureComponent(entry[0], proportion, dict(options))
+    return MixtureComponent(entry[0], proportion, checked)

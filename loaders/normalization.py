@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from gear_data.storage.statistics import ColumnStatistics
 from gear_data.words import Normalization
 
 Float64Array = npt.NDArray[np.float64]
+MeanAndStd = tuple[Float64Array, Float64Array]
 #: The argument `normalize` of `SequenceLoader`.
 Normalize = bool | Normalization | str | Sequence[str] | Mapping[str, tuple[Any, Any] | str] | None
 
@@ -28,7 +29,11 @@ _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def normalization_statistics(
-    dataset: Dataset, schema: Schema, parts: Mapping[str, Sequence[ColumnSpec]], normalize: Normalize
+    dataset: Dataset,
+    schema: Schema,
+    parts: Mapping[str, Sequence[ColumnSpec]],
+    normalize: Normalize,
+    rename: Mapping[str, str],
 ) -> dict[str, tuple[Float64Array, Float64Array]]:
     """Returns column -> (mean, std), float64, of the columns to normalise.
 
@@ -37,6 +42,7 @@ def normalization_statistics(
         schema: its columns, with stacked columns in the place of their parts.
         parts: stacked column -> its parts, whose statistics it has.
         normalize: see `SequenceLoader`.
+        rename: column of the dataset -> its name in the schema.
 
     Raises:
         UnknownNameError: no such column.
@@ -44,36 +50,41 @@ def normalization_statistics(
     """
     if normalize is None:
         return {}
+    stored = {new: name for name, new in rename.items()}
+
+    def of(name: str, mode: str) -> MeanAndStd:
+        return mode_statistics(dataset, stored.get(name, name), mode)
+
     if isinstance(normalize, Mapping):
         normalization_columns(schema, tuple(normalize))
-        return {name: _mean_and_std(dataset, parts, name, value) for name, value in normalize.items()}
+        return {name: _mean_and_std(of, parts, name, value) for name, value in normalize.items()}
     if isinstance(normalize, str) and normalize not in ("all", *MODES, *schema.names):
         raise unknown_name("column", normalize, ("all", *MODES, *schema.names))
     mode = normalize if isinstance(normalize, str) and normalize in MODES else "mean-std"
     names = normalization_columns(schema, True if mode == normalize else normalize)
-    return {name: _statistics_of(dataset, parts, name, mode) for name in names}
+    return {name: _statistics_of(of, parts, name, mode) for name in names}
 
 
 def _statistics_of(
-    dataset: Dataset, parts: Mapping[str, Sequence[ColumnSpec]], name: str, mode: str
+    of: Callable[[str, str], MeanAndStd], parts: Mapping[str, Sequence[ColumnSpec]], name: str, mode: str
 ) -> tuple[Float64Array, Float64Array]:
-    """Returns the (mean, std) of a mode.
+    """Returns the (mean, std) of a mode, from a function that returns those of one column.
 
     A stacked column has its parts' values side by side.
     """
     if name not in parts:
-        return mode_statistics(dataset, name, mode)
-    means, deviations = zip(*(mode_statistics(dataset, part.name, mode) for part in parts[name]), strict=True)
+        return of(name, mode)
+    means, deviations = zip(*(of(part.name, mode) for part in parts[name]), strict=True)
     return np.concatenate(means), np.concatenate(deviations)
 
 
 def _mean_and_std(
-    dataset: Dataset, parts: Mapping[str, Sequence[ColumnSpec]], name: str, value: Any
+    of: Callable[[str, str], MeanAndStd], parts: Mapping[str, Sequence[ColumnSpec]], name: str, value: Any
 ) -> tuple[Float64Array, Float64Array]:
     if isinstance(value, str):
         if value not in MODES:
             raise unknown_name("normalisation", value, MODES)
-        return _statistics_of(dataset, parts, name, value)
+        return _statistics_of(of, parts, name, value)
     try:
         mean, std = (np.asarray(each, np.float64) for each in value)
     except (TypeError, ValueError) as error:

@@ -75,10 +75,11 @@ class CollectSource:
 
     Attributes:
         reader: reads the dataset's columns.
-        schema: the columns.
+        schema: the columns, in the dataset's order.
         outputs: the arrays that a kernel fills.
         joined: the arrays of a batch that are joined from several outputs. Each stands in the place of its parts.
         listed: number of an array -> the output of listed steps that stands in its place.
+        names: column -> its name in the dataset, if that is another one.
     """
 
     reader: ColumnReader
@@ -86,6 +87,11 @@ class CollectSource:
     outputs: tuple[Output, ...]
     joined: tuple[Joined, ...] = ()
     listed: Mapping[int, Output] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def final_address(self, column: str) -> int:
+        """Returns the address of a column's final observations: see `ColumnReader`."""
+        return self.reader.final_address(self.names.get(column, column))
 
     @property
     def arrays(self) -> list[Output]:
@@ -199,11 +205,11 @@ class BatchPlan:
         record["fill"] = self._template(output, output.fill)
         final_column = output.source if output.column else output.mask_column
         if output.shift > 0 and final_column is not None:
-            record["finals"] = source.reader.final_address(final_column)
+            record["finals"] = source.final_address(final_column)
         if output.next_state is not None:
             record["hops"], record["ends"] = output.next_state.most, source.schema.index(output.next_state.ends)
             finals = output.next_state.finals
-            record["reach"] = finals is not None and source.reader.final_address(finals) != 0
+            record["reach"] = finals is not None and source.final_address(finals) != 0
 
     def _fill_column(self, record: Any, output: Output, schema: Schema) -> None:
         """Fills the fields of an output that reads a column.

@@ -56,6 +56,7 @@ class LoaderConfig:
     """The arguments of a SequenceLoader, which describes them, checked.
 
     Attributes:
+        rename: column of the dataset -> its name in batches; an option of a mixture's datasets.
         rule: the anchors and lengths of windows; its `context` is never None.
         column_steps: `offsets`, checked.
         membership: this process in its run, with `decentralized` selection; else None.
@@ -92,6 +93,7 @@ class LoaderConfig:
     batch: BatchOptions
     video: VideoOptions
     execution: ExecutionOptions
+    rename: Mapping[str, str] = field(default_factory=dict)
     rule: WindowRule = field(init=False)
     column_steps: ColumnSteps = field(init=False)
     membership: Membership | None = field(init=False)
@@ -201,6 +203,7 @@ class LoaderConfig:
             seed: the seed of the dataset.
         """
         replaced = dict(options)
-        if "preset_options" in replaced:
-            replaced["batch"] = dataclasses.replace(self.batch, preset_options=replaced.pop("preset_options"))
+        own = {name: replaced.pop(name) for name in ("preset_options", "stack") if name in replaced}
+        if own:
+            replaced["batch"] = dataclasses.replace(self.batch, **own)
         return dataclasses.replace(self, seed=seed, **replaced)

@@ -38,7 +38,7 @@ def check_decoders(components: Sequence[LoaderComponent], decoders: Mapping[str,
         | {choice.key for component in components for choice in component.choices}
         | {fact.key for component in components for fact in component.facts if fact.variable_length}
     )
-    schemas = [component.dataset.schema for component in components]
+    schemas = [component.request.schema for component in components]
     for name, decoder in decoders.items():
         if name not in known:
             hint = f"these are: {', '.join(known) or 'none'}; columns= puts more columns into a batch"
@@ -107,7 +107,7 @@ class VariableColumns:
         for column, key in component.variable.items():
             if (
                 component.batch_format.transitions is not None
-                and component.dataset.schema[column].role is Role.OBSERVATION
+                and component.request.schema[column].role is Role.OBSERVATION
             ):
                 added = self._transitions(column, key, windows, batch.get("intervals"))
             else:
@@ -196,7 +196,7 @@ class VariableColumns:
             )
             return {name: value[:0] for name, value in one_row.items()}
         component = self._component(windows)
-        role = component.dataset.schema[chosen[0] if chosen else column].role
+        role = component.request.schema[chosen[0] if chosen else column].role
         first_only = component.batch_format.first_step_only(role)
         if first_only:
             windows = replace(windows, length=np.ones(len(windows), np.int64))
@@ -228,7 +228,9 @@ class VariableColumns:
         return result
 
     def _read(self, number: int, column: str, windows: Windows) -> list[list[Any]]:
-        chunks = self._readers[number].values(self._components[number].dataset.schema.index(column), windows)
+        component = self._components[number]
+        index = component.dataset.schema.index(component.stored_name(column))
+        chunks = self._readers[number].values(index, windows)
         values = chunks.to_numpy().tolist()
         ends = windows.length.cumsum()
         return [values[first:last] for first, last in zip((ends - windows.length).tolist(), ends.tolist(), strict=True)]
@@ -292,7 +294,7 @@ class VariableColumns:
 
 def _layout(component: LoaderComponent) -> dict[str, tuple[str, str, bool]]:
     """Returns column or key of a fact -> (key, dtype, whether the batch has only the first step)."""
-    schema = component.dataset.schema
+    schema = component.request.schema
     columns = {name: (key, schema[name]) for name, key in component.variable.items()}
     columns |= {choice.key: (choice.key, schema[choice.columns[0]]) for choice in component.choices}
     return {

@@ -22,6 +22,47 @@ from gear_data.stacking import resolve_stack, stacked_columns
 Parts = Mapping[str, Sequence[ColumnSpec]]
 
 
+def check_rename(rename: Any) -> dict[str, str]:
+    """Returns the option `rename`; raises InvalidArgumentError unless it maps names to other names."""
+    names = list(rename.items()) if isinstance(rename, Mapping) else [(None, None)]
+    if not all(isinstance(each, str) and each for pair in names for each in pair):
+        raise InvalidArgumentError(
+            f"rename must map columns to new names, not be {rename!r}", hint="such as {'state': 'observations'}"
+        )
+    return dict(names)
+
+
+def renamed_schema(schema: Schema, rename: Mapping[str, str]) -> Schema:
+    """Returns the schema with other names of columns and cameras.
+
+    Args:
+        schema: the columns of a dataset.
+        rename: column -> new name.
+
+    Raises:
+        UnknownNameError: no such column.
+        InvalidArgumentError: two columns would have one name.
+    """
+    if not rename:
+        return schema
+    for name in rename:
+        _ = schema[name]
+    names = [rename.get(name, name) for name in schema.names]
+    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if twice is not None:
+        raise InvalidArgumentError(
+            f"rename would give two columns the name '{twice}'", column=twice, hint="rename the other column, too"
+        )
+    columns, videos = (
+        tuple(
+            dataclasses.replace(each, name=rename[each.name], source=None) if each.name in rename else each
+            for each in some
+        )
+        for some in (schema.columns, schema.videos)
+    )
+    return Schema(columns, videos)
+
+
 def stacked_schema(schema: Schema, stack: Mapping[str, Sequence[str]]) -> tuple[Schema, Parts]:
     """Returns the schema with the stacked columns, and their parts.
 

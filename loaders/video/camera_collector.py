@@ -26,6 +26,7 @@ from gear_data.video.decoding.jobs import frame_ranges
 from gear_data.video.decoding.targets import RgbFrames, YuvFrames
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange, FetchingPackets
+from gear_data.video.segments import VideoSegments
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class CameraCollector:
     ) -> None:  # fmt: skip
         self._outputs = {number: component.cameras for number, component in components.items()}
         self._stores = {number: component.dataset.store for number, component in components.items()}
+        self._components = components
         self._readers, self._ahead = readers, ahead
         of_cameras = zip(*self._outputs.values(), strict=True)
         #: For each camera, its output in the first dataset that has it.
@@ -157,6 +159,9 @@ class CameraCollector:
                 )
                 packets.fetch(now(), later)
 
+    def _segments(self, dataset: int, camera: str) -> VideoSegments:
+        return self._stores[dataset].videos.segments[self._components[dataset].stored_name(camera)]
+
     def _has_planes(self, number: int) -> bool:
         """Returns whether the files of a camera are such that it can be added as YUV."""
         fill = self._cameras[number].fill
@@ -169,7 +174,7 @@ class CameraCollector:
             if outputs[number].absent:
                 continue
             camera = outputs[number].source
-            files = self._stores[dataset].videos.segments[camera].file
+            files = self._segments(dataset, camera).file
             if not self._readers.reader(dataset, camera).gives_planes(files):
                 return False
         return True
@@ -223,7 +228,7 @@ class CameraCollector:
                 continue
             output, store, own = outputs[number], self._stores[dataset], windows[rows]
             steps = _frame_steps(output, own, store.lengths[own.episode_id], hops[rows])
-            segments = store.videos.segments[output.source]
+            segments = self._segments(dataset, output.source)
             row, column = np.nonzero(steps >= 0)
             episode = own.episode_id[row]
             frame = segments.first_frame[episode] + steps[row, column]

@@ -35,11 +35,15 @@ class CameraReaders:
         self.__dict__.update(state, _lock=fork_safe_lock())
 
     def reader(self, number: int, camera: str) -> FrameReader:
-        """Returns the reader of a dataset's camera, for this process."""
+        """Returns the reader of a dataset's camera, for this process.
+
+        camera: its name in batches.
+        """
         from gear_data.video.decoding.frame_reader import FrameReader
 
         component = self._components[number]
-        stored, wanted = (each[camera].shape[:2] for each in (component.dataset.schema, component.request.schema))
+        wanted = component.request.schema[camera].shape[:2]
+        stored = component.dataset.schema[component.stored_name(camera)].shape[:2]
         options = self._options.decoding(None if stored == wanted else (wanted[0], wanted[1]))
         with self._lock:
             if (number, options) not in self._readers:

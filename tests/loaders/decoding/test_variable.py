@@ -82,6 +82,16 @@ def test_views_and_residencies(dataset, residency):
         assert {e for e, _, _ in ref.as_windows(loader.windows(step))} <= {2, 3, 5, 6}
 
 
+@pytest.mark.parametrize("preset", ["raw", "transitions"])
+def test_renamed_text(dataset, preset):
+    options = {**OPTIONS, "context": 1, "preset": preset, "decoders": {TEXT: data.words}}
+    (expected,) = itertools.islice(SequenceLoader(dataset, **grouped(**options)), 1)
+    renamed = gear_data.Mixture([(dataset, 1, {"rename": {TEXT: "observations.said"}})])
+    options["decoders"] = {"observations.said": data.words}
+    (batch,) = itertools.islice(SequenceLoader(renamed, **grouped(**options)), 1)
+    same({key.replace(TEXT, "observations.said"): values for key, values in expected.items()}, batch)
+
+
 def test_ranks_have_their_rows(dataset):
     whole = list(itertools.islice(SequenceLoader(dataset, **grouped(decoders={TEXT: data.words}, **OPTIONS)), 3))
     for rank in range(3):

@@ -293,3 +293,80 @@ def test_unlike_dtypes_and_axes(datasets: Any, make_dataset: Any) -> None:
     named = make_dataset([{"observations.state": e["observations"], "rewards": e["rewards"]} for e in EPISODES[0]])
     with pytest.raises(InvalidArgumentError, match=r"(?s)no observations of one name.*observations\.state.*pad_to"):
         loader([datasets[1], named], pad_to=None)
+
+
+# Names and stacks of a dataset's own
+
+RENAME = {"observations": "observations.state", "actions": "observations.last"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"normalize": ["observations"]}, {"normalize": ["observations.state"]}),
+        ({"normalize": "observations"}, {"normalize": "observations.state"}),
+        ({"offsets": {"observations": [-2, 0]}}, {"offsets": {"observations.state": [-2, 0]}}),
+        ({"columns": ["next_observations", "actions"]}, {"columns": ["next_observations.state", "observations.last"]}),
+        ({"goals": Goals(goal_column="observations")}, {"goals": Goals(goal_column="observations.state")}),
+        (
+            {"stack": {"both": ["observations"]}, "normalize": ["both"], "columns": ["next_both"]},
+            {"stack": {"both": ["observations.state"]}, "normalize": ["both"], "columns": ["next_both"]},
+        ),
+    ],
+)
+def test_renamed_columns(rollouts_path: Any, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Final observations come with the new name, too."""
+    dataset = gear_data.open(rollouts_path)
+    assert dataset.schema["observations"].has_final
+    options = {"batch_size": 8, "context": 4, "seed": 2}
+    plain = take(SequenceLoader(dataset, **grouped(**options, **old)), 4)
+    renamed = Mixture([(dataset, 1, {"rename": RENAME})])
+    for batch, other in zip(plain, take(SequenceLoader(renamed, **grouped(**options, **new)), 4), strict=True):
+        keys = {}
+        for key in batch:
+            base = key.removeprefix("next_").removesuffix("_mask")
+            keys[key] = key.replace(base, RENAME.get(base, base))
+        assert set(keys.values()) == other.keys()
+        same([{keys[key]: values for key, values in batch.items()}], [other])
+
+
+def test_renamed_transitions(rollouts_path: Any) -> None:
+    dataset = gear_data.open(rollouts_path)
+    (plain,) = take(SequenceLoader(dataset, 8, preset="transitions"), 1)
+    renamed = Mixture([(dataset, 1, {"rename": {"observations": "observations.state"}})])
+    (other,) = take(SequenceLoader(renamed, 8, preset="transitions"), 1)
+    for key, values in plain.items():
+        assert torch.equal(values, other[f"{key}.state" if key.endswith("observations") else key])
+
+
+def test_names_and_stacks_bring_datasets_together(datasets: Any) -> None:
+    """One dataset stacks what another calls by one name."""
+    both = {"stack": {"observations": ["observations", "actions"]}, "rename": {"infos.count": "actions"}}
+    with pytest.raises(InvalidArgumentError, match=r"(?s)two columns the name 'actions'.*rename the other"):
+        loader_of(datasets, both)
+    both["rename"] = {"infos.count": "extra.count", "actions": "infos.torque"}
+    both["stack"] = {"observations": ["observations", "infos.torque"]}
+    found = loader_of(datasets, both)
+    for step, batch in enumerate(take(found, 4)):
+        for row, (number, episode, start, length) in enumerate(rows_of(found, step)):
+            own = EPISODES[[0, 2, 1][number]][episode]
+            names = ("observations", "actions") if number == 0 else ("observations",)
+            golden = np.zeros((CONTEXT, 7), np.float32)
+            side = np.concatenate([own[name][start : start + length] for name in names], 1)
+            golden[:length, : side.shape[1]] = side
+            assert np.array_equal(batch["observations"][row].numpy(), golden)
+            assert batch["extra.count_present"][row].item() == (number == 0)
+            assert batch["actions_present"][row].item() == (number != 0)
+
+
+def loader_of(datasets: Any, options: dict[str, Any]) -> SequenceLoader:
+    mixture = Mixture([(datasets[0], 1, options), (datasets[2], 1), (datasets[1], 1)], join=True, pad_to="largest")
+    return SequenceLoader(mixture, BATCH, context=CONTEXT)
+
+
+@pytest.mark.parametrize("rename", [["actions"], {"actions": 3}, {"actions": ""}, None])
+def test_rename_of_another_form(datasets: Any, rename: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="rename must map"):
+        Mixture([(datasets[0], 1, {"rename": rename})])
+    with pytest.raises(UnknownNameError, match="action"):
+        SequenceLoader(Mixture([(datasets[0], 1, {"rename": {"action": "actions"}})]))

@@ -278,6 +278,18 @@ def test_mixtures(filmed: Filmed, dataset: gear_data.Dataset, rollouts_path: Any
             SequenceLoader(without, **grouped(columns=["actions", FRONT], **OPTIONS))
 
 
+def test_renamed_cameras(filmed: Filmed, dataset: gear_data.Dataset) -> None:
+    renamed = Mixture([(dataset, 1, {"rename": {FRONT: WRIST, WRIST: "observations.images.hand"}})])
+    for options in ({}, {"resize": {WRIST: (48, 64)}}):
+        for batch, rows in first_batches(SequenceLoader(renamed, **grouped(**OPTIONS, **options))):
+            assert FRONT not in batch
+            assert np.array_equal(
+                batch[WRIST], golden(filmed, FRONT, rows, list(range(4)), window=True, padding="fill")
+            )
+            hand = golden(filmed, WRIST, rows, list(range(4)), window=True, padding="fill")
+            assert np.array_equal(batch["observations.images.hand"], hand)
+
+
 @pytest.mark.parametrize("preset", ["raw", "lerobot", "transitions"])
 def test_absent_cameras_are_black(filmed: Filmed, dataset: gear_data.Dataset, rollouts_path: Any, preset: str) -> None:
     both = Mixture([(gear_data.open(rollouts_path), 1), (dataset, 1)], join=True, pad_to="largest")
