@@ -585,7 +585,6 @@ KEPT_COLUMNS = {"columns": ("observations", "actions", "rewards")}
 APART = Impossible("episodes are apart: none follows another one")
 ONE_SCHEMA = Impossible("all steps have the same columns")
 TEXT = Impossible("text has no bytes and no uint8")
-NO_STRINGS = Impossible("Zarr has no such strings in version 3")
 BYTES_REFUSED = Refused(UnsupportedColumnError, "--columns")
 IDEAS |= {
     "images as byte strings of one size": Idea(
@@ -594,7 +593,6 @@ IDEAS |= {
         other={
             **{name: TEXT for name in WRITERS if name.startswith(("JSON", "CSV"))},
             "LeRobot": Impossible("images are image or video features"),
-            **{name: NO_STRINGS for name in WRITERS if name.startswith("Zarr")},
             "Minari (HDF5)": Impossible("another array is an info"),
             "Minari (Arrow)": OWN_COLUMNS,
             "V-D4RL": OWN_OBSERVATIONS,

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.location import SourceFile
+from gear_data.ingest.sources.arrays.step_arrays import RowArray
 from gear_data.ingest.sources.zip_members import MAX_DEFLATE_RATIO, check_member
 from gear_data.schema import DTYPES
 
@@ -68,7 +69,7 @@ class SmallArchive:
 
 
 @dataclass(frozen=True)
-class StoredArray:
+class StoredArray(RowArray):
     """An array in a file, whose header has been read and fits the file's size.
 
     Its values are read later.
@@ -97,30 +98,14 @@ class StoredArray:
     rotation: int = 0
     values: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     @property
     def place(self) -> str:
         """File and member, for messages."""
         return self.file.name if self.member is None else f"{self.file.name}:{self.member}"
 
     @property
-    def row_shape(self) -> tuple[int, ...]:
-        return self.shape[1:]
-
-    @property
-    def row_bytes(self) -> int:
-        return math.prod(self.row_shape) * self.dtype.itemsize
-
-    @property
     def is_text(self) -> bool:
         return self.dtype.kind == "U"
-
-    @property
-    def is_bytes(self) -> bool:
-        """Whether a row is a byte string, such as an encoded image."""
-        return self.dtype.kind == "S" and len(self.shape) == 1 and self.dtype.itemsize > 0
 
     def column_dtype(self, column: str) -> str:
         """Returns the dtype of a step column with these values, in native byte order.

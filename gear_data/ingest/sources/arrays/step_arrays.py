@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,15 +17,36 @@ from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.schema import ColumnSpec
 
 
-class RowArray(Protocol):
-    """An array of rows that has not been read: of a NumPy file, or of a Zarr store."""
+class RowArray(ABC):
+    """An array of rows that has not been read: of a NumPy file, or of a Zarr store.
+
+    Attributes:
+        dtype: the stored dtype; its byte order may not be native.
+        shape: the shape. The first axis is the rows.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """The shape of one row."""
+        return self.shape[1:]
 
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.row_shape) * self.dtype.itemsize
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether a row is a byte string, such as an encoded image."""
+        return self.dtype.kind == "S" and len(self.shape) == 1 and self.dtype.itemsize > 0
+
+    @abstractmethod
     def column_dtype(self, column: str) -> str:
-        """Returns the dtype of a step column with these values.
+        """Returns the dtype of a step column with these values, in native byte order.
 
         Raises UnsupportedColumnError, which names `column`, if no column can hold them.
         """

@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any
 
 import numpy.typing as npt
+import pyarrow as pa
 
+from gear_data.ingest.sources.arrays.array_reader import strings
 from gear_data.ingest.sources.tree.view import NamedArrays, TreeArray
 from gear_data.ingest.sources.zarr.array import ZarrArray, open_arrays, read_attributes
 from gear_data.ingest.sources.zarr.reader import ZarrReader
@@ -29,7 +31,7 @@ def open_store(store: ZarrStore) -> Iterator[NamedArrays]:
 
 
 def _opened(path: str, array: ZarrArray, reader: ZarrReader) -> TreeArray:
-    dtype = str(array.dtype.newbyteorder("="))
+    dtype = "binary" if array.is_bytes else str(array.dtype.newbyteorder("="))
     if array.problem is not None:
         dtype = f"{dtype} that {array.problem.message}"
     return TreeArray(path, array.shape, dtype, _Stored(array, reader).read, array.missing_finding())
@@ -45,9 +47,9 @@ class _Stored:
     array: ZarrArray
     reader: ZarrReader
 
-    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+    def read(self, start: int, stop: int) -> npt.NDArray[Any] | pa.Array:
         self.array.check_readable(self.array.path)
         values = self.reader.read(self.array, start, stop)
         if self.array.shape and stop >= len(self.array):
             self.reader.release(self.array)
-        return values
+        return strings(values) if self.array.is_bytes else values

@@ -17,6 +17,7 @@ import numpy as np
 from gear_data.common.extras import import_extra
 from gear_data.errors import CorruptSourceError, GearError, MissingExtraError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.sources.arrays.step_arrays import RowArray
 from gear_data.ingest.sources.json_files import json_object
 from gear_data.ingest.sources.zarr.guard import guarded_version_2, guarded_version_3, sharded_chunks
 from gear_data.ingest.sources.zarr.store import ARRAY_V2, ATTRIBUTES_V2, NODE_V3, StoreReader, ZarrStore
@@ -37,7 +38,7 @@ _WRITE_AGAIN = "download the store again, or write it again with zarr"
 
 
 @dataclass(frozen=True)
-class ZarrArray:
+class ZarrArray(RowArray):
     """An array of a store, whose metadata fits the sizes of its chunks.
 
     Attributes:
@@ -68,21 +69,10 @@ class ZarrArray:
     stored_bytes: int = 0
     missing_chunks: int = 0
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     @property
     def place(self) -> str:
         """Store and path, for messages."""
         return f"{self.store.name}/{self.path}"
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        return self.shape[1:]
-
-    @property
-    def row_bytes(self) -> int:
-        return math.prod(self.row_shape) * self.dtype.itemsize
 
     @property
     def chunks_of_a_row(self) -> int:
@@ -108,8 +98,8 @@ class ZarrArray:
             MissingExtraError: the package of the codec is not installed.
         """
         self.check_readable(column)
-        name = self.dtype.newbyteorder("=").name
-        if name not in DTYPES:
+        name = "binary" if self.is_bytes else self.dtype.newbyteorder("=").name
+        if name not in DTYPES and not self.is_bytes:
             raise UnsupportedColumnError(
                 f"holds {name}, which is not a number or a boolean", file=self.place, column=column, hint=_LEAVE_OUT
             )
@@ -219,7 +209,7 @@ def _parse(store: ZarrStore, path: str, key: str, metadata: Mapping[str, Any], r
         ):
             raise CorruptSourceError(f"has the shape {shape} and chunks of {chunks}", file=place, hint=_WRITE_AGAIN)
         array = ZarrArray(store, path, dtype, shape, chunks, files, version)
-        if dtype.kind not in "biuf":
+        if dtype.kind not in "biuf" and not array.is_bytes:
             return array
         try:
             guarded = guarded_version_2(metadata, dtype) if version == 2 else guarded_version_3(metadata, files, dtype)

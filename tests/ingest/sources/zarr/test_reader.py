@@ -19,6 +19,7 @@ import zarr
 
 from gear_data.errors import CorruptSourceError, MissingExtraError, UnsupportedColumnError
 from gear_data.ingest.location import locate
+from gear_data.ingest.sources.arrays.array_reader import strings
 from gear_data.ingest.sources.zarr.array import ZarrArray, open_arrays, read_attributes
 from gear_data.ingest.sources.zarr.reader import ZarrReader
 from gear_data.ingest.sources.zarr.store import StoreReader, find_stores
@@ -106,6 +107,22 @@ def test_images_are_those_of_zarr(name: str, tmp_path: Path) -> None:
     change_metadata(tmp_path / "a.zarr/a/.zarray", lambda found: found["compressor"].update(keeporientation=True))
     with pytest.raises(UnsupportedColumnError, match="with the option 'keeporientation'"):
         opened(tmp_path / "a.zarr")["a"].column_dtype("a")
+
+
+@pytest.mark.parametrize("compressor", _COMPRESSORS.values(), ids=_COMPRESSORS)
+def test_byte_strings_are_those_of_zarr(compressor: Any, tmp_path: Path) -> None:
+    """A chunk that the store does not have is the fill value: empty strings."""
+    values = np.array([b"\xff" * (i % 9) + b"a" for i in range(_ROWS)], "S9")
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    created = group.create_array("a", shape=(_ROWS,), chunks=(10,), dtype="S9", compressors=compressor)
+    created[:20] = values[:20]
+    created[30:] = values[30:]
+    array = opened(tmp_path / "a.zarr")["a"]
+    assert array.column_dtype("a") == "binary"
+    assert array.missing_finding() is not None
+    with ZarrReader() as reader:
+        read = strings(np.concatenate([reader.read(array, i, min(i + 8, _ROWS)) for i in range(0, _ROWS, 8)]))
+    assert read.to_pylist() == created[:].tolist() == [*values[:20].tolist(), *[b""] * 10, *values[30:].tolist()]
 
 
 def check_version_3(tmp_path: Path, values: npt.NDArray[Any], arrays: dict[str, dict[str, Any]]) -> None:
