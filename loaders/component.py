@@ -21,7 +21,7 @@ from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
 from gear_data.loaders.normalization import normalization_statistics, restored_statistics
 from gear_data.loaders.presets.batch_format import BatchFormat
-from gear_data.loaders.presets.choices import Choice, text_choice
+from gear_data.loaders.presets.choices import Choice, array_choice, text_choice
 from gear_data.loaders.presets.facts import Fact, batch_facts, split_columns
 from gear_data.loaders.presets.goals import goal_output
 from gear_data.loaders.presets.offsets import offsets_to_json
@@ -29,6 +29,7 @@ from gear_data.loaders.presets.outputs import (
     BatchRequest,
     Postprocess,
     batch_outputs,
+    column_keys,
     next_state,
     preset_postprocess,
     text_columns,
@@ -78,6 +79,7 @@ class LoaderComponent:
         variable: column of text or bytes -> its key in the batch.
         facts: the facts of the batch.
         choices: keys of the batch with one of several columns.
+        hidden: keys of arrays that are collected for choices only.
         postprocess: turns a collected batch into the preset's batch; None: nothing is left to do.
         goals: the goals of the windows; None: batches have no goals.
         parts: stacked column -> the columns that the collector reads for it.
@@ -96,6 +98,7 @@ class LoaderComponent:
     variable: Mapping[str, str]
     facts: tuple[Fact, ...]
     choices: tuple[Choice, ...]
+    hidden: frozenset[str]
     postprocess: Postprocess | None
     goals: ComponentGoals | None
     parts: Parts
@@ -339,6 +342,10 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
         discount=config.returns.discount,
     )
     postprocess = preset_postprocess(batch_format, request)
+    chosen, chosen_facts = _chosen(dataset, schema, config.choose)
+    hidden: frozenset[str] = frozenset()
+    if chosen:
+        request, hidden = _with_columns(batch_format, request, chosen)
     outputs = tuple(batch_outputs(batch_format, request))
     if config.batch.half is not None and postprocess is None:
         outputs = tuple(dataclasses.replace(o, half=config.batch.dtype_name) if _is_float(o) else o for o in outputs)
@@ -391,13 +398,35 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
     if requested_facts or config.choose:
         taken = [*(output.key for output in outputs), *variable.values()]
         taken += () if config.goals is None else config.goals.keys
-        chosen, of_facts = _chosen(dataset, schema, config.choose)
-        choices = tuple(text_choice(batch_format, schema, key, names) for key, names in chosen.items())
-        facts = batch_facts(dataset, requested_facts, of_facts, taken, chosen)
+        choices = tuple(
+            text_choice(batch_format, schema, key, names)
+            if schema[names[0]].variable_length
+            else array_choice(batch_format, request, outputs, key, names)
+            for key, names in chosen.items()
+        )
+        added = [key for choice in choices for key in choice.arrays or (choice.key,)]
+        facts = batch_facts(dataset, requested_facts, chosen_facts, taken, added)
     return LoaderComponent(
         dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, facts, choices,
-        postprocess, goals, parts, config.batch.window_ids, config.rename,
+        hidden.intersection(output.key for output in outputs), postprocess, goals, parts, config.batch.window_ids,
+        config.rename,
     )  # fmt: skip
+
+
+def _with_columns(
+    batch_format: BatchFormat, request: BatchRequest, chosen: Mapping[str, Sequence[str]]
+) -> tuple[BatchRequest, frozenset[str]]:
+    """Returns a request with the columns of numbers and cameras that choices need, too.
+
+    Also returns the keys that their arrays and masks have in the batch.
+    """
+    needed = [name for names in chosen.values() for name in names if not request.schema[name].variable_length]
+    known = column_keys(batch_format, request)
+    missing = tuple(dict.fromkeys(name for name in needed if name not in known))
+    if missing:
+        request = dataclasses.replace(request, columns=(*(request.columns or ()), *missing))
+    keys = column_keys(batch_format, request)
+    return request, frozenset(key for name in missing for key in keys[name])
 
 
 def _chosen(

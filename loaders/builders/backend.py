@@ -142,6 +142,8 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
             return "stack= joins columns there"
         if component.alone is not None:
             return "pad_to= joins columns there"
+        if any(choice.arrays for choice in component.choices):
+            return "choose= draws among arrays there"
         variable = component.variable or component.cameras
         if variable and component.batch_format.transitions and component.request.n_step:
             return "next observations of text, bytes and cameras are read there"
@@ -208,8 +210,8 @@ class BuilderFactory:
                 from gear_data.loaders.video.camera_collector import CameraCollector
 
                 cameras[number] = CameraCollector(
-                    group, readers, max_rows, ahead=ahead, planar=converter is not None, reuse=not in_worker,
-                    allocate=allocate,
+                    group, readers, max_rows, postprocess.seed, ahead=ahead, planar=converter is not None,
+                    reuse=not in_worker, allocate=allocate,
                 )  # fmt: skip
         if self.backend == "cuda" and device is not None and deliver is not None and not in_worker:
             from gear_data.loaders.builders.device import DeviceBatchBuilder

@@ -19,6 +19,7 @@ from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import VariableColumns
 from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.frameworks.values import map_arrays
+from gear_data.loaders.presets.choices import choose_arrays
 from gear_data.selection.windows import Windows
 
 
@@ -72,7 +73,10 @@ class Postprocessor:
             config.transform is None
             and config.augment is None
             and not any(component.postprocess for component in components)
+            and not any(choice.arrays for component in components for choice in component.choices)
         )
+        #: Seed of the loader.
+        self.seed = config.seed
 
     def __call__(self, step: int, windows: Windows, batch: Batch) -> Batch:
         """Returns the batch of a step.
@@ -101,6 +105,8 @@ class Postprocessor:
         component = self._components[windows.dataset]
         if component.variable or component.facts or component.choices:
             self._variable.add(step, windows, batch)
+        if component.choices:
+            choose_arrays(component.choices, component.hidden, self.seed, step, windows, batch)
         if component.postprocess is None:
             return batch
         batch = component.postprocess(batch)
@@ -121,9 +127,13 @@ def _augmenter(component: LoaderComponent, config: PostprocessConfig) -> Augment
     if config.augment is None:
         return None
     images = [output.key for output in component.outputs if output.column and len(output.shape) == 3]
+    for choice in component.choices:
+        images += [choice.key] if {*choice.arrays.get(choice.key, ())} & {*images} else []
+    images = [key for key in images if key not in component.hidden]
     if component.goals is not None and len(component.goals.output.shape) == 3:
         images += component.goals.sampler.goals.keys
     decoded = [key for column, key in component.variable.items() if column in config.decoders]
+    decoded += [choice.key for choice in component.choices if choice.key in config.decoders]
     return Augmenter(config.augment, images + decoded, config.seed)
 
 

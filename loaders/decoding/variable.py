@@ -35,7 +35,7 @@ def check_decoders(components: Sequence[LoaderComponent], decoders: Mapping[str,
         raise InvalidArgumentError(f"decoders must map columns to callables, not be {decoders!r}")
     known = sorted(
         {name for component in components for name in component.variable}
-        | {choice.key for component in components for choice in component.choices}
+        | {choice.key for component in components for choice in component.choices if not choice.arrays}
         | {fact.key for component in components for fact in component.facts if fact.variable_length}
     )
     schemas = [component.request.schema for component in components]
@@ -64,6 +64,12 @@ def check_joined(components: Sequence[LoaderComponent]) -> None:
                 "the datasets' batches differ in text, bytes and facts: (key, dtype, first step only) are "
                 f"{_layout(first)} and {_layout(other)}",
                 hint="choose common columns, or batches of one dataset each",
+            )
+        if other.choices != first.choices:
+            drawn = [{choice.key: choice.columns for choice in each.choices} for each in (first, other)]
+            raise InvalidArgumentError(
+                f"the datasets' batches draw among several columns: {drawn[0]} and {drawn[1]}",
+                hint="give all datasets one choose= for columns, or batches of one dataset each",
             )
 
 
@@ -113,10 +119,8 @@ class VariableColumns:
             else:
                 added = self._column(column, key, windows)
             _add(batch, column, added)
-        for choice in component.choices:
-            numbers = drawn_numbers(
-                self._seed, choice.key, step, windows.row, np.full(len(windows), len(choice.columns), np.int64)
-            )
+        for choice in (each for each in component.choices if not each.arrays):
+            numbers = choice.numbers(self._seed, step, windows)
             _add(batch, choice.key, self._column(choice.key, choice.key, windows, choice.columns, numbers))
         for fact in component.facts:
             _add(batch, fact.key, self._fact(step, fact, windows))
@@ -258,7 +262,7 @@ class VariableColumns:
             sources = np.unique(windows.source).tolist()
             parts = [(self._facts[number][fact.key], windows.source == number) for number in sources]
         numbers = np.zeros(len(windows), np.int64)
-        if fact.drawn:
+        if any(values.drawn for values, _ in parts):
             for values, rows in parts:
                 numbers[rows] = values.counts(windows.episode_id[rows])
             numbers = drawn_numbers(self._seed, fact.key, step, windows.row, numbers)
@@ -296,7 +300,9 @@ def _layout(component: LoaderComponent) -> dict[str, tuple[str, str, bool]]:
     """Returns column or key of a fact -> (key, dtype, whether the batch has only the first step)."""
     schema = component.request.schema
     columns = {name: (key, schema[name]) for name, key in component.variable.items()}
-    columns |= {choice.key: (choice.key, schema[choice.columns[0]]) for choice in component.choices}
+    columns |= {
+        choice.key: (choice.key, schema[choice.columns[0]]) for choice in component.choices if not choice.arrays
+    }
     return {
         name: (key, spec.dtype, component.batch_format.first_step_only(spec.role))
         for name, (key, spec) in columns.items()

@@ -205,6 +205,15 @@ class BatchFormat:
         """
         return self.sequences is not None and role.value not in self.sequences
 
+    def mask_of(self, column: str, key: str) -> str:
+        """Returns the key of a single column's mask.
+
+        Args:
+            column: the column.
+            key: its key in the batch.
+        """
+        return self.column_mask.replace("{column}", column).replace("{key}", key)
+
     def to_json(self) -> dict[str, Any]:
         """Returns every field as a type of JSON."""
         # Tuples become lists, as in a JSON file.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
 
+from gear_data.collection.output import Output
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.loaders.presets.batch_format import BatchFormat
-from gear_data.schema import Role, Schema
-from gear_data.selection.windows import Int64Array
+from gear_data.loaders.presets.batch_request import BatchRequest
+from gear_data.loaders.presets.outputs import column_keys
+from gear_data.schema import ColumnSpec, Role, Schema
+from gear_data.selection.windows import Int64Array, Windows
 
 #: Key of the batch -> the columns or facts, of which each window has one.
 Choose: TypeAlias = "Mapping[str, str | Sequence[str]]"
@@ -26,11 +29,18 @@ class Choice:
 
     Attributes:
         key: key of the batch.
-        columns: the columns, of text or of bytes.
+        columns: the columns.
+        arrays: new key -> the keys of the columns' arrays, in their order; empty if the columns have text or bytes.
     """
 
     key: str
     columns: tuple[str, ...]
+    arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def numbers(self, seed: int, step: int, windows: Windows) -> Int64Array:
+        """Returns which of the columns each window has, int64 [B]. See `drawn_numbers`."""
+        counts = np.full(len(windows), len(self.columns), np.int64)
+        return drawn_numbers(seed, self.key, step, windows.row, counts)
 
 
 def check_choose(choose: Any) -> dict[str, tuple[str, ...]]:
@@ -57,14 +67,14 @@ def text_choice(batch_format: BatchFormat, schema: Schema, key: str, columns: Se
     """Returns the choice among columns of text or of bytes.
 
     Raises:
-        InvalidArgumentError: the columns are of other kinds, or of several.
+        InvalidArgumentError: the columns are of several kinds.
     """
     specs = [schema[name] for name in columns]
     kinds = {spec.name: spec.dtype for spec in specs}
-    if len({*kinds.values()}) > 1 or not all(spec.variable_length for spec in specs):
+    if len({*kinds.values()}) > 1:
         raise InvalidArgumentError(
-            f"choose= draws among columns of text, or of bytes, and these are {kinds}", column=key,
-            hint="name columns of one kind",
+            f"choose= draws among columns of one dtype, and these are {kinds}", column=key,
+            hint="name columns of one dtype",
         )  # fmt: skip
     if len({batch_format.first_step_only(spec.role) for spec in specs}) > 1:
         raise InvalidArgumentError(
@@ -72,13 +82,92 @@ def text_choice(batch_format: BatchFormat, schema: Schema, key: str, columns: Se
             column=key,
             hint="name columns of one role",
         )
+    _check_states(batch_format, key, specs)
+    return Choice(key, tuple(columns))
+
+
+def _check_states(batch_format: BatchFormat, key: str, specs: Sequence[ColumnSpec]) -> None:
+    """Raises InvalidArgumentError if a preset has each of these columns twice."""
     if batch_format.transitions is not None and any(spec.role is Role.OBSERVATION for spec in specs):
         raise InvalidArgumentError(
             f"preset '{batch_format.name}' has two states in a row, and choose= draws one value",
             column=key,
             hint="name columns that are no observations",
         )
-    return Choice(key, tuple(columns))
+
+
+def array_choice(
+    batch_format: BatchFormat, request: BatchRequest, outputs: Sequence[Output], key: str, columns: Sequence[str]
+) -> Choice:
+    """Returns the choice among columns of numbers or cameras.
+
+    Args:
+        batch_format: the preset, with its options.
+        request: the arguments for the preset, with these columns.
+        outputs: the arrays of its batches.
+        key: key of the batch.
+        columns: the columns.
+
+    Raises:
+        InvalidArgumentError: the columns have arrays of several shapes or dtypes, or become tokens.
+    """
+    if batch_format.tokens is not None:
+        raise InvalidArgumentError(
+            f"preset '{batch_format.name}' makes tokens, and choose= draws among arrays", column=key,
+            hint="name facts, or give another preset",
+        )  # fmt: skip
+    _check_states(batch_format, key, [request.schema[name] for name in columns])
+    of_key = {output.key: output for output in outputs}
+    keys = column_keys(batch_format, request)
+    found = [of_key[keys[name][0]] for name in columns]
+    masks = tuple(mask for name in columns if (mask := keys[name][1]) in of_key)
+    forms = {
+        name: (
+            o.steps or (o.first, o.width),
+            o.shape,
+            o.half or o.dtype,
+            o.squeeze_time,
+            o.camera,
+            name in request.offsets,
+        )
+        for name, o in zip(columns, found, strict=True)
+    }
+    if len({*forms.values()}) > 1 or len(masks) not in (0, len(columns)):
+        raise InvalidArgumentError(
+            "choose= draws among arrays of one form, and (steps, shape, dtype, squeeze_time, camera, offsets) are "
+            + ", ".join(f"{form} of {name}" for name, form in forms.items()),
+            column=key,
+            hint="give cameras one size with resize=(H, W), and all columns the same offsets",
+        )
+    arrays = {key: tuple(output.key for output in found)}
+    if masks:
+        arrays[batch_format.mask_of(key, key)] = masks
+    return Choice(key, tuple(columns), arrays)
+
+
+def choose_arrays(
+    choices: Sequence[Choice], hidden: frozenset[str], seed: int, step: int, windows: Windows, batch: dict[str, Any]
+) -> None:
+    """Adds the arrays of choices to a batch, and removes arrays that only choices need.
+
+    Args:
+        choices: the choices.
+        hidden: keys of the arrays to remove.
+        seed: seed of the loader.
+        step: the batch's step.
+        windows: its windows.
+        batch: key -> array [B, ...].
+    """
+    for choice in choices:
+        if choice.arrays:
+            numbers = choice.numbers(seed, step, windows)
+            for key, sources in choice.arrays.items():
+                batch[key] = batch[sources[0]].copy()
+                for number, source in enumerate(sources[1:], 1):
+                    rows = numbers == number
+                    batch[key][rows] = batch[source][rows]
+    for key in hidden:
+        del batch[key]
 
 
 def drawn_numbers(seed: int, key: str, step: int, row: int, counts: Int64Array) -> Int64Array:

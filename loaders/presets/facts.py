@@ -57,10 +57,13 @@ class FactValues:
     Args:
         dataset: the dataset or view.
         fact: the fact.
+
+    Attributes:
+        drawn: see `Fact`.
     """
 
     def __init__(self, dataset: Dataset, fact: Fact) -> None:
-        self._fact = fact
+        self._fact, self.drawn = fact, fact.drawn
         arrays = [_array(dataset, name) for name in fact.names]
         #: int64 [n + 1]: the values of each episode; None: each has one.
         self._offsets: Int64Array | None = None

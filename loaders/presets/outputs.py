@@ -124,6 +124,16 @@ def text_columns(preset: str | BatchFormat, request: BatchRequest) -> dict[str, 
     return {item.spec.name: item.key for item in columns if item.spec.variable_length and not item.next_step}
 
 
+def column_keys(batch_format: BatchFormat, request: BatchRequest) -> dict[str, tuple[str, str]]:
+    """Returns column -> its key in the batch, and the key that its mask has if it has one.
+
+    Raises:
+        UnknownNameError, MissingColumnError: see `batch_outputs`.
+    """
+    items = _batch_columns(batch_format, request)
+    return {item.name: (item.key, batch_format.mask_of(item.name, item.key)) for item in items}
+
+
 def preset_postprocess(preset: str | BatchFormat, request: BatchRequest) -> Postprocess | None:
     """Returns the function that turns a collected batch into the preset's.
 
@@ -286,7 +296,7 @@ def _column_masks(batch_format: BatchFormat, request: BatchRequest, columns: Seq
         needs_mask = batch_format.mask_key is None and "squeeze_time" not in positions
         marked = batch_format.transitions is None or batch_format.transitions.missing_next == "mark"
         if item.spec.name in request.offsets or (item.next_step and marked) or needs_mask:
-            key = batch_format.column_mask.replace("{column}", item.name).replace("{key}", item.key)
+            key = batch_format.mask_of(item.name, item.key)
             # Cameras have no final observations.
             mask_column = item.spec.name if item.next_step and item.spec.video is None else None
             masks.append(

@@ -47,13 +47,13 @@ class LookAhead:
     stride: int
     count: int
 
-    def after(self, step: int) -> Iterator[Windows]:
-        """Yields the windows of the batches after a step."""
+    def after(self, step: int) -> Iterator[tuple[int, Windows]]:
+        """Yields the batches after a step: their steps, and their windows."""
         for number in range(1, self.count + 1):
             coming = step + number * self.stride
             windows = self.source.sample(coming, self.rows.batch_size)
             first, last = self.rows.bounds(coming, len(windows))
-            yield windows[first:last]
+            yield coming, windows[first:last]
 
 
 @dataclass(frozen=True)
@@ -87,22 +87,34 @@ class CameraCollector:
         components: number of a dataset in the loader -> the dataset. Their cameras are alike (`check_alike`).
         readers: of the loader's datasets.
         max_rows: the most windows of a batch.
+        seed: seed of the loader.
         ahead: the batches that this process builds next; None: unknown.
         planar: whether cameras may be added as `PlanarFrames`, where their files allow it.
         reuse, allocate: see `BufferPool`.
     """
 
     def __init__(
-        self, components: dict[int, LoaderComponent], readers: CameraReaders, max_rows: int, *,
+        self, components: dict[int, LoaderComponent], readers: CameraReaders, max_rows: int, seed: int, *,
         ahead: LookAhead | None, planar: bool, reuse: bool, allocate: Allocate = plain_memory,
     ) -> None:  # fmt: skip
         self._outputs = {number: component.cameras for number, component in components.items()}
         self._stores = {number: component.dataset.store for number, component in components.items()}
         self._components = components
-        self._readers, self._ahead = readers, ahead
+        self._readers, self._ahead, self._seed = readers, ahead, seed
         of_cameras = zip(*self._outputs.values(), strict=True)
         #: For each camera, its output in the first dataset that has it.
         self._cameras = [next(output for output in of_camera if not output.absent) for of_camera in of_cameras]
+        # Camera that is read for choices only -> the choices, and which of their columns it is.
+        first = next(iter(components.values()))
+        self._choices = {
+            camera.key: [
+                (choice, choice.arrays[choice.key].index(camera.key))
+                for choice in first.choices
+                if camera.key in choice.arrays.get(choice.key, ())
+            ]
+            for camera in self._cameras
+            if camera.key in first.hidden
+        }
         self._pools = [
             BufferPool(max_rows * output.row_bytes, lambda memory: None, reuse=reuse, allocate=allocate)
             for output in self._cameras
@@ -133,8 +145,8 @@ class CameraCollector:
         coming = [] if self._ahead is None else list(self._ahead.after(step))
         requests = [
             (
-                [each for each in self._requests(number, windows, arrays.get(INTERVALS)) if len(each.places)],
-                [request for each in coming for request in self._requests(number, each, None)],
+                [each for each in self._requests(number, step, windows, arrays.get(INTERVALS)) if len(each.places)],
+                [request for each in coming for request in self._requests(number, *each, None)],
             )
             for number in range(len(self._cameras))
         ]
@@ -212,16 +224,21 @@ class CameraCollector:
         # The array keeps the lease of the buffer alive.
         return np.ndarray((rows, *output.array_shape), output.array_dtype, memory)
 
-    def _requests(self, number: int, windows: Windows, hops: Int64Array | None) -> Iterator[FrameRequests]:
+    def _requests(self, number: int, step: int, windows: Windows, hops: Int64Array | None) -> Iterator[FrameRequests]:
         """Yields the frames of some windows, dataset by dataset.
 
         Args:
             number: of the camera.
+            step: the windows' step.
             windows: the windows.
             hops: int64 [B], steps to each window's next state; None: 1.
         """
         source = np.broadcast_to(np.asarray(windows.source, np.int64), len(windows))
         hops = np.ones(len(windows), np.int64) if hops is None else hops
+        choices = self._choices.get(self._cameras[number].key)
+        if choices is not None:
+            drawn = [choice.numbers(self._seed, step, windows) == place for choice, place in choices]
+            source = np.where(np.any(drawn, axis=0), source, -1)
         for dataset, outputs in self._outputs.items():
             rows = np.flatnonzero(source == dataset)
             if not len(rows) or outputs[number].absent:

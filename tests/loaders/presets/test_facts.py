@@ -286,6 +286,26 @@ def test_choices_in_mixtures_and_through_decoders(phrases, dataset):
         assert decoded.batch(step)["text.input_ids"][:, 0].tolist() == [ord(text) for text in batch["text"]]
 
 
+def test_one_dataset_of_a_mixture_has_the_fact_and_another_draws(phrases, dataset):
+    two = Mixture(
+        [(dataset, 1), (phrases, 1, {"columns": ["observations"], "choose": {"task": ["number", "other"]}})], join=True
+    )
+    options = {"decoders": {"task": words}}
+    with pytest.raises(InvalidArgumentError, match="differ in text, bytes and facts"):
+        load(two, ["observations", "task"], **options)
+    choose = {"choose": {"level": ["number", "other"]}, "columns": ["observations"]}
+    loader = load(Mixture([(dataset, 1), (phrases, 1, choose)], join=True), ["observations", "level"])
+    drawn = set()
+    for step, batch in enumerate(islice(loader, 5)):
+        windows = loader.windows(step)
+        for value, source, episode in zip(
+            batch["level"], windows["dataset"], windows["episode_id"].tolist(), strict=True
+        ):
+            assert value in (candidates(episode, ["number", "other"]) if source else [FACTS["level"][episode]])
+            drawn |= {value >= 10} if source else set()
+    assert drawn == {True, False}
+
+
 def test_one_of_several_columns_of_text(tmp_path):
     names = ["first", "second", "third"]
     ds = write(tmp_path / "d", {})
