@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from gear_data.error_text import shorten_values
 
@@ -392,6 +393,24 @@ def closest_name(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     return (f"did you mean '{close[0]}'? " if close else "") + f"known: {', '.join(names) or 'none'}"
+
+
+@contextmanager
+def errors_as(
+    kinds: type[Exception] | tuple[type[Exception], ...], make: Callable[[Exception], GearError]
+) -> Iterator[None]:
+    """Converts errors of the block.
+
+    Args:
+        kinds: the kinds of errors. A GearError is never converted.
+        make: returns the error to raise instead.
+    """
+    try:
+        yield
+    except GearError:
+        raise
+    except kinds as error:
+        raise make(error) from error
 
 
 def is_disk_full(error: OSError) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, get_args
 
 from gear_data.common.keywords import check_group
-from gear_data.errors import GearError, HostMemoryError, InvalidArgumentError
+from gear_data.errors import HostMemoryError, InvalidArgumentError, errors_as
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.layout import Layout
@@ -211,19 +211,16 @@ class Format:
     beside: str = r"(?!)"
 
 
-@contextmanager
-def typed_memory_errors() -> Iterator[None]:
+def typed_memory_errors() -> AbstractContextManager[None]:
     """Converts a MemoryError of the block into a typed error.
 
     Raises:
         HostMemoryError: an array or a file does not fit the memory.
     """
-    try:
-        yield
-    except GearError:
-        raise
-    except MemoryError as error:
-        raise HostMemoryError(
+    return errors_as(
+        MemoryError,
+        lambda error: HostMemoryError(
             f"the source needs more memory than this process can have: {error or 'MemoryError'}",
             hint="check the sizes in the source: a damaged file may declare any size; else split its episodes",
-        ) from error
+        ),
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -28,6 +28,7 @@ from gear_data.errors import (
     InvalidArgumentError,
     UnknownFormatError,
     UnsupportedColumnError,
+    errors_as,
 )
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import Location, SourceFile
@@ -274,19 +275,16 @@ class _RldsDataset:
                 return
             yield episode
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self) -> AbstractContextManager[None]:
         """Raises CorruptSourceError in place of the errors of TensorFlow and TFDS."""
-        try:
-            yield
-        except GearError:
-            raise
-        except Exception as error:  # errors of TensorFlow, protobuf and TFDS have no common base
-            raise CorruptSourceError(
+        return errors_as(
+            Exception,  # errors of TensorFlow, protobuf and TFDS have no common base
+            lambda error: CorruptSourceError(
                 f"tensorflow_datasets cannot read it: {type(error).__name__}: {error}",
                 file=self._name,
                 hint="download it again, or inspect it with tfds.builder_from_directory",
-            ) from error
+            ),
+        )
 
 
 def _check_record_lengths(path: str) -> None:

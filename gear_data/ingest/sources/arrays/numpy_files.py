@@ -13,7 +13,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import IO, Any, cast
@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import CorruptSourceError, GearError, UnsupportedColumnError
+from gear_data.errors import CorruptSourceError, UnsupportedColumnError, errors_as
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.arrays.step_arrays import RowArray
 from gear_data.ingest.sources.zip_members import MAX_DEFLATE_RATIO, check_member
@@ -294,18 +294,13 @@ def _native_name(dtype: np.dtype[Any]) -> str:
     return dtype.newbyteorder("=").name
 
 
-@contextmanager
-def reading(place: str) -> Iterator[None]:
+def reading(place: str) -> AbstractContextManager[None]:
     """Converts the errors of zipfile, gzip and zlib to CorruptSourceError."""
-    try:
-        yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, GearError):
-            raise
-        raise CorruptSourceError(
-            f"cannot be read as a NumPy file: {error}",
-            file=place,
-            hint=DOWNLOAD_AGAIN,
-        ) from error
-    except (struct.error, KeyError, IndexError, OverflowError) as error:
-        raise CorruptSourceError(f"cannot be read as a NumPy file: {error}", file=place, hint=DOWNLOAD_AGAIN) from error
+    kinds = (
+        zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError, struct.error,
+        KeyError, IndexError, OverflowError,
+    )  # fmt: skip
+    return errors_as(
+        kinds,
+        lambda error: CorruptSourceError(f"cannot be read as a NumPy file: {error}", file=place, hint=DOWNLOAD_AGAIN),
+    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import h5py
 
 from gear_data.common.fork_lock import fork_safe_lock
-from gear_data.errors import CorruptSourceError, GearError
+from gear_data.errors import CorruptSourceError, errors_as
 from gear_data.ingest.location import Location, SourceFile
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
@@ -61,22 +61,19 @@ def _no_collection() -> Iterator[None]:
                 gc.enable()
 
 
-@contextmanager
-def reading(file: str, column: str | None = None, row: int | None = None) -> Iterator[None]:
+def reading(file: str, column: str | None = None, row: int | None = None) -> AbstractContextManager[None]:
     """Converts the errors of h5py to CorruptSourceError.
 
     h5py raises nearly every builtin kind of error: the class depends on the error of the C library, and damaged types
     and texts fail in NumPy and in Python's codecs.
     """
-    try:
-        yield
-    except GearError:
-        raise
-    except HDF5_ERRORS as error:
-        raise CorruptSourceError(
+    return errors_as(
+        HDF5_ERRORS,
+        lambda error: CorruptSourceError(
             f"cannot be read as HDF5: {error}",
             file=file,
             column=column,
             row=row,
             hint="the file may have been truncated: download it again",
-        ) from error
+        ),
+    )

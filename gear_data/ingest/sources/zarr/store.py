@@ -10,11 +10,11 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import IO
 
-from gear_data.errors import CorruptSourceError, GearError
+from gear_data.errors import CorruptSourceError, errors_as
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.zip_members import check_member
 
@@ -187,15 +187,12 @@ def _part(stream: IO[bytes], first: int, last: int | None, size: int, place: str
     return data
 
 
-@contextmanager
-def _reading(place: str) -> Iterator[None]:
+def _reading(place: str) -> AbstractContextManager[None]:
     """Converts the errors of files and of zipfile to CorruptSourceError."""
-    try:
-        yield
-    except GearError:
-        raise
-    except (
+    kinds = (
         zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError, LookupError,
         OverflowError,
-    ) as error:  # fmt: skip
-        raise CorruptSourceError(f"cannot be read: {error}", file=place, hint=_DOWNLOAD_AGAIN) from error
+    )  # fmt: skip
+    return errors_as(
+        kinds, lambda error: CorruptSourceError(f"cannot be read: {error}", file=place, hint=_DOWNLOAD_AGAIN)
+    )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from gear_data.errors import GearError
+from gear_data.errors import errors_as
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.files.kind import (
     UNKNOWN_ROWS,
@@ -158,15 +158,10 @@ class ArrowTable:
             yield [pa.ipc.read_record_batch(message, self.schema).select(names) for message in messages]
 
 
-@contextmanager
-def _typed_errors(name: str) -> Iterator[None]:
+def _typed_errors(name: str) -> AbstractContextManager[None]:
     """Converts the errors of pyarrow, and of damaged metadata, to CorruptSourceError."""
-    try:
-        yield
-    except GearError:
-        raise
-    except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise unreadable(_NAME, name, error) from error
+    kinds = pa.ArrowException, OSError, EOFError, MemoryError, ValueError, KeyError, TypeError, struct.error
+    return errors_as(kinds, lambda error: unreadable(_NAME, name, error))
 
 
 ARROW = FileKind(_NAME, ArrowTable)

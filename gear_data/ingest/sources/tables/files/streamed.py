@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gear_data.common.extras import import_datasets
 from gear_data.common.retry import answer_of, is_transient
-from gear_data.errors import CorruptSourceError, GearError, RemoteError
+from gear_data.errors import CorruptSourceError, GearError, RemoteError, errors_as
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.files.kind import UNKNOWN_ROWS, BatchSizer, FileKind, RowGroups, batch_slices
 from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns
@@ -148,24 +148,22 @@ def split_builder(builder_class: type[Any], file: SourceFile, **options: Any) ->
     return builder, split.gen_kwargs
 
 
-@contextmanager
-def _typed_errors(format: _StreamedFormat, name: str, row: int) -> Iterator[None]:
+def _typed_errors(format: _StreamedFormat, name: str, row: int) -> AbstractContextManager[None]:
     """Converts errors to CorruptSourceError.
 
     `row` is the first row of the block that is read.
     """
-    try:
-        yield
-    except GearError:
-        raise
-    except Exception as error:  # datasets, pandas, pyarrow and the decompressors raise many kinds of errors
+
+    def typed(error: Exception) -> GearError:
         text = f"{type(error).__name__}: {error}"
         if is_transient(error):
-            raise RemoteError(f"cannot be read: {text}", file=name, hint="run the same command again") from error
-        raise CorruptSourceError(
+            return RemoteError(f"cannot be read: {text}", file=name, hint="run the same command again")
+        return CorruptSourceError(
             f"from row {row} on, datasets cannot read it as {format.name}: {text[:1000]}",
             file=name,
             row=row,
             hint=f"{format.advice}; the first rows decide the types: to give others, load the file with datasets "
             "and its features=..., and pass the datasets.Dataset to gear_data.convert",
-        ) from error
+        )
+
+    return errors_as(Exception, typed)  # datasets, pandas, pyarrow and the decompressors raise many kinds of errors
