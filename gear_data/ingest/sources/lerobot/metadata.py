@@ -30,6 +30,8 @@ HINT = f"correct the file, or {ROWS_ONLY}"
 #: Columns of the number of each frame's task and subtask.
 TASK, SUBTASK = "task_index", "subtask_index"
 SUBTASKS = "meta/subtasks.parquet"
+#: Columns of rows of text, with a role and a style: the rows of the whole episode in every frame, and those of a frame.
+PERSISTENT, EVENTS = "language_persistent", "language_events"
 _TASKS_V2, _TASKS_V3 = "meta/tasks.jsonl", "meta/tasks.parquet"
 
 

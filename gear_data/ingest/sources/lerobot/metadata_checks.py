@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, data_file_key
-from gear_data.ingest.sources.lerobot.metadata import SUBTASK, SUBTASKS, LeRobotInfo
+from gear_data.ingest.sources.lerobot.metadata import PERSISTENT, SUBTASK, SUBTASKS, LeRobotInfo
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock
 
@@ -56,10 +57,11 @@ def check_features(
 def _other_declaration(feature: Mapping[str, Any], spec: ColumnSpec) -> str | None:
     """Returns the declaration of a feature that differs from its column.
 
-    Images and videos may be bytes, and a shape of [1] may be a scalar; these count as equal.
+    Images and videos may be bytes, rows of language are text, and a shape of [1] may be a scalar; these count as equal.
     """
     dtype, shape = feature.get("dtype"), feature.get("shape")
-    if dtype is not None and str(dtype) != spec.dtype and not (dtype in ("image", "video") and spec.dtype == "binary"):
+    stored = {"image": "binary", "video": "binary", "language": "string"}.get(str(dtype))
+    if dtype is not None and spec.dtype not in (str(dtype), stored):
         return f"{dtype}"
     if isinstance(shape, list) and not spec.variable_length and tuple(shape) not in (spec.shape, (*spec.shape, 1)):
         return f"{dtype} {tuple(shape)}"
@@ -257,3 +259,19 @@ def subtask_texts(
     message = f"{SUBTASKS} has no text for a frame's subtask_index"
     _add_finding(block, absent, message, SUBTASK, findings, "unknown-task")
     return [list(listed) or None for listed in found]
+
+
+def persistent_rows(block: EpisodeBlock, name: str, findings: FindingLog) -> list[str | None]:
+    """Returns the rows of language of each episode, as JSON; None if there are none.
+
+    Args:
+        block: the episodes.
+        name: the column, in which every frame has all rows of its episode.
+        findings: receives a finding if frames of an episode differ.
+    """
+    rows, starts = block.variable[name], block.offsets[:-1]
+    numbers = rows.dictionary_encode().indices.to_numpy()
+    several = np.minimum.reduceat(numbers, starts) != np.maximum.reduceat(numbers, starts)
+    message = "the frames of an episode have different rows; the episode table has the rows of its first frame"
+    _add_finding(block, several, message, PERSISTENT, findings, _DISAGREES)
+    return [None if text == "[]" else text for text in rows.take(pa.array(starts)).to_pylist()]

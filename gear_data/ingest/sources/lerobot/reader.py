@@ -23,6 +23,8 @@ from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, read_epis
 from gear_data.ingest.sources.lerobot.episode_videos import find_videos
 from gear_data.ingest.sources.lerobot.export_notes import ExportNotes, FinalObservations, read_notes
 from gear_data.ingest.sources.lerobot.metadata import (
+    EVENTS,
+    PERSISTENT,
     ROWS_ONLY,
     SUBTASK,
     TASK,
@@ -36,6 +38,7 @@ from gear_data.ingest.sources.lerobot.metadata_checks import (
     check_features,
     check_listing,
     check_timestamps,
+    persistent_rows,
     subtask_texts,
     task_texts,
     with_element_names,
@@ -96,8 +99,8 @@ def _data_files(location: Location) -> tuple[SourceFile, ...]:
 class LeRobotSource:
     """An `EpisodeSource` over a LeRobot dataset.
 
-    `StepRowSource` reads the steps. This class adds the episodes' facts and tasks, and checks the rows against the
-    metadata.
+    `StepRowSource` reads the steps. This class adds the episodes' facts, tasks and rows of language, and checks the
+    rows against the metadata.
     """
 
     rows_are_steps = True
@@ -105,7 +108,7 @@ class LeRobotSource:
     def __init__(
         self, location: Location, files: tuple[SourceFile, ...], info: LeRobotInfo, options: SourceOptions
     ) -> None:
-        tables = cast_tables(FileTables(files, PARQUET), location)
+        tables = cast_tables(FileTables(files, PARQUET, as_json={PERSISTENT, EVENTS}), location)
         names = tables.schema.names
         if _EPISODE not in names:
             raise CorruptSourceError(
@@ -123,11 +126,14 @@ class LeRobotSource:
         by_source = {_source(spec): spec for spec in self._rows.columns}
         self._time = by_source.get(_TIME)
         self._task, self._subtask = (_number_column(by_source, name, files[0].name) for name in (TASK, SUBTASK))
+        persistent = by_source.get(PERSISTENT)
+        self._persistent = persistent.name if persistent is not None and persistent.dtype == "string" else None
         self._info = info
         self._tasks = read_tasks(location, info.major)
         self._subtasks = read_subtasks(location)
         self._listed = read_episode_list(location, info.major)
         kept = _kept_columns(self._rows.columns, requested, read_notes(location))
+        kept = tuple(spec for spec in kept if spec.name != self._persistent)
         self.columns = with_element_names(info, kept, self._rows.findings)
         with_final = tuple(spec for spec in self.columns if spec.has_final)
         self._finals = FinalObservations(location, with_final) if with_final else None
@@ -170,12 +176,16 @@ class LeRobotSource:
         if self._subtask is not None and self._subtasks:
             numbers = block.columns[self._subtask.name]
             metadata["subtasks"] = subtask_texts(block, numbers, self._subtasks, self.findings)
+        if self._persistent is not None:
+            metadata[self._persistent] = persistent_rows(block, self._persistent, self.findings)
+        variable = {name: values for name, values in block.variable.items() if name != self._persistent}
         columns = {
             spec.name: block.columns[spec.name].reshape(-1, *spec.shape)
             for spec in self.columns
             if not spec.variable_length
         }
-        block = replace(block, columns=columns, metadata=metadata, video_times=self._videos.times(ids))
+        times = self._videos.times(ids)
+        block = replace(block, columns=columns, variable=variable, metadata=metadata, video_times=times)
         return block if self._finals is None else self._finals.add(block, ids)
 
 

@@ -54,6 +54,7 @@ class FileTables:
         types: returns column -> type of the numbers in it, given the flattened schema. Kinds that are not `splittable`
             read them so: their files do not store types. Of others, these columns may have other numbers in other
             files.
+        as_json: see `flat_columns`.
 
     Raises:
         CorruptSourceError: a file is not of the kind, or its columns differ from the first file's.
@@ -67,6 +68,7 @@ class FileTables:
         *,
         is_one_table: bool = False,
         types: Callable[[pa.Schema], Mapping[str, pa.DataType]] = lambda schema: {},
+        as_json: Set[str] = frozenset(),
     ) -> None:
         self.files = files
         self.is_one_table = is_one_table
@@ -77,12 +79,12 @@ class FileTables:
             #: File index -> row groups, for the files that were asked for them.
             self._footers = {0: first.row_groups()}
             # Inside `reading`, because this decodes all names, which may not be UTF-8.
-            self._columns = flat_columns(self._stored, files[0].name)
+            self._columns = flat_columns(self._stored, files[0].name, as_json)
         chosen = types(pa.schema([(name, column.type) for name, column in self._columns.items()]))
         self._any_numbers = {self._columns[name].path[0] for name in chosen}
         if not kind.splittable:
             self._stored = with_types(self._stored, {self._columns[name].path: type_ for name, type_ in chosen.items()})
-            self._columns = flat_columns(self._stored, files[0].name)
+            self._columns = flat_columns(self._stored, files[0].name, as_json)
         self.by_pandas = kind.by_pandas or is_by_pandas(self._stored)
         self.schema = pa.schema([self._field(name, column) for name, column in self._columns.items()])
 

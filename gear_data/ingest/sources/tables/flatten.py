@@ -9,7 +9,8 @@ views and extension types are decoded. The struct of `bytes` and `path` in which
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,11 +31,13 @@ class FlattenedColumn:
         path: names of the fields, from the table's column inwards; enclosing lists do not count.
         type: numbers, booleans, texts, bytes, lists of these, or a type that no step can hold.
         stored: dotted path down to the first list: the smallest part that a Parquet reader can read separately.
+        as_json: whether each value, of structs or lists, becomes one text of JSON; null becomes `[]`.
     """
 
     path: tuple[str, ...]
     type: pa.DataType
     stored: str
+    as_json: bool = False
 
     @property
     def name(self) -> str:
@@ -42,15 +45,22 @@ class FlattenedColumn:
         return ".".join(self.path)
 
 
-def flat_columns(schema: pa.Schema, file: str) -> dict[str, FlattenedColumn]:
-    """Returns name -> column, in the schema's order; `file` is for the error.
+def flat_columns(schema: pa.Schema, file: str, as_json: Set[str] = frozenset()) -> dict[str, FlattenedColumn]:
+    """Returns name -> column, in the schema's order.
+
+    Args:
+        schema: the schema of a table.
+        file: for the error.
+        as_json: columns whose values of structs or lists are not split: see `FlattenedColumn.as_json`.
 
     Raises:
         UnsupportedColumnError: two columns have the same name.
     """
     columns: dict[str, FlattenedColumn] = {}
     for field in schema:
-        for column in _flatten_field((field.name,), flat_type(field.type), field.name):
+        whole = field.name in as_json and pa.types.is_nested(flat_type(field.type))
+        text = FlattenedColumn((field.name,), pa.large_string(), field.name, as_json=True)
+        for column in [text] if whole else _flatten_field((field.name,), flat_type(field.type), field.name):
             if column.name in columns:
                 raise UnsupportedColumnError(
                     "two columns have this name", file=file, column=column.name, hint="rename one of them in the source"
@@ -91,6 +101,9 @@ def flatten_table(table: pa.Table, columns: Mapping[str, FlattenedColumn]) -> pa
 
 def _flatten_array(array: pa.ChunkedArray, column: FlattenedColumn) -> pa.ChunkedArray:
     type_ = flat_type(array.type)
+    if column.as_json:
+        texts = [json.dumps(value or [], ensure_ascii=False, default=str) for value in array.to_pylist()]
+        return pa.chunked_array([pa.array(texts, column.type)])
     if array.type == type_ and len(column.path) == 1:
         return array
     chunks = []

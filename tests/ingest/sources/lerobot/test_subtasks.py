@@ -1,7 +1,8 @@
-"""Tests of LeRobot's subtasks.
+"""Tests of LeRobot's subtasks, and of its columns of language.
 
-`meta/subtasks.parquet` lists them, and each frame has its `subtask_index`. pandas writes and reads the
-files, as LeRobot does.
+`meta/subtasks.parquet` lists the subtasks, and each frame has its `subtask_index`. pandas writes and reads the files,
+as LeRobot does. `language_persistent` has the rows of the whole episode in every frame, `language_events` those of a
+frame.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import gear_data
@@ -115,3 +118,74 @@ def test_an_export_has_the_subtasks(tmp_path: Path) -> None:
 def test_damage_is_a_typed_error(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CorruptSourceError, match=message):
         gear_data.convert(_write(tmp_path / "s", **change), tmp_path / "d", progress=False)
+
+
+_EVENT = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("style", pa.string()),
+        ("camera", pa.string()),
+        ("tool_calls", pa.list_(pa.struct([("name", pa.string())]))),
+    ]
+)
+_PERSISTENT = pa.struct([*_EVENT, ("timestamp", pa.float64())])
+
+
+def _row(content: str, style: str, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, "style": style, "camera": None, "tool_calls": None, **more}
+
+
+def _write_language(folder: Path, persistent: Sequence[Any], events: Sequence[Any], declared: bool = True) -> Path:
+    _write(folder, texts=None)
+    file = folder / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(file)
+    table = table.append_column("language_persistent", pa.array(persistent, pa.list_(_PERSISTENT)))
+    table = table.append_column("language_events", pa.array(events, pa.list_(_EVENT)))
+    pq.write_table(table, file, row_group_size=2)
+    if declared:
+        info = json.loads((folder / "meta/info.json").read_text())
+        language = {"dtype": "language", "shape": [1], "names": None}
+        features = {"language_persistent": language, "language_events": language}
+        for name in table.schema.names[:-2]:
+            features[name] = {}
+        (folder / "meta/info.json").write_text(json.dumps({**info, "features": features}))
+    return folder
+
+
+def test_rows_of_language(tmp_path: Path) -> None:
+    first = [_row("greifen", "subtask", timestamp=0.0), _row("lift", "subtask", timestamp=0.2)]
+    third = [_row("go", "plan", timestamp=0.0)]
+    persistent = [first] * 4 + [[]] * 3 + [third] * 2
+    call = _row("stop", "interjection", camera="observation.images.front", tool_calls=[{"name": "say"}])
+    events = [None, [], [call], [], [], [], [call, _row("where?", "vqa")], [], []]
+    ds, findings = _convert(_write_language(tmp_path / "s", persistent, events), tmp_path / "d")
+    assert [code for code, _, _ in findings if code != "no-end-flag"] == []
+    # Facts of the episodes, and texts of the steps; both are JSON of all that the source has.
+    facts = [None if each is None else json.loads(each) for each in ds.episodes["language_persistent"].to_list()]
+    assert facts == [first, None, third]
+    assert "language_persistent" not in ds.schema
+    read = [json.loads(text) for episode in ds for text in episode["language_events"]]
+    assert read == [each or [] for each in events]
+    # A batch has both.
+    loader = gear_data.SequenceLoader(
+        ds.filter("language_persistent is not null"), 4, context=2, columns=["language_persistent", "language_events"]
+    )
+    batch, windows = loader.batch(0), loader.windows(0)
+    for row, (episode, start, length) in enumerate(
+        zip(*(windows[k].tolist() for k in ("episode_id", "start", "length")), strict=True)
+    ):
+        assert json.loads(batch["language_persistent"][row]) == facts[episode]
+        assert batch["language_events"][row] == ds.episode(episode)["language_events"][start : start + length].tolist()
+
+
+def test_frames_with_other_rows_of_the_episode_are_reported(tmp_path: Path) -> None:
+    rows = [[_row(str(number), "plan", timestamp=0.0)] for number in (0, 0, 1, 0, 2, 2, 2, 3, 3)]
+    source = _write_language(tmp_path / "s", rows, [[]] * 9, declared=False)
+    ds, findings = _convert(source, tmp_path / "d")
+    assert ("metadata-disagrees", "language_persistent", 1) in findings
+    assert [json.loads(each)[0]["content"] for each in ds.episodes["language_persistent"].to_list()] == ["0", "2", "3"]
+    ds, _ = _convert(source, tmp_path / "e", columns=["observation.state", "language_persistent"])
+    assert ds.episodes["language_persistent"].null_count() == 0
+    ds, _ = _convert(source, tmp_path / "f", columns=["observation.state"])
+    assert "language_persistent" not in ds.episodes.columns
