@@ -10,8 +10,8 @@ import json
 import shlex
 import shutil
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gear_data
+from gear_data import EpisodeBoundaries
 from gear_data.cli import main
 from gear_data.errors import (
     BadEpisodeError,
@@ -215,6 +216,7 @@ class Advice:
         error: the type of the error.
         hint: text that the hint has.
         options: options of `gear-data convert`, which the hint names.
+        refused: arguments of `convert` with which the error is raised.
         source: returns the source as the hint says to change it; None: as it is.
         steps: the steps of the dataset that the advice leads to.
     """
@@ -223,6 +225,7 @@ class Advice:
     error: type[GearError]
     hint: str
     options: str = ""
+    refused: Mapping[str, Any] = field(default_factory=dict)
     source: Callable[[Path], Any] | None = None
     steps: int = 12
 
@@ -342,6 +345,11 @@ ADVICE: dict[str, Advice] = {
         hdf5("", {**FLAT, "terminals": END, "timeouts": END & False, "extra": np.zeros(5)}), BadEpisodeError,
         "--columns", "--columns observations,actions,rewards",
     ),
+    "D4RL, columns of ids": Advice(
+        hdf5("", {**FLAT, "terminals": END, "seed": np.arange(12) // 6, "number": np.arange(12) // 3}),
+        InvalidArgumentError, "--format tree", "--format tree --episode-column seed --episode-column number",
+        {"episodes": EpisodeBoundaries(episode_column=("seed", "number"))},
+    ),
     "npz, complex numbers": Advice(
         npz(**steps(timeouts=END, signal=np.zeros(12, complex))), UnsupportedColumnError, "--columns",
         "--columns observations,actions",
@@ -454,7 +462,7 @@ def test_the_advice_works(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "source").mkdir()
     source: Any = advice.make(tmp_path / "source")
     with pytest.raises(advice.error) as error:
-        gear_data.convert(source, tmp_path / "refused", progress=False)
+        gear_data.convert(source, tmp_path / "refused", progress=False, **advice.refused)
     hint = str(error.value.hint)
     assert advice.hint in hint
     options = shlex.split(advice.options)

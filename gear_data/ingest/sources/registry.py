@@ -6,6 +6,7 @@ To add a format, write a module with a `FORMAT` and add its name to `_MODULES`.
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from dataclasses import replace
 
 from gear_data.errors import GearError, InvalidArgumentError, UnsupportedColumnError, unknown_name
@@ -22,6 +23,8 @@ from gear_data.ingest.sources.mixed_files import (
 from gear_data.ingest.sources.tables.open import open_tables
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import is_list, list_lengths, storage_array
+from gear_data.ingest.sources.tree.containers import containers
+from gear_data.ingest.sources.tree.reader import named_ids
 from gear_data.ingest.sources.unrecognised import unrecognised
 from gear_data.ingest.splits import no_such_split
 
@@ -113,6 +116,8 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
             hint = "leave it out"
             if item.name == _TREE:
                 hint += "; or load the arrays: gear_data.convert reads a mapping of arrays, with a row a step"
+            elif name == "episode_column" and _holds_ids(location):
+                hint += f"; or give --format {_TREE} beside --episode-column, to read flat arrays by their ids"
             raise InvalidArgumentError(
                 f"the format {item.name} does not support {name} ({flag})", file=location.name, hint=hint
             )
@@ -131,6 +136,13 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
     if (finding := files_left_out(item, location, getattr(source, "files_read", frozenset()))) is not None:
         source.findings.add(finding)
     return source
+
+
+def _holds_ids(location: Location) -> bool:
+    """Returns whether the arrays that the user names as ids are in a file that the format tree reads."""
+    with suppress(GearError):
+        return bool(named_ids(containers(location), location))
+    return False
 
 
 def _format_of_named_columns(location: Location, options: SourceOptions) -> tuple[str, str] | None:

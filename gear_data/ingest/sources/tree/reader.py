@@ -43,7 +43,7 @@ def open_(location: Location, options: SourceOptions) -> EpisodeSource:
         UnknownFormatError: the source has no tree, or its names suggest no mapping without doubts.
     """
     trees = _trees(location)
-    ids = _named_ids(trees, location)
+    ids = named_ids(trees, location)
     if options.mapping is not None and ids:
         raise InvalidArgumentError(
             "the mapping and --episode-column both say where the episodes are",
@@ -70,12 +70,12 @@ def suggest_mapping(location: Location) -> str:
     return suggestion_text(_trees(location), location.name)
 
 
-def _named_ids(trees: Sequence[Container], location: Location) -> tuple[str, ...]:
+def named_ids(trees: Sequence[Container], location: Location) -> tuple[str, ...]:
     """Returns the paths of the arrays that the user names as ids of episodes.
 
-    Raises UnknownNameError if there is no such array.
+    Raises UnknownNameError if there is no such array in the first tree.
     """
-    if not location.episode_columns:
+    if not trees or not location.episode_columns:
         return ()
     boundaries = EpisodeBoundaries(episode_column=location.episode_columns)
     with trees[0].open() as tree:
