@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import gear_data
 from gear_data import Goals, Mixture, RandomShift, SequenceLoader
@@ -216,6 +217,22 @@ def test_ranks_and_resuming_elsewhere(datasets: Any, join: bool, world_size: int
     one = loader(datasets, join=join)
     same(take(one, 4), whole[:4])
     same(together(json.loads(json.dumps(one.state_dict())), 5), whole[4:])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("join", [True, False])
+def test_workers(datasets: Any, join: bool) -> None:
+    expected = take(loader(datasets, join=join), 9)
+    same(list(DataLoader(loader(datasets, join=join, steps=9), batch_size=None, num_workers=2)), expected)
+
+
+def test_jax_has_the_arrays_of_numpy(datasets: Any) -> None:
+    jax = pytest.importorskip("jax")
+    found = [loader(datasets, framework=name, columns=["observations", "actions"]) for name in ("jax", "numpy")]
+    for batch, arrays in itertools.islice(zip(*found, strict=True), 6):
+        assert list(batch) == list(arrays)
+        for key, value in batch.items():
+            assert isinstance(value, jax.Array) and np.array_equal(value, arrays[key])
 
 
 def test_padding_changes_no_window(datasets: Any) -> None:

@@ -585,6 +585,28 @@ def test_a_view_of_positions_in_a_mixture_stays_as_it_is(growing, tmp_path):
         make(growing.open()[:2]).refresh()
 
 
+def test_datasets_of_unlike_shape(growing, tmp_path):
+    wide = convert_episodes(locomotion([30, 12, 9], seed=5, observations=7), tmp_path / "wide")
+
+    def mixed(**options: Any) -> SequenceLoader:
+        mixture = Mixture([(wide, 0.5), (growing.open(), 0.5)], join=True, pad_to="largest")
+        return make(mixture, columns=["observations", "rewards"], **options)
+
+    loader = mixed(prefetch=0)
+    iterator = iter(loader)
+    before = mixed()
+    same(taken(iterator, 2), [before.batch(step) for step in range(2)])
+    growing.grow(2)
+    assert loader.refresh() == 2
+    batches, new = taken(iterator, 4), mixed()
+    same(batches, [new.batch(step) for step in range(2, 6)])
+    assert all(batch["observations"].shape[-1] == 7 for batch in batches)
+    growing.grow(1)
+    resumed = mixed()
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    same(take(resumed, 2), taken(iterator, 2))
+
+
 def test_a_schedule_is_a_warm_up(growing, tmp_path):
     """A share of 0 for the first n steps, then one half of every batch."""
     offline = convert_episodes(locomotion([30, 12, 9], seed=5), tmp_path / "offline")
