@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gear_data.collection.buffers import BufferPool, plain_memory
 from gear_data.collection.plan import BatchPlan, CollectSource
 from gear_data.collection.reader import OutputBuffers
+from gear_data.kernels import cpu
 from gear_data.selection.windows import Int64Array, Windows
 
 #: `OutputBuffers.row_of_window` if window b fills row b.
@@ -68,8 +69,7 @@ class Collector:
             buffers.windows_per_batch = rows or 1
             self._readers[0].read(windows, buffers)
             valid_bytes = int(buffers.valid[0])
-            for join in self._plan.joins[0]:
-                join.join(memory, rows)
+            self._join(memory, 0, _IN_ORDER, rows)
         else:
             valid_bytes = self._read_joined(windows, windows.source, memory, buffers)
         for each in self._plan.takes:
@@ -93,10 +93,15 @@ class Collector:
             addresses = plan.offsets[number] + address
             own = OutputBuffers(plan.plans[number], addresses, rows, len(rows), valid, buffers.memory)
             reader.read(windows[rows], own)
-            for join in plan.joins[number]:
-                join.join(memory, len(source), rows)
+            self._join(memory, number, rows, len(rows))
             valid_bytes += int(valid[0])
         return valid_bytes
+
+    def _join(self, memory: npt.NDArray[np.uint8], number: int, rows: Int64Array, count: int) -> None:
+        """Joins the parts of some rows of a dataset: see `gear_data.kernels.cpu.gather.join`."""
+        parts = self._plan.joins[number]
+        if len(parts):
+            cpu.gather.join(memory.ctypes.data, parts, rows, count)
 
     def collect_together(self, windows: Windows, batches: int) -> list[CollectedBatch]:
         """Collects several batches of the first dataset in one read.
@@ -112,8 +117,7 @@ class Collector:
         buffers.windows_per_batch = rows or 1
         self._readers[0].read(windows, buffers)
         plan = self._plan
-        for join in plan.joins[0]:
-            join.join(memory, len(windows))
+        self._join(memory, 0, _IN_ORDER, len(windows))
         for taken in plan.takes:
             taken.take(memory, len(windows))
         return [

@@ -1,13 +1,14 @@
 """Arrays of stacked and of padded columns: joined from the arrays of several outputs.
 
-A kernel fills one array for each part, and `join` copies them side by side into one array of the same buffer.
+A kernel fills one array for each part, and `gear_data.kernels.cpu.gather.join` copies them side by side into one array
+of the same buffer. The rest of a step is zeros.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from gear_data.collection.output import Output
 from gear_data.kernels import cpu
-from gear_data.selection.windows import Int64Array
 
 
 @dataclass(frozen=True)
@@ -50,32 +50,20 @@ class ArrayLayout:
     offset: int
     row_bytes: int
 
-    def steps(self, memory: npt.NDArray[np.uint8], rows: int) -> npt.NDArray[np.uint8]:
-        """Returns the steps of some rows, a view of the memory.
-
-        The result is uint8 [steps, bytes of a step].
-        """
-        return np.ndarray((rows * math.prod(self.shape[:-1]), self.step_bytes), np.uint8, memory, self.offset)
-
-    @cached_property
+    @property
     def step_bytes(self) -> int:
-        """Bytes of a step."""
+        """Bytes of the last axis."""
         return self.shape[-1] * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class JoinLayout:
-    """The positions of a joined array and of its parts."""
-
-    whole: ArrayLayout
-    parts: tuple[ArrayLayout, ...]
-
-    def join(self, memory: npt.NDArray[np.uint8], rows: int, chosen: Int64Array | None = None) -> None:
-        """Copies the parts of `rows` rows into the joined array; chosen: of these rows only."""
-        whole, first = self.whole.steps(memory, rows), 0
-        for part in self.parts:
-            if chosen is None:
-                cpu.gather.write_columns(part.steps(memory, rows), whole, first)
-            else:
-                cpu.gather.write_columns_of_rows(part.steps(memory, rows), whole, first, chosen, len(whole) // rows)
-            first += part.step_bytes
+def join_parts(whole: ArrayLayout, parts: Sequence[ArrayLayout]) -> npt.NDArray[Any]:
+    """Returns JOIN_PART [parts], see `gear_data.kernels.cpu.gather`: the parts of a joined array."""
+    found = np.zeros(len(parts), cpu.gather.JOIN_PART)
+    first = 0
+    for record, part in zip(found, parts, strict=True):
+        record["source"], record["size"] = part.offset, part.step_bytes
+        record["target"], record["width"] = whole.offset + first, whole.step_bytes
+        record["steps"] = math.prod(whole.shape[:-1])
+        first += part.step_bytes
+    found["zeros"][-1] = whole.step_bytes - first
+    return found

@@ -155,10 +155,10 @@ class Output:
         first, last = min(0, *self.steps), max(0, *self.steps)
         return dataclasses.replace(self, first=first, width=last - first + 1, steps=None)
 
-    def as_absent(self, **changes: Any) -> Output:
+    def as_absent(self) -> Output:
         """Returns the output of a dataset that lacks the column: an array of the same layout, of zeros."""
-        own = {each.name: each.default for each in dataclasses.fields(self) if each.name in _OF_VALUES}
-        return dataclasses.replace(self, **{**own, "valid": 0, "absent": True, **changes})
+        own: dict[str, Any] = {each.name: each.default for each in dataclasses.fields(self) if each.name in _OF_VALUES}
+        return dataclasses.replace(self, **{**own, "valid": 0, "absent": True})
 
     @property
     def places(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.buffers import ALIGNMENT
-from gear_data.collection.joined import ArrayLayout, Joined, JoinLayout
+from gear_data.collection.joined import ArrayLayout, Joined, join_parts
 from gear_data.collection.output import TIMESTEPS, Output, Padding, check_batch_bytes
 from gear_data.collection.reader import ColumnReader
 from gear_data.errors import UnsupportedColumnError
@@ -137,7 +137,7 @@ class BatchPlan:
         plans: OUTPUT_PLAN [outputs] for each source, see `gear_data.kernels.output_plan`. They hold addresses of arrays
             that live as long as this plan.
         arrays: the layout of each array of a batch.
-        joins: for each source, the arrays among them that are joined from several outputs.
+        joins: for each source, JOIN_PART [parts] of the arrays that are joined: see `gear_data.kernels.cpu.gather`.
         takes: the arrays among them whose steps are listed.
         offsets: for each source, int64 [outputs], the first byte of the array of each output in a buffer.
         size: bytes of a buffer.
@@ -161,18 +161,18 @@ class BatchPlan:
             whole = self.arrays[number] = buffer.place(output)
             self.takes.append(TakenSteps(number, filled[number], whole, output.places, output.step_bytes))
         self.row_bytes = sum(array.row_bytes for array in filled)
-        self.offsets, self.joins = [], list[list[JoinLayout]]()
+        self.offsets, self.joins = [], list[npt.NDArray[Any]]()
         # The rows of a source are joined before the next source is read, so the parts of all sources share memory.
         first = self.size = max(1, buffer.size)
         for source in sources:
             buffer.size = first
-            layouts, joins = list(filled), []
+            layouts, joins = list(filled), [np.zeros(0, cpu.gather.JOIN_PART)]
             for each in reversed(source.joined):
                 parts = [buffer.place(output) for output in source.outputs[each.first : each.first + each.count]]
                 number = next(i for i, output in enumerate(source.arrays) if output is each.output)
-                joins.append(JoinLayout(filled[number], tuple(parts)))
+                joins.append(join_parts(filled[number], parts))
                 layouts[number : number + 1] = parts
-            self.joins.append(joins)
+            self.joins.append(np.concatenate(joins))
             self.offsets.append(np.array([layout.offset for layout in layouts], np.int64))
             self.size = max(self.size, buffer.size)
 

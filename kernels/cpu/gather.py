@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
-from gear_data.kernels.cpu.native import cached_njit, memcpy, move_4, move_8, move_16, prefetch
+from gear_data.kernels.cpu.native import cached_njit, memcpy, memset, move_4, move_8, move_16, prefetch
 
 #: A row of more bytes is copied by `memcpy`.
 _LARGE_ROW = 256
@@ -27,16 +28,24 @@ def gather(sources, sizes, target):  # type: ignore[no-untyped-def]
         target += sizes[i]
 
 
-@cached_njit
-def write_columns(part, whole, first):  # type: ignore[no-untyped-def]
-    """Copies `part`, uint8 [n, k], into columns of `whole`, uint8 [n, m].
+#: A part of an array that is joined from several arrays of one buffer.
+JOIN_PART = np.dtype(
+    [
+        ("source", np.int64),  # first byte of the part's array in the buffer
+        ("size", np.int64),  # bytes of a step of the part
+        ("target", np.int64),  # first byte of the part's first step in the joined array
+        ("width", np.int64),  # bytes of a step of the joined array
+        ("steps", np.int64),  # steps of a row
+        ("zeros", np.int64),  # bytes of a step behind the part that are zero
+    ]
+)
 
-    The columns are first to first + k - 1.
-    """
-    size = part.shape[1]
-    source, target = np.int64(part.ctypes.data), np.int64(whole.ctypes.data) + first
-    # Rows are small: a call of `memcpy` costs more than the copy. The last move may copy bytes twice.
-    for _ in range(part.shape[0]):
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _copy_steps(target, width, source, size, steps):  # type: ignore[no-untyped-def]
+    """Copies steps of `size` bytes to every `width` bytes."""
+    # Steps are small: a call of `memcpy` costs more than the copy. The last move may copy bytes twice.
+    for _ in range(steps):
         if size > _LARGE_ROW:
             memcpy(target, source, np.uint64(size))
         elif size >= 16:
@@ -52,20 +61,30 @@ def write_columns(part, whole, first):  # type: ignore[no-untyped-def]
         else:
             memcpy(target, source, np.uint64(size))
         source += size
-        target += whole.shape[1]
+        target += width
 
 
 @cached_njit
-def write_columns_of_rows(part, whole, first, rows, steps):  # type: ignore[no-untyped-def]
-    """Copies `part` into columns of `whole` as `write_columns` does, but only some rows of a batch.
+def join(memory, parts, rows, count):  # type: ignore[no-untyped-def]
+    """Copies parts into the arrays that they make, side by side.
 
     Args:
-        part, whole, first: see `write_columns`.
-        rows: int64 [B], the rows.
-        steps: consecutive rows of `part`, and of `whole`, that are one row of the batch.
+        memory: the address of the buffer.
+        parts: JOIN_PART [n].
+        rows: int64 [B], the rows to copy; empty: the rows 0 to count - 1.
+        count: number of rows.
     """
-    for row in rows:
-        write_columns(part[row * steps : (row + 1) * steps], whole[row * steps : (row + 1) * steps], first)
+    for k in range(len(parts)):
+        part = parts[k]
+        size, width, steps, zeros = part.size, part.width, part.steps, part.zeros
+        runs, run = (len(rows), steps) if len(rows) else (1, count * steps)
+        for i in range(runs):
+            first = rows[i] * steps if len(rows) else 0
+            target = memory + part.target + first * width
+            _copy_steps(target, width, memory + part.source + first * size, size, run)
+            if zeros:
+                for step in range(run):
+                    memset(target + step * width + size, np.int32(0), np.uint64(zeros))
 
 
 @cached_njit

@@ -1,7 +1,7 @@
 """Several columns as one in batches, as if the dataset had been converted so.
 
-A preset sees the stacked column. A kernel fills an array for each part, and the collector joins them. The zeros of a
-padded column are one more part.
+A preset sees the stacked column. A kernel fills an array for each part, and the collector joins them. A padded
+column has one part, and zeros behind it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def stacked_schema(schema: Schema, stack: Mapping[str, Sequence[str]]) -> tuple[
 def part_outputs(outputs: Sequence[Output], parts: Parts) -> tuple[tuple[Output, ...], tuple[Joined, ...]]:
     """Returns the outputs that a kernel fills, and the arrays that join them.
 
-    An output of a stacked column becomes one output for each part, and zeros of a padded column one more.
+    An output of a stacked column becomes one output for each part. Zeros of a padded column are no output.
     """
     first = {name: specs[0].name for name, specs in parts.items()}
     filled: list[Output] = []
@@ -94,7 +94,7 @@ def part_outputs(outputs: Sequence[Output], parts: Parts) -> tuple[tuple[Output,
     for output in outputs:
         own = _with_columns_of_parts(output, first)
         split = _split(own, parts.get(output.source, ()))
-        if len(split) > 1:
+        if len(split) > 1 or own.real is not None:
             joined.append(Joined(output, len(filled), len(split)))
         filled += split
     return tuple(filled), tuple(joined)
@@ -114,18 +114,13 @@ def _with_columns_of_parts(output: Output, first: Mapping[str, str]) -> Output:
 
 
 def _split(output: Output, parts: Sequence[ColumnSpec]) -> list[Output]:
-    """Returns the outputs of the parts; itself if it is not joined.
+    """Returns the outputs of the parts.
 
     parts: of a stacked column; empty of another one.
     """
-    if output.absent or not output.column:
-        return [output]
     if output.real is not None:
-        *axes, width = output.shape
-        own = dataclasses.replace(output, shape=(*axes, output.real), real=None)
-        zeros = dataclasses.replace(output.as_absent(), shape=(*axes, width - output.real))
-        return [*_split(own, parts), zeros]
-    if not parts:
+        output = dataclasses.replace(output, shape=(*output.shape[:-1], output.real), real=None)
+    if output.absent or not output.column or not parts:
         return [output]
     size = sum(part.size for part in parts)
     split, begin = [], 0

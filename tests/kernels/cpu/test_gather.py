@@ -9,22 +9,19 @@ from gear_data.kernels import cpu
 
 
 @pytest.mark.parametrize("size", [*range(1, 50), 255, 256, 257, 1000])
-def test_columns_are_written_between_others(size: int) -> None:
+@pytest.mark.parametrize("rows", [[], [4, 0, 1]])
+def test_parts_are_copied_side_by_side(size: int, rows: list[int]) -> None:
+    """Two parts, three other bytes before them, and zeros behind the second."""
     random = np.random.default_rng(size)
-    for first in (0, 3):
-        whole = random.integers(0, 256, (7, size + 8), np.uint8)
-        part = random.integers(0, 256, (7, size), np.uint8)
-        expected = whole.copy()
-        expected[:, first : first + size] = part
-        cpu.gather.write_columns(part, whole, first)
-        assert np.array_equal(whole, expected)
-
-
-def test_columns_of_some_rows_are_written() -> None:
-    random = np.random.default_rng(1)
-    whole, part = random.integers(0, 256, (5 * 3, 40), np.uint8), random.integers(0, 256, (5 * 3, 12), np.uint8)
+    steps, width = 3, 3 + size + 5 + 2
+    one, two = (random.integers(0, 256, (5, steps, bytes_), np.uint8) for bytes_ in (size, 5))
+    whole = random.integers(0, 256, (5, steps, width), np.uint8)
     expected = whole.copy()
-    for row in (4, 0, 1):
-        expected[3 * row : 3 * row + 3, 8:20] = part[3 * row : 3 * row + 3]
-    cpu.gather.write_columns_of_rows(part, whole, 8, np.array([4, 0, 1]), 3)
-    assert np.array_equal(whole, expected)
+    for row in rows or range(4):
+        expected[row, :, 3:] = np.concatenate([one[row], two[row], np.zeros((steps, 2), np.uint8)], 1)
+    memory = np.concatenate([each.ravel() for each in (whole, one, two)])
+    parts = np.zeros(2, cpu.gather.JOIN_PART)
+    parts["source"], parts["size"] = [whole.size, whole.size + one.size], [size, 5]
+    parts["target"], parts["width"], parts["steps"], parts["zeros"] = [3, 3 + size], width, steps, [0, 2]
+    cpu.gather.join(memory.ctypes.data, parts, np.array(rows, np.int64), len(rows) or 4)
+    assert np.array_equal(memory, np.concatenate([each.ravel() for each in (expected, one, two)]))
