@@ -25,6 +25,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -61,15 +62,13 @@ _BDDL_LANGUAGE = re.compile(r"\(:language\s+([^()]+)\)")
 
 def probe(location: Location) -> str | None:
     """Returns the reason if the first HDF5 file is robomimic's; otherwise None."""
-    try:
+    with suppress(GearError):  # a damaged file is not recognised as robomimic
         first = hdf5_trees(location)[0]
         with first.open() as tree:
             # Isaac Lab writes a demonstration without steps if an environment is reset twice.
             for place in find_places(tree, _EPISODES, None):
                 if tree.children(place.key).get(_STEPS) == ARRAY:
                     return f"robomimic HDF5: {place.key} in {first.name} has '{_STEPS}'"
-    except GearError:
-        pass  # a damaged file is not recognised as robomimic
     return None
 
 

@@ -12,6 +12,7 @@ Layout: https://minari.farama.org/content/dataset_standards (versions 0.4 and 0.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -44,14 +45,12 @@ def probe(location: Location) -> str | None:
     files = _main_files(location)
     if not files:
         return None
-    try:
-        with hdf5_tree(files[0]).open() as tree:
-            places = find_places(tree, _EPISODES, None)
-            if places and set(_REQUIRED) <= tree.children(places[0].key).keys():
-                name = places[0].key
-                return f"Minari HDF5: '{name}' in {files[0].name} is a group of {', '.join(_REQUIRED)}"
-    except GearError:
-        pass  # a damaged file is not recognised as Minari
+    # A damaged file is not recognised as Minari.
+    with suppress(GearError), hdf5_tree(files[0]).open() as tree:
+        places = find_places(tree, _EPISODES, None)
+        if places and set(_REQUIRED) <= tree.children(places[0].key).keys():
+            name = places[0].key
+            return f"Minari HDF5: '{name}' in {files[0].name} is a group of {', '.join(_REQUIRED)}"
     return None
 
 

@@ -18,6 +18,7 @@ it overwrites the oldest one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -56,16 +57,14 @@ def probe(location: Location) -> str | None:
     files = location.with_suffix(*SUFFIXES)
     if not files:
         return None
-    try:
-        with buffer_container(files[0]).open() as tree:
-            if not all(name in tree.attributes("") or tree.array(name) for name in (POSITION, FULL)):
-                return None
-            file = read_buffer(tree)
-            by_name = {canonical_name(name): len(array.shape) for name, array in file.arrays.items()}
-            if by_name.keys() >= {*REQUIRED} and file.scalars.keys() >= {POSITION, FULL} and by_name[DONES] == 2:
-                return f"Stable-Baselines3: {files[0].name} has {', '.join(REQUIRED)}, {POSITION}, {FULL}"
-    except GearError:
-        pass  # another format raises the error
+    # Another format raises the error of a damaged file.
+    with suppress(GearError), buffer_container(files[0]).open() as tree:
+        if not all(name in tree.attributes("") or tree.array(name) for name in (POSITION, FULL)):
+            return None
+        file = read_buffer(tree)
+        by_name = {canonical_name(name): len(array.shape) for name, array in file.arrays.items()}
+        if by_name.keys() >= {*REQUIRED} and file.scalars.keys() >= {POSITION, FULL} and by_name[DONES] == 2:
+            return f"Stable-Baselines3: {files[0].name} has {', '.join(REQUIRED)}, {POSITION}, {FULL}"
     return None
 
 
