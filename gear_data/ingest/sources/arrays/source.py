@@ -181,7 +181,7 @@ class ArraySource:
                 )
             if (own.dtype, own.shape, own.has_final) != (first.dtype, first.shape, first.has_final):
                 raise CorruptSourceError(
-                    f"is {_describe(own)}; in {self._model.name} it is {_describe(first)}",
+                    f"is {describe(own)}; in {self._model.name} it is {describe(first)}",
                     file=arrays.name,
                     column=own.source or name,
                     hint=self._separate_datasets_hint(arrays) or self._one_dtype_hint(own, first),
@@ -212,5 +212,8 @@ class ArraySource:
         return f"read all files as one dtype: --dtype {shlex.quote(own.source or own.name)}={dtype}"
 
 
-def _describe(spec: ColumnSpec) -> str:
+def describe(spec: ColumnSpec | None) -> str:
+    """Returns what a column holds, for messages."""
+    if spec is None:
+        return "missing"
     return f"{spec.dtype} {spec.shape} with{'' if spec.has_final else 'out'} a final observation"

@@ -29,6 +29,7 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile, separate_datasets_hint
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
+from gear_data.ingest.sources.arrays.source import describe
 from gear_data.ingest.sources.stable_baselines3.buffer_file import (
     NPZ_SUFFIX,
     SUFFIXES,
@@ -144,7 +145,7 @@ class ReplayBufferSource:
             name = next(name for name in {**known, **found} if found.get(name) != known.get(name))
             names = [file.name for file in self._files]
             raise CorruptSourceError(
-                f"'{name}' is {_describe(found.get(name))}; in {self._first.name} it is {_describe(known.get(name))}",
+                f"'{name}' is {describe(found.get(name))}; in {self._first.name} it is {describe(known.get(name))}",
                 file=layout.name,
                 hint=separate_datasets_hint(names, names[0], layout.name) or "convert the files that differ separately",
             )
@@ -252,12 +253,6 @@ def _unit_starts(episodes: BufferEpisodes, layout: BufferLayout) -> list[int]:
             size = 0
         size += steps * step_bytes
     return starts
-
-
-def _describe(spec: Any) -> str:
-    if spec is None:
-        return "missing"
-    return f"{spec.dtype} {spec.shape} with{'' if spec.has_final else 'out'} a final observation"
 
 
 FORMAT = Format(
