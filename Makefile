@@ -72,12 +72,12 @@ test-oldest test-lerobot: test-%:
 	.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) $(TESTS)
 
 # What a killed process ran is lost, and so is all of chaos. RDMA runs in a guest. A failed test does not stop the report:
-# measured processes are slow, and print more.
+# measured processes are slow, and print more. Tests copy the packages to other folders, which do not count.
 coverage: $(VENV)/installed-test site
 	$(BIN)/coverage erase
 	-$(BIN)/coverage run -m pytest $(PYTEST_OPTIONS) -m 'not nightly' --ignore tests/chaos --ignore tests/rdma
 	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report --skip-covered --sort cover
+	$(BIN)/coverage report --skip-covered --sort cover --include "gear_data/*,loaders/*,kernels/*" --precision 2
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

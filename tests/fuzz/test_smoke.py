@@ -27,13 +27,13 @@ def test_damaged_sources_give_typed_errors_only(tmp_path: Path) -> None:
 def test_each_kind_of_failure_has_its_exit_status(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
-    def ends(body: object) -> int:
-        return os.waitstatus_to_exitcode(readers.in_child(body, log, 1)[0])
+    def ends(body: object, seconds: int = 60) -> int:
+        return os.waitstatus_to_exitcode(readers.in_child(body, log, seconds)[0])
 
     assert ends(lambda: 0) == 0
     assert ends(lambda: [].pop()) == 4
     assert "IndexError" in log.read_text()
     assert ends(lambda: len(bytearray(8 << 30))) == 4
     assert "MemoryError" in log.read_text()
-    assert ends(lambda: time.sleep(5)) == -signal.SIGALRM
+    assert ends(lambda: time.sleep(60), 1) == -signal.SIGALRM
     assert ends(lambda: os.kill(os.getpid(), signal.SIGKILL)) == -signal.SIGKILL
