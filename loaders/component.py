@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,6 +63,8 @@ class ComponentGoals:
 
 #: Keys of a batch: the episode of each window, and the window's first step in the episode.
 WINDOW_IDS = ("episode_id", "start")
+#: Key of a batch: the number of the embodiment of each window's dataset.
+EMBODIMENT = "embodiment"
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class LoaderComponent:
         parts: stacked column -> the columns that the collector reads for it.
         window_ids: whether batches have the keys `WINDOW_IDS`.
         rename: column of the dataset -> its name everywhere else here.
+        embodiment: its number in the key `embodiment` of batches; None: they have no such key.
         alone: the component before its arrays got the layout of a mixture's `pad_to`; None: they have their own.
     """
 
@@ -104,6 +108,7 @@ class LoaderComponent:
     parts: Parts
     window_ids: bool
     rename: Mapping[str, str]
+    embodiment: int | None
     alone: LoaderComponent | None = None
 
     @property
@@ -179,6 +184,7 @@ class LoaderComponent:
             **({"stack": {name: [p.name for p in specs] for name, specs in self.parts.items()}} if self.parts else {}),
             "outputs": [output_to_json(output) for output in self.outputs],
             **({"rename": dict(self.rename)} if self.rename else {}),
+            **({} if self.embodiment is None else {"embodiment": self.embodiment}),
             "window_ids": self.window_ids,
         }
 
@@ -311,7 +317,15 @@ def _padded(
         for name, each, own in zip(names, components, formats, strict=True)
     ]
     joint = []
-    for component, outputs in zip(components, joint_outputs(described, pad_to), strict=True):
+    for name, component, outputs in zip(names, components, joint_outputs(described, pad_to), strict=True):
+        chosen = {key for choice in component.choices for key in itertools.chain(*choice.arrays.values())}
+        padded = next((o for o in outputs if o.key in chosen and (o.absent or o.real is not None)), None)
+        if padded is not None:
+            raise InvalidArgumentError(
+                f"choose= draws among arrays, and pad_to changes one of them in {name}",
+                column=padded.source,
+                hint="leave the column out of choose, or give all datasets arrays of one shape",
+            )
         goals = component.goals
         if goals is not None:
             goals = dataclasses.replace(goals, output=padded_like(goals.output, outputs))
@@ -356,6 +370,12 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
             column=taken[0],
             hint="choose other columns with columns=, or leave window_ids out",
         )
+    if config.embodiment is not None and EMBODIMENT in (output.key for output in outputs):
+        raise InvalidArgumentError(
+            f"the option embodiment adds the key '{EMBODIMENT}', which the batch already has",
+            column=EMBODIMENT,
+            hint="give the column another name with rename, or leave embodiment out",
+        )
     sampler = as_sampler(config.sampler)
     state = next_state(batch_format, request)
     excluded = None
@@ -398,6 +418,7 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
     if requested_facts or config.choose:
         taken = [*(output.key for output in outputs), *variable.values()]
         taken += () if config.goals is None else config.goals.keys
+        taken += () if config.embodiment is None else (EMBODIMENT,)
         choices = tuple(
             text_choice(batch_format, schema, key, names)
             if schema[names[0]].variable_length
@@ -409,7 +430,7 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
     return LoaderComponent(
         dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, facts, choices,
         hidden.intersection(output.key for output in outputs), postprocess, goals, parts, config.batch.window_ids,
-        config.rename,
+        config.rename, config.embodiment,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any, Never
 
 import numpy as np
 
-from gear_data.common.keywords import refuse_keywords_of
+from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
@@ -20,7 +20,7 @@ from gear_data.selection.schedule import CheckedSchedule, checked_schedule
 from gear_data.stacking import check_stack
 
 #: Arguments of a SequenceLoader that a dataset of a mixture can replace.
-OPTIONS = ("choose", "columns", "normalize", "preset_options", "rename", "sampler", "stack")
+OPTIONS = ("choose", "columns", "embodiment", "normalize", "preset_options", "rename", "sampler", "stack")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Mixture:
             breakpoints [(step, proportion), ...] with straight lines between them, or a function of the step, of at
             least 0. Options are `sampler`, `columns`, `choose`, `normalize`, `preset_options` and `stack`, as in
             `SequenceLoader`; the loader's value applies where an option is missing. Another is `rename`: column of the
-            dataset -> its name in batches and in the other arguments. Samplers see the dataset's own names.
+            dataset -> its name in batches and in the other arguments. Samplers see the dataset's own names. With
+            `embodiment`, a number of at least 0 for each dataset, batches have the key `embodiment`, int64 [B].
         join: False gives batches of one dataset each, with all its columns. True gives batches with windows of all
             datasets, and with the columns that all datasets have.
         pad_to: for datasets of unlike shape: column -> elements to which its last axis is padded with zeros, after
@@ -84,6 +85,12 @@ class Mixture:
                 hint="give all datasets a proportion, or none for equal shares",
             )
         self.components = tuple(_component(entry) for entry in datasets)
+        without = [number for number, each in enumerate(self.components) if "embodiment" not in each.options]
+        if 0 < len(without) < len(self.components):
+            raise InvalidArgumentError(
+                f"dataset {without[0]} of the mixture has no embodiment, and others have one",
+                hint="give all datasets the option embodiment, or none",
+            )
         self.join = join
         self.pad_to = check_pad_to(pad_to)
 
@@ -138,6 +145,9 @@ def _component(entry: Dataset | tuple[Any, ...]) -> MixtureComponent:
     for name, check in (("rename", check_rename), ("stack", check_stack)):
         if name in checked:
             checked[name] = check(checked[name])
+    if "embodiment" in checked:
+        check_range("embodiment", checked["embodiment"], 0)
+        checked["embodiment"] = int(checked["embodiment"])
     proportion = entry[1]
     if callable(proportion) or isinstance(proportion, list | tuple):
         proportion = checked_schedule("a proportion", proportion)

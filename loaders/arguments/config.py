@@ -57,6 +57,7 @@ class LoaderConfig:
 
     Attributes:
         rename: column of the dataset -> its name in batches; an option of a mixture's datasets.
+        embodiment: number of the embodiment; an option of a mixture's datasets.
         rule: the anchors and lengths of windows; its `context` is never None.
         column_steps: `offsets`, checked.
         membership: this process in its run, with `decentralized` selection; else None.
@@ -94,6 +95,7 @@ class LoaderConfig:
     video: VideoOptions
     execution: ExecutionOptions
     rename: Mapping[str, str] = field(default_factory=dict)
+    embodiment: int | None = None
     rule: WindowRule = field(init=False)
     column_steps: ColumnSteps = field(init=False)
     membership: Membership | None = field(init=False)

@@ -1,7 +1,7 @@
 """Window facts: the numbers that a batch has for each of its windows.
 
-The keys are `valid_count`, `episode_id`, `start`, `probability`, `importance_weights`, `weights_version` and `source`,
-each if it applies.
+The keys are `valid_count`, `episode_id`, `start`, `probability`, `importance_weights`, `weights_version`, `source` and
+`embodiment`, each if it applies.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.loaders.component import LoaderComponent, episode_ids
+from gear_data.loaders.component import EMBODIMENT, LoaderComponent, episode_ids
 from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.samplers.weighted_selector import WeightedSelector
 from gear_data.selection.windows import Int64Array, Windows
@@ -21,14 +21,14 @@ WindowFacts = dict[str, npt.NDArray[np.int64] | npt.NDArray[np.float64]]
 
 
 class SourceFacts:
-    """Returns the dataset, and the version of the weights, of each window.
+    """Returns the dataset, its embodiment, and the version of the weights, of each window.
 
     Args:
         components: the loader's datasets.
         source: the source of windows.
 
     Attributes:
-        empty: whether batches have neither number: one dataset, whose sampler has no weights.
+        empty: whether batches have none of these: one dataset, whose sampler has no weights.
         window_ids: whether batches have `episode_id` and `start`.
     """
 
@@ -40,11 +40,12 @@ class SourceFacts:
             for number, component in enumerate(components)
             if isinstance(component.selector, WeightedSelector)
         }
-        self.empty = self._datasets == 1 and not self._weighted
+        self._embodiments = [each.embodiment for each in components if each.embodiment is not None]
+        self.empty = self._datasets == 1 and not self._weighted and not self._embodiments
         self.window_ids = components[0].window_ids
 
     def __call__(self, step: int, source: int | Int64Array, rows: int) -> WindowFacts:
-        """Returns `weights_version` and `source` of a batch, each if it applies.
+        """Returns `weights_version`, `source` and `embodiment` of a batch, each if it applies.
 
         Args:
             step: the batch's step.
@@ -56,6 +57,11 @@ class SourceFacts:
             facts["weights_version"] = self._versions(step, source, rows)
         if self._datasets > 1:
             facts["source"] = _repeated(source, rows) if isinstance(source, int) else source.copy()
+        if self._embodiments:
+            own = self._embodiments
+            facts[EMBODIMENT] = (
+                _repeated(own[source], rows) if isinstance(source, int) else np.array(own, np.int64)[source]
+            )
         return facts
 
     def counts(self, facts: WindowFacts) -> Int64Array | None:

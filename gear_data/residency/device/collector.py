@@ -28,7 +28,7 @@ from gear_data.selection.window_sampler import SamplingPlan
 from gear_data.selection.windows import Int64Array, Windows
 
 #: The most keys of the argument `facts` of `DeviceCollector.collect`.
-MAX_FACTS = 7
+MAX_FACTS = 8
 
 
 @dataclass(slots=True)  # not frozen: see Windows

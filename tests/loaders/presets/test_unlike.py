@@ -387,3 +387,35 @@ def test_rename_of_another_form(datasets: Any, rename: Any) -> None:
         Mixture([(datasets[0], 1, {"rename": rename})])
     with pytest.raises(UnknownNameError, match="action"):
         SequenceLoader(Mixture([(datasets[0], 1, {"rename": {"action": "actions"}})]))
+
+
+# Embodiments
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_embodiments(datasets: Any, join: bool) -> None:
+    numbers = [7, 3, 7]
+    entries = [(each, 1, {"embodiment": np.int64(number)}) for each, number in zip(datasets, numbers, strict=True)]
+    found = SequenceLoader(Mixture(entries, join=join, pad_to="largest"), BATCH, context=CONTEXT)
+    for batch in take(found, 6):
+        assert batch["embodiment"].tolist() == [numbers[source] for source in batch["source"].tolist()]
+        assert batch["embodiment"].dtype == torch.int64
+    (alone,) = take(SequenceLoader(Mixture(entries[:1]), BATCH, context=CONTEXT), 1)
+    assert alone["embodiment"].tolist() == [7] * BATCH and "source" not in alone
+    assert [own["embodiment"] for own in json.loads(json.dumps(found.spec()))["datasets"]] == numbers
+
+
+def test_wrong_embodiments(datasets: Any) -> None:
+    for wrong in (-1, "arm", True, 1.5):
+        with pytest.raises(InvalidArgumentError, match="embodiment"):
+            Mixture([(datasets[0], 1, {"embodiment": wrong})])
+    with pytest.raises(InvalidArgumentError, match="dataset 1 of the mixture has no embodiment"):
+        Mixture([(datasets[0], 1, {"embodiment": 1}), (datasets[1], 1)])
+    options = {"embodiment": 1, "rename": {"infos.count": "embodiment"}}
+    with pytest.raises(InvalidArgumentError, match=r"(?s)'embodiment'.*already has.*rename"):
+        SequenceLoader(Mixture([(datasets[0], 1, options)]), BATCH)
+
+
+def test_choices_of_padded_arrays_are_refused(datasets: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"(?s)'observations'.*choose= draws among arrays"):
+        loader(datasets, choose={"seen": ["observations"]})
