@@ -59,6 +59,8 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"framework": "numpy", "prefetch": 0},
     {"batches_at_once": 3},
     {"transform": lambda batch, rng: {**batch, "noise": rng.random(3)}},
+    {"columns": ["rewards", "length", "source"], "choose": {"either": ["length", "episode_id"]}},
+    {"choose": {"either": ["rewards", "returns_to_go"]}, "preset": "lerobot"},
 )
 _MIXTURES: dict[str, Callable[[Any, Any], Mixture]] = {
     "alternating": lambda one, two: Mixture([(one, 1), (two, 2)]),

@@ -277,6 +277,19 @@ def test_a_filter_is_evaluated_for_new_episodes(growing):
     assert drawn == {each for each in growing.live[-1] if len(growing.episodes[each]["rewards"]) > 5}
 
 
+def test_facts_are_of_the_generation(growing):
+    """Episodes that were evicted have given their rows to others."""
+    loader = make(growing.open(), prefetch=0, columns=["length"], choose={"either": ["length", "episode_id"]})
+    take(loader, 2)
+    growing.grow(6, max_steps=80)
+    assert loader.refresh() == 2
+    for step, batch in enumerate(take(loader, 4), 2):
+        ids = loader.windows(step)["episode_id"].tolist()
+        assert batch["length"].tolist() == [len(growing.episodes[each]["rewards"]) for each in ids]
+        for value, each in zip(batch["either"].tolist(), ids, strict=True):
+            assert value in (each, len(growing.episodes[each]["rewards"]))
+
+
 @pytest.mark.processes
 def test_copies_in_workers_have_the_generations(growing):
     loader = make(growing.open(), steps=8)
