@@ -19,7 +19,9 @@ from gear_data.loaders.presets.registry import PRESETS
 from gear_data.selection.samplers import SAMPLERS
 from gear_data.words import PresetName, SamplerName
 
-ARGUMENTS = [each.name for each in dataclasses.fields(LoaderConfig) if each.init]
+#: Options that only a mixture's dataset has.
+OF_A_DATASET = {"rename", "embodiment"}
+ARGUMENTS = [each.name for each in dataclasses.fields(LoaderConfig) if each.init and each.name not in OF_A_DATASET]
 #: Group -> field -> values that it refuses.
 REFUSED: dict[str, dict[str, list[Any]]] = {
     "windows": {"stride": [0, 1.5, True], "anchor": ["middle", None], "short": [1], "selection": ["local"]},

@@ -80,7 +80,9 @@ def test_given_arguments_replace_those_of_the_file(rollouts_path: Path, written:
 def test_a_file_tunes_nothing_that_changes_batches() -> None:
     of_a_run = {"rank", "world_size", "steps", "epochs", "passes"}
     assert BATCH_ARGUMENTS | {"prefetch"} | of_a_run == {each.name for each in fields(LoaderConfig) if each.init} - {
-        "dataset"
+        "dataset",
+        "rename",
+        "embodiment",
     }
     assert {*EXECUTION_FIELDS} < {each.name for each in fields(ExecutionOptions)}
 
