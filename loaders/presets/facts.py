@@ -25,6 +25,7 @@ _STORAGE = ("shard", "start", "content")
 #: Keys that batches may have for each window.
 _WINDOW_KEYS = (
     "valid_count", "episode_id", "start", "probability", "importance_weights", "weights_version", "source",
+    "embodiment",
 )  # fmt: skip
 
 
