@@ -80,6 +80,7 @@ class LoaderComponent:
         request: the arguments for the preset.
         outputs: the arrays of a batch before the preset's postprocessing.
         variable: column of text or bytes -> its key in the batch.
+        absent: columns of `variable` that only other datasets have.
         facts: the facts of the batch.
         choices: keys of the batch with one of several columns.
         hidden: keys of arrays that are collected for choices only.
@@ -110,6 +111,7 @@ class LoaderComponent:
     rename: Mapping[str, str]
     embodiment: int | None
     alone: LoaderComponent | None = None
+    absent: frozenset[str] = frozenset()
 
     @property
     def has_own_weights(self) -> bool:
@@ -313,10 +315,11 @@ def _padded(
             )
     formats = [each.batch_format for each in components]
     described = [
-        DatasetOutputs(name, each.outputs, frozenset((own.mask_key, own.timesteps_key, "loss_weight")))
+        DatasetOutputs(name, each.outputs, frozenset((own.mask_key, own.timesteps_key, "loss_weight")), each.variable)
         for name, each, own in zip(names, components, formats, strict=True)
     ]
     joint = []
+    variable = {column: key for each in components for column, key in each.variable.items()}
     for name, component, outputs in zip(names, components, joint_outputs(described, pad_to), strict=True):
         chosen = {key for choice in component.choices for key in itertools.chain(*choice.arrays.values())}
         padded = next((o for o in outputs if o.key in chosen and (o.absent or o.real is not None)), None)
@@ -329,7 +332,18 @@ def _padded(
         goals = component.goals
         if goals is not None:
             goals = dataclasses.replace(goals, output=padded_like(goals.output, outputs))
-        joint.append(dataclasses.replace(component, outputs=outputs, goals=goals, alone=component))
+        absent = frozenset(variable) - frozenset(component.variable)
+        if absent and component.batch_format.transitions is not None:
+            raise InvalidArgumentError(
+                f"{name} lacks the column, and preset '{component.batch_format.name}' needs text of all datasets",
+                column=min(absent),
+                hint="leave the column out with columns= of the other datasets, or give another preset",
+            )
+        joint.append(
+            dataclasses.replace(
+                component, outputs=outputs, goals=goals, variable=variable, absent=absent, alone=component
+            )
+        )
         check_batch_bytes(joint[-1].all_outputs, batch_size)
     return tuple(joint)
 

@@ -59,10 +59,11 @@ def check_joined(components: Sequence[LoaderComponent]) -> None:
     first, *others = components
     for other in others:
         check_alike(first.all_outputs, other.all_outputs)
-        if _layout(other) != _layout(first):
+        mine, yours = _layout(first), _layout(other)
+        if any(mine.get(name) != yours.get(name) for name in {*mine, *yours} - first.absent - other.absent):
             raise InvalidArgumentError(
                 "the datasets' batches differ in text, bytes and facts: (key, dtype, first step only) are "
-                f"{_layout(first)} and {_layout(other)}",
+                f"{mine} and {yours}",
                 hint="choose common columns, or batches of one dataset each",
             )
         if other.choices != first.choices:
@@ -95,6 +96,11 @@ class VariableColumns:
         self._facts = [
             {fact.key: FactValues(component.dataset, fact) for fact in component.facts} for component in components
         ]
+        # Column that some datasets lack -> their numbers.
+        self._lacking = {
+            column: [number for number, each in enumerate(components) if column in each.absent]
+            for column in {name for each in components for name in each.absent}
+        }
         self._seed = seed
         # HuggingFace's tokenizers fail if two threads call one at once ("Already borrowed").
         self._decoding = threading.Lock()
@@ -195,15 +201,22 @@ class VariableColumns:
             # A rank may have no row of a short batch. Any step gives the keys and dtypes of the other ranks.
             zero = np.zeros(1, np.int64)
             source = windows.dataset
+            if column in self._components[source].absent:
+                source = self._owner(column)
             one_row = self._column(
                 column, key, Windows(zero, zero, zero + 1, source=source), chosen, zero if chosen else None
             )
             return {name: value[:0] for name, value in one_row.items()}
-        component = self._component(windows)
-        role = component.request.schema[chosen[0] if chosen else column].role
-        first_only = component.batch_format.first_step_only(role)
+        component, empty = self._component(windows), self._lack(column, windows)
+        if empty is not None and empty.all():
+            return self._zeros(column, key, len(windows))
+        schema = self._components[self._owner(column)].request.schema if empty is not None else component.request.schema
+        spec = schema[chosen[0] if chosen else column]
+        first_only = component.batch_format.first_step_only(spec.role)
         if first_only:
             windows = replace(windows, length=np.ones(len(windows), np.int64))
+        if empty is not None:
+            windows = replace(windows, length=np.where(empty, 0, windows.length))
         if numbers is None:
             values = self._values(column, windows)
         else:
@@ -213,12 +226,36 @@ class VariableColumns:
                 for row, own in zip(rows.tolist(), self._values(name, windows[rows]), strict=True):
                     values[row] = own
         if column not in self._decoders:
-            return {key: [value for (value,) in values] if first_only else values}
+            nothing: Any = "" if spec.dtype == "string" else b""
+            return {key: [each[0] if each else nothing for each in values] if first_only else values}
         decoded = self._decode(column, list(chain.from_iterable(values)), windows)
         width = 1 if first_only else self._context
         positions = _positions(windows, width, pad_left=component.batch_format.pad_left)
+        if first_only and empty is not None:
+            positions = np.flatnonzero(~empty)
         shape = (len(windows),) if first_only else (len(windows), width)
         return padded(column, key, decoded, StepPositions(shape, positions))
+
+    def _lack(self, column: str, windows: Windows) -> npt.NDArray[np.bool_] | None:
+        """Returns which windows' datasets lack a column of text, bool [B]; None: all have it."""
+        if column not in self._lacking:
+            return None
+        return np.isin(np.broadcast_to(np.asarray(windows.source), len(windows)), self._lacking[column])
+
+    def _owner(self, column: str) -> int:
+        """Returns the number of the first dataset that has a column of text."""
+        return next(number for number, each in enumerate(self._components) if column not in each.absent)
+
+    def _zeros(self, column: str, key: str, rows: int) -> dict[str, Any]:
+        """Returns a column of windows whose datasets lack it. A window of another dataset gives keys and dtypes."""
+        zero = np.zeros(1, np.int64)
+        one_row = self._column(column, key, Windows(zero, zero, zero + 1, source=self._owner(column)))
+        return {
+            name: [type(value[0])() for _ in range(rows)]
+            if isinstance(value, list)
+            else np.zeros((rows, *value.shape[1:]), value.dtype)
+            for name, value in one_row.items()
+        }
 
     def _values(self, column: str, windows: Windows) -> list[list[Any]]:
         """Returns B lists, the values of each window."""
@@ -233,6 +270,8 @@ class VariableColumns:
 
     def _read(self, number: int, column: str, windows: Windows) -> list[list[Any]]:
         component = self._components[number]
+        if column in component.absent:
+            return [[] for _ in range(len(windows))]
         index = component.dataset.schema.index(component.stored_name(column))
         chunks = self._readers[number].values(index, windows)
         values = chunks.to_numpy().tolist()
@@ -299,7 +338,7 @@ class VariableColumns:
 def _layout(component: LoaderComponent) -> dict[str, tuple[str, str, bool]]:
     """Returns column or key of a fact -> (key, dtype, whether the batch has only the first step)."""
     schema = component.request.schema
-    columns = {name: (key, schema[name]) for name, key in component.variable.items()}
+    columns = {name: (key, schema[name]) for name, key in component.variable.items() if name not in component.absent}
     columns |= {
         choice.key: (choice.key, schema[choice.columns[0]]) for choice in component.choices if not choice.arrays
     }

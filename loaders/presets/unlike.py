@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -42,17 +42,19 @@ class DatasetOutputs:
         name: the dataset, for errors.
         outputs: the arrays.
         common: keys of masks and numbers that belong to no column.
+        text: column of text or bytes -> its key.
     """
 
     name: str
     outputs: Sequence[Output]
     common: frozenset[str | None] = frozenset()
+    text: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_shapes(datasets: Sequence[DatasetOutputs]) -> None:
     """Raises InvalidArgumentError if a column of two datasets has several shapes; the message says what to give."""
     for having in _by_key(datasets).values():
-        _check_layout(datasets, having, None)
+        _check_layout(datasets, having, None, "leave the column out with columns=, or give join=False")
 
 
 def joint_outputs(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> list[tuple[Output, ...]]:
@@ -73,7 +75,7 @@ def joint_outputs(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> list[tup
     for key, having in tables.items():
         first = next(iter(having.values()))
         width = widths.get(first.source) if _can_be_padded(first) else None
-        _check_layout(datasets, having, width)
+        _check_layout(datasets, having, width, "leave the column out with columns=")
         absent = [number for number in range(len(datasets)) if number not in having]
         if absent and any(key in each.common for each in datasets):
             raise InvalidArgumentError(
@@ -89,8 +91,13 @@ def joint_outputs(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> list[tup
                 masks[number].append(_mask(_DIM_MASK.format(key), real))
             if absent and first.column:
                 masks[number].append(_mask(_PRESENT.format(key), np.array(own is not None)))
+    text = _text_keys(datasets, tables)
+    for key, numbers in text.items():
+        if len(numbers) < len(datasets):
+            for number in range(len(datasets)):
+                masks[number].append(_mask(_PRESENT.format(key), np.array(number in numbers)))
     for mask in masks[0]:
-        if mask.key in tables:
+        if mask.key in tables or mask.key in text:
             raise InvalidArgumentError(
                 f"pad_to adds the key '{mask.key}', which the batch already has",
                 column=mask.key,
@@ -112,6 +119,25 @@ def _by_key(datasets: Sequence[DatasetOutputs]) -> dict[str, dict[int, Output]]:
         for output in dataset.outputs:
             tables.setdefault(output.key, {})[number] = output
     return tables
+
+
+def _text_keys(
+    datasets: Sequence[DatasetOutputs], tables: Mapping[str, Mapping[int, Output]]
+) -> dict[str, dict[int, str]]:
+    """Returns key of text or bytes -> number of a dataset -> its column; the arrays have other keys."""
+    found: dict[str, dict[int, str]] = {}
+    for number, dataset in enumerate(datasets):
+        for column, key in dataset.text.items():
+            if key in tables:
+                other = next(iter(tables[key]))
+                raise InvalidArgumentError(
+                    f"the datasets differ in how a step is stored: {dataset.name} has text or bytes, and "
+                    f"{datasets[other].name} has numbers",
+                    column=column,
+                    hint="give one of the columns another name with rename, or leave it out with columns=",
+                )
+            found.setdefault(key, {})[number] = column
+    return found
 
 
 def _can_be_padded(output: Output) -> bool:
@@ -157,17 +183,20 @@ def _mask(key: str, values: np.ndarray[Any, np.dtype[np.bool_]]) -> Output:
     return Output(key, MASK, "bool", values.shape, 0, 1, column=False, valid=values, fill=values, squeeze_time=True)
 
 
-def _check_layout(datasets: Sequence[DatasetOutputs], having: Mapping[int, Output], width: int | None) -> None:
+def _check_layout(
+    datasets: Sequence[DatasetOutputs], having: Mapping[int, Output], width: int | None, leave_out: str
+) -> None:
     """Checks that the arrays of one key fit in one batch.
 
     Args:
         datasets: the datasets.
         having: number of a dataset -> its output.
         width: elements to which the last axis is padded; None: it is not padded.
+        leave_out: what else the user can do.
     """
     (number, first), *others = having.items()
     for other, output in others:
-        for what, (mine, yours), hint in _differences(first, output, width):
+        for what, (mine, yours), hint in _differences(first, output, width, leave_out):
             if mine != yours:
                 raise InvalidArgumentError(
                     f"the datasets differ in {what}: {datasets[number].name} has {mine}, and "
@@ -177,9 +206,10 @@ def _check_layout(datasets: Sequence[DatasetOutputs], having: Mapping[int, Outpu
                 )
 
 
-def _differences(one: Output, two: Output, width: int | None) -> Iterator[tuple[str, tuple[Any, Any], str]]:
+def _differences(
+    one: Output, two: Output, width: int | None, leave_out: str
+) -> Iterator[tuple[str, tuple[Any, Any], str]]:
     """Yields what two outputs of one key must have in common: its name, both values, and what to do."""
-    leave_out = "leave the column out with columns=, or give join=False"
     yield f"the column of '{one.key}'", (one.source, two.source), "give the columns one name with rename"
     frames = [each.camera is not None for each in (one, two)]
     kinds = tuple("frames of a video" if each else "an array" for each in frames)

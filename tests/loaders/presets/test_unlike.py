@@ -15,9 +15,12 @@ from torch.utils.data import DataLoader
 import gear_data
 from gear_data import Goals, Mixture, RandomShift, SequenceLoader
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
+from gear_data.loaders.decoding.images import ImageDecoder
 from tests.support.feed import data as feed_data
+from tests.support.feed import variable as text_data
 from tests.support.feed.arguments import grouped
 from tests.support.feed.batches import same, take
+from tests.support.feed.variable import IMAGE, TEXT
 
 CONTEXT, BATCH = 5, 9
 LENGTHS = [[7, 1, 23], [12, 5, 9], [4, 17]]
@@ -419,3 +422,72 @@ def test_wrong_embodiments(datasets: Any) -> None:
 def test_choices_of_padded_arrays_are_refused(datasets: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"(?s)'observations'.*choose= draws among arrays"):
         loader(datasets, choose={"seen": ["observations"]})
+
+
+# Text and encoded images
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> list[gear_data.Dataset]:
+    """A dataset without text and images, and one that has both."""
+    folder = tmp_path_factory.mktemp("spoken")
+    bare = feed_data.convert_episodes(feed_data.locomotion([9, 4, 12], seed=3, observations=5), folder / "bare")
+    return [bare, text_data.convert(SPOKEN, folder / "spoken")]
+
+
+SPOKEN = text_data.make_episodes()
+
+
+@pytest.mark.parametrize("join", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"preset": "decision_transformer", "columns": [TEXT, IMAGE]}, {"preset": "lerobot"}]
+)
+def test_text_that_a_dataset_lacks(spoken: Any, options: dict[str, Any], join: bool) -> None:
+    mixture = Mixture([(each, 1) for each in spoken], join=join, pad_to="largest")
+    options = {"batch_size": 5, "context": 4, "seed": 3, "framework": "numpy", "dtype": "float32", **options}
+    decoders = {TEXT: text_data.words, IMAGE: ImageDecoder()}
+    plain, decoded = (SequenceLoader(mixture, **grouped(**options, decoders=each)) for each in ({}, decoders))
+    first_only = options.get("preset") == "lerobot"
+    for step, (batch, arrays) in enumerate(itertools.islice(zip(plain, decoded, strict=True), 6)):
+        for row, (number, episode, start, length) in enumerate(rows_of(plain, step)):
+            count = 0 if number == 0 else 1 if first_only else length
+            own = SPOKEN[episode] if number else {TEXT: [], IMAGE: [], "pixels": []}
+            texts, images, pixels = (own[name][start : start + count] for name in (TEXT, IMAGE, "pixels"))
+            if first_only:
+                assert batch[TEXT][row] == (texts[0] if texts else "")
+                assert batch[IMAGE][row] == (images[0] if images else b"")
+            else:
+                assert (batch[TEXT][row], batch[IMAGE][row]) == (texts, images)
+            tokens, seen = (np.array(arrays[key][row]) for key in (TEXT, IMAGE))
+            if first_only:
+                tokens, seen = tokens[None], seen[None]
+            skipped = len(seen) - count if options.get("preset") == "decision_transformer" else 0
+            for place in range(len(seen)):
+                valid = 0 <= place - skipped < count
+                golden = text_data.words([texts[place - skipped]])[0] if valid else []
+                assert tokens[place].tolist() == golden + [0] * (tokens.shape[-1] - len(golden))
+                image = pixels[place - skipped].transpose(2, 0, 1) if valid else np.zeros((3, 4, 5), np.uint8)
+                assert np.array_equal(seen[place], image)
+            for key in (TEXT, IMAGE):
+                assert batch[f"{key}_present"][row] == arrays[f"{key}_present"][row] == (number == 1)
+
+
+def test_text_on_ranks(spoken: Any) -> None:
+    mixture = Mixture([(each, 1) for each in spoken], join=False, pad_to="largest")
+    options = {"batch_size": 2, "context": 4, "decoders": {TEXT: text_data.word_mapping}, "dtype": "float32"}
+    whole = SequenceLoader(mixture, **grouped(**options))
+    parts = [SequenceLoader(mixture, **grouped(**options, rank=rank, world_size=2)) for rank in range(2)]
+    for step in range(4):
+        batch, pieces = whole.batch(step), [part.batch(step) for part in parts]
+        for key in (f"{TEXT}.input_ids", f"{TEXT}.count", f"{TEXT}_present"):
+            for row, piece in enumerate(pieces):
+                one, other = piece[key][0].reshape(-1), batch[key][row].reshape(-1)
+                assert one[one != 0].tolist() == other[other != 0].tolist()
+
+
+def test_text_that_cannot_be_joined(spoken: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="lacks the column, and preset 'transitions' needs text"):
+        SequenceLoader(Mixture(spoken, join=True, pad_to="largest"), 4, preset="transitions")
+    numbers = (spoken[0], 1, {"rename": {"actions": TEXT}})
+    with pytest.raises(InvalidArgumentError, match=r"has text or bytes, and .* has numbers"):
+        SequenceLoader(Mixture([numbers, (spoken[1], 1)], join=True, pad_to="largest"), 4, columns=[TEXT])
