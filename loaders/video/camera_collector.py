@@ -102,8 +102,8 @@ class CameraCollector:
         self._components = components
         self._readers, self._ahead, self._seed = readers, ahead, seed
         of_cameras = zip(*self._outputs.values(), strict=True)
-        #: For each camera, its output in the first dataset that has it.
-        self._cameras = [next(output for output in of_camera if not output.absent) for of_camera in of_cameras]
+        #: For each camera, its output in the first dataset that has it; else in the first dataset.
+        self._cameras = [next((o for o in of_camera if not o.absent), of_camera[0]) for of_camera in of_cameras]
         # Camera that is read for choices only -> the choices, and which of their columns it is.
         first = next(iter(components.values()))
         self._choices = {
@@ -177,7 +177,11 @@ class CameraCollector:
     def _has_planes(self, number: int) -> bool:
         """Returns whether the files of a camera are such that it can be added as YUV."""
         fill = self._cameras[number].fill
-        if np.ndim(fill) or any(not np.array_equal(outputs[number].fill, fill) for outputs in self._outputs.values()):
+        if (
+            self._cameras[number].absent
+            or np.ndim(fill)
+            or any(not np.array_equal(outputs[number].fill, fill) for outputs in self._outputs.values())
+        ):
             return False
         # The GPU has one table of values for all channels.
         if any(outputs[number].mean is not None for outputs in self._outputs.values()):

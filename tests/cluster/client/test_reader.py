@@ -231,6 +231,17 @@ def test_a_mixture_of_local_and_remote(local, remote, join):
     same(whole, expected)
 
 
+@pytest.mark.parametrize("join", [False, True])
+def test_a_padded_mixture_of_local_and_remote(local, remote, join):
+    renamed = {"rename": {"observations": "observations.state"}, "normalize": True}
+    pairs = [[(one, 2.0), (two, 1.0, renamed)] for one, two in ((local, local), (local, remote), (remote, remote))]
+    pad_to = {"observations.state": 40, "actions": 9}
+    expected, half, whole = (batches(Mixture(pair, join=join, pad_to=pad_to)) for pair in pairs)
+    assert not expected[0]["observations_present"].all() or not join
+    same(half, expected)
+    same(whole, expected)
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.usefixtures("quick_spawn")
 def test_workers_of_a_data_loader(local, remote, start):

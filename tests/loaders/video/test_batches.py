@@ -290,9 +290,12 @@ def test_renamed_cameras(filmed: Filmed, dataset: gear_data.Dataset) -> None:
             assert np.array_equal(batch["observations.images.hand"], hand)
 
 
+@pytest.mark.parametrize("join", [True, False])
 @pytest.mark.parametrize("preset", ["raw", "lerobot", "transitions"])
-def test_absent_cameras_are_black(filmed: Filmed, dataset: gear_data.Dataset, rollouts_path: Any, preset: str) -> None:
-    both = Mixture([(gear_data.open(rollouts_path), 1), (dataset, 1)], join=True, pad_to="largest")
+def test_absent_cameras_are_black(
+    filmed: Filmed, dataset: gear_data.Dataset, rollouts_path: Any, preset: str, join: bool
+) -> None:
+    both = Mixture([(gear_data.open(rollouts_path), 1), (dataset, 1)], join=join, pad_to="largest")
     options = {**OPTIONS, "preset": preset, "context": 1 if preset == "transitions" else 4}
     loader = SequenceLoader(both, **grouped(**options))
     for step, (batch, rows) in enumerate(first_batches(loader)):

@@ -116,6 +116,19 @@ def test_mixtures(gpu: StandInGpu, path: Path, uploads: list[torch.Tensor], join
     assert set(gpu.cupy.launched) == {"gear_frames"}
 
 
+@pytest.mark.parametrize("join", [False, True])
+def test_absent_cameras(gpu: StandInGpu, path: Path, uploads: list[torch.Tensor], join: bool) -> None:
+    def mixed() -> Mixture:
+        bare = {"columns": ["actions"]}
+        return Mixture([(gear_data.open(path), 1, bare), (gear_data.open(path), 2)], join=join, pad_to="largest")
+
+    expected = copies(SequenceLoader(mixed(), **grouped(**OPTIONS)), STEPS)
+    same(from_device(gpu, SequenceLoader(mixed(), **grouped(**OPTIONS, device="cuda")), STEPS), expected)
+    assert set(gpu.cupy.launched) == {"gear_frames"}
+    batch = expected[0] if join else next(each for each in expected if each["source"][0] == 0)
+    assert not batch[f"{FRONT}_present"].all() and not batch[FRONT][batch["source"] == 0].any()
+
+
 def test_each_distinct_frame_is_copied_once_as_yuv(gpu: StandInGpu, path: Path, uploads: list[torch.Tensor]) -> None:
     options = {**OPTIONS, "columns": [FRONT], "offsets": {FRONT: [0, 0, -1, -100]}, "preset": "lerobot"}
     loader = SequenceLoader(gear_data.open(path), **grouped(**options, device="cuda"))
