@@ -140,6 +140,13 @@ class Output:
         return np.dtype(self.half or self.dtype)
 
     @property
+    def without_zeros(self) -> Output:
+        """The output of the column's own elements; itself if no zeros are behind them."""
+        if self.real is None:
+            return self
+        return dataclasses.replace(self, shape=(*self.shape[:-1], self.real), real=None)
+
+    @property
     def array_shape(self) -> tuple[int, ...]:
         """The shape of one row (one window) of the array."""
         return self.shape if self.squeeze_time else (self.width, *self.shape)

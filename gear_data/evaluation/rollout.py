@@ -55,7 +55,7 @@ class Rollout:
             )
         self._target = 0.0 if target is None else float(target)
         self._length = max((each.span.width - _last_offset(each) for each in self._outputs), default=1)
-        self._columns = {each.source: each for each in self._outputs if each.column}
+        self._columns = {each.source: each.without_zeros for each in self._outputs if each.column and not each.absent}
         self._observations = [name for name in self._columns if name not in (*_OF_STEPS, *_FLAGS)]
         self._history: dict[str, list[npt.NDArray[Any]]] = {}
         self._step = -1
@@ -132,7 +132,7 @@ class Rollout:
             predicted: [1, K, A], [K, A] or [A]: actions as the batches have them.
 
         Returns:
-            [A]; it is not normalised any more.
+            [A]; it is not normalised any more, and has no zeros behind the elements of the dataset.
         """
         self._check_begun()
         array = np.asarray(predicted)
@@ -142,7 +142,8 @@ class Rollout:
         position = -1
         if output is not None and len(steps) > 1:
             position = self._place(output).stop - 1 if output.within_window else _current_step(output)
-        return self._normalizer.denormalize(_ACTIONS, steps[position])
+        own = steps[position] if output is None or output.real is None else steps[position][..., : output.real]
+        return self._normalizer.denormalize(_ACTIONS, own)
 
     def _begin_step(self, observation: Observation) -> None:
         self._step += 1
@@ -180,6 +181,12 @@ class Rollout:
         """Returns an array of a batch without the axis of windows."""
         if output.steps is not None:
             return self._array(output.span)[list(output.places)]
+        if output.absent:
+            return np.zeros(output.array_shape, output.dtype)
+        if output.real is not None:
+            wide = np.zeros(output.array_shape, output.dtype)
+            wide[..., : output.real] = self._array(output.without_zeros)
+            return wide
         place = self._place(output)
         valid = place.stop - place.start
         array = np.empty((output.width, *output.shape), output.dtype)

@@ -118,8 +118,7 @@ def _split(output: Output, parts: Sequence[ColumnSpec]) -> list[Output]:
 
     parts: of a stacked column; empty of another one.
     """
-    if output.real is not None:
-        output = dataclasses.replace(output, shape=(*output.shape[:-1], output.real), real=None)
+    output = output.without_zeros
     if output.absent or not output.column or not parts:
         return [output]
     size = sum(part.size for part in parts)

@@ -268,6 +268,31 @@ def test_the_specification_has_the_padding(datasets: Any) -> None:
     assert [own["infos.count"].get("absent", False) for own in outputs] == [False, True, True]
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rollout_has_the_padding_of_batches(datasets: Any, number: int) -> None:
+    options = {"columns": ["observations", "actions", "observations.image"], "normalize": ["observations", "actions"]}
+    found = loader(datasets, {"observations": 8, "actions": 4}, **options)
+    (batch,) = take(found, 1)
+    spec = json.loads(json.dumps(found.spec()))["datasets"][number]
+    rollout = gear_data.Rollout.from_spec(spec)
+    episode = EPISODES[number][0]
+    rollout.reset(episode["observations"][0])
+    rollout.update(episode["actions"][0], 0.0, episode["observations"][1])
+    inputs = rollout.inputs()
+    golden = np.zeros((1, CONTEXT, 8), np.float32)
+    own = every(number, "observations")
+    golden[0, :2, : own.shape[1]] = (episode["observations"][:2] - own.mean(0)) / own.std(0)
+    np.testing.assert_allclose(inputs["observations"], golden, rtol=1e-5, atol=1e-6)
+    assert inputs["actions_dim_mask"].tolist() == [[n < WIDTHS[number][1] for n in range(4)]]
+    assert inputs["observations.image_present"].tolist() == [False]
+    assert {key: values.shape[1:] for key, values in inputs.items()} == {
+        key: tuple(batch[key].shape[1:]) for key in inputs
+    }
+    # The element 0 of a normalised action is its mean.
+    action = rollout.action(np.zeros((1, CONTEXT, 4)))
+    np.testing.assert_allclose(action, every(number, "actions").mean(0), rtol=1e-5)
+
+
 # Refusals
 
 
