@@ -112,6 +112,11 @@ def loaders(folder: Path) -> Iterator[tuple[str, Callable[[], SequenceLoader]]]:
         yield f"option {number}: {', '.join(options)}", make(one, options)
     for name, mixture in _MIXTURES.items():
         yield f"mixture, {name}", make(mixture(one, two), {"preset": "corl"})
+    renamed = {"rename": {"observations": "observations.state"}, "embodiment": 2}
+    entries = [(one, 1, renamed), (two, 2, {"embodiment": 5})]
+    for join in (True, False):
+        unlike = Mixture(entries, join=join, pad_to={"observations": 8, "actions": 5})
+        yield f"mixture, unlike, {'joined' if join else 'alternating'}", make(unlike, {"normalize": True})
     for number, options in enumerate(_JOINED):
         yield f"mixture, joined {number}: {', '.join(options)}", make(_MIXTURES["joined"](one, two), options)
     yield "view", make(one.filter("length > 6"), {"normalize": True})
