@@ -19,11 +19,12 @@ from gear_data.dataset.window_anchors import anchors_of, ends_without_state
 from gear_data.errors import DatasetReplacedError, InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.loaders.arguments.config import LoaderConfig
+from gear_data.loaders.mixture import MixtureComponent
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
 from gear_data.loaders.normalization import normalization_statistics, restored_statistics
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.choices import Choice, array_choice, text_choice
-from gear_data.loaders.presets.facts import Fact, batch_facts, split_columns
+from gear_data.loaders.presets.facts import Fact, batch_facts, present_facts, split_columns
 from gear_data.loaders.presets.goals import goal_output
 from gear_data.loaders.presets.offsets import offsets_to_json
 from gear_data.loaders.presets.outputs import (
@@ -36,7 +37,7 @@ from gear_data.loaders.presets.outputs import (
     text_columns,
 )
 from gear_data.loaders.presets.stacked import Parts, part_outputs, renamed_schema, stacked_schema
-from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, check_shapes, joint_outputs, padded_like
+from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, check_shapes, joint_outputs, masks_of, padded_like
 from gear_data.loaders.video.resize import check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
 from gear_data.schema import Role, Schema, role_of
@@ -242,7 +243,7 @@ def make_components(
     check_cameras(schemas, config.resize)
     names = [f"dataset {number} ({each.dataset.path})" for number, each in enumerate(datasets)]
     if config.pad_to is not None:
-        owns = [_own_columns(own, datasets[number].options, schemas, number) for number, own in enumerate(owns)]
+        owns = [_own_columns(own, datasets[number], schemas, number) for number, own in enumerate(owns)]
     elif config.joined and any(_takes_all_columns(own) for own in owns):
         shared = _shared_columns(schemas, names)
         owns = [dataclasses.replace(own, columns=shared) if _takes_all_columns(own) else own for own in owns]
@@ -256,7 +257,15 @@ def make_components(
         return _padded(components, names, config.pad_to, config.batch_size)
     if config.joined:
         check_shapes([DatasetOutputs(name, each.outputs) for name, each in zip(names, components, strict=True)])
+        return tuple(_in_order(each, components[0].outputs) for each in components)
     return tuple(components)
+
+
+def _in_order(component: LoaderComponent, outputs: Sequence[Output]) -> LoaderComponent:
+    """Returns the component with its arrays in the order of other outputs: a batch is filled by position."""
+    place = {output.key: number for number, output in enumerate(outputs)}
+    own = tuple(sorted(component.outputs, key=lambda output: place.get(output.key, len(place))))
+    return component if own == component.outputs else dataclasses.replace(component, outputs=own)
 
 
 def _takes_all_columns(config: LoaderConfig) -> bool:
@@ -264,18 +273,18 @@ def _takes_all_columns(config: LoaderConfig) -> bool:
 
 
 def _own_columns(
-    config: LoaderConfig, options: Mapping[str, Any], schemas: Sequence[Schema], number: int
+    config: LoaderConfig, component: MixtureComponent, schemas: Sequence[Schema], number: int
 ) -> LoaderConfig:
     """Returns the arguments of a dataset without the columns that only other datasets of the mixture have.
 
     Args:
         config: the arguments, with the dataset's options.
-        options: its options, whose columns are all its own.
+        component: the dataset, with its options, whose columns are all its own.
         schemas: the columns of all datasets.
         number: of the dataset.
     """
     every = list(dict.fromkeys(name for schema in schemas for name in schema.names))
-    own = schemas[number]
+    own, options = schemas[number], component.options
 
     def has(name: Any) -> bool:
         # A name that no dataset has is a fact, or an error of this dataset.
@@ -287,7 +296,8 @@ def _own_columns(
         changes["offsets"] = {name: steps for name, steps in config.offsets.items() if has(name)}
     columns, normalize = config.columns, config.normalize
     if "columns" not in options and isinstance(columns, list | tuple):
-        changes["columns"] = [name for name in columns if has(name)]
+        facts = {*present_facts(component.dataset)}
+        changes["columns"] = [name for name in columns if has(name) or name in facts]
     if "normalize" not in options:
         if isinstance(normalize, Mapping):
             changes["normalize"] = {name: value for name, value in normalize.items() if has(name)}
@@ -320,14 +330,24 @@ def _padded(
     ]
     joint = []
     variable = {column: key for each in components for column, key in each.variable.items()}
-    for name, component, outputs in zip(names, components, joint_outputs(described, pad_to), strict=True):
+    every = joint_outputs(described, pad_to)
+    keys = {*(output.key for output in every[0]), *variable.values()}
+    for name, component, outputs in zip(names, components, every, strict=True):
         chosen = {key for choice in component.choices for key in itertools.chain(*choice.arrays.values())}
-        padded = next((o for o in outputs if o.key in chosen and (o.absent or o.real is not None)), None)
+        padded = next((o for o in outputs if o.key in chosen and masks_of(o.key) & keys), None)
         if padded is not None:
             raise InvalidArgumentError(
                 f"choose= draws among arrays, and pad_to changes one of them in {name}",
                 column=padded.source,
-                hint="leave the column out of choose, or give all datasets arrays of one shape",
+                hint="leave the column out of choose and of pad_to, or give all datasets arrays of one shape",
+            )
+        added = [*(fact.key for fact in component.facts), *(key for choice in component.choices for key in choice.keys)]
+        taken = next((key for key in added if key in keys), None)
+        if taken is not None:
+            raise InvalidArgumentError(
+                f"{name} has a fact or a choice with this key, and another dataset has a column",
+                column=taken,
+                hint="give the column another name with rename, or the choice another key; 'facts.NAME' is a fact, too",
             )
         goals = component.goals
         if goals is not None:
@@ -378,18 +398,8 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
     if config.batch.half is not None and postprocess is None:
         outputs = tuple(dataclasses.replace(o, half=config.batch.dtype_name) if _is_float(o) else o for o in outputs)
     check_batch_bytes(outputs, config.batch_size)
-    if config.batch.window_ids and (taken := sorted({output.key for output in outputs}.intersection(WINDOW_IDS))):
-        raise InvalidArgumentError(
-            f"window_ids=True adds the key '{taken[0]}', which the batch already has",
-            column=taken[0],
-            hint="choose other columns with columns=, or leave window_ids out",
-        )
-    if config.embodiment is not None and EMBODIMENT in (output.key for output in outputs):
-        raise InvalidArgumentError(
-            f"the option embodiment adds the key '{EMBODIMENT}', which the batch already has",
-            column=EMBODIMENT,
-            hint="give the column another name with rename, or leave embodiment out",
-        )
+    variable = text_columns(batch_format, request)
+    _check_window_keys(config, [*(output.key for output in outputs), *variable.values()])
     sampler = as_sampler(config.sampler)
     state = next_state(batch_format, request)
     excluded = None
@@ -416,7 +426,6 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
     selector = origin.selector(sampler, Candidates(anchors, evaluate, agree), config.seed)
     if config.membership is not None:
         selector = node_local_selector(dataset, config.membership, anchors, sampler, selector, evaluate, config.seed)
-    variable = text_columns(batch_format, request)
     goals = None
     if config.goals is not None:
         if batch_format.transitions is not None and config.returns.n_step is not None:
@@ -439,13 +448,29 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
             else array_choice(batch_format, request, outputs, key, names)
             for key, names in chosen.items()
         )
-        added = [key for choice in choices for key in choice.arrays or (choice.key,)]
+        added = [key for choice in choices for key in choice.keys]
         facts = batch_facts(dataset, requested_facts, chosen_facts, taken, added)
     return LoaderComponent(
         dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, facts, choices,
         hidden.intersection(output.key for output in outputs), postprocess, goals, parts, config.batch.window_ids,
         config.rename, config.embodiment,
     )  # fmt: skip
+
+
+def _check_window_keys(config: LoaderConfig, keys: Sequence[str]) -> None:
+    """Raises InvalidArgumentError if a column has the key of a number that each window has."""
+    reasons = dict.fromkeys(WINDOW_IDS, "window_ids=True") if config.batch.window_ids else {}
+    if config.embodiment is not None:
+        reasons[EMBODIMENT] = "the option embodiment"
+    if len(config.datasets) > 1:
+        reasons["source"] = "a mixture"
+    for key, reason in reasons.items():
+        if key in keys:
+            raise InvalidArgumentError(
+                f"{reason} adds the key '{key}', which the batch already has",
+                column=key,
+                hint="choose other columns with columns=, or give a mixture's dataset the option rename",
+            )
 
 
 def _with_columns(

@@ -102,7 +102,7 @@ class Output:
         half: `float16` or `bfloat16`: the dtype to which float32 values are rounded.
         real: elements of the last axis that the column has, if `shape` has more: the others are zeros. `mean`, `scale`
             and `fill` are of these elements. None: all.
-        absent: whether the dataset lacks the column: the array holds zeros.
+        absent: whether the dataset lacks the column: the array holds `valid` everywhere.
     """
 
     key: str
@@ -163,9 +163,13 @@ class Output:
         return dataclasses.replace(self, first=first, width=last - first + 1, steps=None)
 
     def as_absent(self) -> Output:
-        """Returns the output of a dataset that lacks the column: an array of the same layout, of zeros."""
+        """Returns the output of a dataset that lacks the column: an array of the same layout, of zeros.
+
+        A mask says that all steps are padding.
+        """
         own: dict[str, Any] = {each.name: each.default for each in dataclasses.fields(self) if each.name in _OF_VALUES}
-        return dataclasses.replace(self, **{**own, "valid": 0, "absent": True})
+        value = 0 if self.column else self.fill
+        return dataclasses.replace(self, **{**own, "valid": value, "fill": value, "absent": True})
 
     @property
     def places(self) -> tuple[int, ...]:

@@ -183,7 +183,7 @@ class BatchPlan:
         for index, (record, output) in enumerate(zip(plan, source.outputs, strict=True)):
             self._fill_steps(record, output, source)
             if output.absent:
-                record["kind"], record["valid"] = KIND_CONSTANT, self._template(output, 0, constant=True)
+                record["kind"], record["valid"] = KIND_CONSTANT, self._template(output, output.valid, constant=True)
             elif output.column:
                 self._fill_column(record, output, source.schema)
             elif output.source == TIMESTEPS:

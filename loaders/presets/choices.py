@@ -37,6 +37,11 @@ class Choice:
     columns: tuple[str, ...]
     arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that it adds to a batch."""
+        return tuple(self.arrays) or (self.key,)
+
     def numbers(self, seed: int, step: int, windows: Windows) -> Int64Array:
         """Returns which of the columns each window has, int64 [B]. See `drawn_numbers`."""
         counts = np.full(len(windows), len(self.columns), np.int64)

@@ -139,8 +139,7 @@ def split_columns(dataset: Dataset, schema: Schema, columns: Sequence[str]) -> t
         facts = _names(dataset)
         fact = name if name in facts else name.removeprefix(_PREFIX)
         if fact not in facts:
-            table = dataset.store.episode_table
-            known = [each for each in facts if table.column(each).null_count < len(table)]
+            known = present_facts(dataset)
             names = [*schema.names, *(_PREFIX + each if each in schema else each for each in known)]
             raise UnknownNameError(
                 f"unknown column '{name}'", file=str(dataset.path), column=name, hint=closest_name(name, names)
@@ -149,6 +148,12 @@ def split_columns(dataset: Dataset, schema: Schema, columns: Sequence[str]) -> t
             raise InvalidArgumentError("the fact is named twice", column=name, hint="name it once in columns=")
         found[name] = fact
     return tuple(steps), found
+
+
+def present_facts(dataset: Dataset) -> list[str]:
+    """Returns the facts that an episode has."""
+    table = dataset.store.episode_table
+    return [each for each in _names(dataset) if table.column(each).null_count < len(table)]
 
 
 def _names(dataset: Dataset) -> list[str]:

@@ -106,6 +106,11 @@ def joint_outputs(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> list[tup
     return [(*arrays, *added) for arrays, added in zip(joint, masks, strict=True)]
 
 
+def masks_of(key: str) -> set[str]:
+    """Returns the keys that the masks of an array have, if it has any."""
+    return {mask.format(key) for mask in (_DIM_MASK, _PRESENT)}
+
+
 def padded_like(output: Output, outputs: Sequence[Output]) -> Output:
     """Returns an output as wide as the outputs of its column: an array of goals, for example."""
     widths = {other.source: other.shape[-1] for other in outputs if other.real is not None}

@@ -139,7 +139,7 @@ def first_stage(config: LoaderConfig, *, ask_rank_zero: bool) -> tuple[Stage, Pa
     """
     components = make_components(config, ask_rank_zero=ask_rank_zero)
     check_decoders(components, config.decoders)
-    if config.joined:
+    if config.joined or config.pad_to is not None:
         check_joined(components)
     layout = pass_layout(config, components[0].selector, components[0].num_windows)
     config.resolved_framework.check_last_batch(layout.last_rows)

@@ -185,6 +185,8 @@ def test_rows_are_those_of_the_single_datasets(datasets: Any, options: dict[str,
                         whole = expected[key][place]
                         golden = wide(whole, values[row].shape) if whole.ndim else whole
                         assert values.dtype == golden.dtype and torch.equal(values[row], golden), (step, key)
+                    elif key.endswith("_is_pad"):
+                        assert values[row].all(), key
                     else:
                         assert not values[row].any(), key
 
@@ -439,14 +441,59 @@ def test_wrong_embodiments(datasets: Any) -> None:
             Mixture([(datasets[0], 1, {"embodiment": wrong})])
     with pytest.raises(InvalidArgumentError, match="dataset 1 of the mixture has no embodiment"):
         Mixture([(datasets[0], 1, {"embodiment": 1}), (datasets[1], 1)])
-    options = {"embodiment": 1, "rename": {"infos.count": "embodiment"}}
-    with pytest.raises(InvalidArgumentError, match=r"(?s)'embodiment'.*already has.*rename"):
-        SequenceLoader(Mixture([(datasets[0], 1, options)]), BATCH)
+
+
+@pytest.mark.parametrize("key", ["embodiment", "source"])
+def test_columns_with_the_key_of_a_number_of_datasets(datasets: Any, spoken: Any, key: str) -> None:
+    own = {"embodiment": 1} if key == "embodiment" else {}
+    for dataset, column in ((datasets[0], "infos.count"), (spoken[1], TEXT)):
+        entries = [(dataset, 1, {**own, "rename": {column: key}})] * 2
+        with pytest.raises(InvalidArgumentError, match=rf"(?s)'{key}'.*already has.*rename"):
+            SequenceLoader(Mixture(entries), BATCH)
 
 
 def test_choices_of_padded_arrays_are_refused(datasets: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"(?s)'observations'.*choose= draws among arrays"):
         loader(datasets, choose={"seen": ["observations"]})
+    two = [(datasets[0], 1), (datasets[0].filter("length > 1"), 1)]
+    with pytest.raises(InvalidArgumentError, match=r"(?s)'actions'.*choose= draws among arrays.*and of pad_to"):
+        mixture = Mixture(two, join=True, pad_to={"actions": 3})
+        SequenceLoader(mixture, BATCH, columns=["rewards"], choose={"one": ["actions"]})
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_choices_of_one_dataset_are_refused(datasets: Any, join: bool) -> None:
+    own = {"columns": ["actions"], "choose": {"one": ["rewards", "returns_to_go"]}}
+    mixture = Mixture(
+        [(datasets[0], 1, own), (datasets[1], 1, {"columns": ["actions", "rewards"]})], join=join, pad_to="largest"
+    )
+    with pytest.raises(InvalidArgumentError, match=r"(?s)choose= draws among arrays"):
+        SequenceLoader(mixture, BATCH)
+    own = {"choose": {"one": ["rewards", "returns_to_go"]}}
+    mixture = Mixture([(datasets[0], 1, own), (datasets[1], 1)], join=join, pad_to="largest")
+    with pytest.raises(InvalidArgumentError, match="draw among several columns"):
+        SequenceLoader(mixture, BATCH)
+
+
+@pytest.mark.parametrize("join", [True, False])
+@pytest.mark.parametrize("own", [{}, {"columns": ["actions", "length"]}, {"choose": {"length": ["length"]}}])
+def test_facts_with_the_key_of_a_column_are_refused(datasets: Any, join: bool, own: dict[str, Any]) -> None:
+    """The fact of one dataset is neither dropped nor read as the column of another."""
+    entries = [(datasets[0], 1, {"rename": {"infos.count": "length"}}), (datasets[1], 1, own)]
+    columns = ["actions"] if "choose" in own else ["actions", "length"]
+    entries[0][2]["columns"] = ["actions", "length"]
+    with pytest.raises(InvalidArgumentError, match=r"(?s)'length'.*dataset 1 .*fact.*another dataset has a column"):
+        SequenceLoader(Mixture(entries, join=join, pad_to="largest"), BATCH, columns=columns)
+
+
+@pytest.mark.parametrize("pad_to", [None, "largest"])
+def test_columns_in_another_order(datasets: Any, pad_to: Any) -> None:
+    """A column is found by its name, also if another dataset has its columns in another order."""
+    names = ["rewards", "returns_to_go"]
+    entries = [(datasets[0], 1, {"columns": names}), (datasets[1], 1, {"columns": names[::-1]})]
+    swapped = SequenceLoader(Mixture(entries, join=True, pad_to=pad_to), BATCH, context=CONTEXT)
+    plain = Mixture([entry[:2] for entry in entries], join=True)
+    same(take(swapped, 4), take(SequenceLoader(plain, BATCH, context=CONTEXT, columns=names), 4))
 
 
 # Text and encoded images
