@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +52,17 @@ def guests_available():
 
 
 @pytest.fixture(scope="module")
-def prepared(guests_available, tmp_path_factory):
+def disk():
+    """A folder that guests see: other folders of tests may be in memory, in `/dev/shm`."""
+    with tempfile.TemporaryDirectory(prefix="gear-data-guests-", dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def prepared(guests_available, disk):
     """A folder with the dataset, its expected batches, and compiled kernels."""
-    folder = tmp_path_factory.mktemp("verbs")
+    folder = disk / "verbs"
+    folder.mkdir()
     lengths = np.random.default_rng(0).integers(1, 200, 300).tolist()
     dataset = with_text(feed_data.locomotion(lengths, seed=5, observations=11), folder)
     assert len(dataset.manifest.shards) > 3
@@ -114,9 +123,10 @@ def check_names(file: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def protection(tmp_path_factory):
+def protection(disk):
     """A folder with a certificate of the first guest, its key, and a token."""
-    folder = tmp_path_factory.mktemp("tls")
+    folder = disk / "tls"
+    folder.mkdir()
     key, pem, address = folder / "node.key", folder / "node.pem", guest.address(1)
     subject = ["-subj", "/CN=node", "-addext", f"subjectAltName=IP:{address}", "-days", "2"]
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
