@@ -388,3 +388,26 @@ def test_a_closed_writer_and_one_that_could_not_be_made_do_not_warn(tmp_path: Pa
         with pytest.raises(InvalidArgumentError):
             gear_data.Writer(tmp_path / "live", durability="never")  # type: ignore[arg-type]
         gc.collect()
+
+
+PUBLISHES = """
+import sys, threading, time, gear_data
+from gear_data.recording.sinks.journal_sink import JournalSink
+
+def publish(sink, progress):
+    begun.set()
+    time.sleep(0.5)
+    print("published")
+
+begun, JournalSink._publish = threading.Event(), publish
+writer = gear_data.Writer(sys.argv[1], publish_every=0.01)
+begun.wait()
+"""
+
+
+@pytest.mark.processes
+def test_the_end_of_the_process_waits_for_a_publication(tmp_path: Path) -> None:
+    """A thread that comes back from a compiled call after the end aborts the process."""
+    command = [INTERPRETER, "-c", PUBLISHES, str(tmp_path / "live")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert ended.stdout == "published\n"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -22,6 +25,8 @@ from gear_data.storage.journal.record import RecordedEpisode
 
 #: Facts of new names need a look at the journals of other writers, at most so often.
 _LOOK_SECONDS = 1.0
+#: Seconds for which the end of the process waits for a publication.
+_EXIT_SECONDS = 60.0
 
 
 class JournalSink(EpisodeSink):
@@ -60,6 +65,7 @@ class JournalSink(EpisodeSink):
         self._thread: threading.Thread | None = None
         if every is not None:
             self._thread = threading.Thread(target=self._run, args=(every,), name="gear-data-publisher", daemon=True)
+            _publishing.add(self)
             self._thread.start()
 
     @property
@@ -195,3 +201,20 @@ class JournalSink(EpisodeSink):
                 self._publish(progress=False)
             except GearError as error:
                 self._error = error
+
+
+#: Sinks that have a thread. A thread that runs keeps its sink.
+_publishing: weakref.WeakSet[JournalSink] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_publishing.clear)
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Ends the threads before the interpreter ends: a call that returns after that would crash the process."""
+    sinks = list(_publishing)
+    for sink in sinks:
+        sink._ended.set()
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for sink in sinks:
+        if sink._thread is not None and sink._thread.is_alive():
+            sink._thread.join(max(0.0, deadline - time.monotonic()))

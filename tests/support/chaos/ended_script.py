@@ -134,6 +134,9 @@ def main(data: str, cameras: str) -> None:
     torch.set_num_threads(1)
     for name in gear_data.__all__:
         getattr(gear_data, name)
+    # Kernels are loaded before: an exception of the timer would leave the lock of llvmlite locked.
+    for folder in (Path(data) / "dataset", Path(cameras)):
+        next(iter(gear_data.SequenceLoader(gear_data.open(folder), prefetch=0, **OPTIONS)))
     fork_scripts(run)
 
 
