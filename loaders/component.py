@@ -572,7 +572,7 @@ def _shared_columns(schemas: Sequence[Schema], datasets: Sequence[str]) -> tuple
     for role in (Role.OBSERVATION, Role.ACTION):
         own = [[name for name in schema.names if role_of(name) is role] for schema in schemas]
         if all(own) and not any(role_of(name) is role for name in names):
-            other = next(n for n, found in enumerate(own) if not set(found) & set(own[0]))
+            other = next(n for n, found in enumerate(own) if own[0][0] not in found)
             raise InvalidArgumentError(
                 f"the datasets have no {role.value}s of one name: {datasets[0]} has {', '.join(own[0])}, and "
                 f"{datasets[other]} has {', '.join(own[other])}",

@@ -342,6 +342,21 @@ def test_unlike_dtypes_and_axes(datasets: Any, make_dataset: Any) -> None:
         loader([datasets[1], named], pad_to=None)
 
 
+def test_datasets_of_which_each_pair_shares_observations(make_dataset: Any) -> None:
+    """The first has a name in common with each of the others, and all three have none."""
+    three = [
+        make_dataset(
+            [
+                {**{f"observations.{name}": e["observations"] for name in names}, "rewards": e["rewards"]}
+                for e in EPISODES[0]
+            ]
+        )
+        for names in ("ab", "a", "b")
+    ]
+    with pytest.raises(InvalidArgumentError, match=r"(?s)no observations of one name.*dataset 0.*dataset 2.*rename"):
+        loader(three, pad_to=None)
+
+
 # Names and stacks of a dataset's own
 
 RENAME = {"observations": "observations.state", "actions": "observations.last"}
