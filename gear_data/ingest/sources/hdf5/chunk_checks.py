@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -101,7 +100,9 @@ def unpack_chunk(dataset: h5d.DatasetID, offset: tuple[int, ...], element_bytes:
         elif code == h5z.FILTER_DEFLATE:
             data = _inflate(data, expected + _MARGIN_BYTES)
         elif code == h5z.FILTER_LZF:
-            data = import_module("gear_data.ingest.sources.hdf5.lzf").unpack(data, expected + _MARGIN_BYTES)
+            from gear_data.ingest.sources.hdf5 import lzf  # needs Numba, which other files do not
+
+            data = lzf.unpack(data, expected + _MARGIN_BYTES)
         elif len(data) == expected:
             data = np.frombuffer(data, np.uint8).reshape(element_bytes, -1).T.tobytes()
     if len(data) != expected:
