@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import os
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -25,6 +25,7 @@ from gear_data.dataset.stores.partitioned import PartitionedDatasetStore
 from gear_data.dataset.views import View
 from gear_data.errors import NodeUnreachableError
 from gear_data.storage.dataset_files import open_files
+from tests.support.cluster import forking_client
 from tests.support.cluster.nodes import NodeProcess, url
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import clones, same
@@ -114,27 +115,12 @@ def test_with_a_replica(start, prefetch, expected):
     assert time.monotonic() - begun < TIMEOUT * 1.95
 
 
-@pytest.mark.parametrize("end", [NodeProcess.stop, NodeProcess.kill])
-def test_a_fork_after_an_error(start, caplog, end):
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_fork_after_an_error(folder, end):
     """The error of a node keeps no connection, by which gRPC's threads would live on: a child could not read then."""
-    one, two = start(None, None)
-    dataset = gear_data.open(url(one, two))
-    batches = iter(SequenceLoader(dataset, prefetch=0, **OPTIONS))
-    clones(itertools.islice(batches, 3))
-    gc.disable()
-    try:
-        end(one)
-        clones([next(batches) for _ in range(6)])
-        end(two)
-        with pytest.raises(NodeUnreachableError) as kept:
-            clones(batches)
-        if (child := os.fork()) == 0:
-            os._exit(0)
-    finally:
-        gc.enable()
-    assert os.waitpid(child, 0)[1] == 0
-    assert kept.value.__traceback__ is not None
-    assert "forks" not in caplog.text
+    command = [sys.executable, forking_client.__file__, str(folder), end]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("0 True\n", "")
 
 
 def test_several_nodes_that_hang(start):
