@@ -3,7 +3,7 @@
 `python`: runs. With `title="FILE"` the block is written to FILE instead, for a later command; so is one of `yaml`.
 `text` after a `python` block that printed: is compared with the output; `...` stands for any text.
 `console`: each `$ ` line runs; the lines below are compared in the same way, if there are any. `$ COMMAND &` goes on in
-the background until the page ends.
+the background until the page ends. Each local address of a page, such as `127.0.0.1:7471`, gets a free port.
 
 HTML comments are directives: `<!-- files: hopper pusht -->` puts prepared data (`sources.py`) into the folder, and
 `<!-- skip: next "reason" -->` skips the next block.
@@ -30,8 +30,10 @@ from sybil import Document, Example, Region, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFencedCodeBlockLexer
+from sybil.region import Lexeme
 
 from gear_data.cli import main
+from tests.support.cluster.runs import free_port
 from tests.support.running.warm_python import python
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,6 +45,7 @@ SHOWN = {"json", "toml", "yaml", "bibtex"}
 _FENCE = RawFencedCodeBlockLexer(re.compile(r"(?P<language>\w+)(?P<options>[^\n]*)\n"))
 _TITLE = re.compile(r'title="([^"]+)"')
 _PROMPT = re.compile(r"^\$ (.*)$", re.MULTILINE)
+_LOCAL_ADDRESS = re.compile(r"\b127\.0\.0\.1:[1-9]\d*")
 _MATCH = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -62,6 +65,7 @@ class Runner:
     printed: str = ""
     status: int = 0
     servers: list[subprocess.Popen[str]] = field(default_factory=list)
+    _addresses: dict[str, str] = field(default_factory=dict)
 
     def run(self, page: Path) -> None:
         """Runs all blocks. Raises the first error, with the page and line of its block."""
@@ -98,8 +102,15 @@ class Runner:
                 continue
             if language not in evaluators:
                 raise ValueError(f"{document.path}: a block in {language!r}: use {', '.join(evaluators)}")
-            region.parsed, region.evaluator = region.lexemes["source"], evaluators[language]
+            source = region.lexemes["source"]
+            text = _LOCAL_ADDRESS.sub(self._free_address, source)
+            region.parsed = Lexeme(text, source.offset, source.line_offset)
+            region.evaluator = evaluators[language]
             yield region
+
+    def _free_address(self, address: re.Match[str]) -> str:
+        # Tests that run beside these ones, on the same machine, use the same pages.
+        return self._addresses.setdefault(address[0], f"127.0.0.1:{free_port()}")
 
     def _put_files(self, example: Example) -> None:
         for name in example.parsed.split():

@@ -8,6 +8,7 @@ to import before forking, so that ranks need not import it themselves.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -42,8 +43,13 @@ def run(request: Request) -> list[int]:
             arrived += 1
         if any(statuses.values()):
             end = min(end, time.monotonic() + GRACE)
-        if arrived == len(ranks) or time.monotonic() > end:
+        late = time.monotonic() > end
+        if arrived == len(ranks) or late:
             # All of them wait in the step at which they are to be killed; or one failed, and the others wait for it.
+            if late:
+                for process in ranks.keys() - statuses.keys():
+                    os.kill(process, signal.SIGUSR1)  # its log says where it is
+                time.sleep(1)
             for process in ranks.keys() - statuses.keys():
                 os.kill(process, signal.SIGKILL)
         for process in ranks.keys() - statuses.keys():
@@ -69,6 +75,7 @@ def run_rank(request: Request, rank: int, arrivals: int) -> NoReturn:
         log = os.open(f"{request['records']}/rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         for stream in (1, 2):
             os.dup2(log, stream)
+        faulthandler.register(signal.SIGUSR1)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         if request["world_size"] > 1:
             size = str(request["world_size"])
