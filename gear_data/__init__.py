@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from gear_data.recording.rate_limit.limit import RateLimit
     from gear_data.recording.record import record
     from gear_data.recording.writer import Writer
+    from gear_data.relative import Relative
     from gear_data.reports.report import DatasetReport, report
     from gear_data.residency.plan import ResidencyPlan
     from gear_data.schema import ColumnSpec, Schema
@@ -94,6 +95,7 @@ _PUBLIC = {
     "RandomCrop": ("gear_data.loaders.decoding.augmentation", "RandomCrop"),
     "RandomShift": ("gear_data.loaders.decoding.augmentation", "RandomShift"),
     "RateLimit": ("gear_data.recording.rate_limit.limit", "RateLimit"),
+    "Relative": ("gear_data.relative", "Relative"),
     "RepairReport": ("gear_data.ingest.repair", "RepairReport"),
     "ResidencyPlan": ("gear_data.residency.plan", "ResidencyPlan"),
     "ReturnOptions": ("gear_data.loaders.arguments.options", "ReturnOptions"),
@@ -157,6 +159,7 @@ __all__ = [
     "RandomCrop",
     "RandomShift",
     "RateLimit",
+    "Relative",
     "RepairReport",
     "ResidencyPlan",
     "ReturnOptions",

@@ -36,10 +36,12 @@ from gear_data.loaders.presets.outputs import (
     preset_postprocess,
     text_columns,
 )
+from gear_data.loaders.presets.relative import relative_to
 from gear_data.loaders.presets.stacked import Parts, part_outputs, renamed_schema, stacked_schema
 from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, check_shapes, joint_outputs, masks_of, padded_like
 from gear_data.loaders.video.resize import check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
+from gear_data.relative import check_relative
 from gear_data.schema import Role, Schema, role_of
 from gear_data.selection.goals import Goals, GoalSampler
 from gear_data.selection.samplers import BuiltInSampler, Candidates, Selector, Weighted, WeightedSelector, as_sampler
@@ -242,6 +244,7 @@ def make_components(
     schemas = [_schema(each.dataset, own)[0] for each, own in zip(datasets, owns, strict=True)]
     check_cameras(schemas, config.resize)
     names = [f"dataset {number} ({each.dataset.path})" for number, each in enumerate(datasets)]
+    elements = frozenset(name for schema in schemas for spec in schema for name in spec.element_names)
     if config.pad_to is not None:
         owns = [_own_columns(own, datasets[number], schemas, number) for number, own in enumerate(owns)]
     elif config.joined and any(_takes_all_columns(own) for own in owns):
@@ -252,7 +255,7 @@ def make_components(
         if origin.component is not None:
             components.append(origin.component.alone or origin.component)
         else:
-            components.append(_make_component(each.dataset, own, ask_rank_zero, origin))
+            components.append(_make_component(each.dataset, own, ask_rank_zero, origin, elements))
     if config.pad_to is not None:
         return _padded(components, names, config.pad_to, config.batch_size)
     if config.joined:
@@ -294,6 +297,8 @@ def _own_columns(
     changes: dict[str, Any] = {}
     if config.offsets:
         changes["offsets"] = {name: steps for name, steps in config.offsets.items() if has(name)}
+    if "relative" not in options and config.relative:
+        changes["relative"] = {name: value for name, value in config.relative.items() if has(name)}
     columns, normalize = config.columns, config.normalize
     if "columns" not in options and isinstance(columns, list | tuple):
         facts = {*present_facts(component.dataset)}
@@ -368,7 +373,9 @@ def _padded(
     return tuple(joint)
 
 
-def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool, origin: Origin) -> LoaderComponent:
+def _make_component(
+    dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool, origin: Origin, elements: frozenset[str]
+) -> LoaderComponent:
     columns = config.columns
     if columns is not None and (isinstance(columns, str) or not all(isinstance(name, str) for name in columns)):
         raise InvalidArgumentError(f"columns must be a list of names, not {columns!r}")
@@ -377,17 +384,19 @@ def _make_component(dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool,
     batch_format = config.batch_format
     schema, parts = _schema(dataset, config)
     steps, requested_facts = (None, {}) if columns is None else split_columns(dataset, schema, columns)
+    relative = relative_to(dataset, schema, check_relative(config.relative), elements)
     request = BatchRequest(
         schema=schema,
         context=config.rule.context,
         columns=steps,
         offsets=config.column_steps,
-        normalize=normalization_statistics(dataset, schema, parts, config.normalize, config.rename)
+        normalize=normalization_statistics(dataset, schema, parts, config.normalize, config.rename, relative)
         if origin.normalize is None
         else restored_statistics(origin.normalize),
         float_dtype=config.batch.float_dtype,
         n_step=config.returns.n_step,
         discount=config.returns.discount,
+        relative=relative,
     )
     postprocess = preset_postprocess(batch_format, request)
     chosen, chosen_facts = _chosen(dataset, schema, config.choose)

@@ -20,7 +20,7 @@ from gear_data.selection.schedule import CheckedSchedule, checked_schedule
 from gear_data.stacking import check_stack
 
 #: Arguments of a SequenceLoader that a dataset of a mixture can replace.
-OPTIONS = ("choose", "columns", "embodiment", "normalize", "preset_options", "rename", "sampler", "stack")
+OPTIONS = ("choose", "columns", "embodiment", "normalize", "preset_options", "relative", "rename", "sampler", "stack")
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Mixture:
         datasets: the datasets, in equal proportions; or for each dataset (dataset, proportion) or (dataset, proportion,
             options). Proportions are positive; only their ratios count. A proportion may depend on the step:
             breakpoints [(step, proportion), ...] with straight lines between them, or a function of the step, of at
-            least 0. Options are `sampler`, `columns`, `choose`, `normalize`, `preset_options` and `stack`, as in
-            `SequenceLoader`; the loader's value applies where an option is missing. Another is `rename`: column of the
-            dataset -> its name in batches and in the other arguments. Samplers see the dataset's own names. With
+            least 0. Options are `sampler`, `columns`, `choose`, `normalize`, `relative`, `preset_options` and `stack`,
+            as in `SequenceLoader`; the loader's value applies where an option is missing. Another is `rename`: column
+            of the dataset -> its name in batches and in the other arguments. Samplers see the dataset's own names. With
             `embodiment`, a number of at least 0 for each dataset, batches have the key `embodiment`, int64 [B].
         join: False gives batches of one dataset each, with all its columns. True gives batches with windows of all
             datasets, and with the columns that all datasets have.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.collection.output import RelativeTo
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, StateMismatchError, unknown_name
 from gear_data.loaders.presets.outputs import normalization_columns
@@ -34,6 +35,7 @@ def normalization_statistics(
     parts: Mapping[str, Sequence[ColumnSpec]],
     normalize: Normalize,
     rename: Mapping[str, str],
+    relative: Mapping[str, RelativeTo],
 ) -> dict[str, tuple[Float64Array, Float64Array]]:
     """Returns column -> (mean, std), float64, of the columns to normalise.
 
@@ -43,16 +45,23 @@ def normalization_statistics(
         parts: stacked column -> its parts, whose statistics it has.
         normalize: see `SequenceLoader`.
         rename: column of the dataset -> its name in the schema.
+        relative: column -> what is subtracted from it.
 
     Raises:
         UnknownNameError: no such column.
-        InvalidArgumentError: `normalize` is of another form.
+        InvalidArgumentError: `normalize` is of another form, or a relative column has no (mean, std).
     """
     if normalize is None:
         return {}
     stored = {new: name for name, new in rename.items()}
 
     def of(name: str, mode: str) -> MeanAndStd:
+        if name in relative:
+            raise InvalidArgumentError(
+                f"relative= makes differences of this column, of which normalize={mode!r} has no statistics",
+                column=name,
+                hint=f"give normalize= a mapping, such as {{'{name}': (mean, std)}} of the differences",
+            )
         return mode_statistics(dataset, stored.get(name, name), mode)
 
     if isinstance(normalize, Mapping):

@@ -54,6 +54,7 @@ from gear_data.loaders.stages.timeline import Stages
 from gear_data.loaders.video.resize import Resize
 from gear_data.loaders.weight_updates import apply_update, check_updatable
 from gear_data.loaders.window_source import window_table
+from gear_data.relative import Relatives
 from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import AnySampler
 from gear_data.words import FrameworkName, Passes, PresetName, SamplerName
@@ -95,6 +96,9 @@ class SequenceLoader(LoaderBase):
             cameras), True (float observations), one column or several. `quantiles` (float observations, the 1st and
             99th percentile to -1 and 1) or `minmax` (to -1 to 1). Or column -> (mean, std), `mean-std`, `quantiles`,
             `minmax` or, of images, `imagenet`. None: nothing is normalised.
+        relative: column -> a column, whose value at the window's first step is subtracted from each step:
+            `{"actions": "observations.state"}`; or `Relative`, also for some elements only, and for differences between
+            neighbouring steps. `normalize` then takes statistics of the differences.
         goals: adds goals to each window; see `Goals`.
         decoders: column or fact of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
         resize: (H, W) of all cameras, or a mapping of cameras to (H, W). None: as in the files.
@@ -133,7 +137,7 @@ class SequenceLoader(LoaderBase):
         context: int | None = None, preset: PresetName | BatchFormat = "raw",
         sampler: SamplerName | AnySampler = "uniform", seed: int = 0,
         columns: Sequence[str] | None = None, choose: Choose | None = None, offsets: Offsets | None = None,
-        normalize: Normalize = None,
+        normalize: Normalize = None, relative: Relatives | None = None,
         goals: Goals | None = None, decoders: Mapping[str, Decoder] | None = None, resize: Resize | None = None,
         transform: Transform | None = None,
         steps: int | None = None, epochs: int | None = None, passes: Passes = "continue",
@@ -148,9 +152,10 @@ class SequenceLoader(LoaderBase):
         refuse_keywords_of(SequenceLoader, unknown, MOVED)
         config = LoaderConfig(
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, sampler=sampler, seed=seed,
-            columns=columns, choose={} if choose is None else choose, offsets=offsets, normalize=normalize, goals=goals,
-            resize=resize, decoders={} if decoders is None else decoders,
-            transform=transform, steps=steps, epochs=epochs, passes=passes, rank=rank, world_size=world_size,
+            columns=columns, choose={} if choose is None else choose, offsets=offsets, normalize=normalize,
+            relative={} if relative is None else relative, goals=goals, resize=resize,
+            decoders={} if decoders is None else decoders, transform=transform, steps=steps, epochs=epochs,
+            passes=passes, rank=rank, world_size=world_size,
             framework=framework, device=device, prefetch=prefetch, windows=windows, returns=returns, batch=batch,
             video=video, execution=execution,
         )  # fmt: skip

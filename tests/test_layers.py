@@ -30,7 +30,7 @@ TESTS = Path(__file__).parent
 LAYERS = (
     ("error_text", "version", "words"),
     ("errors",),
-    ("schema", "stacking", "common"),
+    ("schema", "stacking", "relative", "common"),
     ("video",),
     ("storage", "kernels"),
     ("ingest", "selection"),

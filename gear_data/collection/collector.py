@@ -56,7 +56,7 @@ class Collector:
     ) -> None:  # fmt: skip
         self._readers = [source.reader for source in sources]
         self._plan = BatchPlan(sources, rows, batches)
-        self._joins = len(self._plan.joins[0]) > 0
+        self._joins = len(self._plan.joins[0]) > 0 or len(self._plan.relatives[0]) > 0
         # Not a method: the cycle would keep the datasets, and their files, until a garbage collection.
         describe = partial(_output_buffers, self._plan, batches, reuse)
         self._pool = BufferPool(self._plan.size, describe, reuse=reuse, allocate=allocate)
@@ -101,7 +101,9 @@ class Collector:
         return valid_bytes
 
     def _join(self, memory: npt.NDArray[np.uint8], number: int, rows: Int64Array, count: int) -> None:
-        """Joins the parts of some rows of a dataset: see `gear_data.kernels.cpu.gather.join`."""
+        """Makes arrays of the parts of some rows of a dataset: joined arrays, and relative ones."""
+        for relative in self._plan.relatives[number]:
+            relative.write(memory.ctypes.data, rows, count)
         parts = self._plan.joins[number]
         if len(parts):
             cpu.gather.join(memory.ctypes.data, parts, rows, count)

@@ -59,9 +59,26 @@ class NextState:
     finals: str | None
 
 
+@dataclass(frozen=True)
+class RelativeTo:
+    """The values that are subtracted from the steps of an array, before they are normalised.
+
+    Attributes:
+        source: a column, whose value at the window's first step is subtracted.
+        size: elements of a step of the column.
+        elements: for each element of the array, the element of the column; -1: nothing is subtracted.
+        delta: whether only the first valid step is relative to the column, and each later step to the step before it.
+    """
+
+    source: str
+    size: int
+    elements: tuple[int, ...]
+    delta: bool = False
+
+
 #: Fields of an `Output` that say how a column becomes values.
 _OF_VALUES = frozenset(
-    ("fill", "mean", "scale", "padding", "shift", "mask_column", "discounts", "next_state", "table", "real")
+    ("fill", "mean", "scale", "padding", "shift", "mask_column", "discounts", "next_state", "table", "real", "relative")
 )
 
 
@@ -79,8 +96,8 @@ class Output:
             range of `first` and `width`. A padded step holds what it holds in `span`, where it is at its own position.
         pad_left: True puts valid steps at the end. False leaves every step at its own position.
         fill: one padding step, [*shape] or a scalar. The batch holds this value; it is not normalised.
-        mean, scale: output = (value - mean) * scale, float64, which broadcast to a step of the column; of a camera [C].
-            None copies (or casts).
+        mean, scale: output = (value - mean) * scale, float64, which broadcast to a step of the column; of a camera [C];
+            with `relative`, [width, elements]. None copies (or casts).
         column: whether `source` is a column.
         within_window: True pads steps outside the window. False pads only steps outside the episode.
         padding: the values of padding steps. A window without any valid step holds `fill`.
@@ -103,6 +120,7 @@ class Output:
         real: elements of the last axis that the column has, if `shape` has more: the others are zeros. `mean`, `scale`
             and `fill` are of these elements. None: all.
         absent: whether the dataset lacks the column: the array holds `valid` everywhere.
+        relative: what is subtracted from each value first; None: nothing.
     """
 
     key: str
@@ -131,6 +149,7 @@ class Output:
     camera: str | None = None
     real: int | None = None
     absent: bool = False
+    relative: RelativeTo | None = None
 
     @property
     def array_dtype(self) -> np.dtype[Any]:
@@ -160,7 +179,15 @@ class Output:
         if self.steps is None:
             return self
         first, last = min(0, *self.steps), max(0, *self.steps)
-        return dataclasses.replace(self, first=first, width=last - first + 1, steps=None)
+        span = dataclasses.replace(self, first=first, width=last - first + 1, steps=None)
+        if self.relative is None or self.mean is None or self.scale is None:
+            return span
+        # The numbers of a step stay with the step. Those between the listed steps are not read.
+        numbers = np.ones((3, span.width, self.mean.shape[1]))
+        numbers[:, [step - first for step in self.steps]] = [
+            np.broadcast_to(each, self.mean.shape) for each in (self.mean, self.scale, np.asarray(self.fill))
+        ]
+        return dataclasses.replace(span, mean=numbers[0], scale=numbers[1], fill=numbers[2])
 
     def as_absent(self) -> Output:
         """Returns the output of a dataset that lacks the column: an array of the same layout, of zeros.
@@ -211,7 +238,7 @@ def output_to_json(output: Output) -> dict[str, Any]:
         if isinstance(value, np.ndarray | np.generic):
             value = value.tolist()
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = dataclasses.asdict(value)
+            value = {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(value).items()}
         if value is not item.default:
             # A list, because a saved specification is compared with a new one, and JSON has no tuples.
             plain[item.name] = list(value) if isinstance(value, tuple) else value
@@ -233,6 +260,9 @@ def output_from_json(plain: Mapping[str, Any]) -> Output:
             fields["table"] = np.array(fields["table"])
         if fields.get("next_state") is not None:
             fields["next_state"] = NextState(**fields["next_state"])
+        if fields.get("relative") is not None:
+            own = dict(fields["relative"])
+            fields["relative"] = RelativeTo(**{**own, "elements": tuple(own["elements"])})
         fields["shape"] = tuple(int(size) for size in fields["shape"])
         for name in ("discounts", "steps"):
             if fields.get(name) is not None:

@@ -13,6 +13,7 @@ from gear_data.collection.buffers import ALIGNMENT
 from gear_data.collection.joined import ArrayLayout, Joined, join_parts
 from gear_data.collection.output import TIMESTEPS, Output, Padding, check_batch_bytes
 from gear_data.collection.reader import ColumnReader
+from gear_data.collection.relative import RelativeArray, relative_array
 from gear_data.errors import UnsupportedColumnError
 from gear_data.kernels import cpu
 from gear_data.kernels.output_plan import (
@@ -138,10 +139,11 @@ class BatchPlan:
             that live as long as this plan.
         arrays: the layout of each array of a batch.
         joins: for each source, JOIN_PART [parts] of the arrays that are joined: see `gear_data.kernels.cpu.gather`.
+        relatives: for each source, its relative arrays.
         takes: the arrays among them whose steps are listed.
         offsets: for each source, int64 [outputs], the first byte of the array of each output in a buffer.
         size: bytes of a buffer.
-        row_bytes: bytes of one row, summed over all arrays.
+        row_bytes: bytes of one row, summed over all arrays; of relative arrays, over their parts.
 
     Raises:
         InvalidArgumentError: a batch would have more than 1 TiB.
@@ -160,19 +162,29 @@ class BatchPlan:
         for number, output in listed.items():
             whole = self.arrays[number] = buffer.place(output)
             self.takes.append(TakenSteps(number, filled[number], whole, output.places, output.step_bytes))
-        self.row_bytes = sum(array.row_bytes for array in filled)
-        self.offsets, self.joins = [], list[npt.NDArray[Any]]()
+        self.row_bytes = row_bytes = sum(array.row_bytes for array in filled)
+        self.offsets, self.joins, self.relatives = [], list[npt.NDArray[Any]](), list[list[RelativeArray]]()
         # The rows of a source are joined before the next source is read, so the parts of all sources share memory.
         first = self.size = max(1, buffer.size)
         for source in sources:
             buffer.size = first
             layouts, joins = list(filled), [np.zeros(0, cpu.gather.JOIN_PART)]
+            relatives, hidden = list[RelativeArray](), 0
             for each in reversed(source.joined):
-                parts = [buffer.place(output) for output in source.outputs[each.first : each.first + each.count]]
+                outputs = source.outputs[each.first : each.first + each.count]
+                parts = [buffer.place(output) for output in outputs]
                 number = next(i for i, output in enumerate(source.arrays) if output is each.output)
-                joins.append(join_parts(filled[number], parts))
+                relative, whole = each.output.relative, filled[number]
+                if relative is None:
+                    joins.append(join_parts(whole, parts))
+                else:
+                    placed, plan = list(zip(outputs, parts, strict=True)), self._differences(each.output)
+                    relatives.append(relative_array(relative, whole, each.output.step_bytes, placed, plan))
+                    hidden += sum(part.row_bytes for part in parts) - whole.row_bytes
                 layouts[number : number + 1] = parts
             self.joins.append(np.concatenate(joins))
+            self.relatives.append(relatives)
+            self.row_bytes = max(self.row_bytes, row_bytes + hidden)
             self.offsets.append(np.array([layout.offset for layout in layouts], np.int64))
             self.size = max(self.size, buffer.size)
 
@@ -194,6 +206,20 @@ class BatchPlan:
                 record["valid"] = self._template(output, output.valid, constant=True)
             located = record[["first", "width", "pad_left", "within", "shift", "hops"]].tolist()
             record["same_spans_as"] = first_with_spans.setdefault((*located, int(record["finals"] != 0)), index)
+        return plan
+
+    def _differences(self, output: Output) -> OutputPlanArray:
+        """Returns OUTPUT_PLAN [1]: how differences in float64 become steps of an array, without the zeros behind it."""
+        own, plan = output.without_zeros, np.zeros(1, OUTPUT_PLAN)
+        record, size = plan[0], own.step_bytes // own.array_dtype.itemsize
+        record["kind"], record["width"], record["out_bytes"] = KIND_CONVERT, own.width, own.step_bytes
+        record["padding"], record["fill"] = tuple(Padding).index(own.padding), self._template(own, own.fill)
+        record["source_type"], record["source_bytes"] = SOURCE_TYPES.index("float64"), 8 * size
+        record["out_type"] = OUT_TYPES.index(own.half or own.dtype)
+        record["elements"], record["affine_rows"] = size, own.width
+        affine = np.empty((2, own.width, size))
+        affine[0], affine[1] = (0.0 if own.mean is None else own.mean), (1.0 if own.scale is None else own.scale)
+        record["affine"] = self._keep(affine)
         return plan
 
     def _fill_steps(self, record: Any, output: Output, source: CollectSource) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,23 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.output import Output
+from gear_data.collection.output import Output, RelativeTo
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.typed_json import check_json, parse_json, resolved
 from gear_data.errors import InvalidArgumentError
 from gear_data.storage.atomic import write_text
 
-_VERSION = 1
+#: Of a file with relative columns, and of another one.
+_RELATIVE_VERSION, _VERSION = 2, 1
 _HINT = "give what Normalizer.save or to_json wrote"
+
+
+@resolved
+class _RelativeRecord(msgspec.Struct, frozen=True):
+    source: str
+    size: int
+    elements: list[int]
+    delta: bool
 
 
 @resolved
@@ -28,6 +37,7 @@ class _ColumnRecord(msgspec.Struct, frozen=True):
     mean: list[float]
     scale: list[float]
     shape: list[int]
+    relative: _RelativeRecord | None = None
 
 
 @resolved
@@ -41,11 +51,80 @@ class AffineMap:
     """y = (x - mean) * scale, for each element of a column.
 
     Attributes:
-        mean, scale: float64, which broadcast to a step: [*shape], [1], or numbers for each channel of an image.
+        mean, scale: float64, which broadcast to a step: [*shape], [1], or numbers for each channel of an image. Of a
+            relative column, also [steps, elements].
+        relative: what is subtracted from x first; None: nothing.
     """
 
     mean: npt.NDArray[np.float64]
     scale: npt.NDArray[np.float64]
+    relative: RelativeTo | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the JSON form of a column's record."""
+        plain = {
+            "mean": self.mean.ravel().tolist(),
+            "scale": self.scale.ravel().tolist(),
+            "shape": list(self.mean.shape),
+        }
+        return plain if self.relative is None else {**plain, "relative": asdict(self.relative)}
+
+    def reference(self, state: npt.ArrayLike | None, column: str) -> npt.NDArray[np.float64]:
+        """Returns the values that are subtracted from a step, [..., elements]: 0 for elements that stay absolute.
+
+        Args:
+            state: [..., size], the other column at the first step of each window.
+            column: the column, for errors.
+
+        Raises:
+            InvalidArgumentError: there is no state, or it has another shape.
+        """
+        relative = self.relative
+        if relative is None:
+            return np.zeros(1)
+        other = np.asarray(np.nan if state is None else state, np.float64)
+        if other.shape[-1:] != (relative.size,):
+            found = "is missing" if state is None else f"has the shape {other.shape}"
+            raise InvalidArgumentError(
+                f"the column is relative to '{relative.source}', and its value {found}",
+                column=column,
+                hint=f"give relative_to= [..., {relative.size}], its value at the first step of each window",
+            )
+        elements = np.array(relative.elements)
+        return np.where(elements >= 0, other[..., elements], 0.0)
+
+    def subtracted(self, values: npt.NDArray[Any], first: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Returns the values of a relative column minus what they are relative to, float64.
+
+        Args:
+            values: [..., steps, elements], or [..., elements] of one step.
+            first: [..., elements], what the first step is relative to; without `delta`, each step.
+        """
+        result = values.astype(np.float64)
+        if self.relative is not None and self.relative.delta and values.ndim > 1:
+            later = np.where(np.array(self.relative.elements) >= 0, result[..., :-1, :], 0.0)
+            result[..., 1:, :] -= later
+            result[..., 0, :] -= first
+            return result
+        return result - (first[..., None, :] if values.ndim == first.ndim + 1 else first)
+
+    def restored(self, values: npt.NDArray[Any], first: npt.NDArray[np.float64], column: str) -> npt.NDArray[Any]:
+        """Returns the values x of values y: see `Normalizer.denormalize`.
+
+        first: see `subtracted`.
+        """
+        if not self.scale.all():
+            raise InvalidArgumentError("an element was multiplied by 0, so its values are lost", column=column)
+        own = values / self.scale + self.mean
+        return (own if self.relative is None else self._added(own, first)).astype(_float_dtype(values))
+
+    def _added(self, values: npt.NDArray[Any], first: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Returns the values of which `subtracted` made these."""
+        result = values.astype(np.float64)
+        if self.relative is not None and self.relative.delta and values.ndim > 1:
+            result[..., 0, :] += first
+            return np.where(np.array(self.relative.elements) >= 0, np.cumsum(result, axis=-2), result)
+        return result + (first[..., None, :] if values.ndim == first.ndim + 1 else first)
 
 
 class Normalizer:
@@ -61,47 +140,49 @@ class Normalizer:
     def __init__(self, columns: Mapping[str, AffineMap]) -> None:
         self.columns = dict(columns)
 
-    def normalize(self, column: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    def normalize(
+        self, column: str, values: npt.ArrayLike, *, relative_to: npt.ArrayLike | None = None
+    ) -> npt.NDArray[Any]:
         """Returns a column's values as a batch holds them.
 
         Args:
             column: name of the column in the dataset.
-            values: [..., *shape].
+            values: [..., *shape]; of a relative column [..., steps, elements], or [..., elements] of one step.
+            relative_to: of a relative column: [..., elements], the value that is subtracted, at the first step of each
+                window.
 
         Returns:
             An array of the same shape and dtype; of integers, float64.
-        """
-        array = np.asarray(values)
-        known = self.columns.get(column)
-        return array if known is None else ((array - known.mean) * known.scale).astype(_float_dtype(array))
-
-    def denormalize(self, column: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Returns values of a batch as the dataset, and the environment, have them.
-
-        It is the inverse of `normalize`.
 
         Raises:
-            InvalidArgumentError: an element has the scale 0, so its values are lost.
+            InvalidArgumentError: the column is relative, and `relative_to` is missing or has another shape.
         """
         array = np.asarray(values)
         known = self.columns.get(column)
         if known is None:
             return array
-        if not known.scale.all():
-            raise InvalidArgumentError("an element was multiplied by 0, so its values are lost", column=column)
-        return (array / known.scale + known.mean).astype(_float_dtype(array))
+        own = array if known.relative is None else known.subtracted(array, known.reference(relative_to, column))
+        return ((own - known.mean) * known.scale).astype(_float_dtype(array))
+
+    def denormalize(
+        self, column: str, values: npt.ArrayLike, *, relative_to: npt.ArrayLike | None = None
+    ) -> npt.NDArray[Any]:
+        """Returns values of a batch as the dataset, and the environment, have them.
+
+        It is the inverse of `normalize`, with the same arguments.
+
+        Raises:
+            InvalidArgumentError: an element has the scale 0, so its values are lost. Also as for `normalize`.
+        """
+        array = np.asarray(values)
+        known = self.columns.get(column)
+        return array if known is None else known.restored(array, known.reference(relative_to, column), column)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the form that `from_json` takes."""
-        columns = {
-            name: {
-                "mean": each.mean.ravel().tolist(),
-                "scale": each.scale.ravel().tolist(),
-                "shape": list(each.mean.shape),
-            }
-            for name, each in self.columns.items()
-        }
-        return {"version": _VERSION, "columns": columns}
+        relative = any(each.relative is not None for each in self.columns.values())
+        columns = {name: each.to_json() for name, each in self.columns.items()}
+        return {"version": _RELATIVE_VERSION if relative else _VERSION, "columns": columns}
 
     @staticmethod
     def from_json(data: Any, file: str = "normalizer") -> Normalizer:
@@ -115,8 +196,10 @@ class Normalizer:
             InvalidArgumentError: the data are not a normalizer's.
         """
         record = check_json(data, _Record, error=InvalidArgumentError, file=file, hint=_HINT)
-        if record.version != _VERSION:
-            raise InvalidArgumentError(f"version {record.version} is not {_VERSION}", file=file, hint=_HINT)
+        if record.version not in (_VERSION, _RELATIVE_VERSION):
+            raise InvalidArgumentError(
+                f"version {record.version} is not {_VERSION} or {_RELATIVE_VERSION}", file=file, hint=_HINT
+            )
         columns = {}
         for name, each in record.columns.items():
             if not len(each.mean) == len(each.scale) == np.prod(each.shape, dtype=np.int64):
@@ -127,7 +210,7 @@ class Normalizer:
                     hint=_HINT,
                 )
             mean, scale = (np.array(values, np.float64).reshape(each.shape) for values in (each.mean, each.scale))
-            columns[name] = AffineMap(mean, scale)
+            columns[name] = AffineMap(mean, scale, _relative(each.relative))
         return Normalizer(columns)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -158,9 +241,26 @@ def normalizer_of(outputs: Iterable[Output]) -> Normalizer:
     """Returns the maps of a batch's columns; of two arrays of one column, the first."""
     maps: dict[str, AffineMap] = {}
     for output in outputs:
-        if output.column and output.mean is not None and output.scale is not None:
-            maps.setdefault(output.source, AffineMap(output.mean, output.scale))
+        mean, scale = output.mean, output.scale
+        if output.column and output.relative is not None:
+            maps.setdefault(output.source, _relative_map(output.relative, mean, scale))
+        elif output.column and mean is not None and scale is not None:
+            maps.setdefault(output.source, AffineMap(mean, scale))
     return Normalizer(maps)
+
+
+def _relative_map(
+    relative: RelativeTo, mean: npt.NDArray[np.float64] | None, scale: npt.NDArray[np.float64] | None
+) -> AffineMap:
+    """Returns the map of a relative column. Numbers that all steps share have the shape of one step."""
+    if mean is None or scale is None:
+        return AffineMap(np.zeros(len(relative.elements)), np.ones(len(relative.elements)), relative)
+    shared = bool((mean == mean[0]).all() and (scale == scale[0]).all())
+    return AffineMap(mean[0], scale[0], relative) if shared else AffineMap(mean, scale, relative)
+
+
+def _relative(record: _RelativeRecord | None) -> RelativeTo | None:
+    return None if record is None else RelativeTo(record.source, record.size, tuple(record.elements), record.delta)
 
 
 def shared_normalizer(datasets: Iterable[Iterable[Output]]) -> Normalizer:

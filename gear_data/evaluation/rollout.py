@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gear_data.collection.output import CHANNELS_FIRST, MASK, Output, Padding, output_from_json, pixel_values
 from gear_data.errors import InvalidArgumentError
-from gear_data.evaluation.normalizer import normalizer_of
+from gear_data.evaluation.normalizer import AffineMap, normalizer_of
 
 _OF_STEPS = _ACTIONS, _REWARDS, _RETURN_TO_GO = "actions", "rewards", "returns_to_go"
 #: They are 0 while an episode runs.
@@ -26,6 +26,9 @@ Observation = npt.ArrayLike | Mapping[str, npt.ArrayLike]
 
 class Rollout:
     """The running episode, as a window of a batch that ends at the current step.
+
+    If batches have only the first step of observations, as with `lerobot`, the window begins at the current step: the
+    actions are to predict.
 
     The action and the reward of the current step are not known yet, so their elements are 0. Arrays that have later
     steps, such as `next_observations` and ranges of actions to predict, are left out.
@@ -45,9 +48,11 @@ class Rollout:
             raise InvalidArgumentError(
                 "the batches have columns with offsets, and windows of several steps", hint="train with context=1"
             )
-        self._outputs = [output for output in outputs if _is_known(output)]
+        # Whether arrays of the window's steps begin with the current step.
+        self._ahead = any(o.squeeze_time and o.column and o.source not in _OF_STEPS for o in outputs)
+        self._outputs = [o for o in outputs if _is_known(o) and not (self._ahead and o.within_window and o.width > 1)]
         self._action_output = next((each for each in outputs if each.column and each.source == _ACTIONS), None)
-        self._normalizer = normalizer_of(outputs)
+        self._action_map = normalizer_of(outputs).columns.get(_ACTIONS)
         self._discount = discount
         if target is None and any(each.source == _RETURN_TO_GO and each.column for each in self._outputs):
             raise InvalidArgumentError(
@@ -55,7 +60,14 @@ class Rollout:
             )
         self._target = 0.0 if target is None else float(target)
         self._length = max((each.span.width - _last_offset(each) for each in self._outputs), default=1)
-        self._columns = {each.source: each.without_zeros for each in self._outputs if each.column and not each.absent}
+        # Column -> the shape of a step.
+        self._columns = {o.source: o.without_zeros.shape for o in self._outputs if o.column and not o.absent}
+        action = self._action_output
+        for output in self._outputs if action is None else (*self._outputs, action):
+            if output.relative is not None:
+                self._columns.setdefault(output.relative.source, (output.relative.size,))
+                if output.relative.delta:
+                    self._columns.setdefault(output.source, output.without_zeros.shape)
         self._observations = [name for name in self._columns if name not in (*_OF_STEPS, *_FLAGS)]
         self._history: dict[str, list[npt.NDArray[Any]]] = {}
         self._step = -1
@@ -132,18 +144,51 @@ class Rollout:
             predicted: [1, K, A], [K, A] or [A]: actions as the batches have them.
 
         Returns:
-            [A]; it is not normalised any more, and has no zeros behind the elements of the dataset.
+            [A]; it is not normalised or relative any more, and has no zeros behind the elements of the dataset.
+        """
+        action: npt.NDArray[Any] = self.actions(predicted)[0]
+        return action
+
+    def actions(self, predicted: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Returns the actions of the current step and of the predicted steps after it, [n, A]: see `action`.
+
+        Relative actions are relative to the state at the first step of the present window. So take all actions that the
+        environment shall run before `update`.
         """
         self._check_begun()
         array = np.asarray(predicted)
-        output = self._action_output
-        shape = array.shape[-1:] if output is None else output.shape
-        steps = array.reshape(-1, *shape)
-        position = -1
-        if output is not None and len(steps) > 1:
-            position = self._place(output).stop - 1 if output.within_window else _current_step(output)
-        own = steps[position] if output is None or output.real is None else steps[position][..., : output.real]
-        return self._normalizer.denormalize(_ACTIONS, own)
+        output, known = self._action_output, self._action_map
+        steps = array.reshape(-1, *(array.shape[-1:] if output is None else output.shape))
+        position = len(steps) - 1 if output is None or len(steps) == 1 else self._position(output)
+        if output is not None and output.within_window and not self._ahead:
+            steps = steps[: position + 1]  # padding follows
+        own = steps[position:] if output is None or output.real is None else steps[position:, ..., : output.real]
+        if output is None or known is None:
+            return own
+        if known.relative is None:
+            return known.restored(own, np.zeros(1), _ACTIONS)
+        first = known.reference(self._window_first(known.relative.source, output), _ACTIONS)
+        if known.mean.ndim > 1 or known.relative.delta:
+            position = self._position(output)
+            if known.relative.delta and position > self._place(output).start:
+                before = self._history[_ACTIONS][-2].ravel()
+                first = np.where(np.array(known.relative.elements) >= 0, before, 0.0)
+            if known.mean.ndim > 1:
+                mean, scale = (each[position : position + len(own)] for each in (known.mean, known.scale))
+                known = AffineMap(mean, scale, known.relative)
+        return known.restored(own, first, _ACTIONS)
+
+    def _position(self, output: Output) -> int:
+        """Returns the position of the current step in an array of actions."""
+        if not output.within_window:
+            return _current_step(output)
+        return 0 if self._ahead else self._place(output).stop - 1
+
+    def _window_first(self, name: str, output: Output) -> npt.NDArray[Any]:
+        """Returns the value of a column at the first step of the window to which an array belongs."""
+        place = self._place(output)
+        steps = 1 if self._ahead or not output.within_window else place.stop - place.start
+        return self._history[name][-steps].ravel()
 
     def _begin_step(self, observation: Observation) -> None:
         self._step += 1
@@ -159,7 +204,7 @@ class Rollout:
 
     def _value(self, name: str, value: npt.ArrayLike) -> npt.NDArray[Any]:
         """Returns a value as the dataset has it, after a check of its size."""
-        array, shape = np.asarray(value), self._columns[name].shape
+        array, shape = np.asarray(value), self._columns[name]
         if array.size != np.prod(shape, dtype=np.int64):
             raise InvalidArgumentError(
                 f"the value has the shape {array.shape}, and the training data had {shape}", column=name
@@ -204,20 +249,33 @@ class Rollout:
             # With shift=-1 each step has the value of the step before, and the first step has `fill`.
             last = max(0, len(history) + output.shift + _last_offset(output))
             values = history[max(0, last - valid) : last]
+            if output.relative is not None:
+                values = self._differences(output, values)
             for position, value in enumerate(values, place.stop - len(values)):
-                array[position] = _mapped(output, value)
+                array[position] = _mapped(output, value, position)
             if output.padding in (Padding.EDGE, Padding.FIRST) and values:
                 array[: place.start] = array[place.start]
                 array[place.stop :] = array[place.stop - 1 if output.padding is Padding.EDGE else place.start]
         return array[0] if output.squeeze_time else array
+
+    def _differences(self, output: Output, values: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Returns the values of steps of a relative column, minus what they are relative to."""
+        own = [value for value in values if value is not _UNKNOWN]
+        known = normalizer_of([output]).columns[output.source]
+        if not own or known.relative is None:
+            return values
+        first = known.reference(self._window_first(known.relative.source, output), output.source)
+        # The step that is not known yet is the last one.
+        stacked = np.stack([value.ravel() for value in own])
+        return [*known.subtracted(stacked, first), *values[len(own) :]]
 
 
 #: A value that is not known yet.
 _UNKNOWN = np.empty(0)
 
 
-def _mapped(output: Output, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns one step of a column as a batch has it."""
+def _mapped(output: Output, value: npt.NDArray[Any], position: int) -> npt.NDArray[Any]:
+    """Returns one step of a column as a batch has it, at a position of the array."""
     if value is _UNKNOWN:
         return np.zeros(output.shape)
     if output.camera == CHANNELS_FIRST:
@@ -231,7 +289,10 @@ def _mapped(output: Output, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
     array = value.reshape(output.shape)
     if output.mean is None or output.scale is None:
         return array
-    mapped: npt.NDArray[Any] = (array - output.mean) * output.scale
+    mean, scale = output.mean, output.scale
+    if output.relative is not None:
+        mean, scale = mean[position], scale[position]
+    mapped: npt.NDArray[Any] = (array - mean) * scale
     return mapped.reshape(output.shape)  # a scalar's mean has one axis
 
 

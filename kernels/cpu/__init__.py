@@ -22,6 +22,7 @@ _MODULES = frozenset(
         "goals",
         "integer_weights",
         "random",
+        "relative",
         "remote_rows",
         "returns",
         "row_ranges",

@@ -39,6 +39,7 @@ from gear_data.loaders.presets.offsets import ColumnSteps, Offsets, check_offset
 from gear_data.loaders.presets.registry import resolve_preset
 from gear_data.loaders.presets.unlike import PadTo
 from gear_data.loaders.video.resize import Resize, check_resize
+from gear_data.relative import Relatives, check_relative
 from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import AnySampler
 from gear_data.selection.schedule import CheckedSchedule
@@ -77,6 +78,7 @@ class LoaderConfig:
     offsets: Offsets | None
     choose: Choose
     normalize: Normalize
+    relative: Relatives
     goals: Goals | None
     decoders: Mapping[str, Decoder]
     resize: Resize | None
@@ -139,6 +141,7 @@ class LoaderConfig:
             rule=self.windows.rule(int(context)),
             column_steps=check_offsets(self.offsets),
             choose=check_choose(self.choose),
+            relative=check_relative(self.relative),
             membership=membership,
             resolved_framework=framework,
         )

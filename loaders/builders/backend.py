@@ -142,6 +142,8 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
             return "stack= joins columns there"
         if component.alone is not None:
             return "pad_to= joins columns there"
+        if component.request.relative:
+            return "relative= subtracts there"
         if any(choice.arrays for choice in component.choices):
             return "choose= draws among arrays there"
         variable = component.variable or component.cameras

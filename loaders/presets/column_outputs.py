@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.output import CHANNELS_FIRST, CHANNELS_LAST, Output
+from gear_data.collection.output import CHANNELS_FIRST, CHANNELS_LAST, Output, RelativeTo
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest, affine
@@ -26,7 +27,11 @@ def column_output(batch_format: BatchFormat, request: BatchRequest, item: BatchC
             column=spec.name,
             hint="give another preset, with columns= to choose the columns",
         )
-    mean, scale = affine(request, spec.name, epsilon=batch_format.std_epsilon if item.own else 0.0)
+    positions, relative = column_positions(batch_format, request, spec), request.relative.get(spec.name)
+    if relative is not None:
+        _check_relative(batch_format, item, relative, positions)
+    steps = None if relative is None else positions["width"]
+    mean, scale = affine(request, spec.name, epsilon=batch_format.std_epsilon if item.own else 0.0, steps=steps)
     if spec.video is not None:
         return _camera(batch_format, request, item, mean, scale)
     factor = batch_format.return_scale if item.own and spec.role is Role.RETURN_TO_GO else 1.0
@@ -39,15 +44,33 @@ def column_output(batch_format: BatchFormat, request: BatchRequest, item: BatchC
     return Output(
         item.key,
         spec.name,
-        _dtype(batch_format, request, item, normalised=mean is not None),
+        _dtype(batch_format, request, item, normalised=mean is not None or relative is not None),
         column_shape(batch_format, item),
         fill=fill,
         mean=mean,
         scale=scale,
         padding=batch_format.column_padding,
         shift=_shift(batch_format, item),
-        **column_positions(batch_format, request, spec),
+        relative=relative,
+        **positions,
     )
+
+
+def _check_relative(
+    batch_format: BatchFormat, item: BatchColumn, relative: RelativeTo, positions: Mapping[str, Any]
+) -> None:
+    """Raises InvalidArgumentError if a relative column has steps that are not the window's own, or not in a row."""
+    if item.next_step or _shift(batch_format, item):
+        raise InvalidArgumentError(
+            f"relative= names a column of which preset '{batch_format.name}' has another step in '{item.key}'",
+            column=item.spec.name,
+            hint="leave it out of relative, or leave the next or previous step out",
+        )
+    if relative.delta and positions.get("steps") is not None:
+        raise InvalidArgumentError(
+            "delta=True needs steps in a row, and offsets list them", column=item.spec.name,
+            hint="give offsets a tuple (first, last), or leave delta out",
+        )  # fmt: skip
 
 
 def _camera(

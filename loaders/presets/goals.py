@@ -41,6 +41,11 @@ def goal_output(column: str, batch_format: BatchFormat, request: BatchRequest, o
             column=column,
             hint="give goal_column= the name of a column of numbers; convert images without --keep-encoded",
         )
+    if column in request.relative:
+        raise InvalidArgumentError(
+            "goals have the column's values, and relative= makes them relative to each window", column=column,
+            hint="leave the column out of relative, or give another goal_column",
+        )  # fmt: skip
     if batch_format.tokens is not None:
         raise InvalidArgumentError(
             f"preset '{batch_format.name}' makes tokens, and goals have none", hint="give another preset, or no goals"

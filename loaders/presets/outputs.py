@@ -68,6 +68,12 @@ def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Outp
         )  # fmt: skip
     _check_keys(batch_format, outputs, [item for item in columns if item.spec.variable_length])
     used = {item.spec.name for item in numeric}
+    for name in request.relative.keys() - used:
+        raise InvalidArgumentError(
+            f"relative= names a column that preset '{batch_format.name}' does not put in the batch",
+            column=name,
+            hint="add it with columns=, or leave it out of relative",
+        )
     for name in request.offsets:
         is_frame = batch_format.transitions is not None and request.schema[name].role is Role.OBSERVATION
         if request.schema[name].variable_length and not is_frame:

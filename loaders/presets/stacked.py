@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gear_data.collection.joined import Joined
-from gear_data.collection.output import Output
+from gear_data.collection.output import MASK, Output, Padding, RelativeTo
 from gear_data.errors import InvalidArgumentError
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.stacking import resolve_stack, stacked_columns
@@ -86,14 +86,18 @@ def stacked_schema(schema: Schema, stack: Mapping[str, Sequence[str]]) -> tuple[
 def part_outputs(outputs: Sequence[Output], parts: Parts) -> tuple[tuple[Output, ...], tuple[Joined, ...]]:
     """Returns the outputs that a kernel fills, and the arrays that join them.
 
-    An output of a stacked column becomes one output for each part. Zeros of a padded column are no output.
+    An output of a stacked column becomes one output for each part. Zeros of a padded column are no output. A relative
+    output becomes those of its column, of the column that is subtracted, and a mask.
     """
     first = {name: specs[0].name for name, specs in parts.items()}
     filled: list[Output] = []
     joined = []
     for output in outputs:
         own = _with_columns_of_parts(output, first)
-        split = _split(own, parts.get(output.source, ()))
+        if own.relative is None:
+            split = _split(own, parts.get(output.source, ()))
+        else:
+            split = _relative_parts(own, own.relative, parts)
         if len(split) > 1 or own.real is not None:
             joined.append(Joined(output, len(filled), len(split)))
         filled += split
@@ -111,6 +115,19 @@ def _with_columns_of_parts(output: Output, first: Mapping[str, str]) -> Output:
     if column is not None:
         column = first.get(column, column)
     return dataclasses.replace(output, next_state=state, mask_column=column)
+
+
+def _relative_parts(output: Output, relative: RelativeTo, parts: Parts) -> list[Output]:
+    """Returns the outputs from which a relative one is computed: see `gear_data.collection.relative`."""
+    plain: dict[str, Any] = {"mean": None, "scale": None, "fill": 0, "half": None, "relative": None, "real": None}
+    values = dataclasses.replace(output.without_zeros, dtype="float64", **plain)
+    state = Output(
+        output.key, relative.source, "float64", (relative.size,), 0, 1, within_window=False, squeeze_time=True
+    )
+    mask = dataclasses.replace(
+        values, source=MASK, column=False, dtype="bool", shape=(), padding=Padding.FILL, fill=0, valid=1
+    )
+    return [*_split(values, parts.get(output.source, ())), *_split(state, parts.get(relative.source, ())), mask]
 
 
 def _split(output: Output, parts: Sequence[ColumnSpec]) -> list[Output]:

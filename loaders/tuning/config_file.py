@@ -19,14 +19,15 @@ from gear_data.loaders.arguments.options import GROUPS, given_fields
 from gear_data.loaders.mixture import Mixture
 from gear_data.loaders.presets.offsets import check_offsets, offsets_from_json, offsets_to_json
 from gear_data.loaders.tuning.setting import Setting
+from gear_data.relative import check_relative
 from gear_data.storage.atomic import atomic_file
 
 FORMAT, VERSION = "gear-data loader", 2
 #: Arguments of `SequenceLoader` that a file may hold. The others are tuned, or belong to one process or one run.
 BATCH_ARGUMENTS = frozenset(
     (
-        "batch_size", "context", "preset", "sampler", "seed", "columns", "choose", "offsets", "normalize", "goals",
-        "decoders", "resize", "transform", "framework", "device", *GROUPS,
+        "batch_size", "context", "preset", "sampler", "seed", "columns", "choose", "offsets", "normalize",
+        "relative", "goals", "decoders", "resize", "transform", "framework", "device", *GROUPS,
     )
 )  # fmt: skip
 _TUNE_AGAIN = "run gear-data tune again"
@@ -126,6 +127,8 @@ def write_config(
     kept = {name: value for name, value in arguments.items() if name in BATCH_ARGUMENTS}
     if kept.get("offsets") is not None:
         kept["offsets"] = offsets_to_json(check_offsets(kept["offsets"]))
+    if kept.get("relative") is not None:
+        kept["relative"] = {name: each.to_json() for name, each in check_relative(kept["relative"]).items()}
     for name in GROUPS.keys() & kept.keys():
         kept[name] = given_fields(kept[name])
     stored = {name: value for name, value in kept.items() if _is_json(value)}

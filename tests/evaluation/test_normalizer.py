@@ -56,7 +56,7 @@ def test_what_is_no_normalizer(tmp_path):
         Normalizer.load(path)
     good = {"version": 1, "columns": {"observations": {"mean": [1.0], "scale": [0.0], "shape": [1]}}}
     for bad, message in (
-        ({**good, "version": 2}, "version 2 is not 1"),
+        ({**good, "version": 3}, "version 3 is not 1 or 2"),
         ({"version": 1}, "columns"),
         ({"version": 1, "columns": {"a": {"mean": [1.0], "scale": [1.0, 2.0], "shape": [1]}}}, "do not have the shape"),
     ):

@@ -130,6 +130,7 @@ OPTIONS = {
     "following, n-step": {"columns": ["next_observations"], "n_step": 3, "discount": 0.97},
     "around": {"offsets": {"observations": (-5, 2), "actions": (3, 9)}, "columns": ["observations", "actions"]},
     "far": {"offsets": {"rewards": (60, 62)}, "columns": ["rewards"]},
+    "relative": {"relative": {"actions": "observations"}, "context": 9},
     "facts": {"columns": ["rewards", "length"]},
 }
 

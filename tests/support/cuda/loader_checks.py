@@ -126,6 +126,7 @@ CASES: dict[str, dict[str, Any]] = {
     "n-step": {"n_step": 5, "discount": 0.9},
     "discount": {"preset": "corl", "discount": 0.97},
     "offsets": {"preset": "lerobot", "offsets": {"observations": (-2, 3), "actions": (0, 50)}},
+    "relative": {"preset": "lerobot", "relative": {"actions": "observations"}, "offsets": {"actions": (0, 9)}},
     "listed steps": {
         "preset": "lerobot",
         "offsets": {"observations": [-10, 0, -3], "actions": [0, 2, 5]},
