@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,45 @@ def add_where(parser: argparse.ArgumentParser) -> None:
     """Declares the option --where."""
     help = "use only the episodes that satisfy SQL over the episode table, such as 'return > 100 AND length >= 20'"
     parser.add_argument("--where", metavar="SQL", help=help)
+
+
+def add_step_filters(parser: argparse.ArgumentParser) -> None:
+    """Declares the options that leave out steps."""
+    help = "use only windows whose first step satisfies SQL over the step columns, such as 'rewards > 0'"
+    parser.add_argument("--where-steps", metavar="SQL", help=help)
+    help = "use only windows whose first step is in a range of a JSON file: episode -> [[START, STOP], ...]"
+    parser.add_argument("--keep-ranges", metavar="FILE", help=help)
+    help = "use no window whose first step is in a run of at least SECONDS in which no element of a column changes by "
+    help += "THRESHOLD from step to step; FPS: steps per second, default from the dataset's source"
+    metavar = "COLUMN:THRESHOLD:SECONDS[:FPS]"
+    parser.add_argument("--drop-idle", type=_idle, action="append", default=[], metavar=metavar, help=help)
+
+
+def _idle(text: str) -> tuple[str, list[float]]:
+    """Parses 'actions:0.001:0.5:15' to ('actions', [0.001, 0.5, 15.0])."""
+    found = re.fullmatch(r"(.+?):([^:]+):([^:]+)(?::([^:]+))?", text)
+    try:
+        return found[1], [float(each) for each in found.groups()[1:] if each]  # type: ignore[index, union-attr]
+    except (TypeError, ValueError):
+        raise argparse.ArgumentTypeError(
+            f"expected COLUMN:THRESHOLD:SECONDS, such as actions:0.001:0.5, not {text!r}"
+        ) from None
+
+
+def filter_steps(options: argparse.Namespace, dataset: gear_data.Dataset) -> gear_data.Dataset:
+    """Returns the view of the options that leave out steps."""
+    if options.where_steps is not None:
+        dataset = dataset.filter_steps(options.where_steps)
+    if options.keep_ranges is not None:
+        dataset = dataset.keep_ranges(options.keep_ranges)
+    for column, (threshold, seconds, *fps) in options.drop_idle:
+        dataset = dataset.drop_idle(column, threshold=threshold, seconds=seconds, fps=fps[0] if fps else None)
+    return dataset
+
+
+def left_out(dataset: gear_data.Dataset) -> str:
+    """Returns a line about the steps that the filters of steps leave out."""
+    return f"leaves out {dataset.steps_left_out:,} of {dataset.num_steps:,} steps"
 
 
 def open_dataset(options: argparse.Namespace) -> gear_data.Dataset:

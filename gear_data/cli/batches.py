@@ -7,7 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import gear_data
-from gear_data.cli.arguments import add_command, add_dataset, add_where, frame_size, open_dataset, print_json
+from gear_data.cli.arguments import (
+    add_command,
+    add_dataset,
+    add_step_filters,
+    add_where,
+    filter_steps,
+    frame_size,
+    left_out,
+    open_dataset,
+    print_json,
+)
 from gear_data.common.progress import advance_with_text, format_bytes, pluralize, progress_bar
 from gear_data.errors import InvalidArgumentError
 from gear_data.exports.lerobot.videos.codecs import CODECS
@@ -28,8 +38,7 @@ def add_commands(commands: Any) -> None:
 def add_batch_options(parser: argparse.ArgumentParser) -> None:
     """Declares the options of batches."""
     add_where(parser)
-    help = "use only windows whose first step satisfies SQL over the step columns, such as 'rewards > 0'"
-    parser.add_argument("--where-steps", metavar="SQL", help=help)
+    add_step_filters(parser)
     parser.add_argument("--batch-size", type=int, metavar="B", help="windows per batch, default 256")
     parser.add_argument("--context", type=int, metavar="K", help="steps per window, default 20")
     help = "raw (default), decision_transformer, corl, d3rlpy, jat, lerobot or gato"
@@ -44,9 +53,11 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def open_windows(options: argparse.Namespace) -> gear_data.Dataset:
-    """Opens the dataset of the arguments DATASET, --where and --where-steps."""
-    dataset = open_dataset(options)
-    return dataset if options.where_steps is None else dataset.filter_steps(options.where_steps)
+    """Opens the dataset of the arguments DATASET, --where, and those that leave out steps. Prints how many they are."""
+    dataset = filter_steps(options, open_dataset(options))
+    if not options.json and dataset.step_mask is not None:
+        print(left_out(dataset))
+    return dataset
 
 
 def batch_arguments(options: argparse.Namespace) -> dict[str, Any]:

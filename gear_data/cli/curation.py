@@ -8,7 +8,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gear_data
-from gear_data.cli.arguments import add_command, add_dataset, add_where, names, open_dataset, print_json, renaming
+from gear_data.cli.arguments import (
+    add_command,
+    add_dataset,
+    add_step_filters,
+    add_where,
+    filter_steps,
+    left_out,
+    names,
+    open_dataset,
+    print_json,
+    renaming,
+)
 from gear_data.common.paths import join
 from gear_data.common.progress import format_bytes, pluralize
 from gear_data.errors import InvalidArgumentError
@@ -48,6 +59,7 @@ def _add_filter(commands: Any) -> None:
     help = "drop the episodes whose value of a numeric column of the episode table is more than LIMIT robust standard "
     help += "deviations (1.4826 times the median absolute deviation) from the median, after --where; may be repeated"
     parser.add_argument("--drop-outliers", type=_limit, action="append", default=[], metavar="COLUMN:LIMIT", help=help)
+    add_step_filters(parser)
     _add_dry_run(parser)
 
 
@@ -65,8 +77,10 @@ def _fail(text: str) -> tuple[str, float]:
 
 
 def _filter(options: argparse.Namespace) -> int:
-    if options.where is None and not options.drop_outliers:
-        raise InvalidArgumentError("nothing to filter by", hint="give --where or --drop-outliers")
+    steps = options.where_steps is not None or options.keep_ranges is not None or options.drop_idle
+    if options.where is None and not options.drop_outliers and not steps:
+        hint = "give --where, --drop-outliers, --where-steps, --keep-ranges or --drop-idle"
+        raise InvalidArgumentError("nothing to filter by", hint=hint)
     view = whole = gear_data.open(options.dataset)
     dropped = []
     if options.where is not None:
@@ -77,7 +91,7 @@ def _filter(options: argparse.Namespace) -> int:
         for name, limit in limits.items():
             dropped.append(_dropped(f"outliers of {name}, limit {limit:g}", view, view.drop_outliers({name: limit})))
         view = view.drop_outliers(limits)
-    return _save(options, view, dropped)
+    return _save(options, filter_steps(options, view), dropped)
 
 
 def _add_dedupe(commands: Any) -> None:
@@ -241,10 +255,18 @@ def _dropped(reason: str, before: gear_data.Dataset, after: gear_data.Dataset) -
 
 def _save(options: argparse.Namespace, view: gear_data.Dataset, dropped: Sequence[dict[str, Any]]) -> int:
     """Saves a view, and prints what stays and what leaves."""
-    kept = {"kept": len(view), "kept_steps": view.num_steps, "dropped": dropped, "dry_run": options.dry_run}
+    kept = {
+        "kept": len(view),
+        "kept_steps": view.num_steps,
+        "steps_left_out": view.steps_left_out,
+        "dropped": dropped,
+        "dry_run": options.dry_run,
+    }
     if not options.json:
         for each in dropped:
             print(_describe(each))
+        if view.step_mask is not None:
+            print(left_out(view))
     if options.dry_run:
         if options.json:
             print_json(kept)

@@ -112,6 +112,14 @@ class DatasetCore:
         """
         return self.view.mode
 
+    @property
+    def steps_left_out(self) -> int:
+        """Number of steps of the episodes that the step filters exclude; 0 without one."""
+        if self.view.mask is None:
+            return 0
+        first = self.store.offsets[self._rows(0, len(self))]
+        return self.num_steps - int(self.view.mask.counts(first, self.lengths).sum())
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the contents, independent of the division into shards.

@@ -20,10 +20,13 @@ from gear_data.dataset.episode import Episode
 from gear_data.dataset.positions import check_position, check_positions
 from gear_data.dataset.refreshing import generations
 from gear_data.dataset.split import positions_by_value, split_positions
-from gear_data.dataset.step_filter import combined_mask
+from gear_data.dataset.steps.expression import Satisfying
+from gear_data.dataset.steps.idle import moving
+from gear_data.dataset.steps.masks import check_mode, filtered
+from gear_data.dataset.steps.ranges import kept_ranges
 from gear_data.dataset.tables import conversions
 from gear_data.dataset.tables.html import html_table
-from gear_data.dataset.views import Filter
+from gear_data.dataset.views import Filter, StepFilter, StepRule
 from gear_data.errors import InvalidArgumentError
 from gear_data.residency.plan import ResidencyPlan
 from gear_data.selection.samplers import AnySampler
@@ -63,7 +66,9 @@ class Dataset(DatasetCore):
     """
 
     def __repr__(self) -> str:
-        filtered = "" if self.step_mask is None else f", {self.step_mask_mode} steps filtered"
+        filtered = ""
+        if self.step_mask is not None:
+            filtered = f", {self.steps_left_out:,} steps left out (mode {self.step_mask_mode})"
         return f"Dataset({str(self.path)!r}, {self.num_episodes:,} episodes, {self.num_steps:,} steps{filtered})"
 
     def _repr_html_(self) -> str:
@@ -195,8 +200,78 @@ class Dataset(DatasetCore):
                 filter has another mode.
             EmptySourceError: no step satisfies the expression.
         """
-        mask = combined_mask(self.store, self._rows(0, len(self)), self.view, expression, mode)
-        return Dataset(self.store, replace(self.view.filtered_by(Filter(expression, mode)), mask=mask, mode=mode))
+        check_mode(self.view, mode)
+        return self._with_steps(Satisfying(expression), mode)
+
+    def keep_ranges(
+        self,
+        ranges: Mapping[int | str, Sequence[Sequence[int]]] | str | os.PathLike[str],
+        mode: StepMode = "first",
+    ) -> Dataset:
+        """Returns a view from which loaders draw only windows in ranges of steps.
+
+        The view is one of `filter_steps`, by which steps a step of an episode is in. Episodes without a range have no
+        such steps, nor have episodes that a dataset which grows gets later.
+
+        Args:
+            ranges: an episode -> its half-open ranges [start, stop), of steps from 0; or the path or URL of such an
+                object in a JSON file. An integer, or its text, is the id of an episode. Another text is its `source`,
+                or another text of the episode table that only one episode has. The keys of openpi's file of DROID,
+                FOLDER--FILE, name the episodes of a conversion from RLDS.
+            mode: as for `filter_steps`.
+
+        Raises:
+            EpisodeIndexError: a key names no episode of the dataset.
+            InvalidArgumentError: the file cannot be read, a range is not within its episode or has no step, ranges
+                overlap, a key names several episodes, or two keys name one; or an earlier step filter has another mode.
+            UnknownNameError: the mode does not exist.
+            EmptySourceError: no step is in a range.
+            RemoteError: the server of a URL cannot be reached.
+        """
+        check_mode(self.view, mode)
+        return self._with_steps(kept_ranges(self.store, ranges), mode)
+
+    def drop_idle(
+        self, column: str, *, threshold: float, seconds: float, fps: float | None = None, mode: StepMode = "first"
+    ) -> Dataset:
+        """Returns a view from which loaders draw only windows of steps that are in no long idle run.
+
+        A step is idle if every element of the column differs by less than `threshold` from the step before, in float64.
+        The first step of an episode is not idle, nor is one with NaN. A run of idle steps is left out if it has at
+        least `seconds` times `fps` steps. The call reads the column once, in blocks. The view is one of `filter_steps`.
+
+        Args:
+            column: a column of numbers, such as the positions or velocities of the joints.
+            threshold: the smallest change of a step that moves, in the unit of the column.
+            seconds: the time of the shortest run that is left out.
+            fps: steps per second; None: what the source states (LeRobot, robomimic), or what the column `timestamp`
+                says.
+            mode: as for `filter_steps`.
+
+        Raises:
+            UnknownNameError: the column or the mode does not exist. The error lists the known names.
+            UnsupportedColumnError: the column is a camera, or has text or bytes.
+            InvalidArgumentError: a number is not above 0, the steps per second are unknown, or an earlier step filter
+                has another mode.
+            EmptySourceError: no step satisfies this filter and the earlier ones.
+        """
+        check_mode(self.view, mode)
+        return self._with_steps(moving(self, column, threshold, seconds, fps), mode)
+
+    def _with_steps(self, rule: StepRule, mode: str) -> Dataset:
+        return Dataset(self.store, filtered(self.store, self._rows(0, len(self)), self.view, rule, mode))
+
+    def all_steps(self) -> Dataset:
+        """Returns a view of the same episodes without filters of steps; this dataset if it has none.
+
+        A dataset that was saved with such a filter is opened with the filter.
+        """
+        if self.view.mask is None:
+            return self
+        made_by = self.view.made_by
+        episodes = None if made_by is None else tuple(each for each in made_by if not isinstance(each, StepFilter))
+        history = (*self.view.history, "all steps")
+        return Dataset(self.store, replace(self.view, mask=None, mode=None, made_by=episodes, history=history))
 
     def split(
         self, fractions: Mapping[str, float], seed: int = 0, *, stratify: str | None = None
@@ -258,7 +333,8 @@ class Dataset(DatasetCore):
         copies, whole. Statistics are computed from the episodes that stay, and their ids are 0 to n - 1.
 
         The fingerprint is the one of this dataset or view, and of a conversion of only these episodes. The provenance
-        names the dataset, its fingerprint, and the filters and splits that chose the episodes.
+        names the dataset, its fingerprint, and the filters and splits that chose the episodes. A filter of steps is
+        saved, too: the new dataset has whole episodes, and is opened with the filter. `all_steps` leaves it out.
 
         Args:
             path: the folder of the new dataset, as a path or an fsspec URL. It must not exist, or must be empty, unless
@@ -268,8 +344,9 @@ class Dataset(DatasetCore):
             progress: show a progress bar. None shows one on a terminal.
 
         Raises:
-            InvalidArgumentError: the view has a step filter or another discount than 1, other nodes serve the dataset,
-                or the destination and the dataset contain each other.
+            InvalidArgumentError: the view has another discount than 1, other nodes serve the dataset, or the
+                destination and the dataset contain each other.
+            EmptySourceError: a step filter leaves out every step.
             DestinationExistsError: the destination holds files that must not be replaced, or another process is
                 writing there.
             CorruptShardError: a shard or a table is damaged.

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Never, get_args
 
 from gear_data.cluster.addresses import is_cluster
@@ -16,6 +17,7 @@ from gear_data.common.keywords import refuse_keywords
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.dataset.bad_shards import find_bad_shards, sound_episodes
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.steps.masks import whole_view
 from gear_data.dataset.stores.store import DatasetStore, restored
 from gear_data.dataset.views import View
 from gear_data.errors import InvalidArgumentError, MissingShardsError, NodeUnreachableError, unknown_name
@@ -143,7 +145,8 @@ def open_local(
     store = DatasetStore(files, residency or "mmap", bad_files)
     # Copies columns to the GPU now if the residency asks for it, so that a missing package or memory raises here.
     store.device_columns()
-    return Dataset(store, View(rows=sound_episodes(store)) if bad_files else View())
+    view = whole_view(store)
+    return Dataset(store, replace(view, rows=sound_episodes(store)) if bad_files else view)
 
 
 def open_remote(
@@ -167,7 +170,8 @@ def open_remote(
     deadline = time.monotonic() + (_FOLLOW_SECONDS if follow else 0)
     while True:
         try:
-            return Dataset(open_remote_store(plain_path(url), cache_dir, cache_bytes, transport), View())
+            store = open_remote_store(plain_path(url), cache_dir, cache_bytes, transport)
+            return Dataset(store, whole_view(store))
         except (NodeUnreachableError, MissingShardsError) as error:
             if time.monotonic() > deadline:
                 raise
@@ -213,7 +217,7 @@ def open_cluster(
         files, path, residency or "host", assign_shards, cache_dir, cache_bytes, transport, budget
     )
     store.device_columns()
-    return Dataset(store, View())
+    return Dataset(store, whole_view(store))
 
 
 def reopen(dataset: Dataset, residency: str | None = None, queue_pairs: int | None = None) -> Dataset:

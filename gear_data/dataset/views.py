@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import xxhash
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.episode_blocks import BLOCK_BYTES, block_ranges
 from gear_data.dataset.stores.store import DatasetStore
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import EmptySourceError, InvalidArgumentError
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.episode_tables import content_bytes
@@ -30,17 +30,44 @@ if TYPE_CHECKING:
 _QUANTILE_BLOCK_BYTES = 4 << 20
 
 
+class StepRule(Protocol):
+    """Says which steps of some episodes windows may use. Its text names it in messages."""
+
+    def flags(self, store: DatasetStore, ids: Int64Array) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+        """Yields runs of steps: the first step in the whole dataset, and whether each step stays.
+
+        Steps in no run do not stay.
+
+        Args:
+            store: store of the dataset.
+            ids: int64 [k], ascending: the rows of the episodes to look at.
+        """
+
+    def nothing_left(self, store: DatasetStore) -> EmptySourceError:
+        """Returns the error for episodes of which no step stays."""
+        return EmptySourceError(f"no step satisfies {self}", hint="relax the filter")
+
+
 @dataclass(frozen=True)
 class Filter:
-    """A filter that made a view.
+    """A filter of episodes that made a view.
 
     Attributes:
         expression: see `Dataset.filter`.
-        mode: of a filter of steps; None: it filters episodes.
     """
 
     expression: pl.Expr | str
-    mode: str | None = None
+
+
+@dataclass(frozen=True)
+class StepFilter:
+    """A filter of steps that made a view.
+
+    Attributes:
+        rule: the steps that stay.
+    """
+
+    rule: StepRule
 
 
 @dataclass(frozen=True)
@@ -59,10 +86,10 @@ class View:
     rows: Int64Array | None = None
     mask: StepMask | None = None
     mode: str | None = None
-    made_by: tuple[Filter, ...] | None = ()
+    made_by: tuple[Filter | StepFilter, ...] | None = ()
     history: tuple[str, ...] = ()
 
-    def filtered_by(self, added: Filter) -> View:
+    def filtered_by(self, added: Filter | StepFilter) -> View:
         """Returns this view with one more filter in `made_by`."""
         return replace(self, made_by=None if self.made_by is None else (*self.made_by, added))
 

@@ -116,7 +116,7 @@ def export(
     if dataset.step_mask is not None:
         raise InvalidArgumentError(
             "the view has a step filter, but export writes whole episodes",
-            hint="export the dataset without filter_steps, or export batches of it (export_batches, --batches)",
+            hint="export ds.all_steps(), or export batches of it (export_batches, --batches)",
         )
     if fps is not None and (format != "lerobot" or not 0 < fps < math.inf):
         raise InvalidArgumentError(

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from gear_data.errors import InvalidArgumentError
 from gear_data.growing.added_journals import AddedJournal
 from gear_data.growing.compaction import parts_to_join, rewritten_parts
 from gear_data.growing.draft import Draft, without_parts
@@ -24,7 +25,7 @@ from gear_data.storage.episode_tables import content_bytes
 from gear_data.storage.generations.growth import TABLES, Growth, Part
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.journal.writing import is_series
-from gear_data.storage.manifest import Manifest, fingerprint
+from gear_data.storage.manifest import STEP_MASK, Manifest, fingerprint
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.storage.writing.file_store import LocalFileStore
 from gear_data.storage.writing.staging import write_table
@@ -36,7 +37,16 @@ Last = TypeVar("Last")
 
 
 def growth_of(manifest: Manifest | None) -> Growth:
-    """Returns the growth of the newest generation. The dataset may not have grown so far, or not exist."""
+    """Returns the growth of the newest generation. The dataset may not have grown so far, or not exist.
+
+    Raises:
+        InvalidArgumentError: the dataset cannot grow.
+    """
+    if manifest is not None and STEP_MASK in manifest.tables:
+        raise InvalidArgumentError(
+            "the dataset was saved with a filter of steps, which says nothing about new episodes",
+            hint="record to a dataset that was saved without it: gear_data.open(...).all_steps().save(...)",
+        )
     if manifest is None:
         return Growth(uuid.uuid4().hex, 0, 0, None)
     if manifest.growth is not None:

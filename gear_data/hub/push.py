@@ -21,7 +21,7 @@ from gear_data.ingest.merging.dataset_cameras import read_index
 from gear_data.ingest.merging.link import EPISODES, FINALS
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.storage.dataset_files import DatasetFiles, open_files
-from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest
+from gear_data.storage.manifest import MANIFEST_NAME, STEP_MASK_FILE, FileEntry, Manifest
 from gear_data.storage.verify import check_bytes
 from gear_data.storage.videos.mapped import is_kept, video_entry
 from gear_data.video.index_tables import TABLE_FILES
@@ -29,7 +29,7 @@ from gear_data.video.index_tables import TABLE_FILES
 #: Files that are uploaded before the progress bar moves.
 _FILES_AT_ONCE = 16
 #: Files and folders of an earlier dataset that a push removes if the new one does not have them.
-_OF_DATASETS = (EPISODES, FINALS, *TABLE_FILES.values(), "shards/", f"{VIDEOS}/")
+_OF_DATASETS = (EPISODES, FINALS, STEP_MASK_FILE, *TABLE_FILES.values(), "shards/", f"{VIDEOS}/")
 
 
 @dataclass(frozen=True)

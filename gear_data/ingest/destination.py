@@ -19,7 +19,7 @@ from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.storage.generations.growth import GROWING_FOLDERS
-from gear_data.storage.manifest import MANIFEST_NAME, Manifest
+from gear_data.storage.manifest import MANIFEST_NAME, STEP_MASK_FILE, Manifest
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 from gear_data.storage.writing.folder_lock import LOCK_NAME, FolderLock
@@ -35,6 +35,7 @@ _DATASET_FILES = frozenset(
         PROGRESS,
         "episodes.arrow",
         "finals.arrow",
+        STEP_MASK_FILE,
         *TABLE_FILES.values(),
         "shards",
         "sidecars",

@@ -1,6 +1,6 @@
-"""The tables episodes.arrow and finals.arrow.
+"""The tables episodes.arrow, finals.arrow and step_mask.arrow.
 
-They have one row per episode, and one row per final observation.
+They have one row per episode, one row per final observation, and one bit per step.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,9 @@ from gear_data.errors import CorruptShardError, UnsupportedColumnError
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import column_array, read_table, table_values
 from gear_data.storage.episode_block import EpisodeBlock
-from gear_data.storage.manifest import Manifest
+from gear_data.storage.manifest import STEP_MASK, Manifest
 from gear_data.video.segments import segment_columns
+from gear_data.words import StepMode
 
 #: Exceptions of Arrow if no Arrow type holds all values.
 _NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, UnicodeEncodeError)
@@ -31,6 +33,8 @@ SOURCE_ROW = "\0source_row"
 _ONE_TYPE = "give all its values one type in the source"
 #: Remedy for a table that cannot be used.
 _RESTORE = "restore the table, or convert again"
+#: The column of the step mask, and the mode in the metadata of its schema.
+_WORDS, _MODE = pa.field("words", pa.uint64(), nullable=False), b"gear.mode"
 #: Number of ids checked at once.
 _IDS_AT_ONCE = 1 << 16
 #: Type of text columns whose values repeat.
@@ -239,6 +243,42 @@ def read_finals(path: Path, manifest: Manifest) -> pa.Table:
         row = int(np.argmax(wrong))
         raise _wrong_id(f"ascend from 0 to {manifest.next_id - 1} at most, not be {ids[row]}", row, path)
     return table
+
+
+@dataclass(frozen=True, eq=False)
+class StepFlags:
+    """The steps of a dataset that windows may use.
+
+    Attributes:
+        words: uint64 [ceil(steps / 64)]; step s is bit s % 64 of word s // 64. Bits after the last step are 0.
+        mode: the steps of a window that must have the bit 1, see `Dataset.filter_steps`.
+    """
+
+    words: npt.NDArray[np.uint64]
+    mode: str
+
+    def table(self) -> pa.Table:
+        """Returns the table that `read_step_flags` reads."""
+        return pa.table([pa.array(self.words)], pa.schema([_WORDS], {_MODE: self.mode}))
+
+
+def read_step_flags(path: Path, manifest: Manifest) -> StepFlags:
+    """Reads the step mask of a dataset.
+
+    Raises:
+        CorruptShardError: the file was changed, or is not the table that the manifest describes.
+    """
+    table = read_table(path, manifest.tables[STEP_MASK].checksum)
+    _check_columns(table, pa.schema([_WORDS]), path)
+    mode = (table.schema.metadata or {}).get(_MODE, b"").decode("utf-8", "replace")
+    words = np.array(table_values(table, _WORDS.name))
+    count, last = -(-manifest.steps // 64), manifest.steps % 64
+    if mode not in get_args(StepMode) or len(words) != count or (last and int(words[-1]) >> last) or not words.any():
+        raise CorruptShardError(
+            f"has {len(words)} words and the mode {mode!r}, and the manifest has {manifest.steps} steps",
+            file=str(path), hint=_RESTORE,
+        )  # fmt: skip
+    return StepFlags(words, mode)
 
 
 def _check_columns(table: pa.Table, schema: pa.Schema, path: Path) -> None:

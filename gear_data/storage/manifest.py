@@ -25,8 +25,11 @@ from gear_data.storage.statistics import ColumnStatistics, StatisticsRecord, sta
 from gear_data.storage.variable_columns import OFFSET_BYTES, VariableBuffers
 from gear_data.video.index_tables import TABLE_FILES
 
-FORMAT_VERSION = 1
+#: Newest known version. Datasets without a step mask are of version 1: an older gear-data would ignore the mask.
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
+#: The table of the steps that windows may use, and its file.
+STEP_MASK, STEP_MASK_FILE = "step_mask", "step_mask.arrow"
 
 #: Remedy for a manifest that cannot be used.
 _RESTORE = "restore manifest.json, or convert again"
@@ -145,7 +148,7 @@ class Manifest:
         schema: all columns.
         shards: shards in order.
         tables: `episodes`; `finals` if the dataset has final observations; `videos` and `video_packets` if it has
-            videos.
+            videos; `step_mask` if it was saved with a filter of steps.
         statistics: column -> statistics; variable-length columns have none, and cameras may have none.
         provenance: source, format, reason for that format, options, and the source's own metadata. `tasks` lists, for
             each task of the conversion, its first position in the source, [file, row], and its number of shards.
@@ -191,7 +194,7 @@ class Manifest:
     def _unsigned_text(self) -> str:
         document = {
             "format": "gear",
-            "version": FORMAT_VERSION,
+            "version": FORMAT_VERSION if STEP_MASK in self.tables else 1,
             "checksum": "",
             "episodes": self.episodes,
             "steps": self.steps,

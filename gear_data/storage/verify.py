@@ -30,8 +30,8 @@ from gear_data.storage.atomic import checksum
 from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.episode_block import EpisodeBlock, Position
-from gear_data.storage.episode_tables import content_bytes, read_episodes, read_finals
-from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, fingerprint
+from gear_data.storage.episode_tables import content_bytes, read_episodes, read_finals, read_step_flags
+from gear_data.storage.manifest import STEP_MASK, FileEntry, Manifest, ShardEntry, fingerprint
 from gear_data.storage.recomputation import Difference, Recomputation
 from gear_data.storage.videos.checks import stored_segments, video_checks
 from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, VideoIndex
@@ -149,6 +149,8 @@ def _checks(
                 _check_episode_table(table, manifest, path)
             elif name == "finals":
                 table = read_finals(path, manifest)
+            elif name == STEP_MASK:
+                table = read_step_flags(path, manifest).table()
             else:
                 table = read_table(path, entry.checksum)
         if name == PACKETS_TABLE and FILES_TABLE in tables:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -106,9 +107,36 @@ def test_where_steps_chooses_windows(
     assert run_json(capsys, "feed", rollouts_path, *options, "--steps", 5)["batches"] == 5
 
 
+def test_ranges_and_idle_steps(rollouts_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "ranges.json"
+    ds = gear_data.open(rollouts_path)
+    file.write_text(json.dumps({str(number): [[0, length]] for number, length in enumerate(ds.lengths.tolist())}))
+    idle = ds.drop_idle("actions", threshold=0.8, seconds=0.2, fps=10)
+    assert 0 < idle.steps_left_out < ds.num_steps
+    options = ["--keep-ranges", str(file), "--drop-idle", "actions:0.8:0.2:10"]
+    assert main(["feed", str(rollouts_path), *options, "--steps", "2", "--batch-size", "4"]) == 0
+    line = f"leaves out {idle.steps_left_out} of {ds.num_steps} steps"
+    assert line in capsys.readouterr().out
+    assert run_json(capsys, "feed", rollouts_path, *options, "--steps", 2)["batches"] == 2
+    assert main(["filter", str(rollouts_path), str(tmp_path / "busy"), *options]) == 0
+    assert line in capsys.readouterr().out
+    assert gear_data.open(tmp_path / "busy").fingerprint == idle.fingerprint
+    report = run_json(capsys, "filter", rollouts_path, tmp_path / "out", *options[2:], "--dry-run")
+    assert (report["steps_left_out"], report["kept_steps"]) == (idle.steps_left_out, ds.num_steps)
+
+
+@pytest.mark.parametrize("text", ["actions:0.1", "actions:0.1:x", ":0.1:0.2"])
+def test_invalid_drop_idle(text: str, rollouts_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["feed", str(rollouts_path), "--drop-idle", text])
+    assert "COLUMN:THRESHOLD:SECONDS" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
+        (["--drop-idle", "actions:0.1:0.2"], 2, "fps=15"),
+        (["--keep-ranges", "nowhere.json"], 2, "nowhere.json"),
         (["--where", "lengt > 3"], 2, "did you mean 'length'"),
         (["--where", "length >"], 2, "not a valid SQL expression"),
         (["--where", "length > 100"], 1, "length is 1 to 12"),

@@ -25,6 +25,13 @@ def ids_of(view: gear_data.Dataset) -> list[int]:
     return ids
 
 
+def flags_of(view: gear_data.Dataset) -> list[bool]:
+    """Returns for each step of the whole dataset whether the view's filters of steps keep it."""
+    assert view.step_mask is not None
+    flags: list[bool] = view.step_mask.flags(0, int(view.store.offsets[-1])).tolist()
+    return flags
+
+
 def check_view(view: gear_data.Dataset, rollouts: list[Any], ids: list[int]) -> None:
     """Checks that a view has these episodes, with their ids in the dataset."""
     assert 0 < len(ids) < len(rollouts)

@@ -8,9 +8,9 @@ import numpy as np
 
 from gear_data.dataset import filters
 from gear_data.dataset.polars_threads import check_polars_threads
-from gear_data.dataset.step_filter import grown_mask
+from gear_data.dataset.steps.masks import grown_mask
 from gear_data.dataset.stores.store import DatasetStore
-from gear_data.dataset.views import View
+from gear_data.dataset.views import Filter, StepFilter, View
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.windows import Int64Array
 
@@ -49,10 +49,10 @@ def at_generation(store: DatasetStore, view: View, generation: int | None) -> tu
 
 def _view_of(old: DatasetStore, view: View, new: DatasetStore) -> View:
     """Returns the view of another generation that the same filters make."""
-    steps = [each for each in view.made_by or () if each.mode is not None]
+    rules = [each.rule for each in view.made_by or () if isinstance(each, StepFilter)]
     rows: Int64Array | None = None
     for each in view.made_by or ():
-        if each.mode is None:
+        if isinstance(each, Filter):
             check_polars_threads()
             frame = new.episodes if rows is None else new.episodes[rows]
             parsed = filters.parse(each.expression, frame.columns)
@@ -61,16 +61,14 @@ def _view_of(old: DatasetStore, view: View, new: DatasetStore) -> View:
             if not found.any():
                 raise filters.no_rows_error(frame, parsed, "episode")
             rows = np.flatnonzero(found) if rows is None else rows[found]
-    if view.mask is None or not steps:
+    if view.mask is None or not rules:
         return replace(view, rows=rows)
     old_rows, new_rows = (
         np.arange(store.manifest.episodes) if part is None else part for store, part in ((old, view.rows), (new, rows))
     )
     _, in_old, in_new = np.intersect1d(_ids(old, old_rows), _ids(new, new_rows), True, return_indices=True)
     added = np.delete(new_rows, in_new)
-    mask = grown_mask(
-        old, view.mask, new, (old_rows[in_old], new_rows[in_new], added), [each.expression for each in steps]
-    )
+    mask = grown_mask(old, view.mask, new, (old_rows[in_old], new_rows[in_new], added), rules)
     return replace(view, rows=rows, mask=mask)
 
 

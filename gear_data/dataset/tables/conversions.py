@@ -61,7 +61,7 @@ def check_whole_episodes(dataset: DatasetCore) -> None:
     if dataset.step_mask is not None:
         raise InvalidArgumentError(
             "the view has a step filter, but the result would have whole episodes",
-            hint="convert the dataset without filter_steps, and filter the steps of the result",
+            hint="convert ds.all_steps(), and filter the steps of the result",
         )
 
 

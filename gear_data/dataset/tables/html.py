@@ -26,7 +26,7 @@ def html_table(dataset: DatasetCore) -> str:
     """
     counts = f"{pluralize(dataset.num_episodes, 'episode')}, {pluralize(dataset.num_steps, 'step')}"
     if dataset.step_mask is not None:
-        counts += f", {dataset.step_mask_mode} steps filtered"
+        counts += f", {pluralize(dataset.steps_left_out, 'step')} left out (mode {dataset.step_mask_mode})"
     title = "Dataset" if dataset.view.rows is None else "View of a dataset"
     lines = [f"<strong>{title}</strong> <code>{escape(str(dataset.path))}</code>", f"{counts}, {_lengths(dataset)}"]
     if returns := _returns(dataset):

@@ -12,7 +12,7 @@ from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.several.embodiments import embodiment_names
 from gear_data.storage.dataset_files import DatasetFiles, open_files
-from gear_data.storage.manifest import Manifest
+from gear_data.storage.manifest import STEP_MASK, Manifest
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,14 @@ def open_inputs(datasets: Any) -> list[MergeInput]:
     inputs = []
     for name, embodiment in zip(names, embodiment_names(places), strict=True):
         files = open_files(name)
-        inputs.append(MergeInput(name, embodiment, files, files.manifest()))
+        manifest = files.manifest()
+        if STEP_MASK in manifest.tables:
+            raise InvalidArgumentError(
+                "was saved with a filter of steps, and a merged dataset has all steps",
+                file=name,
+                hint="save it without the filter, gear_data.open(...).all_steps().save(...), and merge that",
+            )
+        inputs.append(MergeInput(name, embodiment, files, manifest))
     return inputs
 
 

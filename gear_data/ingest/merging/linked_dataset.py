@@ -16,7 +16,7 @@ from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.merging.link import EPISODES, FINALS
 from gear_data.ingest.videos.placing import kept_video_bytes
 from gear_data.storage.atomic import swap_folders
-from gear_data.storage.manifest import MANIFEST_NAME, Manifest
+from gear_data.storage.manifest import MANIFEST_NAME, STEP_MASK_FILE, Manifest
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import FileStore, put_text
 from gear_data.storage.writing.staging import StagedDataset
@@ -100,7 +100,7 @@ def write_linked(
             staged.finish(manifest)
         except BaseException:
             if store.size(MANIFEST_NAME) is None:
-                for file in (EPISODES, FINALS, *TABLE_FILES.values(), CARD_NAME):
+                for file in (EPISODES, FINALS, STEP_MASK_FILE, *TABLE_FILES.values(), CARD_NAME):
                     store.remove(file)
             raise
     if target.replaces:

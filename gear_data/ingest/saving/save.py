@@ -26,6 +26,7 @@ from gear_data.ingest.videos.sampled_statistics import sampled_statistics
 from gear_data.ingest.videos.storage_options import KEEP, LINK
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_tables import (
+    StepFlags,
     content_bytes,
     join_episode_tables,
     read_episodes,
@@ -34,7 +35,7 @@ from gear_data.storage.episode_tables import (
     with_values,
 )
 from gear_data.storage.identity import dataset_identity
-from gear_data.storage.manifest import FileEntry, Manifest, fingerprint
+from gear_data.storage.manifest import STEP_MASK, STEP_MASK_FILE, FileEntry, Manifest, fingerprint
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.staging import with_new_ids, write_table
@@ -79,12 +80,14 @@ class SavedView:
         manifest: its manifest.
         rows: int64 [k], ascending: their rows in its episode table.
         history: how they were chosen, one step a line.
+        steps: the steps of these episodes that windows may use; None: all.
     """
 
     files: DatasetFiles
     manifest: Manifest
     rows: npt.NDArray[np.int64]
     history: Sequence[str]
+    steps: StepFlags | None
 
     @property
     def name(self) -> str:
@@ -103,7 +106,7 @@ def save_episodes(
         "format": FORMAT,
         "source": view.name,
         "source_fingerprint": [dataset_identity(view.manifest)],
-        "rows": xxhash.xxh3_128_hexdigest(view.rows.tobytes()),
+        "rows": _digest(view),
     }
     with locked_target(target, overwrite, resume) as locked:
         manifest, shards = write_linked(
@@ -111,6 +114,15 @@ def save_episodes(
         )
     whole, linked = (0, 0) if shards is None else (shards.whole, shards.linked)
     return SaveReport(whole=whole, linked=linked, seconds=time.perf_counter() - start, **report_fields(manifest))
+
+
+def _digest(view: SavedView) -> str:
+    """Returns the hash of the episodes and steps that a view has."""
+    digest = xxhash.xxh3_128(view.rows.tobytes())
+    if view.steps is not None:
+        digest.update(view.steps.mode.encode())
+        digest.update(view.steps.words.tobytes())
+    return digest.hexdigest()
 
 
 def _written(
@@ -138,6 +150,8 @@ def _written(
     if tables.finals is not None:
         finals = tables.finals.filter(pa.array(np.isin(tables.finals.column("episode_id").to_numpy(), ids)))
         written["finals"] = write_table(store, FINALS, with_new_ids(finals, ids))
+    if view.steps is not None:
+        written[STEP_MASK] = write_table(store, STEP_MASK_FILE, view.steps.table())
     manifest = Manifest(
         episodes=len(ids),
         steps=sum(shard.steps for shard in shards.shards),

@@ -197,6 +197,8 @@ def test_views(local, remote):
         lambda d: d.filter("length > 6 AND terminated"),
         lambda d: d.filter_steps("rewards > 1"),
         lambda d: d.filter_steps("rewards > -20", mode="all").filter("length < 30"),
+        lambda d: d.keep_ranges({2: [[0, 9], [12, 20]], 3: [[1, 40]]}),
+        lambda d: d.drop_idle("observations", threshold=2.0, seconds=0.2, fps=10),
         lambda d: d.split({"a": 0.5, "b": 0.5}, seed=4)["b"],
         lambda d: d.with_discount(0.5),
     ):
@@ -207,6 +209,21 @@ def test_views(local, remote):
         ]
         assert there.sizes(0, 2).tolist() == here.sizes(0, 2).tolist()
         same(batches(there, preset="decision_transformer"), batches(here, preset="decision_transformer"))
+
+
+def test_a_dataset_that_was_saved_with_a_filter_of_steps(local, nodes, tmp_path):
+    view = local.filter_steps("rewards > 0", mode="all")
+    view.save(tmp_path / "saved", progress=False)
+    node = NodeProcess(tmp_path / "saved")
+    try:
+        node.wait()
+        served = gear_data.open(url(node))
+        assert served.fingerprint == view.fingerprint and served.steps_left_out == view.steps_left_out > 0
+        same(batches(served), batches(view))
+        again = pickle.loads(pickle.dumps(served))
+        same(batches(again), batches(view))
+    finally:
+        node.kill()
 
 
 def test_episodes(local, remote):

@@ -21,6 +21,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception] | None]] = {
     "values": (lambda ds: ds.values(FRONT, 1, 3), UnsupportedColumnError),
     "quantiles": (lambda ds: ds.quantiles(FRONT), UnsupportedColumnError),
     "filter_steps": (lambda ds: ds.filter_steps(pl.col(FRONT).is_not_null()), UnsupportedColumnError),
+    "drop_idle": (lambda ds: ds.drop_idle(FRONT, threshold=1.0, seconds=1.0), UnsupportedColumnError),
     "residency_plan": (lambda ds: ds.residency_plan(1 << 20, 1 << 20, columns=[FRONT]), UnsupportedColumnError),
     "to_polars": (lambda ds: ds.to_polars([FRONT]), UnsupportedColumnError),
     "to_hf": (lambda ds: ds.to_hf([FRONT]), UnsupportedColumnError),
@@ -34,9 +35,9 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception] | None]] = {
 }
 #: Methods and properties without a column.
 OTHERS = {
-    "at_generation", "discount", "episode", "episode_ids", "episode_table", "episodes", "final", "fingerprint",
-    "generation", "is_remote", "lengths", "num_episodes", "num_steps", "offsets", "place", "placement", "refresh",
-    "report", "save", "schema", "select", "shards", "sizes", "split", "statistics", "step_mask", "step_mask_mode",
+    "all_steps", "at_generation", "discount", "episode", "episode_ids", "episode_table", "episodes", "final", "fingerprint",
+    "generation", "is_remote", "keep_ranges", "lengths", "num_episodes", "num_steps", "offsets", "place", "placement", "refresh",
+    "report", "save", "schema", "select", "shards", "sizes", "split", "statistics", "step_mask", "step_mask_mode", "steps_left_out",
     "with_discount",
 }  # fmt: skip
 

@@ -91,7 +91,7 @@ def test_text_of_the_data_is_escaped(tmp_path: Path) -> None:
 def test_rewardless_datasets_and_filters(make_dataset: Callable[..., gear_data.Dataset]) -> None:
     ds = make_dataset([{"actions": np.arange(4.0)}])
     assert "returns" not in Page(ds._repr_html_()).text
-    assert "first steps filtered" in ds.filter_steps("actions > 1")._repr_html_()
+    assert "left out (mode first)" in ds.filter_steps("actions > 1")._repr_html_()
 
 
 def test_returns_that_are_not_finite_are_counted(make_dataset: Callable[..., gear_data.Dataset]) -> None:

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 import gear_data
-from gear_data.dataset import step_filter
+from gear_data.dataset.steps import expression as step_expressions
 from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, UnknownNameError
-from tests.support.views import ids_of
+from tests.support.views import flags_of, ids_of
 
 STEP_FILTERS = [
     ("rewards > 0", lambda c: c["rewards"] > 0),
@@ -23,13 +23,6 @@ STEP_FILTERS = [
     (pl.col("observations.image").arr.get(1).arr.get(2) > 100, lambda c: c["observations.image"][:, 1, 2] > 100),
     ('"observations.image" IS NOT NULL AND rewards BETWEEN -0.5 AND 0.5', lambda c: abs(c["rewards"]) <= 0.5),
 ]
-
-
-def satisfied(view: gear_data.Dataset) -> list[bool]:
-    """Returns for each step of the whole dataset whether it satisfies the view's filters."""
-    assert view.step_mask is not None
-    flags: list[bool] = view.step_mask.flags(0, int(view.store.offsets[-1])).tolist()
-    return flags
 
 
 @pytest.mark.parametrize("block_bytes", [64, 1 << 20])
@@ -42,13 +35,13 @@ def test_filter_steps_is_a_loop_over_the_steps(
     rollouts: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(step_filter, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(step_expressions, "BLOCK_BYTES", block_bytes)
     for base in (ds, ds.filter(pl.col("episode_id") % 3 != 1)):
         view = base.filter_steps(expression)
         expected = [
             bool(flag) and i in ids_of(base) for i, r in enumerate(rollouts) for flag in np.ravel(holds(r.columns))
         ]
-        assert satisfied(view) == expected
+        assert flags_of(view) == expected
         # A step filter does not change the episodes.
         assert (view.num_episodes, view.num_steps) == (base.num_episodes, base.num_steps)
         assert ids_of(view) == ids_of(base)
@@ -61,9 +54,9 @@ def test_filter_steps_by_text(sources: Any, tmp_path: Path) -> None:
     gear_data.convert(sources.write_parquet(tmp_path / "source.parquet", table), tmp_path / "out")
     ds = gear_data.open(tmp_path / "out")
     view = ds.filter_steps(pl.col("texts").str.starts_with("go"))
-    assert satisfied(view) == [text.startswith("go") for episode in texts for text in episode]
+    assert flags_of(view) == [text.startswith("go") for episode in texts for text in episode]
     view = ds.filter("length != 3").filter_steps("texts LIKE '%o%' AND rewards > 1")
-    assert satisfied(view) == [False, True, False, False, False, False]
+    assert flags_of(view) == [False, True, False, False, False, False]
     with pytest.raises(EmptySourceError, match="texts"):
         ds.filter_steps("texts = 'no such text'")
 
@@ -76,10 +69,10 @@ def test_step_filters_compose(ds: gear_data.Dataset, rollouts: list[Any]) -> Non
         for r in rollouts
         for reward, action in zip(r.columns["rewards"], r.columns["actions"][:, 1], strict=True)
     ]
-    assert satisfied(view) == expected
+    assert flags_of(view) == expected
     assert min(view.lengths) > 3
     parts = view.split({"a": 0.5, "b": 0.5})
-    assert satisfied(parts["a"]) == satisfied(parts["b"]) == expected
+    assert flags_of(parts["a"]) == flags_of(parts["b"]) == expected
     with pytest.raises(InvalidArgumentError, match="'first', not 'all'"):
         view.filter_steps("rewards > 1", mode="all")
     with pytest.raises(EmptySourceError, match="earlier step filters"):

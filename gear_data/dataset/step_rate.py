@@ -1,0 +1,157 @@
+"""Steps per second of a dataset: what its source says, or what its timestamps say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.dataset.core import DatasetCore
+from gear_data.dataset.episode_blocks import BLOCK_BYTES, block_ranges
+from gear_data.errors import InvalidArgumentError
+from gear_data.selection.windows import Int64Array
+
+#: Gaps of other lengths, by this factor, do not count: steps were dropped there.
+_MOST_GAP = 1.5
+
+
+def stated_rate(dataset: DatasetCore) -> float | None:
+    """Returns the steps per second that the source of a dataset states; None if it does not.
+
+    LeRobot states `fps`, and robosuite's `control_freq` is in the environment's arguments of robomimic.
+
+    Raises:
+        InvalidArgumentError: the dataset was converted from sources of several rates.
+    """
+    provenance = dataset.manifest.provenance
+    parts = provenance.get("parts")
+    every = [part.get("metadata") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+    rates = {_rate_of(metadata) for metadata in every or [provenance.get("metadata")]}
+    known = sorted(rate for rate in rates if rate is not None)
+    if len(known) > 1:
+        raise InvalidArgumentError(
+            f"the dataset was converted from sources of {' and '.join(f'{rate:g}' for rate in known)} steps per second",
+            file=str(dataset.path),
+            hint="convert them one by one, and give the loader a Mixture",
+        )
+    return known[0] if len(rates) == 1 and known else None
+
+
+def _rate_of(metadata: Any) -> float | None:
+    """Returns the steps per second in the metadata of a source."""
+    if not isinstance(metadata, Mapping):
+        return None
+    rate, environment = metadata.get("fps"), metadata.get("env_args")
+    if rate is None and isinstance(environment, str):
+        try:
+            rate = json.loads(environment)["env_kwargs"]["control_freq"]
+        except (ValueError, RecursionError, LookupError, TypeError):
+            return None
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    return float(rate) if is_number and 0 < rate < float("inf") else None
+
+
+def measured_rate(dataset: DatasetCore, column: str, hint: str) -> float:
+    """Returns the steps per second by the timestamps of the steps: the mean of gaps that are about as long as most.
+
+    Args:
+        dataset: the dataset or view.
+        column: the dataset's column of timestamps, in seconds.
+        hint: what the user can do.
+
+    Raises:
+        InvalidArgumentError: the column does not hold one float a step, timestamps do not ascend, or no episode has two
+            steps.
+    """
+    spec = dataset.schema[column]
+    if spec.variable_length or spec.video is not None or spec.numpy_dtype.kind != "f" or spec.size != 1:
+        raise InvalidArgumentError(
+            f"the timestamps are {spec.dtype} {list(spec.shape)} a step, and must be one float in seconds",
+            file=str(dataset.path),
+            column=column,
+            hint=hint,
+        )
+    gaps = np.concatenate([_gaps(stamps, left, 1)[1] for _, stamps, left in _blocks(dataset, column)])
+    middle = float(np.median(gaps)) if len(gaps) else 0.0
+    if not 0 < middle < np.inf:
+        raise InvalidArgumentError(
+            f"the timestamps do not say the steps per second: the median of {len(gaps):,} gaps is {middle:g} s",
+            file=str(dataset.path),
+            column=column,
+            hint=hint,
+        )
+    usual = gaps[(gaps > middle / _MOST_GAP) & (gaps < middle * _MOST_GAP)]
+    return len(usual) / float(usual.sum())
+
+
+def check_timestamps(
+    dataset: DatasetCore, column: str, rate: float, steps: Sequence[int], tolerance: float, hint: str
+) -> None:
+    """Checks that some steps before or after each step are as far from it as the rate says.
+
+    Args:
+        dataset: the dataset or view.
+        column: the dataset's column of timestamps, in seconds.
+        rate: steps per second.
+        steps: the distances in steps.
+        tolerance: seconds by which a step may be elsewhere. The rounding of the timestamps is allowed for.
+        hint: what the user can do.
+
+    Raises:
+        InvalidArgumentError: a step is elsewhere.
+    """
+    distances = sorted({abs(step) for step in steps} - {0})
+    for first, stamps, left in _blocks(dataset, column):
+        allowed = tolerance + np.spacing(np.abs(stamps)).astype(np.float64)
+        for distance in distances:
+            at, gaps = _gaps(stamps, left, distance)
+            wrong = ~(np.abs(gaps - distance / rate) <= allowed[at + distance])  # NaN is wrong
+            if wrong.any():
+                number = int(np.argmax(wrong))
+                position, step = _place(dataset, first, int(at[number]))
+                raise InvalidArgumentError(
+                    f"step {step + distance} of episode {position} is {gaps[number]:.6g} s after step {step}, and by "
+                    f"{rate:.6g} steps per second {distance / rate:.6g} s",
+                    file=str(dataset.path),
+                    column=column,
+                    hint=hint,
+                )
+
+
+def _blocks(dataset: DatasetCore, column: str) -> Iterator[tuple[int, npt.NDArray[Any], Int64Array]]:
+    """Yields the timestamps of episodes, block by block.
+
+    Each item is the position of its first episode, the timestamps [n], and the steps up to each step's episode's end,
+    int64 [n].
+    """
+    for first, last in block_ranges(dataset.lengths, dataset.schema[column].row_bytes, BLOCK_BYTES):
+        lengths = dataset.lengths[first:last]
+        stamps = dataset.steps(column, first, last).reshape(-1)
+        yield first, stamps, np.repeat(lengths.cumsum(), lengths) - np.arange(len(stamps))
+
+
+def _gaps(
+    stamps: npt.NDArray[Any], left: Int64Array, distance: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Returns the steps that have a step of their episode this far behind them, and the seconds to that step."""
+    at = np.flatnonzero(left > distance)
+    with np.errstate(invalid="ignore"):  # infinities
+        return at, stamps[at + distance].astype(np.float64) - stamps[at]
+
+
+def _place(dataset: DatasetCore, first: int, step: int) -> tuple[int, int]:
+    """Returns the id of an episode, and a step in it.
+
+    Args:
+        dataset: the dataset or view.
+        first: the position of a block's first episode.
+        step: a step of the block.
+    """
+    ends = dataset.lengths[first:].cumsum()
+    number = int(np.searchsorted(ends, step, "right"))
+    position = first + number
+    episode = position if dataset.episode_ids is None else int(dataset.episode_ids[position])
+    return episode, step - int(ends[number] - dataset.lengths[position])

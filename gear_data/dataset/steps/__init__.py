@@ -1,0 +1,1 @@
+"""Which steps windows may use: the rules of steps, and the masks that they make."""
