@@ -31,12 +31,14 @@ class Moving(StepRule):
     """The steps that are in no long idle run. A `StepRule`.
 
     Attributes:
-        column, threshold: see `Dataset.drop_idle`.
+        column, threshold, seconds, fps: see `Dataset.drop_idle`.
         steps: the length of the shortest run that is left out.
     """
 
     column: str
     threshold: float
+    seconds: float
+    fps: float | None
     steps: int
 
     def __str__(self) -> str:
@@ -91,4 +93,5 @@ def moving(dataset: DatasetCore, column: str, threshold: float, seconds: float, 
                 file=str(dataset.path), column=_TIMESTAMP, hint=hint,
             )  # fmt: skip
         rate = measured_rate(dataset, _TIMESTAMP, hint)
-    return Moving(column, float(threshold), max(1, math.ceil(round(seconds * rate, _DECIMALS))))
+    steps = max(1, math.ceil(round(seconds * rate, _DECIMALS)))
+    return Moving(column, float(threshold), float(seconds), None if fps is None else float(fps), steps)

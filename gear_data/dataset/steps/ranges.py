@@ -42,11 +42,13 @@ class KeptRanges(StepRule):
 
     Attributes:
         name: of the ranges, for messages.
+        file: the path or URL that they were read from; None: from a mapping.
         ids: int64 [k], ascending: the id of each range's episode.
         starts, stops: int64 [k], the steps of the episode.
     """
 
     name: str
+    file: str | None
     ids: Int64Array
     starts: Int64Array
     stops: Int64Array
@@ -70,6 +72,13 @@ class KeptRanges(StepRule):
             np.add.at(edges, begins + self.stops[begin:end][here], -1)
             flags = np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)
             yield from flags_in_runs(first_steps[first:last], lengths[first:last], flags)
+
+    def to_json(self) -> dict[int, list[list[int]]]:
+        """Returns the mapping id -> ranges that `kept_ranges` reads."""
+        found: dict[int, list[list[int]]] = {}
+        for number, start, stop in zip(self.ids.tolist(), self.starts.tolist(), self.stops.tolist(), strict=True):
+            found.setdefault(number, []).append([start, stop])
+        return found
 
     def nothing_left(self, store: DatasetStore) -> EmptySourceError:
         """Returns the error for episodes without a range."""
@@ -101,7 +110,7 @@ def kept_ranges(store: DatasetStore, ranges: Mapping[Any, Any] | str | os.PathLi
     counts = [len(parts[each]) for each in order]
     pairs = np.concatenate([np.empty((0, 2), np.int64), *(parts[each] for each in order)])
     name = f"the ranges of {pluralize(len(keys), 'episode')}" + ("" if file is None else f" in {file}")
-    return KeptRanges(name, np.repeat(ids[order], counts), pairs[:, 0], pairs[:, 1])
+    return KeptRanges(name, file, np.repeat(ids[order], counts), pairs[:, 0], pairs[:, 1])
 
 
 def _read(path: str) -> dict[str, Any]:
