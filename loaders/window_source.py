@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gear_data.kernels import cpu
 from gear_data.loaders.passes.layout import PassLayout
 from gear_data.selection.goals import GoalSampler
 from gear_data.selection.samplers import Selector
+from gear_data.selection.samplers.uniform import WindowSelector
 from gear_data.selection.schedule import CheckedSchedule
 from gear_data.selection.scheduled_turns import ScheduledTurns, dealt_turns
 from gear_data.selection.turns import Cycle
@@ -162,14 +164,30 @@ class InterleavedMixture:
     def __init__(self, selections: tuple[WindowSelection, ...], cycle: Cycle | ScheduledTurns) -> None:
         self._selections = selections
         self._cycle = cycle
+        #: See `gear_data.kernels.cpu.windows.draw_each`: the plans that stay the same, and the other datasets.
+        self._plans = np.zeros((len(selections), 2), np.int64)
+        self._others: list[int] = []
+        for number, selection in enumerate(selections):
+            if isinstance(selection.selector, WindowSelector) and selection.goals is None:
+                self._plans[number] = selection.selector.sampler.plan_address, selection.selector.sampler.rows
+            else:
+                self._others.append(number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The plans are addresses, so they are noted again.
+        return (InterleavedMixture, (self._selections, self._cycle))
 
     def sample(self, step: int, count: int) -> Windows:
         source, before = self._cycle.turns(step * count, count)
-        episode_id, start, length = np.empty((3, count), np.int64)
-        probability, importance = np.full(count, np.nan), np.ones(count)
+        drawn = np.empty((4, count), np.int64)
+        episode_id, start, length = drawn[:3]
+        probability, importance = drawn[3].view(np.float64), np.ones(count)
+        probability.fill(np.nan)
         goals: Int64Array | None = None
-        weighted = corrected = False
-        for number, selection in enumerate(self._selections):
+        weighted, others = self._draw(step, source, drawn)
+        corrected = False
+        for number in others:
+            selection = self._selections[number]
             rows = (source == number).nonzero()[0]
             if not len(rows):
                 continue
@@ -186,6 +204,33 @@ class InterleavedMixture:
             episode_id, start, length, probability if weighted else None, importance if corrected else None, source,
             goals,
         )  # fmt: skip
+
+    def _draw(self, step: int, source: Int64Array, out: Int64Array) -> tuple[bool, list[int]]:
+        """Draws the windows of datasets whose slots are independent draws, by one call of a kernel.
+
+        Args:
+            step: the batch's step.
+            source: int64 [B], the dataset of each window.
+            out: int64 [4, B], receives episodes, first steps, lengths, and probabilities (float64) of weighted draws.
+
+        Returns:
+            Whether there are weighted draws, and the other datasets.
+        """
+        plans, others, samplers = self._plans, [], []
+        if self._others:
+            plans = plans.copy()
+            counts = np.bincount(source, minlength=len(plans)).tolist()
+            for number in self._others:
+                selection = self._selections[number]
+                plan = selection.selector.sampling_plan(counts[number]) if selection.goals is None else None
+                if plan is None or plan.order is not None:
+                    others.append(number)
+                else:
+                    plans[number] = plan.sampler.plan_address, plan.sampler.rows
+                    if counts[number]:
+                        samplers.append(plan.sampler)
+        cpu.windows.draw_each(plans, step, source, out)
+        return any(sampler.rows == 4 for sampler in samplers), others
 
     def turn(self, step: int) -> tuple[int | None, int]:
         return None, step

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.buffers import BufferPool, plain_memory
+from gear_data.collection.mapped_sources import MappedSources
 from gear_data.collection.plan import BatchPlan, CollectSource
 from gear_data.collection.reader import OutputBuffers
 from gear_data.kernels import cpu
@@ -56,6 +57,7 @@ class Collector:
     ) -> None:  # fmt: skip
         self._readers = [source.reader for source in sources]
         self._plan = BatchPlan(sources, rows, batches)
+        self._mapped = MappedSources(self._readers, self._plan) if len(sources) > 1 else None
         self._joins = len(self._plan.joins[0]) > 0 or len(self._plan.relatives[0]) > 0
         # Not a method: the cycle would keep the datasets, and their files, until a garbage collection.
         describe = partial(_output_buffers, self._plan, batches, reuse)
@@ -87,15 +89,16 @@ class Collector:
         self, windows: Windows, source: Int64Array, memory: npt.NDArray[np.uint8], buffers: OutputBuffers
     ) -> int:
         """Reads window i from dataset source[i], int64 [B]; returns the valid bytes."""
-        valid_bytes, plan, address = 0, self._plan, memory.ctypes.data
-        for number, reader in enumerate(self._readers):
+        valid_bytes, others = (0, [0]) if self._mapped is None else self._mapped.read(windows, source, memory)
+        plan, address = self._plan, memory.ctypes.data
+        for number in others:
             rows = (source == number).nonzero()[0]
             if not len(rows):
                 continue
             valid = np.empty(1, np.int64)
             addresses = plan.offsets[number] + address
             own = OutputBuffers(plan.plans[number], addresses, rows, len(rows), valid, buffers.memory)
-            reader.read(windows[rows], own)
+            self._readers[number].read(windows[rows], own)
             self._join(memory, number, rows, len(rows))
             valid_bytes += int(valid[0])
         return valid_bytes

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +41,32 @@ class OutputBuffers:
     memory: npt.NDArray[np.uint8] | None = None
 
 
+class MappedColumns(NamedTuple):
+    """Columns that a kernel reads in place: arguments of `gear_data.kernels.cpu.collect.collect`.
+
+    Attributes:
+        shard, start, length: int64 [episodes], read-only and contiguous, from the episode table.
+        final_rows: int64 [episodes], the row of each episode's final observation, -1 if it has none; empty: none has.
+        addresses: int64 [shards, columns], the address of each column's first byte.
+        check: raises CorruptShardError if a mapped file was truncated or changed in place.
+    """
+
+    shard: Int64Array
+    start: Int64Array
+    length: Int64Array
+    final_rows: Int64Array
+    addresses: Int64Array
+    check: Callable[[], None]
+
+
 class ColumnReader(Protocol):
     """Reads windows of columns, from this process's memory or from another node."""
 
     def read(self, windows: Windows, buffers: OutputBuffers) -> None:
         """Fills the buffers' arrays with the steps of these windows, and `buffers.valid`."""
+
+    def mapped(self) -> MappedColumns | None:
+        """Returns the columns if all shards are mapped, and stay mapped as long as the reader lives; else None."""
 
     def final_address(self, column: str) -> int:
         """Returns the address of a column's final observations, or 0 if it has none.

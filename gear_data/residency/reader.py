@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.collection.reader import OutputBuffers
+from gear_data.collection.reader import MappedColumns, OutputBuffers
 from gear_data.kernels import cpu
 from gear_data.residency.device.staging import StagedRows, StagingBuffer
 from gear_data.residency.shards import Shards
@@ -23,12 +23,12 @@ Finals = Callable[[], tuple[Int64Array, dict[str, npt.NDArray[Any]]]]
 
 
 def read_only(array: Int64Array) -> Int64Array:
-    """Returns a view that cannot be written.
+    """Returns a contiguous view that cannot be written.
 
     Kernels are compiled separately for arrays that can be written and arrays that cannot: `collect` takes 20 seconds.
     Columns of an Arrow table are of either kind.
     """
-    view = array.view()
+    view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view
 
@@ -84,6 +84,13 @@ class ShardReader:
             buffers.windows_per_batch,
             buffers.valid,
         )
+
+    def mapped(self) -> MappedColumns | None:
+        """Returns the columns if all shards are mapped: see `ColumnReader`."""
+        shards = self.shards
+        if not shards.all_mapped:
+            return None
+        return MappedColumns(self.shard, self.start, self.length, self.final_rows, shards.addresses, shards.check)
 
     def final_address(self, column: str) -> int:
         """Returns the address of a column's final observations, or 0: see `ColumnReader`."""

@@ -10,17 +10,20 @@ Why: docs/explanation/decisions/cpu-collection.md
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import carray, njit
 
 from gear_data.kernels.cpu.convert import convert_rows, sum_discounted_rows
-from gear_data.kernels.cpu.native import cached_njit, memcpy, prefetch
+from gear_data.kernels.cpu.gather import JOIN_PART, join
+from gear_data.kernels.cpu.native import cached_njit, memcpy, pointer, prefetch, read_only
 from gear_data.kernels.cpu.padding import fill_rows, pad_window, write_timesteps
 from gear_data.kernels.cpu.transitions import find_hops, is_single, write_single_rows
+from gear_data.kernels.cpu.turns import rows_by_part
 from gear_data.kernels.output_plan import (
     COLUMN_KINDS,
     KIND_COPY,
     KIND_DISCOUNTED,
     KIND_TIMESTEP,
+    OUTPUT_PLAN,
 )
 
 #: The valid rows of a window in an output.
@@ -32,6 +35,19 @@ SPAN = np.dtype(
         ("final", np.int64),  # row of the final observation, if that is the last valid row; else -1
     ]
 )
+#: A dataset of `collect_each`: addresses of the arguments of `collect` and of `join`, and their sizes.
+COLLECT_SOURCE = np.dtype(
+    [
+        (name, np.int64)
+        for name in (
+            "shards", "bases", "lengths", "episodes",
+            "finals", "final_rows",  # 0 final rows: no episode has a final observation
+            "addresses", "num_shards", "columns",
+            "plan", "offsets", "outputs",  # `offsets`: the first byte of each output in the buffer
+            "parts", "num_parts",
+        )
+    ]
+)  # fmt: skip
 #: Cache lines prefetched for a window. The processor's own prefetcher takes over after the first kilobyte.
 _MAX_LINES = 16
 #: The kernel prefetches the windows ahead that have so many lines together, and at most so many windows.
@@ -249,3 +265,70 @@ def collect(  # type: ignore[no-untyped-def]
                     memcpy(target, output.valid, np.uint64(span.count * row_bytes))
             if span.count < width:
                 pad_window(output, span, out)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _int64s(address, size):  # type: ignore[no-untyped-def]
+    return carray(pointer(address), (size,), np.int64)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _prefetch_source(source, episode, start):  # type: ignore[no-untyped-def]
+    """Prefetches windows of one dataset of `collect_each`."""
+    shards, bases = _int64s(source.shards, source.episodes), _int64s(source.bases, source.episodes)
+    addresses = carray(pointer(source.addresses), (source.num_shards, source.columns), np.int64)
+    plan = carray(pointer(source.plan), (source.outputs,), OUTPUT_PLAN)
+    for k in range(len(plan)):
+        output = plan[k]
+        if output.kind not in COLUMN_KINDS:
+            continue
+        lines = min((output.width * output.source_bytes + 63) // 64 + 1, _MAX_LINES)
+        for i in range(len(episode)):
+            number = episode[i]
+            line = addresses[shards[number], output.column] + (bases[number] + start[i]) * output.source_bytes
+            for _ in range(lines):
+                prefetch(line)
+                line += 64
+
+
+@cached_njit
+def collect_each(sources, chosen, memory, dataset, episode, start, length):  # type: ignore[no-untyped-def]
+    """Fills the rows of several datasets in one batch, and joins their parts. Returns the bytes of valid rows.
+
+    Args:
+        sources: COLLECT_SOURCE [datasets].
+        chosen: bool [datasets]: the datasets whose rows are filled.
+        memory: the address of the buffer that holds the arrays.
+        dataset: int64 [B], the dataset of each window.
+        episode, start, length: see `collect`.
+    """
+    rows, bounds = rows_by_part(dataset, len(sources))
+    episode, start, length = episode[rows], start[rows], length[rows]
+    valid, total, outputs = np.empty(1, np.int64), np.int64(0), np.empty(max(sources.outputs), np.int64)
+    for number in range(len(sources)):
+        first, last = bounds[number], bounds[number + 1]
+        if number + 1 < len(sources) and chosen[number + 1]:
+            # A few windows hide no waits for memory. So those of the next dataset are on their way meanwhile.
+            behind = bounds[number + 2]
+            _prefetch_source(sources[number + 1], episode[last:behind], start[last:behind])
+        if first == last or not chosen[number]:
+            continue
+        source = sources[number]
+        offsets = _int64s(source.offsets, source.outputs)
+        for k in range(source.outputs):
+            outputs[k] = offsets[k] + memory
+        collect(
+            episode[first:last], start[first:last], length[first:last], rows[first:last],
+            read_only(_int64s(source.shards, source.episodes)),
+            read_only(_int64s(source.bases, source.episodes)),
+            read_only(_int64s(source.lengths, source.episodes)),
+            _int64s(source.finals, source.final_rows),
+            carray(pointer(source.addresses), (source.num_shards, source.columns), np.int64),
+            carray(pointer(source.plan), (source.outputs,), OUTPUT_PLAN),
+            outputs, last - first, valid,
+        )  # fmt: skip
+        total += valid[0]
+        if source.num_parts:
+            parts = carray(pointer(source.parts), (source.num_parts,), JOIN_PART)
+            join(memory, parts, rows[first:last], last - first)
+    return total

@@ -100,6 +100,17 @@ def pointer(typing_context: Any, address: Any) -> Any:
     return types.voidptr(address), generate
 
 
+@intrinsic
+def read_only(typing_context: Any, array: Any) -> Any:
+    """Turns an array into one that cannot be written: a kernel is compiled separately for each of the two."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        context.nrt.incref(builder, signature.return_type, arguments[0])
+        return arguments[0]
+
+    return array.copy(readonly=True)(array), generate
+
+
 class _KernelCache(FunctionCache):
     """Numba's cache, from which a kernel is loaded without what only compiling needs.
 

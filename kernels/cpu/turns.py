@@ -6,6 +6,7 @@ The method is Tijdeman's "The chairman assignment problem" (Discrete Mathematics
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from gear_data.kernels.cpu.native import cached_njit
 
@@ -64,3 +65,26 @@ def deal_steps(shares, per_step, owed, start, before):  # type: ignore[no-untype
             dealt[best] += 1
         for part in range(parts):
             before[step, part] = dealt[part]
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def rows_by_part(part, parts):  # type: ignore[no-untyped-def]
+    """Returns the rows of each part, one part after another.
+
+    Args:
+        part: int64 [B], the part of each row.
+        parts: number of parts.
+
+    Returns:
+        int64 [B], the rows, ascending in each part; and int64 [parts + 1], the position of each part's first row.
+    """
+    bounds = np.zeros(parts + 1, np.int64)
+    for i in range(len(part)):
+        bounds[part[i] + 1] += 1
+    for i in range(parts):
+        bounds[i + 1] += bounds[i]
+    rows, taken = np.empty(len(part), np.int64), bounds.copy()
+    for i in range(len(part)):
+        rows[taken[part[i]]] = i
+        taken[part[i]] += 1
+    return rows, bounds

@@ -24,6 +24,7 @@ from gear_data.kernels.cpu.random import (
     word64,
 )
 from gear_data.kernels.cpu.step_mask import rank, select
+from gear_data.kernels.cpu.turns import rows_by_part
 from gear_data.kernels.cpu.weight_tree import find
 from gear_data.kernels.window_plan import (
     ANCHOR_END,
@@ -319,3 +320,28 @@ def windows_of_points(plan, step, out):  # type: ignore[no-untyped-def]
     _find_episodes(record, out)
     _find_anchors(record, step, _int64s(record.total, 1)[0], out)
     _cut_windows(record, step, out)
+
+
+@cached_njit
+def draw_each(plans, step, dataset, out):  # type: ignore[no-untyped-def]
+    """Draws windows of several datasets. The rows of a dataset are its slots 0, 1, ... of `step`.
+
+    Args:
+        plans: int64 [datasets, 2], the address of each dataset's WINDOW_PLAN, and the rows of `draw_windows`: 3 or 4.
+            The rows of a dataset with the address 0 stay as they are.
+        step: the batch's step.
+        dataset: int64 [B], the dataset of each window.
+        out: int64 [4, B]; see `draw_windows`. A dataset of 3 rows leaves the fourth as it is.
+    """
+    order, bounds = rows_by_part(dataset, len(plans))
+    memory = np.empty(4 * len(dataset), np.int64)
+    for number in range(len(plans)):
+        first, count = bounds[number], bounds[number + 1] - bounds[number]
+        plan, kept = plans[number]
+        if count == 0 or plan == 0:
+            continue
+        drawn = carray(pointer(memory.ctypes.data), (kept, count), np.int64)
+        draw_windows(plan, step, drawn)
+        for row in range(kept):
+            for i in range(count):
+                out[row, order[first + i]] = drawn[row, i]

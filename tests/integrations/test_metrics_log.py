@@ -134,6 +134,7 @@ def test_wandb(loader: SequenceLoader, offline: Path) -> None:
             log(step)
 
         train(loader, train_step)
+    wandb.teardown()  # waits for the process that writes the file
     (file,) = offline.glob("wandb/offline-run-*/*.wandb")
     rows = []
     for data in leveldb_records(file.read_bytes()[7:]):

@@ -129,6 +129,9 @@ class ClusterReader:
         self._local = ShardReader(shards, shard, start, length, finals)
         self._plans: dict[bytes, tuple[_PlannedColumns, ...]] = {}
 
+    def mapped(self) -> None:
+        """Returns None: see `ColumnReader`. Other nodes may have the windows."""
+
     def final_address(self, column: str) -> int:
         return self._local.final_address(column)
 

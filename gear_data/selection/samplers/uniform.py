@@ -53,17 +53,17 @@ class WindowSelector:
     """
 
     def __init__(self, sampler: WindowSampler, identity: dict[str, Any]) -> None:
-        self._sampler = sampler
+        self.sampler = sampler
         self._identity = identity
 
     def select(self, step: int, count: int, position: int) -> Windows:
-        return self._sampler.draw(step, count)
+        return self.sampler.draw(step, count)
 
     def sampling_plan(self, count: int) -> SamplingPlan | None:
-        return SamplingPlan(self._sampler)
+        return SamplingPlan(self.sampler)
 
     def shares(self) -> Float64Array:
-        return self._sampler.shares()
+        return self.sampler.shares()
 
     def epoch_slots(self, epochs: int) -> int | None:
         return None

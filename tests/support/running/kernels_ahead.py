@@ -45,7 +45,7 @@ def end() -> None:
 
 
 def main() -> None:
-    """Reads batches with every sampler, with goals, and from a node."""
+    """Reads batches with every sampler, with goals, of a mixture, and from a node."""
     import gear_data
     from gear_data.cluster.addresses import Address
     from gear_data.cluster.credentials import ServerCredentials
@@ -64,6 +64,8 @@ def main() -> None:
         for sampler in EVERY_SAMPLER.values():
             read(dataset, context=5, sampler=sampler)
         read(dataset, context=1, goals=gear_data.Goals(subgoal_steps=2), dtype="bfloat16")
+        loader = gear_data.SequenceLoader(gear_data.Mixture([dataset, dataset], join=True), 4, context=5, prefetch=0)
+        next(iter(loader))
         server = FlightServer(ShardServer(open_files(path)), Address("127.0.0.1", 0), ServerCredentials())
         threading.Thread(target=server.serve, daemon=True).start()
         read(gear_data.open(f"gear://127.0.0.1:{server.port}"), context=5)
