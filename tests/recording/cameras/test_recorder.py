@@ -48,7 +48,8 @@ def psnr(found: Frames, expected: Frames) -> float:
 
 def frames_of(number: int, camera: str = FRONT) -> Frames:
     """Returns the frames of an episode, which differ between episodes and cameras."""
-    height, width = (48, 64) if camera == FRONT else (64, 80)
+    # x264 does not give the same bytes each time for widths such as 80 and 96.
+    height, width = (48, 64) if camera == FRONT else (64, 128)
     return np.roll(moving_bar(9 + number % 5, height, width), 5 * number, axis=2)
 
 
@@ -66,7 +67,7 @@ def test_frames_are_those_of_a_plain_encoding(tmp_path: Path, codec: Any) -> Non
     ds = gear_data.open(tmp_path / "recorded")
     assert not (tmp_path / "recorded.journal").exists()
     assert gear_data.verify(tmp_path / "recorded", decode=True).ok
-    assert ds.schema[WRIST].shape == (64, 80, 3)
+    assert ds.schema[WRIST].shape == (64, 128, 3)
     video = ds.schema[FRONT].video
     assert video is not None and video.fps == 30
     for number in range(3):
