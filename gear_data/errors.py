@@ -335,9 +335,10 @@ class StateMismatchError(GearError, ValueError):
 
 
 class LoaderConfigError(GearError, ValueError):
-    """Raised when a file of `gear-data tune` does not fit the loader.
+    """Raised when a file of `gear-data tune` does not fit the loader, or a file of a mixture is wrong.
 
-    It is malformed, of another version, or for a dataset with other columns. Run `gear-data tune` again.
+    The first is malformed, of another version, or for a dataset with other columns: run `gear-data tune` again. Of the
+    second, the message names the key.
     """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Never
@@ -93,6 +94,45 @@ class Mixture:
             )
         self.join = join
         self.pad_to = check_pad_to(pad_to)
+
+    @staticmethod
+    def from_yaml(path: str | os.PathLike[str]) -> Mixture:
+        """Opens the mixture of a YAML file.
+
+        The file has `datasets`, a list, and may have `join` and `pad_to`. A dataset has a `path`, a folder or URL
+        relative to the file. It may have `share`, its proportion (1); `filters`, a list; and the options of a mixture's
+        dataset. A filter is a mapping with a method of `Dataset` and its arguments: `{filter: length >= 40}`,
+        `{filter_steps: rewards > 0, mode: all}`, `{keep_ranges: ranges.json}`, `{drop_idle: actions, threshold: 0.001,
+        seconds: 0.5}`. A `sampler` is a name, or a mapping with its `name` and arguments.
+
+        Args:
+            path: the file, as a path or URL.
+
+        Raises:
+            LoaderConfigError: the file cannot be read, is not YAML, or a key or value is wrong. It names the place.
+            GearError: a dataset cannot be opened, or an argument is invalid. The error names the place in the file.
+        """
+        from gear_data.loaders.mixing.yaml_file import read_mixture
+
+        return read_mixture(path)
+
+    def to_yaml(self, path: str | os.PathLike[str]) -> None:
+        """Writes the mixture to a file that `from_yaml` reads, or replaces an older file.
+
+        Datasets and files below the folder of the file have relative paths.
+
+        Args:
+            path: the file, as a path or URL.
+
+        Raises:
+            InvalidArgumentError: the file cannot hold a proportion, a filter or an option: functions, expressions of
+                Polars, views of positions. The message says which dataset.
+            UnwritableError: the file cannot be written.
+            RemoteError: the server of a URL cannot be reached.
+        """
+        from gear_data.loaders.mixing.yaml_file import write_mixture
+
+        write_mixture(self, path)
 
     @property
     def proportions(self) -> tuple[CheckedSchedule, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gear_data
+from gear_data.errors import InvalidArgumentError
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -91,6 +92,21 @@ def open_dataset(options: argparse.Namespace) -> gear_data.Dataset:
     """Opens the dataset of the arguments DATASET and --where."""
     dataset = gear_data.open(options.dataset)
     return dataset if options.where is None else dataset.filter(options.where)
+
+
+def is_mixture(path: str) -> bool:
+    """Returns whether a path or URL is the file of a mixture."""
+    return path.endswith((".yaml", ".yml"))
+
+
+def open_mixture_facts(path: str, batch_size: int | None) -> dict[str, Any]:
+    """Opens the mixture of a file, and returns its facts: see `mixture_facts`."""
+    from gear_data.loaders.mixing.table import mixture_facts
+
+    size = 256 if batch_size is None else batch_size
+    if size < 1:
+        raise InvalidArgumentError(f"--batch-size must be at least 1, not {size}")
+    return mixture_facts(gear_data.Mixture.from_yaml(path), size)
 
 
 def names(text: str) -> list[str]:

@@ -6,8 +6,20 @@ import argparse
 from typing import Any, get_args
 
 import gear_data
-from gear_data.cli.arguments import add_command, frame_size, names, pair, print_json, renaming, size, stacking
+from gear_data.cli.arguments import (
+    add_command,
+    frame_size,
+    is_mixture,
+    names,
+    open_mixture_facts,
+    pair,
+    print_json,
+    renaming,
+    size,
+    stacking,
+)
 from gear_data.common.progress import format_bytes, pluralize
+from gear_data.errors import InvalidArgumentError
 from gear_data.words import EngineName, OnBadEpisode, ResetSteps, SourceFormat, VideoMode
 
 
@@ -151,14 +163,23 @@ def _convert(options: argparse.Namespace) -> int:
 
 def _add_lint(commands: Any) -> None:
     summary = "report problems of a trajectory dataset without converting it; exit status 1 if there are any"
+    summary += "; or show a mixture, and what cannot be joined"
     example = "gear-data lint hopper.hdf5\n  gear-data lint robot.h5 --suggest-map > mapping.yaml"
+    example += "\n  gear-data lint mix.yaml --batch-size 256"
     parser = add_command(commands, "lint", _lint, summary, example)
     _add_source(parser)
+    help = "of a mixture: windows of a batch, for the epochs, default 256"
+    parser.add_argument("--batch-size", type=int, metavar="B", help=help)
     help = "only print a first mapping for --map, from the names and shapes of the arrays"
     parser.add_argument("--suggest-map", action="store_true", help=help)
+    parser.set_defaults(defaults=vars(parser.parse_args(["SRC"])))
 
 
 def _lint(options: argparse.Namespace) -> int:
+    if is_mixture(options.sources[0]):
+        return _lint_mixture(options)
+    if options.batch_size is not None:
+        raise InvalidArgumentError("--batch-size is for a mixture", hint="leave it out, or give mix.yaml")
     if options.suggest_map:
         return _suggest_map(options)
     report = gear_data.lint(options.sources, **_source_options(options))
@@ -171,6 +192,25 @@ def _lint(options: argparse.Namespace) -> int:
         kinds = f"{len(report.findings)} kind{'' if len(report.findings) == 1 else 's'} of findings"
         print(f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}, {kinds}")
     return 1 if report.findings else 0
+
+
+def _lint_mixture(options: argparse.Namespace) -> int:
+    """Prints the tables of a mixture's file."""
+    others = options.defaults.keys() - {"sources", "batch_size", "json"}
+    given = sorted(name for name in others if getattr(options, name) != options.defaults[name])
+    if given or len(options.sources) > 1:
+        options_given = ", ".join("--" + name.replace("_", "-") for name in given) or f"{len(options.sources)} sources"
+        raise InvalidArgumentError(
+            f"{options.sources[0]} is a mixture, and its lint takes no {options_given}", hint="lint the file alone"
+        )
+    from gear_data.cli.description import describe_mixture
+
+    facts = open_mixture_facts(options.sources[0], options.batch_size)
+    if options.json:
+        print_json(facts)
+    else:
+        print(describe_mixture(facts))
+    return 1 if facts["problems"] else 0
 
 
 def _add_merge(commands: Any) -> None:

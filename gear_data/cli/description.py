@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gear_data.common.progress import format_bytes, pluralize
 from gear_data.dataset.dataset import Dataset
+from gear_data.loaders.mixing.table import dataset_rows, key_rows
 from gear_data.reports.facts import finite_returns, summarize
 
 _BARS = 12
@@ -39,6 +40,14 @@ def describe(dataset: Dataset) -> str:
             lines += ["", f"{name} of an episode", *histogram(values)]
     if summary["findings"]:
         lines += ["", "findings of the conversion", *(f"  {_finding(finding)}" for finding in summary["findings"])]
+    return "\n".join(lines)
+
+
+def describe_mixture(facts: Mapping[str, Any]) -> str:
+    """Returns `mixture_facts` as text."""
+    lines = [*table(dataset_rows(facts)), "", *table(key_rows(facts))]
+    if facts["problems"]:
+        lines += ["", "cannot be joined:", *(f"  {each}" for each in facts["problems"])]
     return "\n".join(lines)
 
 

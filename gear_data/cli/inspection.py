@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import gear_data
-from gear_data.cli.arguments import add_command, add_dataset, add_where, open_dataset, print_json
+from gear_data.cli.arguments import (
+    add_command,
+    add_dataset,
+    add_where,
+    is_mixture,
+    open_dataset,
+    open_mixture_facts,
+    print_json,
+)
 from gear_data.common.progress import format_bytes, pluralize
 from gear_data.errors import InvalidArgumentError
+from gear_data.storage.atomic import write_text
 
 
 def add_commands(commands: Any) -> None:
@@ -41,9 +51,10 @@ def _add_report(commands: Any) -> None:
     example = (
         "gear-data report hopper/\n"
         "  gear-data report hopper/ hopper.html --weights 'exp(return / 1000)' --compare hopper-2/\n"
-        "  gear-data report pusht/ pusht.html --frames 40"
+        "  gear-data report pusht/ pusht.html --frames 40\n"
+        "  gear-data report mix.yaml"
     )
-    summary = "write an HTML page that shows a dataset, for any browser, without a server"
+    summary = "write an HTML page that shows a dataset or a mixture, for any browser, without a server"
     parser = add_command(commands, "report", _report, summary, example)
     add_dataset(parser)
     help = "file to write; default NAME-report.html, with the name of the dataset's folder"
@@ -59,7 +70,37 @@ def _add_report(commands: Any) -> None:
     parser.add_argument("--compare", metavar="OTHER", help=help)
 
 
+def _report_mixture(options: argparse.Namespace) -> int:
+    """Writes the page of a mixture's file."""
+    from gear_data.reports.mixture import mixture_page
+
+    for flag, given in (
+        ("--where", options.where is not None),
+        ("--frames", options.frames != 0),
+        ("--sampler", options.sampler is not None),
+        ("--weights", options.weights is not None),
+        ("--compare", options.compare is not None),
+    ):
+        if given:
+            raise InvalidArgumentError(
+                f"{flag} is for a dataset, and {options.dataset} is a mixture", hint="leave it out"
+            )
+    name = Path(options.dataset).stem
+    facts = open_mixture_facts(options.dataset, None)
+    path = Path(options.output or f"{name}-report.html")
+    write_text(path, mixture_page(name, facts))
+    size = path.stat().st_size
+    if options.json:
+        print_json({**facts, "output": str(path), "output_bytes": size})
+    else:
+        problems = f", {pluralize(len(facts['problems']), 'problem')}" if facts["problems"] else ""
+        print(f"{pluralize(len(facts['datasets']), 'dataset')}{problems}, {format_bytes(size)} -> {path}")
+    return 0
+
+
 def _report(options: argparse.Namespace) -> int:
+    if is_mixture(options.dataset):
+        return _report_mixture(options)
     if options.sampler is not None and options.weights is not None:
         raise InvalidArgumentError("--sampler and --weights are given", hint="give one of them")
     sampler = options.sampler if options.weights is None else gear_data.Weighted(options.weights, by="step")

@@ -1,4 +1,4 @@
-"""JSON documents checked against typed records.
+"""JSON and YAML documents, checked against typed records.
 
 A record is a dataclass, a named tuple or a `msgspec.Struct`. `msgspec` checks every field, and its error names the path
 of the wrong one, such as `$.shards[0].bytes`.
@@ -67,6 +67,46 @@ def check_json(
         return msgspec.convert(data, record)
     except (ValueError, ArithmeticError, RecursionError) as reason:
         raise error(f"malformed: {reason}", file=file, hint=hint) from reason
+
+
+def parse_yaml(text: bytes, *, error: type[GearError], file: str) -> Any:
+    """Parses a YAML document of plain values. A key that is given twice is an error.
+
+    Args:
+        text: the document, UTF-8.
+        error: class of the error to raise.
+        file: name of the document, for the error.
+
+    Raises:
+        GearError: of class `error`; the text is not YAML.
+    """
+    import yaml
+
+    try:
+        _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader), set())
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as reason:
+        raise error(f"is not YAML: {reason}", file=file, hint="correct the line that the message names") from reason
+
+
+def _refuse_repeated_keys(node: Any, seen: set[int]) -> None:
+    """Raises YAMLError for a key that is given twice.
+
+    `safe_load` keeps only the last value.
+    """
+    import yaml
+
+    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+        return
+    seen.add(id(node))
+    keys: set[str] = set()
+    for child in node.value:
+        key, value = child if isinstance(node, yaml.MappingNode) else (None, child)
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in keys:
+                raise yaml.YAMLError(f"the key '{key.value}' is given twice, in line {key.start_mark.line + 1}")
+            keys.add(key.value)
+        _refuse_repeated_keys(value, seen)
 
 
 def to_json_value(value: Any) -> Any:

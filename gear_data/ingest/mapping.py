@@ -18,8 +18,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import yaml
-
+from gear_data.common.typed_json import parse_yaml
 from gear_data.errors import MappingError
 from gear_data.ingest.layout import (
     AFTER_RESET,
@@ -71,33 +70,9 @@ def load_mapping(source: str | os.PathLike[str] | Mapping[str, Any] | Layout) ->
             text = stream.read(_MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
             raise MappingError(f"has more than {_MAX_BYTES} bytes", file=file, hint="give a mapping, not the source")
-        _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader), set())
-        data = yaml.safe_load(text)
     except OSError as error:
         raise MappingError(f"cannot be read: {error.strerror}", file=file, hint="check the path of --map") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise MappingError(
-            f"is not YAML: {error}", file=file, hint="correct the line that the message names"
-        ) from error
-    return parse_mapping(data, file)
-
-
-def _refuse_repeated_keys(node: Any, seen: set[int]) -> None:
-    """Raises YAMLError for a key that is given twice.
-
-    `safe_load` keeps only the last value.
-    """
-    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
-        return
-    seen.add(id(node))
-    keys: set[str] = set()
-    for child in node.value:
-        key, value = child if isinstance(node, yaml.MappingNode) else (None, child)
-        if isinstance(key, yaml.ScalarNode):
-            if key.value in keys:
-                raise yaml.YAMLError(f"the key '{key.value}' is given twice, in line {key.start_mark.line + 1}")
-            keys.add(key.value)
-        _refuse_repeated_keys(value, seen)
+    return parse_mapping(parse_yaml(text, error=MappingError, file=file), file)
 
 
 def parse_mapping(data: Any, file: str) -> Layout:

@@ -1,0 +1,1 @@
+"""A mixture as a file, and as a table."""
