@@ -114,7 +114,7 @@ class Mixture:
         """
         from gear_data.loaders.mixing.yaml_file import read_mixture
 
-        return read_mixture(path)
+        return read_mixture(path, OPTIONS, lambda datasets, arguments: Mixture(datasets, **arguments))
 
     def to_yaml(self, path: str | os.PathLike[str]) -> None:
         """Writes the mixture to a file that `from_yaml` reads, or replaces an older file.
@@ -132,7 +132,8 @@ class Mixture:
         """
         from gear_data.loaders.mixing.yaml_file import write_mixture
 
-        write_mixture(self, path)
+        components = [(each.dataset, each.proportion, each.options) for each in self.components]
+        write_mixture(path, components, {"join": self.join, "pad_to": self.pad_to})
 
     @property
     def proportions(self) -> tuple[CheckedSchedule, ...]:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
@@ -21,14 +21,15 @@ from gear_data.dataset.steps.ranges import KeptRanges
 from gear_data.dataset.views import Filter, StepFilter
 from gear_data.error_text import shown
 from gear_data.errors import GearError, InvalidArgumentError, LoaderConfigError, closest_name
-from gear_data.loaders.mixture import OPTIONS, Mixture, MixtureComponent
 from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
 from gear_data.storage.manifest import STEP_MASK
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import put_text
 
-#: Keys of the document, and of a dataset in it.
-_KEYS, _DATASET_KEYS = ("datasets", "join", "pad_to"), ("path", "share", "filters", *OPTIONS)
+#: A dataset, its proportion, and its options.
+Component = tuple[Dataset, Any, Mapping[str, Any]]
+#: Arguments of a mixture, which are keys of the document; and keys of a dataset in it, beside its options.
+_ARGUMENTS, _DATASET_KEYS = ("join", "pad_to"), ("path", "share", "filters")
 #: Filter: a method of `Dataset` whose first argument is the key's value -> its further arguments, which are keys, too.
 _FILTERS: dict[str, tuple[str, ...]] = {
     "filter": (),
@@ -39,11 +40,20 @@ _FILTERS: dict[str, tuple[str, ...]] = {
 _SAMPLERS = {each.name: each for each in (Uniform, Shuffle, Fifo, Weighted, TopK)}
 #: Largest size of a file.
 _MAX_BYTES = 64 << 20
+Mixture = TypeVar("Mixture")
 _EXAMPLE = "such as 'datasets: [{path: a/, share: 0.7}, {path: b/, share: 0.3}]'"
 
 
-def read_mixture(path: str | os.PathLike[str]) -> Mixture:
-    """Opens the mixture of a file. See `Mixture.from_yaml`."""
+def read_mixture(
+    path: str | os.PathLike[str], options: Sequence[str], make: Callable[[list[Component], dict[str, Any]], Mixture]
+) -> Mixture:
+    """Opens the mixture of a file. See `Mixture.from_yaml`.
+
+    Args:
+        path: the file.
+        options: names of the options of a dataset.
+        make: makes the mixture of its datasets and further arguments.
+    """
     file = plain_path(path)
     folder, name = os.path.split(file)
     try:
@@ -54,29 +64,33 @@ def read_mixture(path: str | os.PathLike[str]) -> Mixture:
         if isinstance(error, GearError):
             raise
         raise LoaderConfigError(f"cannot be read: {error}", file=file, hint="check the path") from error
-    document = _mapping(parse_yaml(text, error=LoaderConfigError, file=file), "the file", _KEYS, file)
+    document = _mapping(
+        parse_yaml(text, error=LoaderConfigError, file=file), "the file", ("datasets", *ARGUMENTS), file
+    )
     entries = document.get("datasets")
     if not isinstance(entries, list) or not entries:
         raise LoaderConfigError(f"its datasets are {shown(entries)}, not a list", file=file, hint=_EXAMPLE)
-    components = [_component(entry, f"datasets[{number}]", file) for number, entry in enumerate(entries)]
+    components = [_component(entry, options, f"datasets[{number}]", file) for number, entry in enumerate(entries)]
     others = {key: value for key, value in document.items() if key != "datasets"}
-    mixture: Mixture = _made(lambda: Mixture(components, **others), "the file", file)
+    mixture: Mixture = _made(lambda: make(components, others), "the file", file)
     return mixture
 
 
-def write_mixture(mixture: Mixture, path: str | os.PathLike[str]) -> None:
-    """Writes a mixture to a file. See `Mixture.to_yaml`."""
+def write_mixture(path: str | os.PathLike[str], components: Sequence[Component], arguments: Mapping[str, Any]) -> None:
+    """Writes a mixture to a file. See `Mixture.to_yaml`.
+
+    Args:
+        path: the file.
+        components: the datasets.
+        arguments: further arguments of the mixture; those that are None or false are left out.
+    """
     file = plain_path(path)
     folder, name = os.path.split(file)
     entries = [
-        _entry(component, f"dataset {number} ({component.dataset.path})", folder)
-        for number, component in enumerate(mixture.components)
+        _entry(component, f"dataset {number} ({component[0].path})", folder)
+        for number, component in enumerate(components)
     ]
-    document: dict[str, Any] = {"datasets": entries}
-    if mixture.join:
-        document["join"] = True
-    if mixture.pad_to is not None:
-        document["pad_to"] = mixture.pad_to
+    document = {"datasets": entries, **{name: value for name, value in arguments.items() if value}}
     put_text(open_file_store(folder or "."), name, yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
 
@@ -102,9 +116,9 @@ def _made(make: Callable[[], Any], place: str, file: str) -> Any:
         raise LoaderConfigError(f"{place}: {error}", file=file, hint=_EXAMPLE) from error
 
 
-def _component(entry: Any, place: str, file: str) -> tuple[Dataset, Any, dict[str, Any]]:
-    """Returns the dataset of an entry, its share and its options."""
-    fields = _mapping(entry, place, _DATASET_KEYS, file)
+def _component(entry: Any, names: Sequence[str], place: str, file: str) -> Component:
+    """Returns the dataset of an entry, its share and its options of these names."""
+    fields = _mapping(entry, place, (*_DATASET_KEYS, *names), file)
     path, filters = fields.get("path"), fields.get("filters", [])
     if not isinstance(path, str) or not path:
         raise LoaderConfigError(f"the path of {place} is {shown(path)}", file=file, hint="give a folder or a URL")
@@ -114,7 +128,7 @@ def _component(entry: Any, place: str, file: str) -> tuple[Dataset, Any, dict[st
     dataset: Dataset = _made(lambda: open_dataset(_place(path, file)), place, file)
     for number, each in enumerate(filters):
         dataset = _filtered(dataset, each, f"{place}.filters[{number}]", file)
-    options = {name: fields[name] for name in OPTIONS if name in fields}
+    options = {name: fields[name] for name in names if name in fields}
     if isinstance(options.get("sampler"), Mapping):
         options["sampler"] = _made(lambda: _sampler(options["sampler"], place, file), place, file)
     return dataset, fields.get("share", 1), options
@@ -172,9 +186,9 @@ def _written_place(path: str, folder: str) -> str:
     return absolute if relative.startswith(os.pardir) else relative
 
 
-def _entry(component: MixtureComponent, name: str, folder: str) -> dict[str, Any]:
+def _entry(component: Component, name: str, folder: str) -> dict[str, Any]:
     """Returns the entry of a dataset."""
-    dataset, share = component.dataset, component.proportion
+    dataset, share, options = component
     if callable(share):
         raise InvalidArgumentError(
             f"the proportion of {name} is a function, and a file holds numbers",
@@ -184,7 +198,7 @@ def _entry(component: MixtureComponent, name: str, folder: str) -> dict[str, Any
     entry["share"] = _plain(share)
     if filters := _filters(dataset, name, folder):
         entry["filters"] = filters
-    for option, value in component.options.items():
+    for option, value in options.items():
         plain = _plain_sampler(value) if option == "sampler" else _plain(value)
         if not _is_json(plain):
             raise InvalidArgumentError(
