@@ -65,7 +65,7 @@ def read_mixture(
             raise
         raise LoaderConfigError(f"cannot be read: {error}", file=file, hint="check the path") from error
     document = _mapping(
-        parse_yaml(text, error=LoaderConfigError, file=file), "the file", ("datasets", *ARGUMENTS), file
+        parse_yaml(text, error=LoaderConfigError, file=file), "the file", ("datasets", *_ARGUMENTS), file
     )
     entries = document.get("datasets")
     if not isinstance(entries, list) or not entries:
