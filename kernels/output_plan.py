@@ -62,6 +62,8 @@ _FIELDS = (
     "hops",  # the most steps from a step to its next one, see `gear_data.kernels.cpu.transitions`; 0: see `shift`
     "ends",  # with hops: index of the column of flags (uint8) that end a hop
     "reach",  # with hops: 1: a final observation is a next step
+    "packed",  # 0: window b fills row `row_of_window[b]`; 1: windows lie one after another, and window b begins at step
+    # `row_of_window[b]`, counted over all rows; p > 1: it fills the row that has this step, where a row has p steps
     "same_spans_as",  # index of the first output whose windows have the same steps in the same rows; may be its own
 )
 #: One record, every field int64. `struct OutputPlan` of `collect.cu` has the same fields in the same order.

@@ -19,7 +19,7 @@ from gear_data.collection.mapped_sources import MappedSources
 from gear_data.collection.plan import BatchPlan, CollectSource
 from gear_data.collection.reader import OutputBuffers
 from gear_data.kernels import cpu
-from gear_data.selection.windows import Int64Array, Windows
+from gear_data.selection.windows import Int64Array, Packing, Windows
 
 #: `OutputBuffers.row_of_window` if window b fills row b.
 _IN_ORDER: Int64Array = np.empty(0, np.int64)
@@ -42,8 +42,9 @@ class Collector:
 
     Args:
         sources: the datasets of a batch, one or several; see `BatchPlan`.
-        rows: the most windows of a batch.
+        rows: the most rows of a batch.
         batches: the most batches of one call of `collect_together`.
+        pack: see `BatchPlan`.
         reuse: whether the memory of a batch is used again after the batch is gone; see `BufferPool`.
         allocate: see `BufferPool`.
 
@@ -52,11 +53,11 @@ class Collector:
     """
 
     def __init__(
-        self, sources: Sequence[CollectSource], rows: int, *, batches: int = 1, reuse: bool,
+        self, sources: Sequence[CollectSource], rows: int, *, batches: int = 1, pack: int = 0, reuse: bool,
         allocate: Callable[[int], npt.NDArray[np.uint8]] = plain_memory,
     ) -> None:  # fmt: skip
         self._readers = [source.reader for source in sources]
-        self._plan = BatchPlan(sources, rows, batches)
+        self._plan = BatchPlan(sources, rows, batches, pack)
         self._mapped = MappedSources(self._readers, self._plan) if len(sources) > 1 else None
         self._joins = len(self._plan.joins[0]) > 0 or len(self._plan.relatives[0]) > 0
         # Not a method: the cycle would keep the datasets, and their files, until a garbage collection.
@@ -65,10 +66,13 @@ class Collector:
         self._arrays = [(each.key, each.shape, each.dtype, each.offset) for each in self._plan.arrays]
 
     def __call__(self, windows: Windows) -> CollectedBatch:
-        """Collects a batch, one row for each window."""
+        """Collects a batch, one row for each window, or the rows of packed windows."""
         memory, buffers = self._pool.lease()
         rows = len(windows.start)
-        if isinstance(windows.source, int):
+        if windows.packing is not None:
+            rows = windows.packing.rows
+            valid_bytes = self._read_packed(windows, windows.packing, memory, buffers)
+        elif isinstance(windows.source, int):
             buffers.windows_per_batch = rows or 1
             self._readers[0].read(windows, buffers)
             valid_bytes = int(buffers.valid[0])
@@ -99,6 +103,28 @@ class Collector:
             addresses = plan.offsets[number] + address
             own = OutputBuffers(plan.plans[number], addresses, rows, len(rows), valid, buffers.memory)
             self._readers[number].read(windows[rows], own)
+            self._join(memory, number, rows, len(rows))
+            valid_bytes += int(valid[0])
+        return valid_bytes
+
+    def _read_packed(
+        self, windows: Windows, packing: Packing, memory: npt.NDArray[np.uint8], buffers: OutputBuffers
+    ) -> int:
+        """Reads windows into packed rows, each of one dataset; returns the valid bytes."""
+        valid_bytes, plan, address = 0, self._plan, memory.ctypes.data
+        ends = packing.ends(windows.length)
+        for number, reader in enumerate(self._readers):
+            own, place, rows = windows, packing.place, np.arange(packing.rows)
+            if not isinstance(windows.source, int):
+                chosen = (windows.source == number).nonzero()[0]
+                own, place = windows[chosen], place[chosen]
+                rows = np.unique(place // packing.steps)
+            valid = np.zeros(1, np.int64)
+            addresses = plan.offsets[number] + address
+            if len(own):
+                filled = OutputBuffers(plan.plans[number], addresses, place, len(own), valid, buffers.memory)
+                reader.read(own, filled)
+            cpu.collect.fill_rest(plan.plans[number], addresses, rows, ends[rows], packing.steps)
             self._join(memory, number, rows, len(rows))
             valid_bytes += int(valid[0])
         return valid_bytes

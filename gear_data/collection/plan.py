@@ -131,8 +131,9 @@ class BatchPlan:
     Args:
         sources: one for each dataset. Their arrays have the same keys, widths, shapes and dtypes (`check_alike`). They
             may be joined from different parts.
-        rows: windows of a full batch.
+        rows: rows of a full batch.
         batches: the most batches that share a buffer.
+        pack: steps of a row that holds several windows; 0: each window is a row.
 
     Attributes:
         plans: OUTPUT_PLAN [outputs] for each source, see `gear_data.kernels.output_plan`. They hold addresses of arrays
@@ -150,8 +151,9 @@ class BatchPlan:
         UnsupportedColumnError: an output cannot be computed from its column.
     """
 
-    def __init__(self, sources: Sequence[CollectSource], rows: int, batches: int = 1) -> None:
+    def __init__(self, sources: Sequence[CollectSource], rows: int, batches: int = 1, pack: int = 0) -> None:
         check_batch_bytes(sources[0].arrays, rows)
+        self._pack = pack
         # Arrays to which the plans point.
         self._templates: list[npt.NDArray[Any]] = []
         self.plans = [self._plan(source) for source in sources]
@@ -227,6 +229,9 @@ class BatchPlan:
         record["out_bytes"] = output.step_bytes
         record["first"], record["width"], record["pad_left"] = output.first, output.width, output.pad_left
         record["within"], record["shift"] = output.within_window, output.shift
+        if self._pack:
+            # An array without the axis of steps has one value for a whole row.
+            record["packed"] = self._pack if output.squeeze_time else 1
         record["padding"] = tuple(Padding).index(output.padding)
         record["fill"] = self._template(output, output.fill)
         final_column = output.source if output.column else output.mask_column

@@ -27,7 +27,8 @@ class OutputBuffers:
     Attributes:
         plan: OUTPUT_PLAN [outputs], see `gear_data.kernels.output_plan`.
         addresses: int64 [outputs], the address of each array.
-        row_of_window: int64 [B], the row of the arrays that each window fills; empty: window b fills row b.
+        row_of_window: int64 [B], the row of the arrays that each window fills, or its first step; see `packed` of
+            OUTPUT_PLAN. Empty: window b fills row b.
         windows_per_batch: windows of one batch; one read may fill several batches.
         valid: int64 [batches], receives the bytes of valid steps of each batch.
         memory: the whole buffer that holds the arrays, if the pool uses the buffer again; else None.

@@ -17,6 +17,35 @@ Float64Array = npt.NDArray[np.float64]
 ANCHORS: tuple[Anchor, ...] = get_args(Anchor)
 
 
+@dataclass(slots=True)
+class Packing:
+    """The places of n windows in rows, each filled with several windows.
+
+    Attributes:
+        steps: steps of a row.
+        rows: number of rows.
+        place: int64 [n], ascending: the first step of each window, counted over the steps of all rows.
+        skipped: int64 [n], the steps of each window that an earlier row has; None: windows are whole.
+    """
+
+    steps: int
+    rows: int
+    place: Int64Array
+    skipped: Int64Array | None = None
+
+    def __getitem__(self, windows: slice | Int64Array) -> Packing:
+        skipped = None if self.skipped is None else self.skipped[windows]
+        return Packing(self.steps, self.rows, self.place[windows], skipped)
+
+    def ends(self, length: Int64Array) -> Int64Array:
+        """Returns the steps of each row that its windows hold, int64 [rows]. length: int64 [n]."""
+        found = np.zeros(self.rows, np.int64)
+        row = self.place // self.steps
+        # Windows are in order: the last of a row is stored last.
+        found[row] = self.place + length - row * self.steps
+        return found
+
+
 # Not frozen, like all dataclasses that are built for every batch. Building a frozen dataclass takes several times as
 # long, because its fields are set through `object.__setattr__`. Treat the fields as constants after the window source
 # has set `source`.
@@ -35,7 +64,8 @@ class Windows:
         source: the number of the windows' dataset in a mixture, 0 without a mixture; int64 [B] if the windows are of
             several datasets.
         goals: int64 [2, goals, B], the goals' episodes and steps, see `gear_data.selection.goals`. None: no goals.
-        row: the row of the global batch that the first window is.
+        row: the row of the global batch that the first window is; of packed windows, the number of windows before it.
+        packing: the places of the windows in packed rows; None: each window is a row.
     """
 
     episode_id: Int64Array
@@ -46,6 +76,7 @@ class Windows:
     source: int | Int64Array = 0
     goals: Int64Array | None = None
     row: int = 0
+    packing: Packing | None = None
 
     def __len__(self) -> int:
         return len(self.episode_id)
@@ -61,9 +92,26 @@ class Windows:
         source = self.source if isinstance(self.source, int) else self.source[rows]
         goals = None if self.goals is None else self.goals[:, :, rows]
         row = self.row + (rows.start or 0) if isinstance(rows, slice) else self.row
+        packing = None if self.packing is None else self.packing[rows]
         return Windows(
-            self.episode_id[rows], self.start[rows], self.length[rows], probability, importance, source, goals, row
+            self.episode_id[rows], self.start[rows], self.length[rows], probability, importance, source, goals, row,
+            packing,
+        )  # fmt: skip
+
+    def of_rows(self, first: int, last: int) -> Windows:
+        """Returns the windows of the rows first to last - 1."""
+        packing = self.packing
+        if packing is None:
+            return self[first:last]
+        begin, end = np.searchsorted(packing.place, (first * packing.steps, last * packing.steps)).tolist()
+        part = self[begin:end]
+        part.packing = Packing(
+            packing.steps,
+            last - first,
+            packing.place[begin:end] - first * packing.steps,
+            None if packing.skipped is None else packing.skipped[begin:end],
         )
+        return part
 
 
 @dataclass(frozen=True)

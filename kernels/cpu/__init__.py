@@ -21,6 +21,7 @@ _MODULES = frozenset(
         "gather",
         "goals",
         "integer_weights",
+        "padding",
         "random",
         "relative",
         "remote_rows",

@@ -190,7 +190,8 @@ def collect(  # type: ignore[no-untyped-def]
 
     Args:
         episode, start, length: int64 [B], each window's episode, its first step in the episode, and its steps.
-        row_of_window: int64 [B], the row that each window fills; empty: window b fills row b.
+        row_of_window: int64 [B], the row that each window fills, or its first step; see `packed` of the plan. Empty:
+            window b fills row b.
         shards, bases, lengths: int64 [episodes], each episode's shard, the row of its first step in the shard, and its
             steps.
         finals: int64 [episodes], the row of each episode's final observation, -1 if it has none; empty: no episode has
@@ -226,8 +227,9 @@ def collect(  # type: ignore[no-untyped-def]
                 valid[i] += windows_per_batch * output.out_bytes
             continue
         kind, column, row_bytes, source_bytes = output.kind, output.column, output.out_bytes, output.source_bytes
-        width = output.width
-        window_bytes = width * row_bytes
+        width, packed = output.width, output.packed
+        # Bytes from one number of `row_of_window` to the next.
+        window_bytes = row_bytes if packed == 1 else width * row_bytes
         if output.same_spans_as != located:
             # Most outputs have the same spans as the output before them.
             located = output.same_spans_as
@@ -253,7 +255,12 @@ def collect(  # type: ignore[no-untyped-def]
             if b < 0:
                 continue
             span = spans[b]
-            out = outputs[k] + (row_of_window[b] if len(row_of_window) else b) * window_bytes
+            number, window_width = row_of_window[b] if len(row_of_window) else b, width
+            if packed == 1:
+                window_width = length[b]
+            elif packed:
+                number //= packed
+            out = outputs[k] + number * window_bytes
             target = out + span.head * row_bytes
             if span.count > 0:
                 if reads_column:
@@ -263,8 +270,26 @@ def collect(  # type: ignore[no-untyped-def]
                     write_timesteps(output.out_type, target, span.count, span.first + output.origin)
                 else:
                     memcpy(target, output.valid, np.uint64(span.count * row_bytes))
-            if span.count < width:
-                pad_window(output, span, out)
+            if span.count < window_width:
+                pad_window(output, span, out, window_width)
+
+
+@cached_njit
+def fill_rest(plan, outputs, rows, ends, steps):  # type: ignore[no-untyped-def]
+    """Fills the steps of packed rows that no window holds, of all packed outputs.
+
+    Args:
+        plan, outputs: see `collect`.
+        rows: int64 [n], the rows.
+        ends: int64 [n], the steps of each row that its windows hold.
+        steps: steps of a row.
+    """
+    for k in range(len(plan)):
+        output = plan[k]
+        if output.packed == 1:
+            for i in range(len(rows)):
+                first = outputs[k] + (rows[i] * steps + ends[i]) * output.out_bytes
+                fill_rows(first, steps - ends[i], output.out_bytes, output.fill)
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from gear_data.kernels.cpu.native import memcpy, memset, njit_named, pointer
+from gear_data.kernels.cpu.native import cached_njit, memcpy, memset, njit_named, pointer
 from gear_data.kernels.output_plan import PAD_EXTRAPOLATE, PAD_FILL, PAD_FIRST, TIMESTEP_TYPES
 
 
@@ -63,15 +63,16 @@ def write_timesteps(out_type, out, rows, first):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
-def pad_window(output, span, out):  # type: ignore[no-untyped-def]
+def pad_window(output, span, out, width):  # type: ignore[no-untyped-def]
     """Writes the padding rows of a window, before and after its valid rows.
 
     Args:
         output, span: records of OUTPUT_PLAN and SPAN.
         out: address of the window's first row.
+        width: rows of the window.
     """
-    row_bytes, head, count = output.out_bytes, span.head, span.count
-    tail = output.width - head - count
+    row_bytes, head, count = output.out_bytes, min(span.head, width), span.count
+    tail = width - head - count
     target = out + head * row_bytes
     end = target + count * row_bytes
     if output.padding == PAD_FILL or count == 0:
@@ -83,3 +84,46 @@ def pad_window(output, span, out):  # type: ignore[no-untyped-def]
     else:
         repeat_row(out, head, row_bytes, target)
         repeat_row(end, tail, row_bytes, target if output.padding == PAD_FIRST else end - row_bytes)
+
+
+@cached_njit
+def number_segments(place, length, skipped, steps, unit, positions, segments, bounds):  # type: ignore[no-untyped-def]
+    """Numbers the windows of packed rows, and their tokens. The rest of a row is a segment with the number 0.
+
+    Args:
+        place, length: int64 [n], the first step of each window, counted over the steps of all rows, and its steps.
+        skipped: int64 [n], the steps of the window that an earlier row has; empty: none.
+        steps: steps of a row.
+        unit: tokens of a step.
+        positions: int64 [rows, tokens], receives the position of each token in its window.
+        segments: int32 [rows, tokens], receives the number of the token's window in its row, from 1.
+        bounds: int32 [n + rows + 1], receives 0 and the end of each segment, counted over the tokens of all rows.
+
+    Returns:
+        The number of segments, and the tokens of the longest.
+    """
+    rows, tokens = positions.shape
+    window, count, longest = 0, 0, np.int64(0)
+    bounds[0] = 0
+    for row in range(rows):
+        end, number = np.int64(0), np.int32(0)
+        while window < len(place) and place[window] < (row + 1) * steps:
+            first = skipped[window] * unit if len(skipped) else np.int64(0)
+            size = length[window] * unit
+            number += np.int32(1)
+            for token in range(size):
+                positions[row, end + token] = first + token
+                segments[row, end + token] = number
+            end += size
+            longest = max(longest, size)
+            count += 1
+            bounds[count] = row * tokens + end
+            window += 1
+        if end < tokens:
+            for token in range(end, tokens):
+                positions[row, token] = token - end
+                segments[row, token] = 0
+            longest = max(longest, tokens - end)
+            count += 1
+            bounds[count] = (row + 1) * tokens
+    return count, longest

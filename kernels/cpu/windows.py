@@ -291,6 +291,100 @@ def _cut_windows(plan, step, out):  # type: ignore[no-untyped-def]
 
 
 @cached_njit
+def first_fit(lengths, steps, limit, row):  # type: ignore[no-untyped-def]
+    """Puts windows into rows: each into the first row that has place for it.
+
+    Args:
+        lengths: int64 [n], the windows' steps, at most `steps`. In descending order, the rows are fuller.
+        steps: steps of a row.
+        limit: the most rows.
+        row: int64 [n], receives the row of each window.
+
+    Returns:
+        The number of rows; -1 if the windows need more than `limit`.
+    """
+    leaves = 1
+    while leaves < limit:
+        leaves <<= 1
+    # A tree: each node has the most free steps of a row below it.
+    free = np.zeros(2 * leaves, np.int64)
+    free[leaves : leaves + limit] = steps
+    for node in range(leaves - 1, 0, -1):
+        free[node] = max(free[2 * node], free[2 * node + 1])
+    rows = 0
+    for i in range(len(lengths)):
+        length = lengths[i]
+        if free[1] < length:
+            return -1
+        node = 1
+        while node < leaves:
+            node <<= 1
+            if free[node] < length:
+                node += 1
+        row[i] = node - leaves
+        rows = max(rows, node - leaves + 1)
+        free[node] -= length
+        node >>= 1
+        while node:
+            free[node] = max(free[2 * node], free[2 * node + 1])
+            node >>= 1
+    return rows
+
+
+@cached_njit
+def longest_fit(lengths, steps, rows, row):  # type: ignore[no-untyped-def]
+    """Puts the first windows into rows, as many as fit, in descending order of their lengths.
+
+    Args:
+        lengths: int64 [n], the windows' steps, at most `steps`.
+        steps, rows: steps of a row, and number of rows.
+        row: int64 [n], receives the row of each window that fits.
+
+    Returns:
+        The number of windows that fit.
+    """
+    most, total = 0, np.int64(0)
+    while most < len(lengths) and total + lengths[most] <= rows * steps:
+        total += lengths[most]
+        most += 1
+    order = np.argsort(-lengths[:most], kind="mergesort")
+    # `low` windows fit, and `high` do not.
+    low, high, tried = 0, most + 1, most
+    sizes, found, kept = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    while high - low > 1:
+        count = 0
+        for i in range(most):
+            if order[i] < tried:
+                kept[count], sizes[count] = order[i], lengths[order[i]]
+                count += 1
+        if first_fit(sizes[:count], steps, rows, found) < 0:
+            high = tried
+        else:
+            low = tried
+            for i in range(count):
+                row[kept[i]] = found[i]
+        tried = (low + high) // 2
+    return low
+
+
+@cached_njit
+def place_in_rows(row, length, steps, place):  # type: ignore[no-untyped-def]
+    """Fills `place`, int64 [n]: the first step of each window, counted over the steps of all rows.
+
+    Args:
+        row: int64 [n], the row of each window, ascending.
+        length: int64 [n], the windows' steps.
+        steps: steps of a row.
+    """
+    current, next_place = np.int64(-1), np.int64(0)
+    for i in range(len(row)):
+        if row[i] != current:
+            current, next_place = row[i], row[i] * steps
+        place[i] = next_place
+        next_place += length[i]
+
+
+@cached_njit
 def draw_windows(plan, step, out):  # type: ignore[no-untyped-def]
     """Draws the windows of slots 0 to B - 1 of `step`, B >= 1.
 

@@ -302,8 +302,9 @@ def row_targets(
         windows: B windows.
         low, count: int64 [B], the first row of its episode that each window reads, and the number of rows.
     """
-    first, width, pad_left, row_bytes = buffers.plan[["first", "width", "pad_left", "out_bytes"]][output].tolist()
+    names = ["first", "width", "pad_left", "out_bytes", "packed"]
+    first, width, pad_left, row_bytes, packed = buffers.plan[names][output].tolist()
     padding = width - count if pad_left else low - (windows.start + first)
     rows = buffers.row_of_window if len(buffers.row_of_window) else np.arange(len(windows))
-    targets: Int64Array = buffers.addresses[output] + (rows * width + padding) * row_bytes
+    targets: Int64Array = buffers.addresses[output] + (rows * (1 if packed else width) + padding) * row_bytes
     return targets
