@@ -61,6 +61,9 @@ class OrderSelector:
         order: order(epoch, first, count) -> int64 [count], the indices of the anchors at positions first to first +
             count of an epoch.
         name: the sampler's name.
+
+    Attributes:
+        name: the sampler's name.
     """
 
     def __init__(self, anchors: Anchors, seed: int, order: Callable[[int, int, int], Int64Array], name: str) -> None:
@@ -69,7 +72,7 @@ class OrderSelector:
         self._sampler = WindowSampler(anchors, table, seed, cpu.random.DOMAIN_SHUFFLE, WITHIN_OFFSET)
         self._order = order
         self._sampling_plan = SamplingPlan(self._sampler, order, self._total)
-        self._name = name
+        self.name = name
 
     def select(self, step: int, count: int, position: int) -> Windows:
         parts = [self._order(*span) for span in self._sampling_plan.spans(position, count)]
@@ -87,7 +90,7 @@ class OrderSelector:
         return epochs * self._total
 
     def identity(self) -> dict[str, Any]:
-        return {"name": self._name}
+        return {"name": self.name}
 
 
 def in_order(epoch: int, first: int, count: int) -> Int64Array:

@@ -1,0 +1,274 @@
+"""Packing: rows of a fixed number of steps, filled with whole windows.
+
+`DrawnRows` is for samplers whose slots are independent draws: a step draws windows until its rows are full.
+`OrderedRows` is for samplers that select every window once an epoch. The rows of a step are a pure function of (seed,
+step).
+
+Why: docs/explanation/decisions/packing.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gear_data.errors import InvalidArgumentError
+from gear_data.kernels import cpu
+from gear_data.kernels.window_plan import WITHIN_OFFSET
+from gear_data.selection.anchors import Anchors
+from gear_data.selection.prefix_table import PrefixTable
+from gear_data.selection.samplers.custom import CustomSelector
+from gear_data.selection.samplers.fifo_shuffle import OrderSelector, Permuted, Shuffle
+from gear_data.selection.samplers.sampler import Selector
+from gear_data.selection.window_sampler import SamplingPlan, WindowSampler
+from gear_data.selection.windows import Float64Array, Int64Array, Packing, Windows
+from gear_data.storage.episode_block import offsets_of
+
+#: A step fills at least this many rows, and takes some of them: the last windows of few rows leave much room.
+_ROWS_AT_ONCE = 16
+#: The rows of a group, from the fewest to the most. Larger groups are fuller, and fewer.
+_ROWS_OF_GROUP = (*range(32, 128, 8), 128, 256, 512)
+#: The first number of rows that fills this share of the steps is taken.
+_FULL = 0.99
+#: Windows whose lengths are computed at once.
+_CHUNK = 1 << 16
+
+
+class DrawnRows:
+    """A `Selector` of packed rows, whose windows are independent draws.
+
+    A step draws windows in the order of slots, as many as fit into its rows in descending order of length (first-fit
+    decreasing). The first window that does not fit ends the step. Of a batch of few rows, more rows are filled, and
+    some of them are taken at random. So every window keeps its probability, but for the one that ends the step.
+
+    Args:
+        selector: draws the windows. The windows of a step's first slots are the same for any number of slots.
+        seed: 0 to 2^64 - 1.
+        steps: steps of a row; at least those of every window.
+        slots: slots of a row, for a selector whose windows depend on the number of slots; None: as many as needed.
+    """
+
+    def __init__(self, selector: Selector, seed: int, steps: int, slots: int | None = None) -> None:
+        self._selector, self._seed, self._steps = selector, seed, steps
+        self._fixed = slots
+        # Learned from earlier steps. It changes how often windows are drawn again, and not which.
+        self._slots = 8
+
+    def select(self, step: int, count: int, position: int) -> Windows:
+        """Selects the windows of `count` rows. position: this selector's rows in all earlier batches."""
+        rows = count if self._fixed is not None else max(count, _ROWS_AT_ONCE)
+        windows = self._drawn(step, rows, position)
+        row = np.empty(len(windows), np.int64)
+        fitting = int(cpu.windows.longest_fit(windows.length, self._steps, rows, row))
+        order = np.empty(rows, np.int64)
+        cpu.random.shuffled(np.uint64(self._seed), cpu.random.DOMAIN_PACK, step, order)
+        row = order[row[:fitting]]
+        chosen = row.argsort(kind="stable")
+        return in_rows(windows[chosen[: np.count_nonzero(row < count)]], np.sort(row[row < count]), self._steps, count)
+
+    def _drawn(self, step: int, rows: int, position: int) -> Windows:
+        """Returns drawn windows, which fill the rows or more."""
+        if self._fixed is not None:
+            return self._selector.select(step, rows * self._fixed, position * self._fixed)
+        while True:
+            windows = self._selector.select(step, rows * self._slots, position)
+            total = int(windows.length.sum())
+            if total > rows * self._steps:
+                return windows
+            self._slots = max(self._slots + 1, -(-self._slots * rows * self._steps * 9 // (8 * total)))
+
+    def sampling_plan(self, count: int) -> SamplingPlan | None:
+        return None
+
+    def epoch_slots(self, epochs: int) -> int | None:
+        return None
+
+    def shares(self) -> Float64Array:
+        return self._selector.shares()
+
+    def identity(self) -> dict[str, Any]:
+        return self._selector.identity()
+
+
+class OrderedRows:
+    """A `Selector` of packed rows that have every window once an epoch.
+
+    The windows, in descending order of length, are cut into strata of m windows. Every group of rows has one window of
+    each stratum, so there are m groups. The longest windows of the strata are packed once, by first-fit decreasing;
+    every group packs its windows likewise, and they fit. So all groups have the same number of rows, an epoch has m
+    times as many, and the windows of any row are found without those before it.
+
+    In each epoch, the windows of a stratum are dealt to the groups by another rotation, and rows come in another order.
+
+    Args:
+        selector: selects the windows without packing.
+        anchors: the episodes and their anchors; the length of a window depends on its anchor only.
+        seed: 0 to 2^64 - 1.
+        steps: steps of a row; at least those of every window.
+        shuffled: whether each epoch is another; else all epochs have the same order.
+    """
+
+    def __init__(self, selector: Selector, anchors: Anchors, seed: int, steps: int, *, shuffled: bool) -> None:
+        self._selector, self._seed, self._steps, self._shuffled = selector, seed, steps, shuffled
+        self._windows = window_finder(anchors, seed)
+        total = anchors.total
+        lengths = _lengths(self._windows, total)
+        # Windows of one length come in a random order, so that no stratum is a part of the dataset.
+        mixed = Permuted(seed, total)(0, 0, total) if shuffled else np.arange(total)
+        self._order = mixed[np.argsort(steps - lengths[mixed], kind="stable")]
+        self._groups, row = _strata(lengths[self._order].astype(np.int64), steps)
+        #: The strata of each row of a group, one row after another, and where each row's begin.
+        self._strata = row.argsort(kind="stable")
+        self._first = offsets_of(np.bincount(row))
+        self._rows = len(self._first) - 1
+        self._permuted = Permuted(seed, self._rows * self._groups)
+
+    def select(self, step: int, count: int, position: int) -> Windows:
+        """Selects the windows of `count` rows. position: this selector's rows in all earlier batches."""
+        parts, begin = [], 0
+        plan = SamplingPlan(self._windows, total=self._permuted.size)
+        for epoch, first, taken in plan.spans(position, count):
+            parts.append(self._windows_of(epoch, first, taken, begin))
+            begin += taken
+        anchors, rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return in_rows(self._windows.windows(anchors, step), rows, self._steps, count)
+
+    def _windows_of(self, epoch: int, first: int, count: int, begin: int) -> Int64Array:
+        """Returns the windows of some rows of an epoch: int64 [2, n], their anchors, and their rows from `begin` on."""
+        if self._shuffled:
+            row, group = np.divmod(self._permuted(epoch, first, count), self._groups)
+        else:
+            group, row = np.divmod(np.arange(first, first + count), self._rows)
+        counts = self._first[row + 1] - self._first[row]
+        slots = np.repeat(self._first[row] - (counts.cumsum() - counts), counts) + np.arange(counts.sum())
+        strata = self._strata[slots]
+        turned = np.repeat(group, counts)
+        if self._shuffled:
+            turned += _rotations(self._seed, epoch, self._groups, len(self._strata))[strata]
+        numbers = strata * self._groups + turned % self._groups
+        # The last stratum may have fewer windows than there are groups.
+        real = numbers < len(self._order)
+        return np.stack([self._order[numbers[real]], np.repeat(np.arange(begin, begin + count), counts)[real]])
+
+    def sampling_plan(self, count: int) -> SamplingPlan | None:
+        return None
+
+    def epoch_slots(self, epochs: int) -> int | None:
+        return epochs * self._permuted.size
+
+    def shares(self) -> Float64Array:
+        return self._selector.shares()
+
+    def identity(self) -> dict[str, Any]:
+        return self._selector.identity()
+
+
+def packed_rows(selector: Selector, anchors: Anchors, seed: int, steps: int) -> DrawnRows | OrderedRows:
+    """Returns the selector of packed rows for a selector of windows.
+
+    Args:
+        selector: selects windows of at most `steps` steps.
+        anchors: the anchors to which it is bound.
+        seed: its seed.
+        steps: steps of a row.
+
+    Raises:
+        InvalidArgumentError: every window once an epoch, and a window's length is drawn.
+    """
+    if isinstance(selector, OrderSelector):
+        if anchors.rule.anchor == "random":
+            raise InvalidArgumentError(
+                f"pack= puts every window of an epoch in a row, and with anchor='random' and sampler '{selector.name}' "
+                "the steps of a window are drawn",
+                hint="give WindowOptions(anchor='start') or anchor='end', or sampler='uniform'",
+            )
+        return OrderedRows(selector, anchors, seed, steps, shuffled=selector.name == Shuffle.name)
+    slots = None
+    if isinstance(selector, CustomSelector):
+        some = np.unique(np.linspace(0, anchors.total - 1, _CHUNK).astype(np.int64))
+        mean = window_finder(anchors, seed).windows(some, 0).length.mean()
+        slots = int(1.25 * steps / mean) + 1
+    return DrawnRows(selector, seed, steps, slots)
+
+
+def in_rows(windows: Windows, row: Int64Array, steps: int, rows: int) -> Windows:
+    """Returns windows with their places in packed rows. row: int64 [n], the row of each window, ascending."""
+    place = np.empty(len(row), np.int64)
+    cpu.windows.place_in_rows(row, windows.length, steps, place)
+    windows.packing = Packing(steps, rows, place)
+    return windows
+
+
+def joined_rows(parts: Sequence[tuple[Windows, Int64Array]], rows: int) -> Windows:
+    """Returns the packed windows of several datasets, in the order of their rows.
+
+    Args:
+        parts: for each dataset its windows, with `source` int64 [n], and int64 [r], the rows of the batch that its rows
+            are.
+        rows: rows of the batch.
+    """
+    packings = [(each.packing, row) for each, row in parts if each.packing is not None]
+    place = np.concatenate([row[own.place // own.steps] * own.steps + own.place % own.steps for own, row in packings])
+    order = place.argsort()
+
+    def joined(name: str, missing: float | None = None) -> Any:
+        values = [getattr(each, name) for each, _ in parts]
+        if all(value is None for value in values):
+            return None
+        given = [
+            np.full(len(each), missing) if value is None else value
+            for value, (each, _) in zip(values, parts, strict=True)
+        ]
+        return np.concatenate(given)[order]
+
+    return Windows(
+        joined("episode_id"), joined("start"), joined("length"), joined("probability", np.nan), joined("importance", 1),
+        joined("source"), packing=Packing(packings[0][0].steps, rows, place[order]),
+    )  # fmt: skip
+
+
+def window_finder(anchors: Anchors, seed: int) -> WindowSampler:
+    """Returns a sampler whose points are the anchors."""
+    return WindowSampler(anchors, PrefixTable(anchors.prefix), seed, cpu.random.DOMAIN_SHUFFLE, WITHIN_OFFSET)
+
+
+def _lengths(windows: WindowSampler, total: int) -> npt.NDArray[np.int32]:
+    """Returns the steps of all windows, int32 [total]."""
+    lengths = np.empty(total, np.int32)
+    for first in range(0, total, _CHUNK):
+        points = np.arange(first, min(first + _CHUNK, total))
+        lengths[first : first + len(points)] = windows.windows(points, 0).length
+    return lengths
+
+
+def _strata(lengths: Int64Array, steps: int) -> tuple[int, Int64Array]:
+    """Returns the number of groups, and the row of each stratum in a group.
+
+    lengths: int64 [n], the steps of the windows, in descending order.
+    """
+    total, best, found = int(lengths.sum()), 0.0, (1, np.zeros(0, np.int64))
+    for groups in (*(max(1, total // (rows * steps)) for rows in _ROWS_OF_GROUP), 1):
+        longest = np.ascontiguousarray(lengths[::groups])
+        row = np.empty(len(longest), np.int64)
+        rows = int(cpu.windows.first_fit(longest, steps, len(longest), row))
+        occupancy = total / (rows * groups * steps)
+        # Rows of some groups would be empty if the last stratum has a row of its own, and too few windows.
+        full = len(lengths) % groups == 0 or np.count_nonzero(row == row[-1]) > 1
+        if full and occupancy > best:
+            best, found = occupancy, (groups, row)
+        if best >= _FULL or (groups == 1 and best):
+            break
+    return found
+
+
+@lru_cache(maxsize=64)
+def _rotations(seed: int, epoch: int, groups: int, strata: int) -> Int64Array:
+    """Returns by how much each stratum's windows are rotated among the groups, int64 [strata]."""
+    out = np.empty(strata, np.int64)
+    cpu.random.draw_below(np.uint64(seed), cpu.random.DOMAIN_PACK, epoch, groups, out)
+    out.flags.writeable = False
+    return out
