@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         VideoOptions,
         WindowOptions,
     )
+    from gear_data.loaders.arguments.pack import Pack
     from gear_data.loaders.decoding.augmentation import RandomCrop, RandomShift
     from gear_data.loaders.frameworks.map_datasets import EpisodeDataset, WindowDataset
     from gear_data.loaders.mixture import Mixture
@@ -89,6 +90,7 @@ _PUBLIC = {
     "MergeReport": ("gear_data.ingest.merging.linked_dataset", "MergeReport"),
     "Mixture": ("gear_data.loaders.mixture", "Mixture"),
     "Normalizer": ("gear_data.evaluation.normalizer", "Normalizer"),
+    "Pack": ("gear_data.loaders.arguments.pack", "Pack"),
     "Placement": ("gear_data.cluster.placement", "Placement"),
     "PullReport": ("gear_data.hub.pull", "PullReport"),
     "PushReport": ("gear_data.hub.push", "PushReport"),
@@ -153,6 +155,7 @@ __all__ = [
     "MergeReport",
     "Mixture",
     "Normalizer",
+    "Pack",
     "Placement",
     "PullReport",
     "PushReport",

@@ -19,6 +19,7 @@ from gear_data.dataset.window_anchors import anchors_of, ends_without_state
 from gear_data.errors import DatasetReplacedError, InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.loaders.arguments.config import LoaderConfig
+from gear_data.loaders.arguments.pack import Pack
 from gear_data.loaders.mixture import MixtureComponent
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
 from gear_data.loaders.normalization import normalization_statistics, restored_statistics
@@ -34,8 +35,10 @@ from gear_data.loaders.presets.outputs import (
     column_keys,
     next_state,
     preset_postprocess,
+    step_tokens,
     text_columns,
 )
+from gear_data.loaders.presets.packed import check_packed, packed_format
 from gear_data.loaders.presets.relative import relative_to
 from gear_data.loaders.presets.stacked import Parts, part_outputs, renamed_schema, stacked_schema
 from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, check_shapes, joint_outputs, masks_of, padded_like
@@ -44,6 +47,7 @@ from gear_data.loaders.window_source import WindowSelection
 from gear_data.relative import check_relative
 from gear_data.schema import Role, Schema, role_of
 from gear_data.selection.goals import Goals, GoalSampler
+from gear_data.selection.packing import DrawnRows, OrderedRows, packed_rows
 from gear_data.selection.samplers import BuiltInSampler, Candidates, Selector, Weighted, WeightedSelector, as_sampler
 from gear_data.selection.windows import Float64Array, Int64Array, WindowRule
 
@@ -71,6 +75,23 @@ EMBODIMENT = "embodiment"
 
 
 @dataclass(frozen=True)
+class ComponentRows:
+    """The packed rows of a dataset.
+
+    Attributes:
+        selector: selects the windows of rows.
+        steps: steps of a row.
+        tokens: tokens of a row; without tokens, its steps.
+        unit: tokens of a step.
+    """
+
+    selector: DrawnRows | OrderedRows
+    steps: int
+    tokens: int
+    unit: int
+
+
+@dataclass(frozen=True)
 class LoaderComponent:
     """One dataset of a loader.
 
@@ -92,6 +113,7 @@ class LoaderComponent:
         parts: stacked column -> the columns that the collector reads for it.
         window_ids: whether batches have the keys `WINDOW_IDS`.
         rename: column of the dataset -> its name everywhere else here.
+        rows: the packed rows; None: each window is a row.
         embodiment: its number in the key `embodiment` of batches; None: they have no such key.
         alone: the component before its arrays got the layout of a mixture's `pad_to`; None: they have their own.
     """
@@ -113,6 +135,7 @@ class LoaderComponent:
     window_ids: bool
     rename: Mapping[str, str]
     embodiment: int | None
+    rows: ComponentRows | None
     alone: LoaderComponent | None = None
     absent: frozenset[str] = frozenset()
 
@@ -124,7 +147,8 @@ class LoaderComponent:
     @property
     def selection(self) -> WindowSelection:
         """The windows of the dataset, with their goals."""
-        return WindowSelection(self.selector, None if self.goals is None else self.goals.sampler)
+        selector = self.selector if self.rows is None else self.rows.selector
+        return WindowSelection(selector, None if self.goals is None else self.goals.sampler)
 
     @property
     def all_outputs(self) -> tuple[Output, ...]:
@@ -381,13 +405,13 @@ def _make_component(
         raise InvalidArgumentError(f"columns must be a list of names, not {columns!r}")
     if config.returns.discount != 1:
         dataset = dataset.with_discount(config.returns.discount)
-    batch_format = config.batch_format
+    batch_format, rule, packing = config.batch_format, config.rule, config.packing
     schema, parts = _schema(dataset, config)
     steps, requested_facts = (None, {}) if columns is None else split_columns(dataset, schema, columns)
     relative = relative_to(dataset, schema, check_relative(config.relative), elements)
     request = BatchRequest(
         schema=schema,
-        context=config.rule.context,
+        context=rule.context,
         columns=steps,
         offsets=config.column_steps,
         normalize=normalization_statistics(dataset, schema, parts, config.normalize, config.rename, relative)
@@ -398,9 +422,20 @@ def _make_component(
         discount=config.returns.discount,
         relative=relative,
     )
+    unit = 1
+    if packing is not None:
+        batch_format, unit = packed_format(batch_format), step_tokens(batch_format, request)
+        rule = _packed_rule(dataset, config, packing, unit)
+        request = dataclasses.replace(request, context=packing.length // unit)
     postprocess = preset_postprocess(batch_format, request)
     chosen, chosen_facts = _chosen(dataset, schema, config.choose)
     hidden: frozenset[str] = frozenset()
+    if packing is not None and (arrays := [key for key, names in chosen.items() if not _is_text(schema, names)]):
+        raise InvalidArgumentError(
+            "choose= draws one array for a window, and pack= puts several windows into one",
+            column=arrays[0],
+            hint="leave the key out of choose, or leave pack out",
+        )
     if chosen:
         request, hidden = _with_columns(batch_format, request, chosen)
     outputs = tuple(batch_outputs(batch_format, request))
@@ -409,12 +444,15 @@ def _make_component(
     check_batch_bytes(outputs, config.batch_size)
     variable = text_columns(batch_format, request)
     _check_window_keys(config, [*(output.key for output in outputs), *variable.values()])
+    if packing is not None:
+        keys = [*(output.key for output in outputs), *variable.values()]
+        check_packed(outputs, [name for name in variable if name in config.decoders], request.context, keys)
     sampler = as_sampler(config.sampler)
     state = next_state(batch_format, request)
     excluded = None
     if state is not None and batch_format.transitions is not None and batch_format.transitions.missing_next == "drop":
         excluded = ends_without_state(dataset, finals=state.finals is not None)
-    anchors = anchors_of(dataset, config.rule, excluded)
+    anchors = anchors_of(dataset, rule, excluded)
 
     def agree(make: Callable[[], Float64Array]) -> Float64Array:
         if not ask_rank_zero:
@@ -435,6 +473,10 @@ def _make_component(
     selector = origin.selector(sampler, Candidates(anchors, evaluate, agree), config.seed)
     if config.membership is not None:
         selector = node_local_selector(dataset, config.membership, anchors, sampler, selector, evaluate, config.seed)
+    rows = None
+    if packing is not None:
+        of_rows = packed_rows(selector, anchors, config.seed, request.context)
+        rows = ComponentRows(of_rows, request.context, packing.length, unit)
     goals = None
     if config.goals is not None:
         if batch_format.transitions is not None and config.returns.n_step is not None:
@@ -453,7 +495,7 @@ def _make_component(
         taken += () if config.embodiment is None else (EMBODIMENT,)
         choices = tuple(
             text_choice(batch_format, schema, key, names)
-            if schema[names[0]].variable_length
+            if _is_text(schema, names)
             else array_choice(batch_format, request, outputs, key, names)
             for key, names in chosen.items()
         )
@@ -462,8 +504,53 @@ def _make_component(
     return LoaderComponent(
         dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, facts, choices,
         hidden.intersection(output.key for output in outputs), postprocess, goals, parts, config.batch.window_ids,
-        config.rename, config.embodiment,
+        config.rename, config.embodiment, rows,
     )  # fmt: skip
+
+
+def _packed_rule(dataset: Dataset, config: LoaderConfig, packing: Pack, unit: int) -> WindowRule:
+    """Returns the rule that cuts windows for packed rows.
+
+    Args:
+        dataset: the dataset.
+        config: the arguments, with the dataset's options.
+        packing: the rows.
+        unit: tokens of a step.
+
+    Raises:
+        InvalidArgumentError: a window is longer than a row. Also without replacement, as a step has no fixed number of
+            windows.
+    """
+    steps = packing.length // unit
+    if isinstance(config.sampler, Weighted) and not config.sampler.replacement:
+        raise InvalidArgumentError(
+            "replacement=False draws a fixed number of windows, and with pack= a batch has as many as fit",
+            hint="give Weighted(..., replacement=True), or sampler='shuffle'",
+        )
+    of_a_row = f"pack={packing.length}" + ("" if unit == 1 else f" tokens, {steps} steps of {unit} tokens")
+    if config.context is not None:
+        if config.rule.context > steps:
+            raise InvalidArgumentError(
+                f"context is {config.rule.context}, and a row has {of_a_row}: a window does not fit",
+                file=str(dataset.path),
+                hint=f"give context={steps} or less, or a larger pack" if steps else "give a larger pack",
+            )
+        return config.rule
+    longest = int(dataset.lengths.argmax()) if len(dataset) else 0
+    if not steps or (len(dataset) and dataset.lengths[longest] > steps and not packing.cut):
+        number = longest if dataset.episode_ids is None else int(dataset.episode_ids[longest])
+        raise InvalidArgumentError(
+            f"episode {number} has {dataset.lengths[longest]} steps, and a row has {of_a_row}: a window does not fit",
+            file=str(dataset.path),
+            hint="give a larger pack, Pack(length, cut=True) to cut longer episodes, or context="
+            if steps
+            else "give a larger pack",
+        )
+    return WindowRule(steps, steps)
+
+
+def _is_text(schema: Schema, names: Sequence[str]) -> bool:
+    return schema[names[0]].variable_length
 
 
 def _check_window_keys(config: LoaderConfig, keys: Sequence[str]) -> None:

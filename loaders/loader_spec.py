@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ def loader_identity(
         **config.rule.identity(),
         "discount": config.returns.discount,
         **_steps_left_out(components),
+        **({} if config.packing is None else {"pack": dataclasses.asdict(config.packing)}),
         "goals": None if config.goals is None else config.goals.to_json(),
         **source.identity(),
     }

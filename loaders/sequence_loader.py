@@ -26,6 +26,7 @@ from gear_data.loaders.arguments.options import (
     VideoOptions,
     WindowOptions,
 )
+from gear_data.loaders.arguments.pack import Pack
 from gear_data.loaders.batch_iterator import BatchIterator
 from gear_data.loaders.builders.batch import Batch, RankRows, Transform
 from gear_data.loaders.component import episode_ids
@@ -78,8 +79,10 @@ class SequenceLoader(LoaderBase):
 
     Args:
         dataset: the dataset, or a `Mixture` of datasets.
-        batch_size: windows of a global batch. Rank r of w gets the rows [r * B // w, (r + 1) * B // w).
-        context: the most steps of a window; the length of padded sequences. None: 20, and 1 with `transitions`.
+        batch_size: windows of a global batch; with `pack`, rows. Rank r of w gets the rows [r * B // w, (r + 1) * B //
+            w).
+        context: the most steps of a window; the length of padded sequences. None: 20, and 1 with `transitions`. With
+            `pack`, None: a window is a whole episode.
         preset: names, padding and dtypes of the batch: a name of `PRESETS`, or a `BatchFormat`.
         sampler: `uniform` (a window starts at a step drawn from all steps), `shuffle` (every step once an epoch),
             `fifo`, or an instance: `Uniform`, `Weighted`, `TopK`, `Fifo`, `Shuffle`, or your own `Sampler`.
@@ -103,6 +106,8 @@ class SequenceLoader(LoaderBase):
         decoders: column or fact of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
         resize: (H, W) of all cameras, or a mapping of cameras to (H, W). None: as in the files.
         transform: called as transform(batch, rng) with a NumPy generator keyed by (seed, step); returns the batch.
+        pack: steps of a row that is filled with whole windows, or a `Pack`; with the preset `gato`, tokens. Batches
+            have the keys `cu_seqlens`, `max_seqlen`, `position_ids` and `segment_ids`. None: each window is a row.
         steps: number of batches of a pass; None: no end.
         epochs: a pass has as many batches as this many epochs, each over all windows. With `shuffle` and `fifo` the
             last batch may have fewer rows.
@@ -139,7 +144,7 @@ class SequenceLoader(LoaderBase):
         columns: Sequence[str] | None = None, choose: Choose | None = None, offsets: Offsets | None = None,
         normalize: Normalize = None, relative: Relatives | None = None,
         goals: Goals | None = None, decoders: Mapping[str, Decoder] | None = None, resize: Resize | None = None,
-        transform: Transform | None = None,
+        transform: Transform | None = None, pack: int | Pack | None = None,
         steps: int | None = None, epochs: int | None = None, passes: Passes = "continue",
         rank: int | None = None, world_size: int | None = None,
         framework: FrameworkName | None = None, device: Device = "cpu", prefetch: int = 2,
@@ -154,7 +159,7 @@ class SequenceLoader(LoaderBase):
             dataset=dataset, batch_size=batch_size, context=context, preset=preset, sampler=sampler, seed=seed,
             columns=columns, choose={} if choose is None else choose, offsets=offsets, normalize=normalize,
             relative={} if relative is None else relative, goals=goals, resize=resize,
-            decoders={} if decoders is None else decoders, transform=transform, steps=steps, epochs=epochs,
+            decoders={} if decoders is None else decoders, transform=transform, pack=pack, steps=steps, epochs=epochs,
             passes=passes, rank=rank, world_size=world_size,
             framework=framework, device=device, prefetch=prefetch, windows=windows, returns=returns, batch=batch,
             video=video, execution=execution,
@@ -272,7 +277,9 @@ class SequenceLoader(LoaderBase):
 
         Returns:
             int64 [B] each: `dataset` (0, or its number in a mixture), `episode_id`, `start` (first step in the episode)
-            and `length` (valid steps). With goals, also `KEY_episode_id` and `KEY_step` for each key of goals.
+            and `length` (valid steps). With goals, also `KEY_episode_id` and `KEY_step` for each key of goals. With
+            `pack`, int64 [n] for n windows, and also `row`, the row that has the window, and `place`, its first step
+            in the row.
 
         Raises:
             InvalidArgumentError: no pass has this step, or its weights are no longer kept.
@@ -280,7 +287,7 @@ class SequenceLoader(LoaderBase):
         step = self._layout.check_step(step)
         # Without replacement, a short batch is the beginning of a full one: so sample a full one.
         stage = self._stages.at(step)
-        windows = stage.source.sample(step, self.batch_size)[: self._layout.rows(step)]
+        windows = stage.source.sample(step, self.batch_size).of_rows(0, self._layout.rows(step))
         keys = () if self._config.goals is None else self._config.goals.keys
         return window_table(windows, keys, partial(episode_ids, stage.components))
 

@@ -14,6 +14,7 @@ import numpy as np
 from gear_data.kernels import cpu
 from gear_data.loaders.passes.layout import PassLayout
 from gear_data.selection.goals import GoalSampler
+from gear_data.selection.packing import DrawnRows, OrderedRows, joined_rows
 from gear_data.selection.samplers import Selector
 from gear_data.selection.samplers.uniform import WindowSelector
 from gear_data.selection.schedule import CheckedSchedule
@@ -77,6 +78,11 @@ class WindowSelection:
 
     selector: Selector
     goals: GoalSampler | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether it selects packed rows."""
+        return isinstance(self.selector, DrawnRows | OrderedRows)
 
     def select(self, step: int, count: int, position: int) -> Windows:
         """Selects windows, see `Selector.select`."""
@@ -179,6 +185,8 @@ class InterleavedMixture:
 
     def sample(self, step: int, count: int) -> Windows:
         source, before = self._cycle.turns(step * count, count)
+        if self._selections[0].packed:
+            return self._packed_rows(step, source, before)
         drawn = np.empty((4, count), np.int64)
         episode_id, start, length = drawn[:3]
         probability, importance = drawn[3].view(np.float64), np.ones(count)
@@ -231,6 +239,17 @@ class InterleavedMixture:
                         samplers.append(plan.sampler)
         cpu.windows.draw_each(plans, step, source, out)
         return any(sampler.rows == 4 for sampler in samplers), others
+
+    def _packed_rows(self, step: int, source: Int64Array, before: Int64Array) -> Windows:
+        """Samples packed rows; source, before: int64 [rows], the dataset of each row, and its earlier rows."""
+        parts = []
+        for number, selection in enumerate(self._selections):
+            rows = (source == number).nonzero()[0]
+            if len(rows):
+                windows = selection.select(step, len(rows), int(before[rows[0]]))
+                windows.source = np.full(len(windows), number)
+                parts.append((windows, rows))
+        return joined_rows(parts, len(source))
 
     def turn(self, step: int) -> tuple[int | None, int]:
         return None, step
@@ -291,6 +310,8 @@ def window_table(
         "start": windows.start,
         "length": windows.length,
     }
+    if windows.packing is not None:
+        table["row"], table["place"] = np.divmod(windows.packing.place, windows.packing.steps)
     if windows.goals is not None:
         for key, episode_id, step in zip(goal_keys, *windows.goals, strict=True):
             table |= {f"{key}_episode_id": ids(windows.source, episode_id), f"{key}_step": step}

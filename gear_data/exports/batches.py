@@ -150,7 +150,8 @@ def _entry(batch: Batch, path: Path, step: int) -> dict[str, Any]:
 
 
 def _on_host(value: Any) -> Any:
-    """Returns a value of a batch with NumPy arrays in C order."""
+    """Returns a value of a batch with NumPy arrays in C order; a number is an array without axes."""
+    value = np.asarray(value) if isinstance(value, int) else value
     return map_arrays(in_numpy(value), np.ndarray, partial(np.require, requirements="C"))
 
 
@@ -173,6 +174,14 @@ def _write_npz(batch: Batch, path: Path) -> None:
 
 
 def _write_parquet(batch: Batch, path: Path) -> None:
+    rows = {key: 0 if isinstance(value, np.ndarray) and not value.ndim else len(value) for key, value in batch.items()}
+    other = next((key for key in batch if rows[key] != rows["valid_count"]), None)
+    if other is not None:
+        raise InvalidArgumentError(
+            f"Parquet has a row per window, and this has {rows[other]} rows for {rows['valid_count']} windows",
+            column=other,
+            hint="use --format safetensors or npz",
+        )
     pq.write_table(pa.table({key: _rows(value, key) for key, value in batch.items()}), path)
 
 

@@ -26,7 +26,9 @@ from gear_data.loaders.arguments.options import (
     VideoOptions,
     WindowOptions,
     check_groups,
+    given_fields,
 )
+from gear_data.loaders.arguments.pack import Pack, check_pack
 from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.frameworks.resolve import Device, resolve_framework
 from gear_data.loaders.misuse import check_group
@@ -61,6 +63,7 @@ class LoaderConfig:
         embodiment: number of the embodiment; an option of a mixture's datasets.
         rule: the anchors and lengths of windows; its `context` is never None.
         column_steps: `offsets`, checked.
+        packing: `pack`, checked.
         membership: this process in its run, with `decentralized` selection; else None.
         resolved_framework: the framework of the batches, with its device.
 
@@ -83,6 +86,7 @@ class LoaderConfig:
     decoders: Mapping[str, Decoder]
     resize: Resize | None
     transform: Transform | None
+    pack: Pack | int | None
     steps: int | None
     epochs: int | None
     passes: Passes
@@ -100,6 +104,7 @@ class LoaderConfig:
     embodiment: int | None = None
     rule: WindowRule = field(init=False)
     column_steps: ColumnSteps = field(init=False)
+    packing: Pack | None = field(init=False)
     membership: Membership | None = field(init=False)
     resolved_framework: Framework = field(init=False)
 
@@ -107,9 +112,12 @@ class LoaderConfig:
         if not isinstance(self.dataset, Mixture):
             check_dataset(self.dataset)
         check_groups(vars(self))
+        check_range("batch_size", self.batch_size, 1)
+        packing = check_pack(self.pack, self.batch_size)
+        if packing is not None:
+            self._check_packing()
         context = self.batch_format.context if self.context is None else self.context
         check_range("context", context, 1)
-        check_range("batch_size", self.batch_size, 1)
         check_range("prefetch", self.prefetch, 0)
         check_range("seed", self.seed, 0, (1 << 64) - 1)
         check_end(self.steps, self.epochs)
@@ -133,18 +141,44 @@ class LoaderConfig:
                 + ("rank=" if membership is None else "selection='decentralized'"),
                 hint="leave one of them out",
             )
+        if framework.sharded and packing is not None:
+            raise InvalidArgumentError(
+                "the number of windows in packed rows differs by batch, and device= shards arrays of batch_size rows",
+                hint="give device='cpu', and place the arrays of rows yourself; or leave pack out",
+            )
         # NumPy integers become Python's: the loader's state is JSON.
         self._set(
             batch_size=int(self.batch_size),
             seed=int(self.seed),
             resize=check_resize(self.resize),
-            rule=self.windows.rule(int(context)),
+            rule=self.windows.rule(int(context))
+            if packing is None or self.context is not None
+            else WindowRule(packing.length, packing.length),
+            packing=packing,
             column_steps=check_offsets(self.offsets),
             choose=check_choose(self.choose),
             relative=check_relative(self.relative),
             membership=membership,
             resolved_framework=framework,
         )
+
+    def _check_packing(self) -> None:
+        """Raises InvalidArgumentError if other arguments do not go with `pack`."""
+        given = {"goals": self.goals, "BatchOptions(augment=...)": self.batch.augment}
+        unfit = next((name for name, value in given.items() if value is not None), None)
+        if unfit is None and self.windows.selection != "centralized":
+            unfit = "WindowOptions(selection='decentralized')"
+        if unfit is not None:
+            raise InvalidArgumentError(
+                f"{unfit} is for batches with one window in a row, and pack= puts several into one",
+                hint="leave one of the two out",
+            )
+        if self.context is None and self.windows != WindowOptions():
+            raise InvalidArgumentError(
+                "without context, pack= packs whole episodes, and WindowOptions say which windows of an episode are "
+                f"drawn: {given_fields(self.windows)}",
+                hint="give context=, the most steps of a window, or leave WindowOptions out",
+            )
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():

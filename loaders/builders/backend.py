@@ -134,6 +134,8 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
     from gear_data.loaders.builders.device import staging_reader
 
     for component in components:
+        if component.rows is not None:
+            return "pack= fills rows there"
         if component.goals is not None and component.goals.sampler.goals.future:
             return "final observations as goals are collected there"
         if component.goals is not None and component.goals.output.steps is not None:

@@ -13,6 +13,7 @@ from gear_data.collection.collector import CollectedBatch, Collector
 from gear_data.loaders.builders.batch import BuiltBatch, RankRows
 from gear_data.loaders.builders.goals import GoalCollector
 from gear_data.loaders.builders.grouping import are_alike, concatenated
+from gear_data.loaders.builders.packed_keys import PackedKeys
 from gear_data.loaders.builders.postprocess import Postprocessor
 from gear_data.loaders.builders.window_facts import SourceFacts, sampled_facts
 from gear_data.loaders.component import LoaderComponent
@@ -54,12 +55,20 @@ class CpuBatchBuilder:
         self._rows = rows
         self._slots, self._whole = rows.batch_size, rows.whole
         self._facts = SourceFacts(components, source)
+        packs = [0 if each.rows is None else each.rows.steps for each in components]
         sources = [component.collect_source() for component in components]
         groups = [sources] if joined else [[each] for each in sources]
         self.collectors = [
-            Collector(group, max_rows, batches=max_batches, reuse=reuse, allocate=allocate) for group in groups
+            Collector(group, max_rows, batches=max_batches, pack=pack, reuse=reuse, allocate=allocate)
+            for group, pack in zip(groups, packs, strict=False)
         ]
         components_of = [list(components)] if joined else [[each] for each in components]
+        self._packed_keys = [
+            None
+            if each.rows is None
+            else PackedKeys(max_rows, each.rows.tokens, each.rows.unit, reuse=reuse, allocate=allocate)
+            for each in components[: len(groups)]
+        ]
         self._goals = [
             None
             if each[0].goals is None
@@ -90,6 +99,8 @@ class CpuBatchBuilder:
 
     def _own_rows(self, step: int, windows: Windows) -> Windows:
         """Returns this rank's windows of a global batch."""
+        if windows.packing is not None:
+            return windows.of_rows(*self._rows.bounds(step, windows.packing.rows))
         first, last = self._rows.bounds(step, len(windows))
         return windows[first:last]
 
@@ -123,6 +134,9 @@ class CpuBatchBuilder:
             padded, valid = cameras.add(step, windows, arrays)
             collected.padded_bytes += padded
             collected.valid_bytes += valid
+        packed_keys = self._packed_keys[number]
+        if packed_keys is not None:
+            arrays.update(packed_keys(windows))
         facts = sampled_facts(windows, self._components)
         dataset_counts = None
         if not self._facts.empty:

@@ -22,10 +22,12 @@ def concatenated(windows: Sequence[Windows]) -> Windows:
 def are_alike(windows: Sequence[Windows]) -> bool:
     """Returns whether one read can collect these batches.
 
-    The batches must be of one dataset, and have the same number of rows. A short last batch is collected separately,
-    because this rank may have another number of rows in it.
+    The batches must be of one dataset, and have the same number of rows, and their windows are not packed. A short last
+    batch is collected separately, because this rank may have another number of rows in it.
     """
     first, rows = windows[0].source, len(windows[0])
-    return isinstance(first, int) and all(
-        isinstance(each.source, int) and each.source == first and len(each) == rows for each in windows
+    return (
+        isinstance(first, int)
+        and windows[0].packing is None
+        and all(isinstance(each.source, int) and each.source == first and len(each) == rows for each in windows)
     )

@@ -83,7 +83,7 @@ def pass_layout(config: LoaderConfig, selector: Selector, num_windows: int) -> P
         num_windows: number of windows in its first dataset.
 
     Raises:
-        InvalidArgumentError: `epochs` for a mixture.
+        InvalidArgumentError: `epochs` for a mixture, or for packed windows that are drawn with replacement.
     """
     size, epochs, repeat = config.batch_size, config.epochs, config.passes == "repeat"
     if epochs is None:
@@ -91,5 +91,10 @@ def pass_layout(config: LoaderConfig, selector: Selector, num_windows: int) -> P
     if config.proportions is not None:
         raise InvalidArgumentError("a mixture has no epochs", hint="give steps=, or no end")
     windows = selector.epoch_slots(epochs)
+    if windows is None and config.packing is not None:
+        raise InvalidArgumentError(
+            "windows that are drawn with replacement have no epochs in packed rows",
+            hint="give steps=, or sampler='shuffle'",
+        )
     batches = -(-(epochs * num_windows if windows is None else windows) // size)
     return PassLayout(size, batches, None if windows == batches * size else windows, repeat)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gear_data.errors import InvalidArgumentError, NonFiniteError
 from gear_data.loaders.presets.batch_format import Tokens
+from gear_data.loaders.presets.packed import SEGMENT_IDS
 from gear_data.schema import Role
 
 TOKENS = "tokens"
@@ -31,12 +32,16 @@ def add_tokens(
     sequences: Sequence[str],
     pad_left: bool,
     mask_key: str | None,
+    mask_valid: bool = True,
 ) -> dict[str, Any]:
     """Replaces the observations and actions of a batch by `tokens` and `target_mask`.
 
     A step has P tokens, and a sample has n valid steps. `tokens` is int64 [n * P] for each sample, `target_mask` is
     bool [n * P], True at actions. Ragged tokens, and the other sequences, are lists of B, and there is no mask. Else
     `tokens`, `target_mask` and the mask are [B, K * P].
+
+    A batch with `segment_ids` int32 [B, L] has packed rows, which are never lists: `tokens`, `target_mask` and the mask
+    are [B, L]. The K steps of a row are at most L tokens.
 
     Args:
         batch: key -> array [B, K, ...], and `valid_count` int64 [B].
@@ -45,6 +50,7 @@ def add_tokens(
         sequences: further keys of [B, K, ...], whose valid steps are the window's; ragged tokens make them lists, too.
         pad_left: whether padding is on the left.
         mask_key: the key of the mask, or None.
+        mask_valid: its value at valid steps.
 
     Raises:
         NonFiniteError: a continuous value is NaN.
@@ -52,14 +58,23 @@ def add_tokens(
     """
     rest = {key: value for key, value in batch.items() if key not in (*observations, *actions)}
     pieces = [_encode(batch[key], tokens, Role.OBSERVATION, key) for key in observations]
-    lengths, context = batch["valid_count"].tolist(), batch[(*observations, *actions)[0]].shape[1]
-    pieces.append(np.full((len(lengths), context, 1), tokens.separator, np.int64))
+    lengths, (samples, context) = batch["valid_count"].tolist(), batch[(*observations, *actions)[0]].shape[:2]
+    pieces.append(np.full((samples, context, 1), tokens.separator, np.int64))
     before = sum(piece.shape[2] for piece in pieces)
     pieces += [_encode(batch[key], tokens, Role.ACTION, key) for key in actions]
     steps = np.concatenate(pieces, 2)
     targets = np.zeros(steps.shape, np.bool_)
     targets[..., before:] = True
     width = steps.shape[2]
+    if SEGMENT_IDS in batch:
+        valid = batch[SEGMENT_IDS] > 0
+        rest[TOKENS], rest[TARGETS] = np.full(valid.shape, tokens.padding, np.int64), np.zeros(valid.shape, np.bool_)
+        for key, array in ((TOKENS, steps), (TARGETS, targets)):
+            flat = array.reshape(samples, context * width)
+            np.copyto(rest[key][:, : context * width], flat, where=valid[:, : context * width])
+        if mask_key is not None:
+            rest[mask_key] = (valid == mask_valid).astype(rest[mask_key].dtype)
+        return rest
     spans = [slice(context - n, context) if pad_left else slice(0, n) for n in lengths]
     if tokens.ragged:
         for key in sequences:

@@ -154,6 +154,27 @@ def preset_postprocess(preset: str | BatchFormat, request: BatchRequest) -> Post
     return None if batch_format.tokens is None else _tokens(batch_format, batch_format.tokens, request)
 
 
+def step_tokens(preset: str | BatchFormat, request: BatchRequest) -> int:
+    """Returns the tokens of a step; 1 if the preset makes none."""
+    batch_format = resolve_preset(preset)
+    if batch_format.tokens is None:
+        return 1
+    return 1 + sum(item.spec.size for item in _token_columns(batch_format, request))
+
+
+def _token_columns(batch_format: BatchFormat, request: BatchRequest) -> list[BatchColumn]:
+    """Returns the columns that become tokens, in the order of their names. Images stay in the batch."""
+    columns = (item for item in _batch_columns(batch_format, request) if not item.spec.variable_length)
+    return [
+        item
+        for item in sorted(columns, key=lambda item: item.name)
+        if item.own
+        and not item.next_step
+        and item.spec.role in (Role.OBSERVATION, Role.ACTION)
+        and not (item.spec.role is Role.OBSERVATION and len(item.spec.shape) > 2)
+    ]
+
+
 def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str]) -> tuple[str, ...]:
     """Returns the columns to normalise.
 
@@ -336,15 +357,13 @@ def _tokens(batch_format: BatchFormat, tokens: Tokens, request: BatchRequest) ->
     """
     columns = [item for item in _batch_columns(batch_format, request) if not item.spec.variable_length]
     keys: dict[Role, list[str]] = {Role.OBSERVATION: [], Role.ACTION: []}
-    for item in sorted(columns, key=lambda item: item.name):
-        is_image = item.spec.role is Role.OBSERVATION and len(item.spec.shape) > 2
-        if item.own and not item.next_step and item.spec.role in keys and not is_image:
-            keys[item.spec.role].append(item.key)
-            if item.name in request.offsets:
-                raise InvalidArgumentError(
-                    f"preset '{batch_format.name}' makes tokens of whole steps, so this column cannot have offsets",
-                    column=item.name,
-                )
+    for item in _token_columns(batch_format, request):
+        keys[item.spec.role].append(item.key)
+        if item.name in request.offsets:
+            raise InvalidArgumentError(
+                f"preset '{batch_format.name}' makes tokens of whole steps, so this column cannot have offsets",
+                column=item.name,
+            )
     sequences = [item.key for item in columns if item.spec.name not in request.offsets]
     return functools.partial(
         gato.add_tokens,
@@ -355,4 +374,5 @@ def _tokens(batch_format: BatchFormat, tokens: Tokens, request: BatchRequest) ->
         sequences=tuple(dict.fromkeys((*sequences, batch_format.timesteps_key or "", "loss_weight", _N_STEP))),
         pad_left=batch_format.pad_left,
         mask_key=batch_format.mask_key,
+        mask_valid=batch_format.mask_valid,
     )

@@ -141,7 +141,7 @@ def first_stage(config: LoaderConfig, *, ask_rank_zero: bool) -> tuple[Stage, Pa
     check_decoders(components, config.decoders)
     if config.joined or config.pad_to is not None:
         check_joined(components)
-    layout = pass_layout(config, components[0].selector, components[0].num_windows)
+    layout = pass_layout(config, components[0].selection.selector, components[0].num_windows)
     config.resolved_framework.check_last_batch(layout.last_rows)
     selections = tuple(component.selection for component in components)
     source = make_window_source(selections, layout, config.proportions, join=config.joined)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.open import reopen
 from gear_data.errors import DestinationExistsError, GearError, LoaderConfigError
 from gear_data.loaders.arguments.options import GROUPS, given_fields
+from gear_data.loaders.arguments.pack import check_pack
 from gear_data.loaders.mixture import Mixture
 from gear_data.loaders.presets.offsets import check_offsets, offsets_from_json, offsets_to_json
 from gear_data.loaders.tuning.setting import Setting
@@ -27,7 +28,7 @@ FORMAT, VERSION = "gear-data loader", 2
 BATCH_ARGUMENTS = frozenset(
     (
         "batch_size", "context", "preset", "sampler", "seed", "columns", "choose", "offsets", "normalize",
-        "relative", "goals", "decoders", "resize", "transform", "framework", "device", *GROUPS,
+        "relative", "goals", "decoders", "resize", "transform", "pack", "framework", "device", *GROUPS,
     )
 )  # fmt: skip
 _TUNE_AGAIN = "run gear-data tune again"
@@ -129,6 +130,8 @@ def write_config(
         kept["offsets"] = offsets_to_json(check_offsets(kept["offsets"]))
     if kept.get("relative") is not None:
         kept["relative"] = {name: each.to_json() for name, each in check_relative(kept["relative"]).items()}
+    if (pack := check_pack(kept.get("pack"), 1)) is not None:
+        kept["pack"] = asdict(pack)
     for name in GROUPS.keys() & kept.keys():
         kept[name] = given_fields(kept[name])
     stored = {name: value for name, value in kept.items() if _is_json(value)}

@@ -278,6 +278,21 @@ def test_first_batches_are_measured(run: Run) -> None:
     assert [row[0] for row in rows_of(result.printed, "processor s")] == list(first_batch.PROGRAMS)
 
 
+# mixture.py
+
+
+def test_packed_rows_are_measured(run: Run) -> None:
+    result = run("packed rows")
+    assert result.status == 0, result.errors
+    assert [(each["case"], each["rows"]) for each in result.record["results"]] == [
+        (case, rows) for rows in (2, 3) for case in ("episodes, uniform", "episodes, shuffle", "20 steps, uniform")
+    ]
+    for each in result.record["results"]:
+        assert each["padded_ns"] > 0 and each["packed_ns"] > 0
+        assert each["packed_real"] > 0.95, each
+    assert len(rows_of(result.printed, "packed ns a step")) == 6
+
+
 # feed.py
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

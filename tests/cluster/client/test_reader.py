@@ -132,6 +132,7 @@ OPTIONS = {
     "far": {"offsets": {"rewards": (60, 62)}, "columns": ["rewards"]},
     "relative": {"relative": {"actions": "observations"}, "context": 9},
     "facts": {"columns": ["rewards", "length"]},
+    "packed": {"pack": 48, "sampler": "shuffle", "columns": ["next_observations"]},
 }
 
 

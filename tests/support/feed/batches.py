@@ -19,7 +19,10 @@ Batch = dict[str, torch.Tensor]
 
 
 def clones(batches: Iterable[Batch]) -> list[Batch]:
-    return [{key: tensor.clone() for key, tensor in batch.items()} for batch in batches]
+    return [
+        {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+        for batch in batches
+    ]
 
 
 def take(batches: Iterable[Batch], count: int) -> list[Batch]:
@@ -38,6 +41,9 @@ def same(batches: Sequence[Batch], expected: Sequence[Batch]) -> None:
     for step, (batch, other) in enumerate(zip(batches, expected, strict=True)):
         assert batch.keys() == other.keys()
         for key in batch:
+            if not isinstance(batch[key], torch.Tensor):
+                assert batch[key] == other[key], (step, key)
+                continue
             assert batch[key].dtype == other[key].dtype, (step, key)
             if key == "probability":
                 # In a mixture, windows of a dataset without weights have NaN.
