@@ -1,130 +1,46 @@
-"""Measures packed rows beside padded batches of the same windows.
+"""Measures joined batches of many datasets beside those of one, and packed rows beside padded batches.
 
     python benchmarks/mixture.py --json mixture.json
 
-The dataset has episodes of 1 to 1,024 steps, all lengths as often, of Hopper's shape. Batches are of whole episodes,
-and of windows of 20 steps. Rows have 4,096 steps. Padded batches have as many real steps, on average. The loaders take
-turns in one process, without prefetching: a round measures some batches of each. Ratios are of one round, and all
-figures are medians over the rounds.
+The loaders take turns in one process, without prefetching: a round measures some batches of each. Ratios are of one
+round, and all figures are medians over the rounds. The parts are in `mixing`.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from common import (
-    command_line,
-    describe_machine,
-    figure,
-    format_table,
-    machine_facts,
-    parse_with_quick,
-    progress,
-    synthetic_episodes,
-    write_json,
-    write_parquet,
-)
+from common import command_line, describe_machine, figure, format_table, machine_facts, parse_with_quick, write_json
+from mixing import joined, packed
 
-import gear_data
-from gear_data import SequenceLoader, WindowOptions
-
-PACK = 4096
-#: The most that a packed batch may cost, relative to a padded one, per real step; and the least share of real steps.
-RATIO_TARGET, OCCUPANCY_TARGET = 1.2, 0.98
-SAMPLERS = ("uniform", "shuffle")
-BATCHES = 10
+PARTS = ("joined", "packed")
 
 
-def make_dataset(folder: Path, steps: int) -> gear_data.Dataset:
-    """Writes episodes of 1 to PACK / 4 steps, all lengths as often."""
-    lengths = np.random.default_rng(1).permutation(np.tile(np.arange(1, PACK // 4 + 1), -(-steps // (1 << 19))))
-    episodes = replace(synthetic_episodes(int(lengths.sum())), lengths=lengths)
-    write_parquet(episodes, folder / "source.parquet")
-    gear_data.convert(folder / "source.parquet", folder / "dataset", progress=False)
-    return gear_data.open(folder / "dataset", residency="host")
+def print_joined(results: Sequence[dict[str, Any]]) -> None:
+    print(
+        format_table(
+            ["datasets", "cameras", "us a batch", "ratio", "MiB added", "resume s"],
+            [
+                [
+                    str(each["datasets"]), str(each["cameras"]), figure(each["us"]), figure(each["ratio"]),
+                    f"{each['rss_bytes_added'] / (1 << 20):.1f}", figure(each["resume_seconds"]),
+                ]
+                for each in results
+            ],
+        )
+    )  # fmt: skip
+    batches = ", ".join(f"{each:,}" for each in sorted({each["rss_batches"] for each in results}, reverse=True))
+    print(
+        f"Targets: a ratio of at most {joined.RATIO_TARGET}, no memory added in {batches} batches, and a resume at "
+        f"step {joined.RESUMED_STEP:,} in {joined.RESUME_TARGET:g} s."
+    )
 
 
-def pairs(ds: gear_data.Dataset, rows: int) -> dict[str, tuple[SequenceLoader, SequenceLoader]]:
-    """Returns case -> loaders of padded and of packed batches, with as many real steps on average."""
-    found = {}
-    common: dict[str, Any] = {"prefetch": 0, "framework": "numpy"}
-    longest = PACK // 4
-    for sampler in SAMPLERS:
-        mean = ds.num_steps / len(ds)
-        padded = SequenceLoader(
-            ds, round(rows * PACK / mean), context=longest, windows=WindowOptions(stride=longest), sampler=sampler,
-            seed=1, **common,
-        )  # fmt: skip
-        packed = SequenceLoader(ds, rows, pack=PACK, sampler=sampler, seed=2, **common)
-        found[f"episodes, {sampler}"] = padded, packed
-    padded = SequenceLoader(ds, rows * PACK // 20, context=20, seed=1, **common)
-    found["20 steps, uniform"] = padded, SequenceLoader(ds, rows, context=20, pack=PACK, seed=2, **common)
-    return found
-
-
-def stretch(iterator: Iterator[Any]) -> tuple[float, float]:
-    """Returns the nanoseconds per real step of some batches, and the share of real steps."""
-    next(iterator)
-    begun = time.perf_counter()
-    masks = [next(iterator)["mask"] for _ in range(BATCHES)]
-    seconds = time.perf_counter() - begun
-    real = sum(int(np.count_nonzero(mask)) for mask in masks)
-    return 1e9 * seconds / real, real / sum(mask.size for mask in masks)
-
-
-def measure(ds: gear_data.Dataset, rows: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    results = []
-    for count in rows:
-        loaders = pairs(ds, count)
-        iterators = {name: [iter(loader) for loader in pair] for name, pair in loaders.items()}
-        found: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in loaders}
-        for number in range(-2, rounds):  # kernels and memory are warm after two rounds
-            progress(f"{count} rows: round {number + 1} of {rounds}")
-            for name, pair in iterators.items():
-                measured = [stretch(each) for each in pair]
-                if number >= 0:
-                    found[name].append(measured)
-        progress("")
-        for name, each in found.items():
-            padded, packed = ([pair[side] for pair in each] for side in (0, 1))
-            results.append(
-                {
-                    "case": name,
-                    "rows": count,
-                    "padded_ns": statistics.median(ns for ns, _ in padded),
-                    "packed_ns": statistics.median(ns for ns, _ in packed),
-                    "ratio": statistics.median(own[1][0] / own[0][0] for own in each),
-                    "padded_real": statistics.mean(real for _, real in padded),
-                    "packed_real": statistics.mean(real for _, real in packed),
-                }
-            )
-    return results
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small dataset and few rounds, to try the script")
-    parser.add_argument("--steps", type=int, default=4_000_000, help="steps of the dataset (default 4,000,000)")
-    parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 64], help="rows of packed batches")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds of all loaders (default 15)")
-    parser.add_argument("--json", type=Path, help="write the full record here")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    args = parse_with_quick(make_parser(), arguments, {"steps": 1, "rows": [2], "rounds": 1})
-    machine = machine_facts()
-    with tempfile.TemporaryDirectory(prefix="gear-bench-") as folder:
-        results = measure(make_dataset(Path(folder), args.steps), args.rows, args.rounds)
-    print(describe_machine(machine))
+def print_packed(results: Sequence[dict[str, Any]]) -> None:
     print(
         format_table(
             ["windows", "rows", "padded ns a step", "packed ns a step", "ratio", "real, padded", "real, packed"],
@@ -137,7 +53,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ],
         )
     )  # fmt: skip
-    print(f"Targets: a ratio of at most {RATIO_TARGET}, and at least {OCCUPANCY_TARGET} of the steps real.")
+    print(
+        f"Targets: a ratio of at most {packed.RATIO_TARGET}, and at least {packed.OCCUPANCY_TARGET} of the steps real."
+    )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small datasets and few rounds, to try the script")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="these parts (default all)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=4_000_000,
+        help="steps of the packed dataset, and of each mixture (default 4,000,000)",
+    )
+    parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 64], help="rows of packed batches")
+    parser.add_argument(
+        "--datasets", type=int, nargs="+", default=[1, 5, 20, 60], help="datasets of the mixtures (default 1 5 20 60)"
+    )
+    parser.add_argument("--frames", type=int, default=2400, help="frames of each camera of a mixture (default 2,400)")
+    parser.add_argument(
+        "--rss-batches", type=int, default=10_000, help="batches after which memory is compared (default 10,000)"
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of all loaders (default 15)")
+    parser.add_argument("--json", type=Path, help="write the full record here")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    quick = {
+        "steps": 4000, "rows": [2], "datasets": [1, 3], "frames": 12, "rss_batches": 3, "rounds": 1,
+    }  # fmt: skip
+    args = parse_with_quick(make_parser(), arguments, quick)
+    machine, results = machine_facts(), dict[str, Any]()
+    with tempfile.TemporaryDirectory(prefix="gear-bench-") as name:
+        folder = Path(name)
+        if "joined" in args.only:
+            plain = {count: joined.make_datasets(folder, count, args.steps) for count in args.datasets}
+            recorded = {count: joined.record_datasets(folder, count, args.frames) for count in args.datasets}
+            results["joined"] = [
+                *joined.measure(plain, args.rounds, 50, args.rss_batches, cameras=False),
+                *joined.measure(recorded, args.rounds, 2, args.rss_batches // 100, cameras=True),
+            ]
+        if "packed" in args.only:
+            results["packed"] = packed.measure(packed.make_dataset(folder, args.steps), args.rows, args.rounds)
+    print(describe_machine(machine))
+    if "joined" in results:
+        print_joined(results["joined"])
+    if "packed" in results:
+        print_packed(results["packed"])
     if args.json is not None:
         write_json(args.json, {"command": command_line(), "machine": machine, "results": results})
     return 0

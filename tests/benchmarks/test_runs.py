@@ -284,13 +284,29 @@ def test_first_batches_are_measured(run: Run) -> None:
 def test_packed_rows_are_measured(run: Run) -> None:
     result = run("packed rows")
     assert result.status == 0, result.errors
-    assert [(each["case"], each["rows"]) for each in result.record["results"]] == [
+    assert [(each["case"], each["rows"]) for each in result.record["results"]["packed"]] == [
         (case, rows) for rows in (2, 3) for case in ("episodes, uniform", "episodes, shuffle", "20 steps, uniform")
     ]
-    for each in result.record["results"]:
+    for each in result.record["results"]["packed"]:
         assert each["padded_ns"] > 0 and each["packed_ns"] > 0
         assert each["packed_real"] > 0.95, each
     assert len(rows_of(result.printed, "packed ns a step")) == 6
+
+
+def test_joined_batches_are_measured(run: Run) -> None:
+    result = run("joined batches")
+    assert result.status == 0, result.errors
+    assert [(each["datasets"], each["cameras"]) for each in result.record["results"]["joined"]] == [
+        (count, cameras) for cameras in (0, 2) for count in (1, 2)
+    ]
+    for each in result.record["results"]["joined"]:
+        assert each["us"] > 0 and each["ratio"] > 0 and each["resume_seconds"] > 0
+    assert [row[:2] for row in rows_of(result.printed, "us a batch")] == [
+        ["1", "0"],
+        ["2", "0"],
+        ["1", "2"],
+        ["2", "2"],
+    ]
 
 
 # feed.py

@@ -59,7 +59,8 @@ COMMANDS = {
     "--python flashbax={python} --python minari={python} --json {json}",
     "some recorders": "writer.py --quick --recorders gear-episode,lerobot --seconds 0.02 --rounds 2 --environments 2 "
     "--fill 2000 --rate 1000 --seed 1 --json {json}",
-    "packed rows": "mixture.py --quick --steps 2 --rows 2 3 --rounds 1 --json {json}",
+    "packed rows": "mixture.py --quick --only packed --steps 2 --rows 2 3 --rounds 1 --json {json}",
+    "joined batches": "mixture.py --quick --only joined --datasets 1 2 --frames 8 --rss-batches 200 --json {json}",
     "first batches": "first_batch.py --rounds 1 --json {json}",
     "host of a GPU": "host_cost.py --quick --json {json}",
     "no GPU": "gpu.py --quick --json {json}",

@@ -1,0 +1,128 @@
+"""Joined batches of 1 to 60 datasets of unlike shape: cost, memory, and the time to resume late in a run.
+
+All mixtures have about as many steps, divided among their datasets. So the processor's cache helps one dataset no more
+than sixty. The datasets have 7 to 32 elements of an action, which `pad_to` brings to 32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from common import progress, synthetic_episodes, write_parquet
+
+import gear_data
+from gear_data import Camera, Mixture, SequenceLoader
+
+WIDTH, CONTEXT, ROWS = 32, 20, 256
+#: Frames of a camera, and windows of a batch with cameras: each has one frame of both.
+SIDE, CAMERA_ROWS, FPS = 224, 16, 30
+CAMERAS = ("observations.images.front", "observations.images.wrist")
+#: The most that a batch of 60 datasets may cost, relative to one of a single dataset; and the most seconds of a resume.
+RATIO_TARGET, RESUME_TARGET = 1.3, 1.0
+#: The step at which a run resumes.
+RESUMED_STEP = 10**6
+
+
+def action_width(number: int) -> int:
+    """Returns the elements of an action of a dataset: 7 to 32."""
+    return 7 + 5 * number % (WIDTH - 6)
+
+
+def make_datasets(folder: Path, count: int, steps: int) -> list[gear_data.Dataset]:
+    """Makes `count` datasets with `steps` steps together."""
+    made = []
+    for number in range(count):
+        source, path = folder / f"{count}-{number}.parquet", folder / f"{count}-{number}"
+        write_parquet(synthetic_episodes(steps // count, seed=number, action_width=action_width(number)), source)
+        gear_data.convert(source, path, progress=False)
+        made.append(gear_data.open(path))
+    return made
+
+
+def record_datasets(folder: Path, count: int, frames: int) -> list[gear_data.Dataset]:
+    """Records `count` datasets with two cameras and `frames` frames of each camera together."""
+    made = []
+    for number in range(count):
+        rng, path = np.random.default_rng(number), folder / f"cameras-{count}-{number}"
+        pictures = np.repeat(np.repeat(rng.integers(0, 256, (8, 14, 14, 3), np.uint8), SIDE // 14, 1), SIDE // 14, 2)
+        with gear_data.Writer(path, cameras={name: Camera(fps=FPS) for name in CAMERAS}) as writer:
+            for t in range(max(2, frames // count)):
+                images = {
+                    name.rpartition(".")[2]: pictures[(t + place) % len(pictures)] for place, name in enumerate(CAMERAS)
+                }
+                observation = {"state": np.full(10, t, np.float32), "images": images}
+                action = np.full(action_width(number), t, np.float32)
+                writer.append(observations=observation, actions=action, rewards=0.0)
+            writer.end_episode(truncated=True)
+        made.append(gear_data.open(path))
+    return made
+
+
+def loader_of(datasets: Sequence[gear_data.Dataset], cameras: bool) -> SequenceLoader:
+    """Returns a loader of joined batches, which is also a mixture if there is one dataset."""
+    mixture = Mixture(list(datasets), join=True, pad_to={"actions": WIDTH})
+    rows, context = (CAMERA_ROWS, 1) if cameras else (ROWS, CONTEXT)
+    return SequenceLoader(mixture, rows, context=context, seed=1, prefetch=0)
+
+
+def _microseconds(iterator: Iterator[Any], batches: int) -> float:
+    begun = time.perf_counter()
+    for _ in itertools.islice(iterator, batches):
+        pass
+    return 1e6 * (time.perf_counter() - begun) / batches
+
+
+def resume_seconds(datasets: Sequence[gear_data.Dataset], cameras: bool) -> float:
+    """Returns the seconds from a new loader to the first batch after step 10^6."""
+    state = loader_of(datasets, cameras).state_dict() | {"step": RESUMED_STEP}
+    begun = time.perf_counter()
+    loader = loader_of(datasets, cameras)
+    loader.load_state_dict(state)
+    next(iter(loader))
+    return time.perf_counter() - begun
+
+
+def measure(
+    mixtures: dict[int, list[gear_data.Dataset]], rounds: int, batches: int, rss_batches: int, *, cameras: bool
+) -> list[dict[str, Any]]:
+    """Measures mixtures in turns: a round has `batches` batches of each.
+
+    Args:
+        mixtures: number of datasets -> the datasets.
+        rounds: rounds that count.
+        batches: batches of a round.
+        rss_batches: batches between the two looks at the memory.
+        cameras: whether the datasets have cameras.
+    """
+    iterators = {count: iter(loader_of(datasets, cameras)) for count, datasets in mixtures.items()}
+    found: dict[int, list[float]] = {count: [] for count in mixtures}
+    for number in range(-2, rounds):  # kernels, mappings and memory are warm after two rounds
+        progress(f"{'cameras' if cameras else 'no camera'}: round {number + 1} of {rounds}")
+        for count, iterator in iterators.items():
+            microseconds = _microseconds(iterator, batches)
+            if number >= 0:
+                found[count].append(microseconds)
+    progress("")
+    first, process, results = found[min(found)], psutil.Process(), []
+    for count, each in found.items():
+        before = process.memory_info().rss
+        _microseconds(iterators[count], rss_batches)
+        results.append(
+            {
+                "datasets": count,
+                "cameras": len(CAMERAS) if cameras else 0,
+                "us": statistics.median(each),
+                "ratio": statistics.median(own / one for own, one in zip(each, first, strict=True)),
+                "rss_bytes_added": process.memory_info().rss - before,
+                "rss_batches": rss_batches,
+                "resume_seconds": resume_seconds(mixtures[count], cameras),
+            }
+        )
+    return results
