@@ -47,7 +47,7 @@ from gear_data.loaders.window_source import WindowSelection
 from gear_data.relative import check_relative
 from gear_data.schema import Role, Schema, role_of
 from gear_data.selection.goals import Goals, GoalSampler
-from gear_data.selection.packing import DrawnRows, OrderedRows, packed_rows
+from gear_data.selection.packing import PackedRows, packed_rows
 from gear_data.selection.samplers import BuiltInSampler, Candidates, Selector, Weighted, WeightedSelector, as_sampler
 from gear_data.selection.windows import Float64Array, Int64Array, WindowRule
 
@@ -85,7 +85,7 @@ class ComponentRows:
         unit: tokens of a step.
     """
 
-    selector: DrawnRows | OrderedRows
+    selector: PackedRows
     steps: int
     tokens: int
     unit: int
@@ -475,7 +475,7 @@ def _make_component(
         selector = node_local_selector(dataset, config.membership, anchors, sampler, selector, evaluate, config.seed)
     rows = None
     if packing is not None:
-        of_rows = packed_rows(selector, anchors, config.seed, request.context)
+        of_rows = packed_rows(selector, anchors, config.seed, request.context, split=packing.split)
         rows = ComponentRows(of_rows, request.context, packing.length, unit)
     goals = None
     if config.goals is not None:
@@ -528,12 +528,17 @@ def _packed_rule(dataset: Dataset, config: LoaderConfig, packing: Pack, unit: in
             hint="give Weighted(..., replacement=True), or sampler='shuffle'",
         )
     of_a_row = f"pack={packing.length}" + ("" if unit == 1 else f" tokens, {steps} steps of {unit} tokens")
+    if packing.split and steps:
+        longest = int(dataset.lengths.max(initial=1))
+        return WindowRule(longest, longest) if config.context is None else config.rule
     if config.context is not None:
         if config.rule.context > steps:
             raise InvalidArgumentError(
                 f"context is {config.rule.context}, and a row has {of_a_row}: a window does not fit",
                 file=str(dataset.path),
-                hint=f"give context={steps} or less, or a larger pack" if steps else "give a larger pack",
+                hint=f"give context={steps} or less, a larger pack, or Pack(length, split=True)"
+                if steps
+                else "give a larger pack",
             )
         return config.rule
     longest = int(dataset.lengths.argmax()) if len(dataset) else 0
@@ -542,7 +547,7 @@ def _packed_rule(dataset: Dataset, config: LoaderConfig, packing: Pack, unit: in
         raise InvalidArgumentError(
             f"episode {number} has {dataset.lengths[longest]} steps, and a row has {of_a_row}: a window does not fit",
             file=str(dataset.path),
-            hint="give a larger pack, Pack(length, cut=True) to cut longer episodes, or context="
+            hint="give a larger pack, context=, or Pack(length, cut=True), which cuts longer episodes"
             if steps
             else "give a larger pack",
         )

@@ -14,7 +14,7 @@ import numpy as np
 from gear_data.kernels import cpu
 from gear_data.loaders.passes.layout import PassLayout
 from gear_data.selection.goals import GoalSampler
-from gear_data.selection.packing import DrawnRows, OrderedRows, joined_rows
+from gear_data.selection.packing import PackedRows, joined_rows
 from gear_data.selection.samplers import Selector
 from gear_data.selection.samplers.uniform import WindowSelector
 from gear_data.selection.schedule import CheckedSchedule
@@ -82,7 +82,7 @@ class WindowSelection:
     @property
     def packed(self) -> bool:
         """Whether it selects packed rows."""
-        return isinstance(self.selector, DrawnRows | OrderedRows)
+        return isinstance(self.selector, PackedRows)
 
     def select(self, step: int, count: int, position: int) -> Windows:
         """Selects windows, see `Selector.select`."""

@@ -1,8 +1,8 @@
 """Packing: rows of a fixed number of steps, filled with whole windows.
 
 `DrawnRows` is for samplers whose slots are independent draws: a step draws windows until its rows are full.
-`OrderedRows` is for samplers that select every window once an epoch. The rows of a step are a pure function of (seed,
-step).
+`OrderedRows` and `SplitRows` are for samplers that select every window once an epoch. The rows of a step are a pure
+function of (seed, step).
 
 Why: docs/explanation/decisions/packing.md
 """
@@ -50,16 +50,21 @@ class DrawnRows:
         seed: 0 to 2^64 - 1.
         steps: steps of a row; at least those of every window.
         slots: slots of a row, for a selector whose windows depend on the number of slots; None: as many as needed.
+        split: whether windows lie one after another in the order of slots, cut at the ends of rows.
     """
 
-    def __init__(self, selector: Selector, seed: int, steps: int, slots: int | None = None) -> None:
-        self._selector, self._seed, self._steps = selector, seed, steps
+    def __init__(
+        self, selector: Selector, seed: int, steps: int, slots: int | None = None, *, split: bool = False
+    ) -> None:
+        self._selector, self._seed, self._steps, self._split = selector, seed, steps, split
         self._fixed = slots
         # Learned from earlier steps. It changes how often windows are drawn again, and not which.
         self._slots = 8
 
     def select(self, step: int, count: int, position: int) -> Windows:
         """Selects the windows of `count` rows. position: this selector's rows in all earlier batches."""
+        if self._split:
+            return _cut(self._drawn(step, count, position), 0, self._steps, count)
         rows = count if self._fixed is not None else max(count, _ROWS_AT_ONCE)
         windows = self._drawn(step, rows, position)
         row = np.empty(len(windows), np.int64)
@@ -167,14 +172,80 @@ class OrderedRows:
         return self._selector.identity()
 
 
-def packed_rows(selector: Selector, anchors: Anchors, seed: int, steps: int) -> DrawnRows | OrderedRows:
+class SplitRows:
+    """A `Selector` of full rows: the windows of all epochs lie one after another, cut at the ends of rows.
+
+    A window that is cut goes on in the next row. Every epoch has the same number of steps, so the epoch of a row is
+    known. Its windows are found by the running sums of lengths in the epoch's order: 8 bytes a window.
+
+    Args:
+        selector: selects the windows without packing.
+        anchors: the episodes and their anchors; the length of a window depends on its anchor only.
+        seed: 0 to 2^64 - 1.
+        steps: steps of a row.
+    """
+
+    def __init__(self, selector: OrderSelector, anchors: Anchors, seed: int, steps: int) -> None:
+        self._selector, self._steps = selector, steps
+        self._windows = window_finder(anchors, seed)
+        self._lengths = _lengths(self._windows, anchors.total)
+        self._total = int(self._lengths.sum(dtype=np.int64))
+        #: Epoch -> the steps before each window of its order, of the last epochs that were asked for.
+        self._before: dict[int, Int64Array] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_before": {}}
+
+    def select(self, step: int, count: int, position: int) -> Windows:
+        """Selects the windows of `count` rows. position: this selector's rows in all earlier batches."""
+        at, end = position * self._steps, (position + count) * self._steps
+        anchors, skip = [], None
+        while at < end:
+            epoch, first = divmod(at, self._total)
+            last = min(first + end - at, self._total)
+            before = self._steps_before(epoch)
+            low = int(np.searchsorted(before, first, "right")) - 1
+            high = int(np.searchsorted(before, last, "left"))
+            anchors.append(self._selector.order(epoch, low, high - low))
+            skip = first - int(before[low]) if skip is None else skip
+            at += last - first
+        windows = self._windows.windows(np.concatenate(anchors) if anchors else np.empty(0, np.int64), step)
+        return _cut(windows, skip or 0, self._steps, count)
+
+    def _steps_before(self, epoch: int) -> Int64Array:
+        found = self._before.get(epoch)
+        if found is None:
+            found = offsets_of(self._lengths[self._selector.order(epoch, 0, len(self._lengths))].astype(np.int64))
+            # Another thread may read the dictionary: it gets a new one. A batch may have the end of one epoch.
+            self._before = {**dict(list(self._before.items())[-1:]), epoch: found}
+        return found
+
+    def sampling_plan(self, count: int) -> SamplingPlan | None:
+        return None
+
+    def epoch_slots(self, epochs: int) -> int | None:
+        return -(-epochs * self._total // self._steps)
+
+    def shares(self) -> Float64Array:
+        return self._selector.shares()
+
+    def identity(self) -> dict[str, Any]:
+        return self._selector.identity()
+
+
+#: A selector of packed rows.
+PackedRows = DrawnRows | OrderedRows | SplitRows
+
+
+def packed_rows(selector: Selector, anchors: Anchors, seed: int, steps: int, *, split: bool) -> PackedRows:
     """Returns the selector of packed rows for a selector of windows.
 
     Args:
-        selector: selects windows of at most `steps` steps.
+        selector: selects windows, of at most `steps` steps unless they are split.
         anchors: the anchors to which it is bound.
         seed: its seed.
         steps: steps of a row.
+        split: whether windows may go on in the next row.
 
     Raises:
         InvalidArgumentError: every window once an epoch, and a window's length is drawn.
@@ -186,13 +257,15 @@ def packed_rows(selector: Selector, anchors: Anchors, seed: int, steps: int) -> 
                 "the steps of a window are drawn",
                 hint="give WindowOptions(anchor='start') or anchor='end', or sampler='uniform'",
             )
+        if split:
+            return SplitRows(selector, anchors, seed, steps)
         return OrderedRows(selector, anchors, seed, steps, shuffled=selector.name == Shuffle.name)
     slots = None
     if isinstance(selector, CustomSelector):
         some = np.unique(np.linspace(0, anchors.total - 1, _CHUNK).astype(np.int64))
         mean = window_finder(anchors, seed).windows(some, 0).length.mean()
         slots = int(1.25 * steps / mean) + 1
-    return DrawnRows(selector, seed, steps, slots)
+    return DrawnRows(selector, seed, steps, slots, split=split)
 
 
 def in_rows(windows: Windows, row: Int64Array, steps: int, rows: int) -> Windows:
@@ -201,6 +274,16 @@ def in_rows(windows: Windows, row: Int64Array, steps: int, rows: int) -> Windows
     cpu.windows.place_in_rows(row, windows.length, steps, place)
     windows.packing = Packing(steps, rows, place)
     return windows
+
+
+def _cut(windows: Windows, skip: int, steps: int, rows: int) -> Windows:
+    """Returns the pieces of windows that lie one after another. skip: steps of the first window before the rows."""
+    window, skipped, size, place = np.empty((4, len(windows) + rows), np.int64)
+    count = int(cpu.windows.cut_at_rows(windows.length, skip, steps, rows, window, skipped, size, place))
+    pieces = windows[window[:count]]
+    pieces.start, pieces.length = pieces.start + skipped[:count], size[:count]
+    pieces.packing = Packing(steps, rows, place[:count], skipped[:count])
+    return pieces
 
 
 def joined_rows(parts: Sequence[tuple[Windows, Int64Array]], rows: int) -> Windows:
@@ -214,6 +297,7 @@ def joined_rows(parts: Sequence[tuple[Windows, Int64Array]], rows: int) -> Windo
     packings = [(each.packing, row) for each, row in parts if each.packing is not None]
     place = np.concatenate([row[own.place // own.steps] * own.steps + own.place % own.steps for own, row in packings])
     order = place.argsort()
+    skipped = [own.skipped for own, _ in packings if own.skipped is not None]
 
     def joined(name: str, missing: float | None = None) -> Any:
         values = [getattr(each, name) for each, _ in parts]
@@ -227,7 +311,8 @@ def joined_rows(parts: Sequence[tuple[Windows, Int64Array]], rows: int) -> Windo
 
     return Windows(
         joined("episode_id"), joined("start"), joined("length"), joined("probability", np.nan), joined("importance", 1),
-        joined("source"), packing=Packing(packings[0][0].steps, rows, place[order]),
+        joined("source"),
+        packing=Packing(packings[0][0].steps, rows, place[order], np.concatenate(skipped)[order] if skipped else None),
     )  # fmt: skip
 
 

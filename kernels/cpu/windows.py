@@ -368,6 +368,33 @@ def longest_fit(lengths, steps, rows, row):  # type: ignore[no-untyped-def]
 
 
 @cached_njit
+def cut_at_rows(length, skip, steps, rows, window, skipped, size, place):  # type: ignore[no-untyped-def]
+    """Lays windows one after another over rows, and cuts them at the ends of rows.
+
+    Args:
+        length: int64 [n], the windows' steps.
+        skip: steps of the first window before the first row.
+        steps, rows: steps of a row, and number of rows. Steps beyond the last row are left out.
+        window, skipped, size: int64 [n + rows], receive the window of each piece, the steps of the window before the
+            piece, and the piece's steps.
+        place: int64 [n + rows], receives the first step of each piece, counted over the steps of all rows.
+
+    Returns:
+        The number of pieces.
+    """
+    count, at, done = 0, np.int64(0), np.int64(skip)
+    for i in range(len(length)):
+        while done < length[i] and at < rows * steps:
+            part = min(length[i] - done, steps - at % steps)
+            window[count], skipped[count], size[count], place[count] = i, done, part, at
+            done += part
+            at += part
+            count += 1
+        done = np.int64(0)
+    return count
+
+
+@cached_njit
 def place_in_rows(row, length, steps, place):  # type: ignore[no-untyped-def]
     """Fills `place`, int64 [n]: the first step of each window, counted over the steps of all rows.
 

@@ -179,8 +179,8 @@ class ExecutionOptions:
         backend: the processor that collects batches. `cpu` collects in this machine's memory and copies to the device.
             `cuda` collects with kernels of the device, which read the columns in place. `auto` takes the backend that
             is expected to be faster. Kernels need a dataset with residency `pinned` or `device`, or a placed dataset;
-            of other datasets, the CPU gathers the rows for them. The CPU decodes cameras, and makes tokens, augmented
-            images, batches for `transform`, and steps that other machines send by Arrow Flight.
+            of other datasets, the CPU gathers the rows for them. The CPU decodes cameras, and makes tokens, packed
+            rows, augmented images, batches for `transform`, and steps that other machines send by Arrow Flight.
         sm_budget: the share of a GPU's multiprocessors for this loader's kernels, above 0 and at most 1.
         pin_memory: whether batches are copied to a GPU through pinned memory. None: if `device` is a GPU.
         batches_at_once: batches that are built ahead in one call. None: up to 4 small ones; 8 if other nodes send them;

@@ -25,6 +25,8 @@ class Pack:
         length: steps of a row; with the preset `gato`, tokens.
         cut: what happens if whole episodes are packed, and one is longer than a row. False: an error. True: it is cut
             into windows of a row's length, and a shorter last one.
+        split: False: windows are whole. True: they lie one after another, and a window that does not fit in a row goes
+            on in the next one, where its positions go on. All rows are full.
 
     Raises:
         InvalidArgumentError: a field out of its range.
@@ -32,10 +34,17 @@ class Pack:
 
     length: int
     cut: bool = False
+    split: bool = False
 
     def __post_init__(self) -> None:
         check_range("pack", self.length, 1)
         check_bool("cut", self.cut)
+        check_bool("split", self.split)
+        if self.cut and self.split:
+            raise InvalidArgumentError(
+                "cut=True cuts episodes into windows of a row, and with split=True windows go on in the next row",
+                hint="give one of them",
+            )
         object.__setattr__(self, "length", int(self.length))  # NumPy integers are not JSON
 
 

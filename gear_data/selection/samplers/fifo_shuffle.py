@@ -63,24 +63,24 @@ class OrderSelector:
         name: the sampler's name.
 
     Attributes:
-        name: the sampler's name.
+        order, name: see the arguments.
     """
 
     def __init__(self, anchors: Anchors, seed: int, order: Callable[[int, int, int], Int64Array], name: str) -> None:
         table = PrefixTable(anchors.prefix)
         self._total = anchors.total
         self._sampler = WindowSampler(anchors, table, seed, cpu.random.DOMAIN_SHUFFLE, WITHIN_OFFSET)
-        self._order = order
+        self.order = order
         self._sampling_plan = SamplingPlan(self._sampler, order, self._total)
         self.name = name
 
     def select(self, step: int, count: int, position: int) -> Windows:
-        parts = [self._order(*span) for span in self._sampling_plan.spans(position, count)]
+        parts = [self.order(*span) for span in self._sampling_plan.spans(position, count)]
         return self._sampler.windows(parts[0] if len(parts) == 1 else np.concatenate(parts), step)
 
     def sampling_plan(self, count: int) -> SamplingPlan | None:
         # A device cannot compute a part of a stored permutation.
-        stored = isinstance(self._order, Permuted) and self._order.is_stored
+        stored = isinstance(self.order, Permuted) and self.order.is_stored
         return None if stored else self._sampling_plan
 
     def shares(self) -> Float64Array:

@@ -348,6 +348,10 @@ def test_longer_episodes_are_cut_if_asked(dataset: gear_data.Dataset) -> None:
         ({"pack": 39}, r"episode 3 has 40 steps, and a row has pack=39"),
         ({"pack": Pack(39, cut=True), "context": 40}, "context is 40, and a row has pack=39"),
         ({"windows": WindowOptions(stride=2)}, "whole episodes"),
+        ({"pack": {"length": 40, "cut": 1}}, "cut is True or False"),
+        ({"pack": {"length": 40, "split": None}}, "split is True or False"),
+        ({"pack": {"length": 40, "cut": True, "split": True}}, "windows go on in the next row"),
+        ({"pack": {"size": 40}}, "size"),
         ({"goals": Goals()}, "goals"),
         ({"batch": BatchOptions(augment=RandomShift(2))}, "augment"),
         ({"preset": "lerobot"}, "preset 'lerobot'"),
@@ -363,7 +367,7 @@ def test_longer_episodes_are_cut_if_asked(dataset: gear_data.Dataset) -> None:
 def test_bad_arguments_are_refused(dataset: gear_data.Dataset, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GearError, match=message) as error:
         loader(dataset, **options)
-    assert error.value.hint or "pack" in str(error.value)
+    assert error.value.hint or "pack" in str(error.value) or "not " in str(error.value)
 
 
 def test_a_column_cannot_have_the_name_of_a_packed_key(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -372,6 +376,82 @@ def test_a_column_cannot_have_the_name_of_a_packed_key(tmp_path_factory: pytest.
     with pytest.raises(InvalidArgumentError, match="position_ids"):
         loader(ds)
     assert "position_ids" in next(iter(loader(ds, columns=["actions"])))
+
+
+@pytest.mark.parametrize("pack", [5, 32])
+@pytest.mark.parametrize("options", [{}, {"context": 7, "windows": WindowOptions(stride=3)}])
+@pytest.mark.parametrize("sampler", ["fifo", "shuffle", "uniform", "weighted"])
+def test_windows_go_on_in_the_next_row(
+    dataset: gear_data.Dataset, sampler: str, options: dict[str, Any], pack: int
+) -> None:
+    """Rows are the windows of the same sampler without packing, one after another."""
+    common = {"sampler": EVERY_SAMPLER[sampler], "seed": 4}
+    packed = SequenceLoader(dataset, 3, pack=Pack(pack, split=True), **common, **options)
+    whole = options or {"context": 40, "windows": WindowOptions(stride=40)}
+    ordered = sampler in ("fifo", "shuffle")
+    padded = SequenceLoader(dataset, 7 if ordered else 200, **common, **whole)
+    steps = range(30)
+    streams: list[list[Any]] = []
+    for step in steps:
+        windows = _windows(padded, range(step, step + 1))
+        stream = [(e, start + i, i) for e, start, length in windows for i in range(length)]
+        streams += [stream] if not ordered or not streams else []
+        if ordered and step:
+            streams[0] += stream
+    for step in range(8):
+        batch, table = packed.batch(step), packed.windows(step)
+        wanted = streams[0][step * 3 * pack :] if ordered else streams[step]
+        wanted = wanted[: 3 * pack]
+        assert len(wanted) == 3 * pack and batch["mask"].all()
+        episodes, numbers, positions = (np.array(each) for each in zip(*wanted, strict=True))
+        assert batch["position_ids"].flatten().tolist() == positions.tolist()
+        assert batch["timesteps"].flatten().tolist() == numbers.tolist()
+        actions = np.stack([EPISODES[0][e]["actions"][n] for e, n in zip(episodes, numbers, strict=True)])
+        assert np.array_equal(batch["actions"].flatten(0, 1), actions)
+        # A segment ends where a window does, and where a row does.
+        ends = [i for i in range(1, 3 * pack) if positions[i] == 0 or i % pack == 0]
+        assert batch["cu_seqlens"].tolist() == [0, *ends, 3 * pack]
+        assert batch["valid_count"].tolist() == batch["cu_seqlens"].diff().tolist() == table["length"].tolist()
+        assert table["start"].tolist() == numbers[[0, *ends]].tolist()
+        numbers_of_rows = batch["segment_ids"].diff(dim=1)
+        assert (batch["segment_ids"][:, 0] == 1).all() and {*numbers_of_rows.flatten().tolist()} <= {0, 1}
+        parts = [
+            SequenceLoader(dataset, 3, pack=Pack(pack, split=True), rank=rank, world_size=2, **common, **options).batch(
+                step
+            )
+            for rank in range(2)
+        ]
+        for key in ("actions", "position_ids", "segment_ids", "valid_count"):
+            assert torch.equal(torch.cat([part[key] for part in parts]), batch[key])
+
+
+def test_an_epoch_of_split_windows_has_every_step(dataset: gear_data.Dataset) -> None:
+    packed = loader(dataset, pack=Pack(16, split=True), sampler="shuffle", epochs=2, batch_size=2)
+    assert len(packed) == 12  # 362 steps are 23 rows
+    found = Counter[tuple[int, int]]()
+    for step in range(len(packed)):
+        for episode, start, length in _windows(packed, range(step, step + 1)):
+            found.update((episode, start + i) for i in range(length))
+    # The last row has the beginning of the third epoch.
+    assert sum(found.values()) == 16 * -(-2 * sum(LENGTHS[0]) // 16)
+    assert {*found} == {(e, step) for e, n in enumerate(LENGTHS[0]) for step in range(n)} and min(found.values()) == 2
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "shuffle"])
+def test_a_mixture_of_split_windows(datasets: list[gear_data.Dataset], sampler: Any) -> None:
+    packed = loader(
+        Mixture(datasets, join=True), pack=Pack(16, split=True), sampler=sampler, batch_size=4, columns=["rewards"]
+    )
+    for step in range(5):
+        batch, table = packed.batch(step), packed.windows(step)
+        assert batch["mask"].all()
+        names = ("dataset", "episode_id", "start", "length", "row", "place")
+        for source, episode, start, length, row, place in zip(*(table[name].tolist() for name in names), strict=True):
+            span = slice(place, place + length)
+            assert batch["timesteps"][row, span].tolist() == list(range(start, start + length))
+            assert batch["position_ids"][row, span].tolist() == list(range(start, start + length))
+            rewards = EPISODES[source][episode]["rewards"][start : start + length]
+            assert np.array_equal(batch["rewards"][row, span], rewards)
 
 
 @pytest.mark.parametrize("options", [{}, {"context": 7}])
@@ -467,4 +547,6 @@ def test_the_argument_is_a_number_or_a_value(dataset: gear_data.Dataset) -> None
     expected = take(loader(dataset), 3)
     same(take(loader(dataset, pack=np.int64(PACK)), 3), expected)
     same(take(loader(dataset, pack=Pack(PACK)), 3), expected)
-    assert loader(dataset).spec()["pack"] == dataclasses.asdict(Pack(PACK)) == {"length": 40, "cut": False}
+    assert (
+        loader(dataset).spec()["pack"] == dataclasses.asdict(Pack(PACK)) == {"length": 40, "cut": False, "split": False}
+    )
