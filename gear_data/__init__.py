@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from gear_data.loaders.frameworks.map_datasets import EpisodeDataset, WindowDataset
     from gear_data.loaders.mixture import Mixture
     from gear_data.loaders.presets.batch_format import BatchFormat
+    from gear_data.loaders.presets.seconds import Seconds
     from gear_data.loaders.sequence_loader import SequenceLoader
     from gear_data.loaders.tuning.report import TuneReport
     from gear_data.loaders.tuning.tune import tune
@@ -105,6 +106,7 @@ _PUBLIC = {
     "Sampler": ("gear_data.selection.samplers", "Sampler"),
     "SaveReport": ("gear_data.ingest.saving.save", "SaveReport"),
     "Schema": ("gear_data.schema", "Schema"),
+    "Seconds": ("gear_data.loaders.presets.seconds", "Seconds"),
     "SequenceLoader": ("gear_data.loaders.sequence_loader", "SequenceLoader"),
     "Shuffle": ("gear_data.selection.samplers", "Shuffle"),
     "TableOptions": ("gear_data.ingest.table_options", "TableOptions"),
@@ -170,6 +172,7 @@ __all__ = [
     "Sampler",
     "SaveReport",
     "Schema",
+    "Seconds",
     "SequenceLoader",
     "Shuffle",
     "TableOptions",

@@ -27,7 +27,7 @@ from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.choices import Choice, array_choice, text_choice
 from gear_data.loaders.presets.facts import Fact, batch_facts, present_facts, split_columns
 from gear_data.loaders.presets.goals import goal_output
-from gear_data.loaders.presets.offsets import offsets_to_json
+from gear_data.loaders.presets.offsets import dataset_steps, offsets_to_json
 from gear_data.loaders.presets.outputs import (
     BatchRequest,
     Postprocess,
@@ -40,7 +40,8 @@ from gear_data.loaders.presets.outputs import (
 )
 from gear_data.loaders.presets.packed import check_packed, packed_format
 from gear_data.loaders.presets.relative import relative_to
-from gear_data.loaders.presets.stacked import Parts, part_outputs, renamed_schema, stacked_schema
+from gear_data.loaders.presets.seconds import DatasetRate, check_interpolated
+from gear_data.loaders.presets.stacked import Parts, part_outputs, renamed_schema, span_masks, stacked_schema
 from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, check_shapes, joint_outputs, masks_of, padded_like
 from gear_data.loaders.video.resize import check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
@@ -160,8 +161,9 @@ class LoaderComponent:
         wanted = [o for o in (self.outputs if outputs is None else outputs) if o.camera is None]
         filled, joined = part_outputs([output.span for output in wanted], self.parts)
         listed = {number: output for number, output in enumerate(wanted) if output.steps is not None}
+        masks = span_masks(listed, self.parts)
         schema = renamed_schema(self.dataset.schema, self.rename)
-        return CollectSource(self.dataset.store.reader(), schema, filled, joined, listed, self._stored)
+        return CollectSource(self.dataset.store.reader(), schema, filled, joined, listed, masks, self._stored)
 
     @cached_property
     def _stored(self) -> dict[str, str]:
@@ -409,11 +411,13 @@ def _make_component(
     schema, parts = _schema(dataset, config)
     steps, requested_facts = (None, {}) if columns is None else split_columns(dataset, schema, columns)
     relative = relative_to(dataset, schema, check_relative(config.relative), elements)
+    offsets, weights = dataset_steps(config.checked_offsets, DatasetRate(dataset, schema, config.rename, config.fps))
     request = BatchRequest(
         schema=schema,
         context=rule.context,
         columns=steps,
-        offsets=config.column_steps,
+        offsets=offsets,
+        weights=weights,
         normalize=normalization_statistics(dataset, schema, parts, config.normalize, config.rename, relative)
         if origin.normalize is None
         else restored_statistics(origin.normalize),
@@ -443,6 +447,7 @@ def _make_component(
         outputs = tuple(dataclasses.replace(o, half=config.batch.dtype_name) if _is_float(o) else o for o in outputs)
     check_batch_bytes(outputs, config.batch_size)
     variable = text_columns(batch_format, request)
+    check_interpolated(outputs, variable, weights, str(dataset.path))
     _check_window_keys(config, [*(output.key for output in outputs), *variable.values()])
     if packing is not None:
         keys = [*(output.key for output in outputs), *variable.values()]

@@ -15,13 +15,16 @@ from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.loaders.presets.seconds import check_fps
 from gear_data.loaders.presets.stacked import check_rename
 from gear_data.loaders.presets.unlike import PadTo, check_pad_to
 from gear_data.selection.schedule import CheckedSchedule, checked_schedule
 from gear_data.stacking import check_stack
 
 #: Arguments of a SequenceLoader that a dataset of a mixture can replace.
-OPTIONS = ("choose", "columns", "embodiment", "normalize", "preset_options", "relative", "rename", "sampler", "stack")
+OPTIONS = (
+    "choose", "columns", "embodiment", "fps", "normalize", "preset_options", "relative", "rename", "sampler", "stack",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Mixture:
             as in `SequenceLoader`; the loader's value applies where an option is missing. Another is `rename`: column
             of the dataset -> its name in batches and in the other arguments. Samplers see the dataset's own names. With
             `embodiment`, a number of at least 0 for each dataset, batches have the key `embodiment`, int64 [B].
+            `fps` is its number of steps per second for `Seconds`, instead of what its source states.
         join: False gives batches of one dataset each, with all its columns. True gives batches with windows of all
             datasets, and with the columns that all datasets have.
         pad_to: for datasets of unlike shape: column -> elements to which its last axis is padded with zeros, after
@@ -189,6 +193,9 @@ def _component(entry: Dataset | tuple[Any, ...]) -> MixtureComponent:
     if "embodiment" in checked:
         check_range("embodiment", checked["embodiment"], 0)
         checked["embodiment"] = int(checked["embodiment"])
+    if "fps" in checked:
+        check_fps("fps", checked["fps"])
+        checked["fps"] = float(checked["fps"])
     proportion = entry[1]
     if callable(proportion) or isinstance(proportion, list | tuple):
         proportion = checked_schedule("a proportion", proportion)

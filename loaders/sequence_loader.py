@@ -94,7 +94,8 @@ class SequenceLoader(LoaderBase):
             `{"instruction": ["language_instruction", "language_instruction_2"]}`. Of a fact that is a list, one item.
             The draw is a function of the seed, the step and the row. Decoders name the key.
         offsets: column -> its own steps relative to the window's first step: a tuple (first, last), `last` excluded, or
-            a list of steps. Each has its own position, and a mask `COLUMN_mask`. Other columns have `context` steps.
+            a list of steps, or their times: `Seconds`. Each has its own position, and a mask `COLUMN_mask`. Other
+            columns have `context` steps.
         normalize: by the dataset's mean and standard deviation: `all` (float observations and actions, images and
             cameras), True (float observations), one column or several. `quantiles` (float observations, the 1st and
             99th percentile to -1 and 1) or `minmax` (to -1 to 1). Or column -> (mean, std), `mean-std`, `quantiles`,

@@ -59,6 +59,8 @@ class Collector:
         self._readers = [source.reader for source in sources]
         self._plan = BatchPlan(sources, rows, batches, pack)
         self._mapped = MappedSources(self._readers, self._plan) if len(sources) > 1 else None
+        self._row_bytes = np.array(self._plan.row_bytes)
+        self._lists = len(self._plan.lists[0].arrays) > 0
         self._joins = len(self._plan.joins[0]) > 0 or len(self._plan.relatives[0]) > 0
         # Not a method: the cycle would keep the datasets, and their files, until a garbage collection.
         describe = partial(_output_buffers, self._plan, batches, reuse)
@@ -72,6 +74,7 @@ class Collector:
         if windows.packing is not None:
             rows = windows.packing.rows
             valid_bytes = self._read_packed(windows, windows.packing, memory, buffers)
+            padded_bytes = rows * self._plan.row_bytes[0]
         elif isinstance(windows.source, int):
             buffers.windows_per_batch = rows or 1
             self._readers[0].read(windows, buffers)
@@ -79,15 +82,17 @@ class Collector:
             # Tested here: one call less for every batch.
             if self._joins:
                 self._join(memory, 0, _IN_ORDER, rows)
+            if self._lists:
+                self._plan.lists[0].take(memory, _IN_ORDER, rows)
+            padded_bytes = rows * self._plan.row_bytes[0]
         else:
             valid_bytes = self._read_joined(windows, windows.source, memory, buffers)
-        for each in self._plan.takes:
-            each.take(memory, rows)
+            padded_bytes = int(self._row_bytes[windows.source].sum())
         arrays = {}
         # Every array keeps the lease of the buffer alive.
         for key, shape, dtype, offset in self._arrays:
             arrays[key] = np.ndarray((rows, *shape), dtype, memory, offset)
-        return CollectedBatch(arrays, rows * self._plan.row_bytes, valid_bytes)
+        return CollectedBatch(arrays, padded_bytes, valid_bytes)
 
     def _read_joined(
         self, windows: Windows, source: Int64Array, memory: npt.NDArray[np.uint8], buffers: OutputBuffers
@@ -104,6 +109,7 @@ class Collector:
             own = OutputBuffers(plan.plans[number], addresses, rows, len(rows), valid, buffers.memory)
             self._readers[number].read(windows[rows], own)
             self._join(memory, number, rows, len(rows))
+            plan.lists[number].take(memory, rows, len(rows))
             valid_bytes += int(valid[0])
         return valid_bytes
 
@@ -152,8 +158,7 @@ class Collector:
         self._readers[0].read(windows, buffers)
         plan = self._plan
         self._join(memory, 0, _IN_ORDER, len(windows))
-        for taken in plan.takes:
-            taken.take(memory, len(windows))
+        plan.lists[0].take(memory, _IN_ORDER, len(windows))
         return [
             CollectedBatch(
                 {
@@ -162,7 +167,7 @@ class Collector:
                     )
                     for each in plan.arrays
                 },
-                rows * plan.row_bytes,
+                rows * plan.row_bytes[0],
                 valid_bytes,
             )
             for number, valid_bytes in enumerate(buffers.valid[:batches].tolist())

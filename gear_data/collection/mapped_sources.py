@@ -41,10 +41,13 @@ class MappedSources:
         # Loads the kernel here, not in a prefetch thread.
         self._collect_each = cpu.collect.collect_each
         self._sources = np.zeros(len(readers), cpu.collect.COLLECT_SOURCE)
-        for record, outputs, offsets, parts in zip(self._sources, plan.plans, plan.offsets, plan.joins, strict=True):
+        of_datasets = zip(self._sources, plan.plans, plan.offsets, plan.joins, plan.lists, strict=True)
+        for record, outputs, offsets, parts, lists in of_datasets:
             record["plan"], record["outputs"] = outputs.ctypes.data, len(outputs)
             record["offsets"] = offsets.ctypes.data
             record["parts"], record["num_parts"] = parts.ctypes.data, len(parts)
+            record["takes"], record["num_takes"] = lists.takes.ctypes.data, len(lists.takes)
+            record["places"], record["num_places"] = lists.places.ctypes.data, len(lists.places)
         # The arrays to which the records point.
         self._plan = plan
         self._columns: list[MappedColumns | None] = [None] * len(readers)
@@ -84,8 +87,9 @@ class MappedSources:
 
         Several threads may do so at the same time: they write the same numbers.
         """
-        # Relative arrays are written between the reading of a dataset and the joining of its parts.
-        columns = None if self._plan.relatives[number] else self._readers[number].mapped()
+        # Relative and interpolated arrays are written before the next dataset is read, and not by the kernel.
+        written = self._plan.relatives[number] or self._plan.lists[number].interpolated
+        columns = None if written else self._readers[number].mapped()
         if columns is None:
             return False
         record = self._sources[number]

@@ -78,7 +78,20 @@ class RelativeTo:
 
 #: Fields of an `Output` that say how a column becomes values.
 _OF_VALUES = frozenset(
-    ("fill", "mean", "scale", "padding", "shift", "mask_column", "discounts", "next_state", "table", "real", "relative")
+    (
+        "fill",
+        "mean",
+        "scale",
+        "padding",
+        "shift",
+        "mask_column",
+        "discounts",
+        "next_state",
+        "table",
+        "real",
+        "relative",
+        "weights",
+    )
 )
 
 
@@ -94,6 +107,8 @@ class Output:
         first, width: steps to read, relative to the window's start: from first to first + width - 1.
         steps: `width` steps to read, relative to the window's start, in this order; `first` is the lowest. None: the
             range of `first` and `width`. A padded step holds what it holds in `span`, where it is at its own position.
+        weights: for each of `steps`, the share of the step after it, from 0 to less than 1: see
+            `gear_data.collection.listed_steps`. None: the output has the steps themselves.
         pad_left: True puts valid steps at the end. False leaves every step at its own position.
         fill: one padding step, [*shape] or a scalar. The batch holds this value; it is not normalised.
         mean, scale: output = (value - mean) * scale, float64, which broadcast to a step of the column; of a camera [C];
@@ -146,6 +161,7 @@ class Output:
     table: npt.NDArray[Any] | None = None
     half: str | None = None
     steps: tuple[int, ...] | None = None
+    weights: tuple[float, ...] | None = None
     camera: str | None = None
     real: int | None = None
     absent: bool = False
@@ -174,20 +190,35 @@ class Output:
     def span(self) -> Output:
         """The output of the range of the listed steps; itself if it has no list.
 
-        The range also has the window's first step. So it always has a valid step, as the nearest one of any other.
+        The range also has the window's first step. So it always has a valid step, as the nearest one of any other. It
+        has the steps after steps of weights.
         """
         if self.steps is None:
             return self
-        first, last = min(0, *self.steps), max(0, *self.steps)
-        span = dataclasses.replace(self, first=first, width=last - first + 1, steps=None)
+        weights = self.weights or (0.0,) * len(self.steps)
+        after = (step + (weight > 0) for step, weight in zip(self.steps, weights, strict=True))
+        first, last = min(0, *self.steps), max(0, *after)
+        span = dataclasses.replace(self, first=first, width=last - first + 1, steps=None, weights=None)
         if self.relative is None or self.mean is None or self.scale is None:
             return span
-        # The numbers of a step stay with the step. Those between the listed steps are not read.
+        # The numbers of a step stay with the step. Those between the listed steps are not read. If steps are
+        # interpolated, all have the same numbers.
+        places = slice(None) if self.weights is not None else [step - first for step in self.steps]
         numbers = np.ones((3, span.width, self.mean.shape[1]))
-        numbers[:, [step - first for step in self.steps]] = [
-            np.broadcast_to(each, self.mean.shape) for each in (self.mean, self.scale, np.asarray(self.fill))
-        ]
+        for own, each in zip(numbers, (self.mean, self.scale, np.asarray(self.fill)), strict=True):
+            of_steps = np.broadcast_to(each, self.mean.shape)
+            own[places] = of_steps[0] if self.weights is not None else of_steps
         return dataclasses.replace(span, mean=numbers[0], scale=numbers[1], fill=numbers[2])
+
+    @property
+    def span_mask(self) -> Output:
+        """The mask of the steps of `span` that are no padding."""
+        own: dict[str, Any] = {each.name: each.default for each in dataclasses.fields(self) if each.name in _OF_VALUES}
+        own |= {"shift": self.shift, "next_state": self.next_state}
+        column = self.source if self.shift > 0 else None
+        return dataclasses.replace(
+            self.span, source=MASK, dtype="bool", shape=(), column=False, half=None, **{**own, "mask_column": column}
+        )
 
     def as_absent(self) -> Output:
         """Returns the output of a dataset that lacks the column: an array of the same layout, of zeros.
@@ -202,7 +233,8 @@ class Output:
     def places(self) -> tuple[int, ...]:
         """The positions of all steps in `span`."""
         steps = range(self.first, self.first + self.width) if self.steps is None else self.steps
-        return tuple(step - self.span.first for step in steps)
+        first = self.span.first
+        return tuple(step - first for step in steps)
 
     @property
     def step_bytes(self) -> int:
@@ -264,7 +296,7 @@ def output_from_json(plain: Mapping[str, Any]) -> Output:
             own = dict(fields["relative"])
             fields["relative"] = RelativeTo(**{**own, "elements": tuple(own["elements"])})
         fields["shape"] = tuple(int(size) for size in fields["shape"])
-        for name in ("discounts", "steps"):
+        for name in ("discounts", "steps", "weights"):
             if fields.get(name) is not None:
                 fields[name] = tuple(fields[name])
         fields["padding"] = Padding(fields.get("padding", Padding.FILL))
@@ -295,10 +327,10 @@ def check_alike(outputs: Sequence[Output], others: Sequence[Output]) -> None:
     """Checks that windows of two datasets fit in one batch.
 
     Raises:
-        InvalidArgumentError: the outputs differ in a key, the number of steps or their list, a shape or a dtype.
+        InvalidArgumentError: the outputs differ in a key, the number of steps, a shape or a dtype.
     """
     left, right = (
-        {o.key: (o.steps or o.width, o.shape, o.half or o.dtype, o.squeeze_time, o.camera) for o in each}
+        {o.key: (o.width, o.shape, o.half or o.dtype, o.squeeze_time, o.camera) for o in each}
         for each in (outputs, others)
     )
     for key in {**left, **right}:

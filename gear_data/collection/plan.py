@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gear_data.collection.buffers import ALIGNMENT
 from gear_data.collection.joined import ArrayLayout, Joined, join_parts
+from gear_data.collection.listed_steps import ListedSteps, TakenSteps
 from gear_data.collection.output import TIMESTEPS, Output, Padding, check_batch_bytes
 from gear_data.collection.reader import ColumnReader
 from gear_data.collection.relative import RelativeArray, relative_array
@@ -36,50 +37,16 @@ _AFFINE_ELEMENTS = 1024
 
 
 @dataclass(frozen=True)
-class TakenSteps:
-    """The positions of an array of listed steps, and of the array of their range.
-
-    A kernel fills the range, and `take` copies the listed steps into another array of the same buffer.
-
-    Attributes:
-        number: of the array among a batch's arrays.
-        span: the array of the range, [B, width, ...].
-        whole: the array of the listed steps, [B, n, ...].
-        places: n positions in the range.
-        step_bytes: bytes of a step.
-    """
-
-    number: int
-    span: ArrayLayout
-    whole: ArrayLayout
-    places: tuple[int, ...]
-    step_bytes: int
-
-    def take(self, memory: npt.NDArray[np.uint8], rows: int) -> None:
-        """Copies the listed steps of `rows` rows."""
-        source, target = self.steps(self.span, memory, rows), self.steps(self.whole, memory, rows)
-        for number, place in enumerate(self.places):
-            target[:, number] = source[:, place]
-
-    def steps(self, array: ArrayLayout, memory: npt.NDArray[Any], rows: int) -> npt.NDArray[np.uint8]:
-        """Returns the steps of an array, a view of the memory.
-
-        The result is uint8 [rows, steps, bytes of a step].
-        """
-        shape = (rows, array.row_bytes // self.step_bytes, self.step_bytes)
-        return np.ndarray(shape, np.uint8, memory, array.offset)
-
-
-@dataclass(frozen=True)
 class CollectSource:
     """One dataset from which batches are collected.
 
     Attributes:
         reader: reads the dataset's columns.
         schema: the columns, in the dataset's order.
-        outputs: the arrays that a kernel fills.
+        outputs: the arrays that a kernel fills, before `masks`.
         joined: the arrays of a batch that are joined from several outputs. Each stands in the place of its parts.
         listed: number of an array -> the output of listed steps that stands in its place.
+        masks: number of such an array -> the mask of the range of its steps, if they are interpolated.
         names: column -> its name in the dataset, if that is another one.
     """
 
@@ -88,6 +55,7 @@ class CollectSource:
     outputs: tuple[Output, ...]
     joined: tuple[Joined, ...] = ()
     listed: Mapping[int, Output] = field(default_factory=dict)
+    masks: Mapping[int, Output] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
 
     def final_address(self, column: str) -> int:
@@ -141,10 +109,10 @@ class BatchPlan:
         arrays: the layout of each array of a batch.
         joins: for each source, JOIN_PART [parts] of the arrays that are joined: see `gear_data.kernels.cpu.gather`.
         relatives: for each source, its relative arrays.
-        takes: the arrays among them whose steps are listed.
+        lists: for each source, the arrays whose steps are listed.
         offsets: for each source, int64 [outputs], the first byte of the array of each output in a buffer.
         size: bytes of a buffer.
-        row_bytes: bytes of one row, summed over all arrays; of relative arrays, over their parts.
+        row_bytes: for each source, bytes of one row, summed over all arrays; of relative arrays, over their parts.
 
     Raises:
         InvalidArgumentError: a batch would have more than 1 TiB.
@@ -158,43 +126,50 @@ class BatchPlan:
         self._templates: list[npt.NDArray[Any]] = []
         self.plans = [self._plan(source) for source in sources]
         buffer = _Buffer(batches * rows)
-        listed = sources[0].listed
-        filled = [buffer.place(output) for output in sources[0].arrays]
-        self.arrays, self.takes = list(filled), []
-        for number, output in listed.items():
-            whole = self.arrays[number] = buffer.place(output)
-            self.takes.append(TakenSteps(number, filled[number], whole, output.places, output.step_bytes))
-        self.row_bytes = row_bytes = sum(array.row_bytes for array in filled)
+        of_batch = [sources[0].listed.get(number, output) for number, output in enumerate(sources[0].arrays)]
+        self.arrays = [buffer.place(output) for output in of_batch]
         self.offsets, self.joins, self.relatives = [], list[npt.NDArray[Any]](), list[list[RelativeArray]]()
+        self.lists, self.row_bytes = list[ListedSteps](), list[int]()
         # The rows of a source are joined before the next source is read, so the parts of all sources share memory.
         first = self.size = max(1, buffer.size)
         for source in sources:
             buffer.size = first
-            layouts, joins = list(filled), [np.zeros(0, cpu.gather.JOIN_PART)]
-            relatives, hidden = list[RelativeArray](), 0
+            layouts, joins = list(self.arrays), [np.zeros(0, cpu.gather.JOIN_PART)]
+            for number, output in source.listed.items():
+                layouts[number] = buffer.place(output.span)
+            masks = {number: buffer.place(output) for number, output in source.masks.items()}
+            listed = [
+                TakenSteps(output, layouts[number], self.arrays[number], masks.get(number), batches * rows)
+                for number, output in source.listed.items()
+            ]
+            self.lists.append(ListedSteps(listed))
+            row_bytes = sum(array.row_bytes for array in (*layouts, *masks.values()))
+            relatives = list[RelativeArray]()
             for each in reversed(source.joined):
                 outputs = source.outputs[each.first : each.first + each.count]
                 parts = [buffer.place(output) for output in outputs]
                 number = next(i for i, output in enumerate(source.arrays) if output is each.output)
-                relative, whole = each.output.relative, filled[number]
+                relative, whole = each.output.relative, layouts[number]
                 if relative is None:
                     joins.append(join_parts(whole, parts))
                 else:
                     placed, plan = list(zip(outputs, parts, strict=True)), self._differences(each.output)
                     relatives.append(relative_array(relative, whole, each.output.step_bytes, placed, plan))
-                    hidden += sum(part.row_bytes for part in parts) - whole.row_bytes
+                    row_bytes += sum(part.row_bytes for part in parts) - whole.row_bytes
                 layouts[number : number + 1] = parts
+            layouts += masks.values()
             self.joins.append(np.concatenate(joins))
             self.relatives.append(relatives)
-            self.row_bytes = max(self.row_bytes, row_bytes + hidden)
+            self.row_bytes.append(row_bytes)
             self.offsets.append(np.array([layout.offset for layout in layouts], np.int64))
             self.size = max(self.size, buffer.size)
 
     def _plan(self, source: CollectSource) -> OutputPlanArray:
         """Returns OUTPUT_PLAN [outputs]."""
-        plan = np.zeros(len(source.outputs), OUTPUT_PLAN)
+        outputs = (*source.outputs, *source.masks.values())
+        plan = np.zeros(len(outputs), OUTPUT_PLAN)
         first_with_spans: dict[tuple[int, ...], int] = {}
-        for index, (record, output) in enumerate(zip(plan, source.outputs, strict=True)):
+        for index, (record, output) in enumerate(zip(plan, outputs, strict=True)):
             self._fill_steps(record, output, source)
             if output.absent:
                 record["kind"], record["valid"] = KIND_CONSTANT, self._template(output, output.valid, constant=True)

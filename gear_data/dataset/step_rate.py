@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,15 +46,15 @@ def _rate_of(metadata: Any) -> float | None:
     """Returns the steps per second in the metadata of a source."""
     if not isinstance(metadata, Mapping):
         return None
-    rate: Any = metadata.get("fps")
-    environment = metadata.get("env_args")
+    rate, environment = metadata.get("fps"), metadata.get("env_args")
     if rate is None and isinstance(environment, str):
         try:
             rate = json.loads(environment)["env_kwargs"]["control_freq"]
         except (ValueError, RecursionError, LookupError, TypeError):
             return None
-    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    return float(rate) if is_number and 0 < rate < float("inf") else None
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
+        return None
+    return float(rate)
 
 
 def measured_rate(dataset: DatasetCore, column: str, hint: str) -> float:
@@ -98,6 +98,40 @@ def measured_rate(dataset: DatasetCore, column: str, hint: str) -> float:
     return len(usual) / float(usual.sum())
 
 
+def check_timestamps(
+    dataset: DatasetCore, column: str, rate: float, steps: Sequence[int], tolerance: float, hint: str
+) -> None:
+    """Checks that some steps before or after each step are as far from it as the rate says.
+
+    Args:
+        dataset: the dataset or view.
+        column: the dataset's column of timestamps, in seconds.
+        rate: steps per second.
+        steps: the distances in steps.
+        tolerance: seconds by which a step may be elsewhere. The rounding of the timestamps is allowed for.
+        hint: what the user can do.
+
+    Raises:
+        InvalidArgumentError: a step is elsewhere.
+    """
+    distances = sorted({abs(step) for step in steps} - {0})
+    for first, stamps, left in _blocks(dataset, column):
+        allowed = tolerance + np.spacing(np.abs(stamps)).astype(np.float64)
+        for distance in distances:
+            at, gaps = _gaps(stamps, left, distance)
+            wrong = ~(np.abs(gaps - distance / rate) <= allowed[at + distance])  # NaN is wrong
+            if wrong.any():
+                number = int(np.argmax(wrong))
+                position, step = _place(dataset, first, int(at[number]))
+                raise InvalidArgumentError(
+                    f"step {step + distance} of episode {position} is {gaps[number]:.6g} s after step {step}, and by "
+                    f"{rate:.6g} steps per second {distance / rate:.6g} s",
+                    file=str(dataset.path),
+                    column=column,
+                    hint=hint,
+                )
+
+
 def _blocks(dataset: DatasetCore, column: str) -> Iterator[tuple[int, npt.NDArray[Any], Int64Array]]:
     """Yields the timestamps of episodes, block by block.
 
@@ -117,3 +151,18 @@ def _gaps(
     at = np.flatnonzero(left > distance)
     with np.errstate(invalid="ignore"):  # infinities
         return at, stamps[at + distance].astype(np.float64) - stamps[at]
+
+
+def _place(dataset: DatasetCore, first: int, step: int) -> tuple[int, int]:
+    """Returns the id of an episode, and a step in it.
+
+    Args:
+        dataset: the dataset or view.
+        first: the position of a block's first episode.
+        step: a step of the block.
+    """
+    ends = dataset.lengths[first:].cumsum()
+    number = int(np.searchsorted(ends, step, "right"))
+    position = first + number
+    episode = position if dataset.episode_ids is None else int(dataset.episode_ids[position])
+    return episode, step - int(ends[number] - dataset.lengths[position])

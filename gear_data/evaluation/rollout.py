@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.collection.listed_steps import interpolated, step_numbers
 from gear_data.collection.output import CHANNELS_FIRST, MASK, Output, Padding, output_from_json, pixel_values
 from gear_data.errors import InvalidArgumentError
 from gear_data.evaluation.normalizer import AffineMap, normalizer_of
@@ -224,6 +225,11 @@ class Rollout:
 
     def _array(self, output: Output) -> npt.NDArray[Any]:
         """Returns an array of a batch without the axis of windows."""
+        if output.weights is not None:
+            span = self._array(output.span)
+            valid = self._array(output.span_mask) if output.column else span == output.valid
+            (between,) = interpolated(span[np.newaxis], valid[np.newaxis], step_numbers(output))
+            return np.asarray(between)
         if output.steps is not None:
             return self._array(output.span)[list(output.places)]
         if output.absent:
@@ -308,13 +314,14 @@ def _current_step(output: Output) -> int:
     """Returns the position of the current step in an array with offsets."""
     if output.steps is None:
         return -output.first
-    if 0 not in output.steps:
+    places = list(zip(output.steps, output.weights or (0.0,) * len(output.steps), strict=True))
+    if (0, 0.0) not in places:
         raise InvalidArgumentError(
             f"the actions of a batch have the offsets {list(output.steps)}, without the current step",
             column=output.source,
             hint="give the action of one step: [A]",
         )
-    return output.steps.index(0)
+    return places.index((0, 0.0))
 
 
 def _is_known(output: Output) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from numba import carray, njit
 
 from gear_data.kernels.cpu.convert import convert_rows, sum_discounted_rows
-from gear_data.kernels.cpu.gather import JOIN_PART, join
+from gear_data.kernels.cpu.gather import JOIN_PART, TAKE, join, take_steps
 from gear_data.kernels.cpu.native import cached_njit, memcpy, pointer, prefetch, read_only
 from gear_data.kernels.cpu.padding import fill_rows, pad_window, write_timesteps
 from gear_data.kernels.cpu.transitions import find_hops, is_single, write_single_rows
@@ -35,7 +35,7 @@ SPAN = np.dtype(
         ("final", np.int64),  # row of the final observation, if that is the last valid row; else -1
     ]
 )
-#: A dataset of `collect_each`: addresses of the arguments of `collect` and of `join`, and their sizes.
+#: A dataset of `collect_each`: addresses of the arguments of `collect`, `join` and `take_steps`, and their sizes.
 COLLECT_SOURCE = np.dtype(
     [
         (name, np.int64)
@@ -45,6 +45,7 @@ COLLECT_SOURCE = np.dtype(
             "addresses", "num_shards", "columns",
             "plan", "offsets", "outputs",  # `offsets`: the first byte of each output in the buffer
             "parts", "num_parts",
+            "takes", "num_takes", "places", "num_places",
         )
     ]
 )  # fmt: skip
@@ -318,7 +319,9 @@ def _prefetch_source(source, episode, start):  # type: ignore[no-untyped-def]
 
 @cached_njit
 def collect_each(sources, chosen, memory, dataset, episode, start, length):  # type: ignore[no-untyped-def]
-    """Fills the rows of several datasets in one batch, and joins their parts. Returns the bytes of valid rows.
+    """Fills the rows of several datasets in one batch, with joined parts and listed steps.
+
+    Returns the bytes of valid rows.
 
     Args:
         sources: COLLECT_SOURCE [datasets].
@@ -356,4 +359,7 @@ def collect_each(sources, chosen, memory, dataset, episode, start, length):  # t
         if source.num_parts:
             parts = carray(pointer(source.parts), (source.num_parts,), JOIN_PART)
             join(memory, parts, rows[first:last], last - first)
+        if source.num_takes:
+            takes = carray(pointer(source.takes), (source.num_takes,), TAKE)
+            take_steps(memory, takes, _int64s(source.places, source.num_places), rows[first:last], last - first)
     return total

@@ -42,24 +42,30 @@ JOIN_PART = np.dtype(
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
+def _copy_step(target, source, size):  # type: ignore[no-untyped-def]
+    """Copies a step of `size` bytes."""
+    # Steps are small: a call of `memcpy` costs more than the copy. The last move may copy bytes twice.
+    if size > _LARGE_ROW:
+        memcpy(target, source, np.uint64(size))
+    elif size >= 16:
+        for at in range(0, size - 16, 16):
+            move_16(target + at, source + at)
+        move_16(target + size - 16, source + size - 16)
+    elif size >= 8:
+        move_8(target, source)
+        move_8(target + size - 8, source + size - 8)
+    elif size >= 4:
+        move_4(target, source)
+        move_4(target + size - 4, source + size - 4)
+    else:
+        memcpy(target, source, np.uint64(size))
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
 def _copy_steps(target, width, source, size, steps):  # type: ignore[no-untyped-def]
     """Copies steps of `size` bytes to every `width` bytes."""
-    # Steps are small: a call of `memcpy` costs more than the copy. The last move may copy bytes twice.
     for _ in range(steps):
-        if size > _LARGE_ROW:
-            memcpy(target, source, np.uint64(size))
-        elif size >= 16:
-            for at in range(0, size - 16, 16):
-                move_16(target + at, source + at)
-            move_16(target + size - 16, source + size - 16)
-        elif size >= 8:
-            move_8(target, source)
-            move_8(target + size - 8, source + size - 8)
-        elif size >= 4:
-            move_4(target, source)
-            move_4(target + size - 4, source + size - 4)
-        else:
-            memcpy(target, source, np.uint64(size))
+        _copy_step(target, source, size)
         source += size
         target += width
 
@@ -85,6 +91,70 @@ def join(memory, parts, rows, count):  # type: ignore[no-untyped-def]
             if zeros:
                 for step in range(run):
                     memset(target + step * width + size, np.int32(0), np.uint64(zeros))
+
+
+#: An array of listed steps of another array in the same buffer.
+TAKE = np.dtype(
+    [
+        ("source", np.int64),  # first byte of the other array
+        ("target", np.int64),  # first byte of the array
+        ("size", np.int64),  # bytes of a step
+        ("width", np.int64),  # steps of a row of the other array
+        ("steps", np.int64),  # steps of a row of the array
+    ]
+)
+
+
+@cached_njit
+def take_steps(memory, takes, places, rows, count):  # type: ignore[no-untyped-def]
+    """Copies listed steps into their arrays.
+
+    Args:
+        memory: the address of the buffer.
+        takes: TAKE [k].
+        places: int64, the listed steps of all arrays, one array after another.
+        rows: int64 [B], the rows to copy; empty: the rows 0 to count - 1.
+        count: number of rows.
+    """
+    first = 0
+    for k in range(len(takes)):
+        take = takes[k]
+        size, width, steps = take.size, take.width, take.steps
+        for i in range(count):
+            row = rows[i] if len(rows) else i
+            source = memory + take.source + row * width * size
+            target = memory + take.target + row * steps * size
+            for step in range(steps):
+                _copy_step(target, source + places[first + step] * size, size)
+                target += size
+        first += steps
+
+
+@cached_njit
+def interpolate_steps(source, valid, places, weights, target):  # type: ignore[no-untyped-def]
+    """Fills steps between listed steps and the steps after them: low + weight * (high - low), in float64.
+
+    If one of the two is padding, the result is that one.
+
+    Args:
+        source: [B, width, elements].
+        valid: bool [B, width], which steps are no padding.
+        places: int64 [n], the lower steps.
+        weights: float64 [n]; 0: the result is the lower step.
+        target: [B, n, elements], of the dtype of `source`.
+    """
+    for row in range(len(source)):
+        for step in range(len(places)):
+            low, weight = places[step], weights[step]
+            high = low + (weight > 0)
+            if weight > 0 and valid[row, low] and valid[row, high]:
+                for element in range(source.shape[2]):
+                    value = np.float64(source[row, low, element])
+                    target[row, step, element] = value + weight * (np.float64(source[row, high, element]) - value)
+            else:
+                own = high if valid[row, low] else low
+                for element in range(source.shape[2]):
+                    target[row, step, element] = source[row, own, element]
 
 
 @cached_njit

@@ -37,7 +37,7 @@ from gear_data.loaders.node_local import check_selection
 from gear_data.loaders.normalization import Normalize
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.choices import Choose, check_choose
-from gear_data.loaders.presets.offsets import ColumnSteps, Offsets, check_offsets
+from gear_data.loaders.presets.offsets import CheckedOffsets, Offsets, check_offsets
 from gear_data.loaders.presets.registry import resolve_preset
 from gear_data.loaders.presets.unlike import PadTo
 from gear_data.loaders.video.resize import Resize, check_resize
@@ -61,8 +61,9 @@ class LoaderConfig:
     Attributes:
         rename: column of the dataset -> its name in batches; an option of a mixture's datasets.
         embodiment: number of the embodiment; an option of a mixture's datasets.
+        fps: steps per second; an option of a mixture's datasets.
         rule: the anchors and lengths of windows; its `context` is never None.
-        column_steps: `offsets`, checked.
+        checked_offsets: `offsets`, checked.
         packing: `pack`, checked.
         membership: this process in its run, with `decentralized` selection; else None.
         resolved_framework: the framework of the batches, with its device.
@@ -102,8 +103,9 @@ class LoaderConfig:
     execution: ExecutionOptions
     rename: Mapping[str, str] = field(default_factory=dict)
     embodiment: int | None = None
+    fps: float | None = None
     rule: WindowRule = field(init=False)
-    column_steps: ColumnSteps = field(init=False)
+    checked_offsets: CheckedOffsets = field(init=False)
     packing: Pack | None = field(init=False)
     membership: Membership | None = field(init=False)
     resolved_framework: Framework = field(init=False)
@@ -155,7 +157,7 @@ class LoaderConfig:
             if packing is None or self.context is not None
             else WindowRule(packing.length, packing.length),
             packing=packing,
-            column_steps=check_offsets(self.offsets),
+            checked_offsets=check_offsets(self.offsets),
             choose=check_choose(self.choose),
             relative=check_relative(self.relative),
             membership=membership,

@@ -140,6 +140,10 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
             return "final observations as goals are collected there"
         if component.goals is not None and component.goals.output.steps is not None:
             return "goals with listed steps are collected there"
+        if any(output.weights is not None for output in component.all_outputs):
+            return "steps are interpolated there"
+        if _lists(component) != _lists(components[0]):
+            return "datasets with other steps per second are joined there"
         if component.parts:
             return "stack= joins columns there"
         if component.alone is not None:
@@ -158,6 +162,11 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
     if postprocess.augment is not None:
         return "images are augmented there"
     return None if postprocess.transform is None else "transform= is called with tensors of the CPU"
+
+
+def _lists(component: LoaderComponent) -> dict[str, tuple[int, ...] | None]:
+    """Returns key of an array -> its listed steps; None: a range."""
+    return {output.key: output.steps for output in component.all_outputs}
 
 
 @dataclass(frozen=True)

@@ -278,10 +278,10 @@ class DeviceBatchBuilder:
         batches = []
         views = zip(*arrays.values(), strict=True)
         for place, (own, valid_bytes) in enumerate(zip(views, collected.valid_bytes, strict=True)):
-            taken = _steps_to_take(plan, collected.memory, place, rows) if plan.takes else ()
+            taken = _steps_to_take(plan, collected.memory, place, rows) if plan.lists[0].arrays else ()
             deliver = functools.partial(self._deliver, self.collectors[number], collected, keys, taken)
             batch: Batch = dict(zip(arrays, own, strict=True))
-            batches.append(BuiltBatch(batch, rows, rows * plan.row_bytes, valid_bytes, deliver=deliver))
+            batches.append(BuiltBatch(batch, rows, rows * plan.row_bytes[0], valid_bytes, deliver=deliver))
         return batches
 
     def _deliver(
@@ -318,13 +318,14 @@ def _views_of(
 def _steps_to_take(plan: BatchPlan, memory: torch.Tensor, number: int, rows: int) -> _StepsToTake:
     """Returns the arrays of listed steps of batch `number`, and their parts."""
     found = []
-    for each in plan.takes:
-        views = []
+    # All datasets of a batch list the same steps here: see `resolve_backend`.
+    for each in plan.lists[0].arrays:
+        views, step_bytes = [], each.output.step_bytes
         for array in (each.span, each.whole):
             size = rows * array.row_bytes
             first = array.offset + number * size
-            views.append(memory[first : first + size].view(rows, array.row_bytes // each.step_bytes, each.step_bytes))
-        found.append(([views[0][:, place] for place in each.places], views[1]))
+            views.append(memory[first : first + size].view(rows, array.row_bytes // step_bytes, step_bytes))
+        found.append(([views[0][:, place] for place in each.output.places], views[1]))
     return found
 
 

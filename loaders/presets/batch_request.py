@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gear_data.collection.output import RelativeTo
 from gear_data.errors import InvalidArgumentError
-from gear_data.loaders.presets.offsets import ColumnSteps
+from gear_data.loaders.presets.offsets import ColumnSteps, ColumnWeights
 from gear_data.schema import ColumnSpec, Schema
 
 Normalization = Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
@@ -33,6 +33,7 @@ class BatchRequest:
         n_step: if not None, the batch has `n_step_returns`, discounted sums of this many rewards.
         discount: discount of `n_step`.
         relative: column -> what is subtracted from it.
+        weights: column of `offsets` -> for each listed step, the share of the step after it; others hold their steps.
     """
 
     schema: Schema
@@ -44,6 +45,7 @@ class BatchRequest:
     n_step: int | None = None
     discount: float = 1.0
     relative: Mapping[str, RelativeTo] = field(default_factory=dict)
+    weights: ColumnWeights = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

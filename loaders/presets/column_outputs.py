@@ -32,6 +32,8 @@ def column_output(batch_format: BatchFormat, request: BatchRequest, item: BatchC
         _check_relative(batch_format, item, relative, positions)
     steps = None if relative is None else positions["width"]
     mean, scale = affine(request, spec.name, epsilon=batch_format.std_epsilon if item.own else 0.0, steps=steps)
+    if relative is not None and positions.get("weights") is not None and mean is not None and scale is not None:
+        _check_numbers(spec.name, mean, scale)
     if spec.video is not None:
         return _camera(batch_format, request, item, mean, scale)
     factor = batch_format.return_scale if item.own and spec.role is Role.RETURN_TO_GO else 1.0
@@ -71,6 +73,16 @@ def _check_relative(
             "delta=True needs steps in a row, and offsets list them", column=item.spec.name,
             hint="give offsets a tuple (first, last), or leave delta out",
         )  # fmt: skip
+
+
+def _check_numbers(column: str, mean: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> None:
+    """Raises InvalidArgumentError if a relative column has other numbers at other steps, [steps, elements]."""
+    if (mean != mean[0]).any() or (scale != scale[0]).any():
+        raise InvalidArgumentError(
+            "normalize has numbers for each step of this relative column, and Seconds interpolates steps",
+            column=column,
+            hint="give its Seconds fill='hold', or normalize numbers for each element",
+        )
 
 
 def _camera(
@@ -119,7 +131,8 @@ def column_positions(batch_format: BatchFormat, request: BatchRequest, spec: Col
         steps = request.offsets[spec.name]
         listed = None if isinstance(steps, range) else steps
         first = steps.start if isinstance(steps, range) else min(steps)
-        return {"first": first, "width": len(steps), "within_window": False, "steps": listed}
+        weights = request.weights.get(spec.name)
+        return {"first": first, "width": len(steps), "within_window": False, "steps": listed, "weights": weights}
     if batch_format.first_step_only(spec.role):
         return {"first": 0, "width": 1, "squeeze_time": True}
     return {"first": 0, "width": request.context, "pad_left": batch_format.pad_left}

@@ -104,6 +104,21 @@ def part_outputs(outputs: Sequence[Output], parts: Parts) -> tuple[tuple[Output,
     return tuple(filled), tuple(joined)
 
 
+def span_masks(listed: Mapping[int, Output], parts: Parts) -> dict[int, Output]:
+    """Returns number of an array whose steps are interpolated -> the mask of the range of its steps.
+
+    Args:
+        listed: number of an array -> its output of listed steps.
+        parts: the parts of stacked columns.
+    """
+    first = {name: specs[0].name for name, specs in parts.items()}
+    return {
+        number: _with_columns_of_parts(output.span_mask, first)
+        for number, output in listed.items()
+        if output.weights is not None and output.column
+    }
+
+
 def _with_columns_of_parts(output: Output, first: Mapping[str, str]) -> Output:
     """Returns an output that asks for the final observations of a part.
 

@@ -237,5 +237,4 @@ def _differences(
     # Shapes that are padded differ in their last axis.
     dtypes = (one.half or one.dtype, two.half or two.dtype)
     yield "the dtype", dtypes, "give batch=BatchOptions(dtype='float32') for floats, or " + leave_out
-    steps = tuple(each.steps or each.width for each in (one, two))
-    yield "their steps", (steps[0], steps[1]), "give all datasets the same preset_options"
+    yield "their steps", (one.width, two.width), "give all datasets the same preset_options"

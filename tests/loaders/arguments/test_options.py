@@ -20,7 +20,7 @@ from gear_data.selection.samplers import SAMPLERS
 from gear_data.words import PresetName, SamplerName
 
 #: Options that only a mixture's dataset has.
-OF_A_DATASET = {"rename", "embodiment"}
+OF_A_DATASET = {"rename", "embodiment", "fps"}
 ARGUMENTS = [each.name for each in dataclasses.fields(LoaderConfig) if each.init and each.name not in OF_A_DATASET]
 #: Group -> field -> values that it refuses.
 REFUSED: dict[str, dict[str, list[Any]]] = {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import pytest
 import torch
 
-from gear_data import ReturnOptions, SequenceLoader
+from gear_data import ReturnOptions, Seconds, SequenceLoader
 from gear_data.errors import InvalidArgumentError, MissingColumnError, UnknownNameError
 from gear_data.loaders.presets.outputs import PRESETS
 from tests.support.feed import batches as feed_batches
@@ -164,3 +165,24 @@ def test_n_step_needs_rewards(make_dataset, episodes):
 def test_batches_have_no_extra_keys_by_default(dataset):
     assert not any(key.startswith(("next_", "n_step")) for key in first_batch(dataset)[0])
     assert isinstance(first_batch(dataset, n_step=2)[0]["n_step_returns"], torch.Tensor)
+
+
+@pytest.mark.parametrize("fps, fill", [(10, "hold"), (5, "interpolate")])
+def test_next_observations_at_times(with_finals, fps, fill):
+    dataset, episodes, finals = with_finals
+    times = [-0.1, 0.0, 0.3]
+    batch, windows = first_batch(
+        dataset,
+        columns=["observations", "next_observations"],
+        offsets={"observations": Seconds(times, fill=fill, fps=fps)},
+    )
+    for row, (episode, start, _) in enumerate(windows):
+        states = [*episodes[episode]["observations"]] + ([finals[episode]] if dataset.final(episode) else [])
+        for column, time in enumerate(times):
+            place = start + 1 + time * fps
+            low, high = math.floor(place + 1e-9), math.ceil(place - 1e-9)
+            # The window's first step is the first that has a next one, and so the earliest next step is step 1.
+            there = low >= 1 and high < len(states)
+            assert batch["next_observations_mask"][row, column] == there
+            value = (states[low] + (place - low) * (states[high] - states[low])) if there else np.zeros(4)
+            np.testing.assert_allclose(batch["next_observations"][row, column], value, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import BatchOptions, ExecutionOptions, RandomShift, SequenceLoader, WindowOptions
+from gear_data import BatchOptions, ExecutionOptions, RandomShift, Seconds, SequenceLoader, WindowOptions
 from gear_data.errors import DestinationExistsError, InvalidArgumentError, LoaderConfigError
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.tuning.config_file import BATCH_ARGUMENTS, columns_of, write_config
@@ -57,7 +57,8 @@ def test_a_loader_of_a_file(rollouts_path: Path, written: Path) -> None:
 
 def test_offsets_keep_their_kind(rollouts_path: Path, tmp_path: Path) -> None:
     ds, path = gear_data.open(rollouts_path), tmp_path / "loader.json"
-    arguments = {**ARGUMENTS, "offsets": {"actions": (-1, 3), "observations": [-2, 0]}}
+    times = Seconds([0, 0.05, 0.1], fill="interpolate", fps=10)
+    arguments = {**ARGUMENTS, "offsets": {"actions": (-1, 3), "observations": [-2, 0], "returns_to_go": times}}
     write_config(path, SETTING, arguments, columns_of(ds), {})
     same(batches(SequenceLoader.from_config(ds, path)), batches(SequenceLoader(ds, **arguments)))
 
@@ -83,6 +84,7 @@ def test_a_file_tunes_nothing_that_changes_batches() -> None:
         "dataset",
         "rename",
         "embodiment",
+        "fps",
     }
     assert {*EXECUTION_FIELDS} < {each.name for each in fields(ExecutionOptions)}
 

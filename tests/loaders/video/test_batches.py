@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import Mixture, RandomCrop, SequenceLoader
+from gear_data import Mixture, RandomCrop, Seconds, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.video.indexing.demux import index_file
@@ -176,6 +176,18 @@ def test_normalised_cameras(
                 back = loader.normalizer.denormalize(camera, np.moveaxis(batch[camera], -3, -1).astype(np.float64))
                 if lerobot:
                     np.testing.assert_allclose(back, frames[:, 0], atol=1e-3)
+
+
+def test_times_of_cameras(dataset: gear_data.Dataset) -> None:
+    def first(offsets: Any) -> Any:
+        return next(iter(SequenceLoader(dataset, **grouped(offsets={FRONT: offsets}, **OPTIONS))))
+
+    held = first(Seconds([-0.1, 0, 0.05, 0.1, 0.19], fill="hold", fps=10))
+    listed = first([-1, 0, 0, 1, 1])
+    assert held.keys() == listed.keys() and all(np.array_equal(held[key], listed[key]) for key in held)
+    with pytest.raises(InvalidArgumentError, match="fill='interpolate' needs floats") as caught:
+        first(Seconds([0, 0.05], fill="interpolate", fps=10))
+    assert caught.value.column == FRONT
 
 
 @pytest.mark.parametrize("n_step", [None, 3])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import Goals, Mixture, SequenceLoader
+from gear_data import Goals, Mixture, Seconds, SequenceLoader
 from gear_data.loaders.presets.outputs import PRESETS
 from gear_data.selection.samplers import Weighted
 from tests.support.feed import data as feed_data
@@ -133,6 +133,7 @@ CASES: dict[str, dict[str, Any]] = {
         "offsets": {"observations": [-10, 0, -3], "actions": [0, 2, 5]},
         "prefetch": 5,
     },
+    "times": {"offsets": {"actions": Seconds([-0.1, 0, 0.05, 0.1, 0.3], fill="hold", fps=10)}, "columns": ["actions"]},
     "listed transitions": {
         "preset": "transitions",
         "context": 1,
