@@ -411,7 +411,7 @@ def _make_component(
     schema, parts = _schema(dataset, config)
     steps, requested_facts = (None, {}) if columns is None else split_columns(dataset, schema, columns)
     relative = relative_to(dataset, schema, check_relative(config.relative), elements)
-    offsets, weights = dataset_steps(config.checked_offsets, DatasetRate(dataset, schema, config.rename, config.fps))
+    offsets, weights = dataset_steps(config.checked_offsets, DatasetRate(dataset, config.rename, config.fps))
     request = BatchRequest(
         schema=schema,
         context=rule.context,

@@ -14,6 +14,8 @@ from gear_data.dataset.episode_blocks import BLOCK_BYTES, block_ranges
 from gear_data.errors import InvalidArgumentError
 from gear_data.selection.windows import Int64Array
 
+#: The column of timestamps that is read if the source states no steps per second.
+TIMESTAMP = "timestamp"
 #: Bytes of a step's numbers here: a block has a million steps.
 _STEP_BYTES = 64
 #: Gaps of other lengths, by this factor, do not count: steps were dropped there.
@@ -68,8 +70,16 @@ def measured_rate(dataset: DatasetCore, column: str, hint: str) -> float:
         hint: what the user can do.
 
     Raises:
-        InvalidArgumentError: the column does not hold one float a step, or the timestamps do not ascend.
+        InvalidArgumentError: there is no such column, it does not hold one float a step, or the timestamps do not
+            ascend.
     """
+    if column not in dataset.schema:
+        raise InvalidArgumentError(
+            "the steps per second are unknown: the source states none, and there is no column of this name",
+            file=str(dataset.path),
+            column=column,
+            hint=hint,
+        )
     spec = dataset.schema[column]
     if spec.variable_length or spec.video is not None or spec.numpy_dtype.kind != "f" or spec.size != 1:
         raise InvalidArgumentError(

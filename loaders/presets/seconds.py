@@ -13,14 +13,11 @@ import numpy.typing as npt
 from gear_data.collection.output import Output
 from gear_data.common.keywords import refuse_keywords_of
 from gear_data.dataset.core import DatasetCore
-from gear_data.dataset.step_rate import check_timestamps, measured_rate, stated_rate
+from gear_data.dataset.step_rate import TIMESTAMP, check_timestamps, measured_rate, stated_rate
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.schema import Schema
 from gear_data.words import Fill
 
-#: The column of timestamps that is read if the source states no steps per second.
-_TIMESTAMP = "timestamp"
 #: As `tolerance_s` of LeRobot.
 _TOLERANCE = 1e-4
 #: Times and steps are compared to so many decimals: 0.58 * 50 is 28.999999999999996.
@@ -130,13 +127,11 @@ class DatasetRate:
 
     Attributes:
         dataset: the dataset or view.
-        schema: its columns as batches name them.
         rename: column of the dataset -> its name in batches.
         fps: replaces what the dataset states; None: nothing does.
     """
 
     dataset: DatasetCore
-    schema: Schema
     rename: Mapping[str, str]
     fps: float | None
 
@@ -151,7 +146,7 @@ class DatasetRate:
         rate = self.fps or stated_rate(self.dataset) or seconds.fps
         stamps = None
         if rate is None:
-            stamps = self._timestamps()
+            stamps = {new: name for name, new in self.rename.items()}.get(TIMESTAMP, TIMESTAMP)
             rate = measured_rate(self.dataset, stamps, _HOW_TO_STATE)
         try:
             steps, weights = seconds.steps_of(rate)
@@ -170,17 +165,6 @@ class DatasetRate:
         # The same batches: also in a list, an absent step has the nearest one of the steps from 0 on.
         whole = range(steps[0], steps[-1] + 1)
         return whole if 0 in whole and steps == tuple(whole) else steps, None
-
-    def _timestamps(self) -> str:
-        """Returns the dataset's name of the column of timestamps."""
-        if _TIMESTAMP not in self.schema:
-            raise InvalidArgumentError(
-                "the steps per second are unknown: the source states none, and there is no column of this name",
-                file=str(self.dataset.path),
-                column=_TIMESTAMP,
-                hint=_HOW_TO_STATE,
-            )
-        return {new: name for name, new in self.rename.items()}.get(_TIMESTAMP, _TIMESTAMP)
 
 
 _HOW_TO_STATE = (

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gear_data.common.progress import pluralize, progress_bar
 from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.episode_blocks import BLOCK_BYTES, block_ranges
-from gear_data.dataset.step_rate import measured_rate, stated_rate
+from gear_data.dataset.step_rate import TIMESTAMP, measured_rate, stated_rate
 from gear_data.dataset.steps.runs import flags_in_runs
 from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.views import StepRule
@@ -20,8 +20,6 @@ from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.episode_block import offsets_of
 
-#: The column from which the steps per second are measured, if the source does not state them.
-_TIMESTAMP = "timestamp"
 #: Decimals of a number of steps: 7 / 15 s at 15 Hz are 7 steps, not 8.
 _DECIMALS = 6
 
@@ -86,12 +84,6 @@ def moving(dataset: DatasetCore, column: str, threshold: float, seconds: float, 
             raise InvalidArgumentError(f"{name} must be a number above 0, not {value!r}")
     rate = stated_rate(dataset) if fps is None else float(fps)
     if rate is None:
-        hint = "give the steps per second, such as fps=15"
-        if _TIMESTAMP not in dataset.schema:
-            raise InvalidArgumentError(
-                "the steps per second are unknown: the source states none, and there is no column of this name",
-                file=str(dataset.path), column=_TIMESTAMP, hint=hint,
-            )  # fmt: skip
-        rate = measured_rate(dataset, _TIMESTAMP, hint)
+        rate = measured_rate(dataset, TIMESTAMP, "give the steps per second, such as fps=15")
     steps = max(1, math.ceil(round(seconds * rate, _DECIMALS)))
     return Moving(column, float(threshold), float(seconds), None if fps is None else float(fps), steps)

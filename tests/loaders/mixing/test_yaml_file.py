@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import gear_data
-from gear_data import Mixture, SequenceLoader, TopK, Uniform, Weighted
+from gear_data import Mixture, Seconds, SequenceLoader, TopK, Uniform, Weighted
 from gear_data.errors import (
     DatasetNotFoundError,
     EmptySourceError,
@@ -40,6 +40,7 @@ datasets:
     stack: {observations: [observations, infos.qpos]}
     columns: [observations, actions, rewards]
     normalize: [actions]
+    fps: 12.5
   - path: arm
     share: 2
     filters:
@@ -61,7 +62,11 @@ def expected(folder: Path) -> Mixture:
     return Mixture(
         [
             (hopper, [(0, 1.0), (20, 0.25)], {"columns": columns}),
-            (pendulum, 1, {"sampler": weighted, "stack": stack, "columns": columns, "normalize": ["actions"]}),
+            (
+                pendulum,
+                1,
+                {"sampler": weighted, "stack": stack, "columns": columns, "normalize": ["actions"], "fps": 12.5},
+            ),
             (
                 arm.keep_ranges({0: [[0, 5], [8, 15]], 2: [[1, 17]]}),
                 2,
@@ -74,7 +79,8 @@ def expected(folder: Path) -> Mixture:
 
 
 def _loader(mixture: Mixture, prefetch: int = 0) -> SequenceLoader:
-    return SequenceLoader(mixture, batch_size=6, context=4, seed=3, prefetch=prefetch)
+    offsets = {"rewards": Seconds([0, 0.04], fill="hold", fps=50)}
+    return SequenceLoader(mixture, batch_size=6, context=4, seed=3, offsets=offsets, prefetch=prefetch)
 
 
 def test_the_batches_are_those_of_the_mixture(folder: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from gear_data import Goals, Mixture, SequenceLoader, TopK, Uniform, Weighted
+from gear_data import Goals, Mixture, Seconds, SequenceLoader, TopK, Uniform, Weighted
 from gear_data.errors import GenerationGoneError, InvalidArgumentError, StateMismatchError
 from gear_data.loaders.stages.timeline import STEPS_KEPT
 from tests.support.cluster.growing import refresh_rank
@@ -615,6 +615,27 @@ def test_datasets_of_unlike_shape(growing, tmp_path):
     same(batches, [new.batch(step) for step in range(2, 6)])
     assert all(batch["observations"].shape[-1] == 7 for batch in batches)
     growing.grow(1)
+    resumed = mixed()
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    same(take(resumed, 2), taken(iterator, 2))
+
+
+def test_steps_by_their_times(growing, tmp_path):
+    slow = convert_episodes(locomotion([30, 12, 9], seed=5), tmp_path / "slow")
+
+    def mixed(**options: Any) -> SequenceLoader:
+        mixture = Mixture([(slow, 0.5, {"fps": 5}), (growing.open(), 0.5, {"fps": 50})], join=True)
+        chunk = Seconds(0, 0.5, hz=50, fill="interpolate")
+        return make(mixture, columns=["rewards"], offsets={"rewards": chunk}, **options)
+
+    loader = mixed(prefetch=0)
+    iterator = iter(loader)
+    before = mixed()
+    same(taken(iterator, 2), [before.batch(step) for step in range(2)])
+    growing.grow(2)
+    assert loader.refresh() == 2
+    batches, new = taken(iterator, 4), mixed()
+    same(batches, [new.batch(step) for step in range(2, 6)])
     resumed = mixed()
     resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     same(take(resumed, 2), taken(iterator, 2))
