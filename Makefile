@@ -19,6 +19,9 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests compare with OGBench's functions. The simulators that it depends on are heavy, and not needed for that.
 # The newest mlflow-skinny wants an older importlib_metadata than other packages; it works with the new one.
 INSTALL_ALONE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c $(CONSTRAINTS)
+# Tests compare with torchvision's functions (tests/support/feed/torchvision_pixels.py). It is not on Python's path: beside torch for CPUs
+# the index's torchvision fails at import, and packages that find it import it.
+BESIDE := $(VENV)/beside
 
 # One module's tests stay in one process: they share its fixtures. Modules keep the order of tests/conftest.py.
 PYTEST_OPTIONS := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -102,6 +105,7 @@ gpu:
 $(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS) -e '.[$*]'
 	$(if $(filter test,$*),$(INSTALL_ALONE) ogbench mlflow-skinny)
+	$(if $(filter test,$*),$(INSTALL_ALONE) --upgrade --target $(BESIDE) torchvision)
 	@touch $@
 
 # The pip of Python 3.11 takes minutes to resolve the dependencies; pip 25 does not.

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from gear_data.loaders.arguments.pack import Pack
     from gear_data.loaders.decoding.augmentation import RandomCrop, RandomShift
+    from gear_data.loaders.decoding.pixel_changes import ColorJitter, RandomResizedCrop, RandomRotation
     from gear_data.loaders.frameworks.map_datasets import EpisodeDataset, WindowDataset
     from gear_data.loaders.mixture import Mixture
     from gear_data.loaders.presets.batch_format import BatchFormat
@@ -75,6 +76,7 @@ _PUBLIC = {
     "BatchFormat": ("gear_data.loaders.presets.batch_format", "BatchFormat"),
     "BatchOptions": ("gear_data.loaders.arguments.options", "BatchOptions"),
     "Camera": ("gear_data.recording.cameras.camera", "Camera"),
+    "ColorJitter": ("gear_data.loaders.decoding.pixel_changes", "ColorJitter"),
     "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
     "Dataset": ("gear_data.dataset.dataset", "Dataset"),
@@ -96,6 +98,8 @@ _PUBLIC = {
     "PullReport": ("gear_data.hub.pull", "PullReport"),
     "PushReport": ("gear_data.hub.push", "PushReport"),
     "RandomCrop": ("gear_data.loaders.decoding.augmentation", "RandomCrop"),
+    "RandomResizedCrop": ("gear_data.loaders.decoding.pixel_changes", "RandomResizedCrop"),
+    "RandomRotation": ("gear_data.loaders.decoding.pixel_changes", "RandomRotation"),
     "RandomShift": ("gear_data.loaders.decoding.augmentation", "RandomShift"),
     "RateLimit": ("gear_data.recording.rate_limit.limit", "RateLimit"),
     "Relative": ("gear_data.relative", "Relative"),
@@ -142,6 +146,7 @@ __all__ = [
     "BatchFormat",
     "BatchOptions",
     "Camera",
+    "ColorJitter",
     "ConvertReport",
     "Dataset",
     "DatasetReport",
@@ -162,6 +167,8 @@ __all__ = [
     "PullReport",
     "PushReport",
     "RandomCrop",
+    "RandomResizedCrop",
+    "RandomRotation",
     "RandomShift",
     "RateLimit",
     "Relative",

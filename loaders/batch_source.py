@@ -11,7 +11,7 @@ from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.batch_iterator import Group
 from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
 from gear_data.loaders.builders.batch import Batch, BatchBuilder, RankRows
-from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
+from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor, make_augmenter
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.node_local import max_rows
@@ -30,6 +30,9 @@ class BatchSource:
         components: its datasets.
         source: samples its windows.
         builders: of another generation of the datasets; None: chosen here.
+
+    Raises:
+        GearError: the images cannot be augmented so; see `Augmenter`.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class BatchSource:
             config.resolved_framework,
             config.batch.augment,
         )
+        for component in components:
+            make_augmenter(component, self._postprocess)  # raises, before the first batch
         if builders is None:
             chosen = resolve_backend(config.execution.backend, components, self._postprocess, config.batch_size)
             builders = BuilderFactory(chosen, config.resolved_framework, config.execution.sm_budget, config.joined)

@@ -20,6 +20,7 @@ _MODULES = frozenset(
         "convert",
         "gather",
         "goals",
+        "images",
         "integer_weights",
         "padding",
         "random",

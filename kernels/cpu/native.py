@@ -90,6 +90,39 @@ def _mover(bytes_: int) -> Any:
 move_4, move_8, move_16 = _mover(4), _mover(8), _mover(16)
 
 
+def _blender(adds: bool) -> Any:
+    """Returns an intrinsic that blends two runs of four float32.
+
+    The runs are at `source` and `step` bytes behind it, and have a weight each. The result is added to the run at
+    `target`, or replaces it. The addresses may have any alignment.
+    """
+
+    def blend(typing_context: Any, target: Any, source: Any, step: Any, weight: Any, other: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            target, source, step, *weights = arguments
+            four = ir.VectorType(ir.FloatType(), 4)
+            place = builder.inttoptr(target, four.as_pointer())
+            total = builder.load(place, align=1) if adds else None
+            for address, weight in zip((source, builder.add(source, step)), weights, strict=True):
+                each = ir.Constant(four, ir.Undefined)
+                for lane in range(4):
+                    each = builder.insert_element(each, weight, cgutils.int32_t(lane))
+                run = builder.load(builder.inttoptr(address, four.as_pointer()), align=1)
+                product = builder.fmul(each, run)
+                total = product if total is None else builder.fadd(total, product)
+            builder.store(total, place, align=1)
+            return context.get_dummy_value()
+
+        return types.void(target, source, step, weight, other), generate
+
+    return intrinsic(blend)
+
+
+#: `blend_4(target, source, step, weight, other)` writes four float32; `add_blended_4` adds to them. Numba itself makes
+#: no vectors of fewer numbers than a loop has.
+blend_4, add_blended_4 = _blender(False), _blender(True)
+
+
 @intrinsic
 def pointer(typing_context: Any, address: Any) -> Any:
     """Turns an integer address into a void pointer, for `numba.carray`."""

@@ -97,8 +97,9 @@ class BatchOptions:
         preset_options: fields of the preset to change, for example {"side": "right"}; see `BatchFormat`.
         stack: new column -> the columns of numbers that it is made of, as in `convert`: presets find `observations` in
             `{"observations": ["position", "velocity"]}`. The batches are those of a dataset that was converted so.
-        augment: `RandomShift` or `RandomCrop` for all images, or a mapping of keys of the batch to them. Applied after
-            decoders and before `transform`. None: images stay as they are.
+        augment: augmentations of all images, or a mapping of keys of the batch to theirs: `RandomShift`, `RandomCrop`,
+            `RandomResizedCrop`, `RandomRotation`, `ColorJitter`, or a list of them in the order in which they are
+            applied. After decoders and before `transform`. None: images stay as they are.
         window_ids: adds `episode_id` and `start`, the window's first step in its episode, int64 [B].
 
     Raises:

@@ -14,7 +14,8 @@ from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import Batch, Transform
 from gear_data.loaders.component import LoaderComponent
-from gear_data.loaders.decoding.augmentation import Augment, Augmenter
+from gear_data.loaders.decoding.augmentation import Augment
+from gear_data.loaders.decoding.augmenter import Augmenter, ImageForm
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.variable import VariableColumns
 from gear_data.loaders.frameworks.framework import Framework
@@ -61,7 +62,7 @@ class Postprocessor:
         self._config = config
         self._variable = VariableColumns(components, config.context, config.decoders, config.seed)
         self._convert, self._place = config.framework.convert, config.framework.place
-        self._augmenters = [_augmenter(component, config) for component in components]
+        self._augmenters = [make_augmenter(component, config) for component in components]
         self._changes_arrays = config.augment is not None or any(
             component.variable or component.facts or component.choices or component.postprocess
             for component in components
@@ -123,18 +124,29 @@ class Postprocessor:
         return {key: map_arrays(value, np.ndarray, rounded) if key in floats else value for key, value in batch.items()}
 
 
-def _augmenter(component: LoaderComponent, config: PostprocessConfig) -> Augmenter | None:
+def make_augmenter(component: LoaderComponent, config: PostprocessConfig) -> Augmenter | None:
+    """Returns what augments the batches of a dataset; None: nothing does.
+
+    Raises:
+        GearError: an augmentation that the images do not allow; see `Augmenter`.
+    """
     if config.augment is None:
         return None
-    images = [output.key for output in component.outputs if output.column and len(output.shape) == 3]
+    images: dict[str, ImageForm] = {
+        output.key: (output.array_dtype, output.shape)
+        for output in component.outputs
+        if output.column and len(output.shape) == 3
+    }
     for choice in component.choices:
-        images += [choice.key] if {*choice.arrays.get(choice.key, ())} & {*images} else []
-    images = [key for key in images if key not in component.hidden]
+        drawn = [images[key] for key in choice.arrays.get(choice.key, ()) if key in images]
+        images |= {choice.key: drawn[0]} if drawn else {}
+    images = {key: form for key, form in images.items() if key not in component.hidden}
     if component.goals is not None and len(component.goals.output.shape) == 3:
-        images += component.goals.sampler.goals.keys
-    decoded = [key for column, key in component.variable.items() if column in config.decoders]
-    decoded += [choice.key for choice in component.choices if choice.key in config.decoders]
-    return Augmenter(config.augment, images + decoded, config.seed)
+        output = component.goals.output
+        images |= dict.fromkeys(component.goals.sampler.goals.keys, (output.array_dtype, output.shape))
+    images |= {key: None for column, key in component.variable.items() if column in config.decoders}
+    images |= {choice.key: None for choice in component.choices if choice.key in config.decoders}
+    return Augmenter(config.augment, images, config.seed)
 
 
 def _name(transform: Transform) -> str:

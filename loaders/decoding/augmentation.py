@@ -1,4 +1,4 @@
-"""Augmentations: random shifts and crops of images.
+"""Augmentations that copy pixels: random shifts and crops of images. And the loader's argument `augment`.
 
 All steps of a window shift alike. The shift of a row is a function of the loader's seed, the step, and the row in the
 global batch.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, TypeAlias, get_args
 
 from gear_data.common.keywords import check_range, suggest_fields
-from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
-from gear_data.kernels import cpu
-from gear_data.selection.windows import Int64Array
+from gear_data.error_text import shown
+from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.loaders.decoding.pixel_changes import (
+    ColorJitter,
+    PixelChange,
+    RandomResizedCrop,
+    RandomRotation,
+    set_size,
+)
 from gear_data.words import Channels
 
 
@@ -81,12 +84,7 @@ class RandomCrop:
     probability = 1.0
 
     def __post_init__(self) -> None:
-        pair = (self.size, self.size) if isinstance(self.size, int | np.integer) else self.size
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InvalidArgumentError(f"size must be a number or (height, width), not {self.size!r}")
-        for value in pair:
-            check_range("size", value, 1)
-        object.__setattr__(self, "size", (int(pair[0]), int(pair[1])))
+        set_size(self)
         check_range("pad", self.pad, 0)
         _check_channels(self.channels)
 
@@ -111,9 +109,11 @@ class RandomCrop:
                 "together": self.together, "channels": self.channels}  # fmt: skip
 
 
-Augmentation = RandomShift | RandomCrop
-#: One augmentation for all images, or key of the batch -> augmentation.
-Augment = Augmentation | Mapping[str, Augmentation] | None
+Augmentation: TypeAlias = "RandomShift | RandomCrop | RandomResizedCrop | RandomRotation | ColorJitter"
+#: One augmentation, or several in the order in which they are applied.
+Augmentations: TypeAlias = "Augmentation | Sequence[Augmentation]"
+#: For all images, or key of the batch -> for its images.
+Augment: TypeAlias = "Augmentations | Mapping[str, Augmentations] | None"
 
 
 def check_augment(augment: Any) -> Augment:
@@ -122,110 +122,39 @@ def check_augment(augment: Any) -> Augment:
     Raises:
         InvalidArgumentError: the argument is of another form.
     """
-    each = list(augment.values()) if isinstance(augment, Mapping) else [] if augment is None else [augment]
-    if not all(isinstance(one, Augmentation) for one in each):
+    if isinstance(augment, Mapping):
+        return {key: _checked(each) for key, each in augment.items()}
+    return None if augment is None else _checked(augment)
+
+
+def _checked(augment: Any) -> Augmentations:
+    each = in_order(augment)
+    if not each or not all(isinstance(one, RandomShift | RandomCrop | PixelChange) for one in each):
         raise InvalidArgumentError(
-            f"augment must be RandomShift(...), RandomCrop(...), or a mapping of keys to them, not {augment!r}",
-            hint='for example augment={"observations": gear_data.RandomShift(4)}',
+            f"augment must be augmentations such as RandomShift(4), a list of them, or a mapping of keys to these, not "
+            f"{shown(augment)}",
+            hint='for example augment={"observations": [gear_data.RandomShift(4), gear_data.ColorJitter(hue=0.1)]}',
         )
-    return dict(augment) if isinstance(augment, Mapping) else augment
+    axes = {one.channels for one in each if not isinstance(one, PixelChange)} - {None}
+    if len(axes) > 1:
+        raise InvalidArgumentError(
+            "augment has channels='first' and channels='last' for the same images", hint="name one axis"
+        )
+    return each if isinstance(augment, list | tuple) else each[0]
+
+
+def in_order(augment: Any) -> tuple[Any, ...]:
+    """Returns one augmentation, or several, as a tuple."""
+    return tuple(augment) if isinstance(augment, list | tuple) else (augment,)
 
 
 def augment_json(augment: Augment) -> Any:
     """Returns the argument `augment`, JSON-able."""
     if isinstance(augment, Mapping):
-        return {key: each.to_json() for key, each in augment.items()}
-    return None if augment is None else augment.to_json()
-
-
-class Augmenter:
-    """Applies augmentations to the images of batches.
-
-    Args:
-        augment: the loader's argument, not None.
-        images: keys of the batch that hold images, in order.
-        seed: seed of the loader.
-
-    Raises:
-        UnknownNameError: a key without images.
-        InvalidArgumentError: the batch has no images.
-    """
-
-    def __init__(self, augment: Augmentation | Mapping[str, Augmentation], images: Sequence[str], seed: int) -> None:
-        if isinstance(augment, Mapping):
-            for key in augment:
-                if key not in images:
-                    raise unknown_name("image key", key, images)
-            self._augmentations = dict(augment)
-        elif not images:
-            raise InvalidArgumentError(
-                "augment= was given, and the batch has no images: no column of three axes, and no decoded column",
-                hint="leave augment out, or name the column of images with columns=",
-            )
-        else:
-            self._augmentations = dict.fromkeys(images, augment)
-        self._seed = seed
-
-    def __call__(self, step: int, row: int, batch: dict[str, Any]) -> None:
-        """Replaces the images of a batch.
-
-        Args:
-            step: the batch's step.
-            row: the row of the global batch at which the batch begins.
-            batch: key -> array [B, ..., *image].
-
-        Raises:
-            UnsupportedColumnError: a list of arrays, or arrays without an image's axes.
-        """
-        for number, (key, augmentation) in enumerate(self._augmentations.items()):
-            images = batch[key]
-            if not isinstance(images, np.ndarray) or images.ndim < 4:
-                shape = list(images.shape) if isinstance(images, np.ndarray) else "a list"
-                raise UnsupportedColumnError(
-                    f"cannot be augmented: the batch has {shape}, not an array [B, ..., *image]", column=key,
-                    hint="leave the key out of augment=",
-                )  # fmt: skip
-            stream = 0 if augmentation.together else 1 + number
-            if self._augments(augmentation.probability, step, stream):
-                batch[key] = self._cut(augmentation, images, step, row, stream)
-
-    def _augments(self, probability: float, step: int, stream: int) -> bool:
-        if probability == 1:
-            return True
-        word = cpu.random.word64(np.uint64(self._seed), cpu.random.DOMAIN_AUGMENT_BATCH, step, stream, 0)
-        return bool(int(word) < probability * 2**64)
-
-    def _cut(
-        self, augmentation: Augmentation, images: npt.NDArray[Any], step: int, row: int, stream: int
-    ) -> npt.NDArray[Any]:
-        last = _channels_last(augmentation.channels, images.shape[-3:])
-        height, width = images.shape[-3:-1] if last else images.shape[-2:]
-        new_height, new_width, pad = augmentation.cut(height, width)
-        pixel = images.dtype.itemsize * (images.shape[-1] if last else 1)
-        rows = len(images)
-        source = np.ascontiguousarray(images).view(np.uint8).reshape(rows, -1, height, width, pixel)
-        image = (new_height, new_width, images.shape[-1]) if last else (images.shape[-3], new_height, new_width)
-        result = np.empty((*images.shape[:-3], *image), images.dtype)
-        vertical, horizontal = height + 2 * pad - new_height + 1, width + 2 * pad - new_width + 1
-        places = self._places(step, row, rows, stream, vertical * horizontal)
-        tops, lefts = np.divmod(places, horizontal)
-        target = result.view(np.uint8).reshape(rows, -1, new_height, new_width, pixel)
-        cpu.gather.crop(source, tops - pad, lefts - pad, target)
-        return result
-
-    def _places(self, step: int, row: int, rows: int, stream: int, count: int) -> Int64Array:
-        """Returns one of `count` places for each row, int64 [rows]."""
-        random, seed = cpu.random, np.uint64(self._seed)
-        if stream:
-            seed = np.uint64(random.word64(seed, random.DOMAIN_AUGMENT, 0, stream, 0))
-        # The rows of all ranks before this one are drawn, too: row i has the same place on any rank.
-        places = np.empty(row + rows, np.int64)
-        random.draw_below(seed, random.DOMAIN_AUGMENT, step, count, places)
-        return places[row:]
-
-
-def _channels_last(channels: str | None, shape: tuple[int, ...]) -> bool:
-    return shape[-1] <= shape[0] if channels is None else channels == "last"
+        return {key: augment_json(each) for key, each in augment.items()}
+    if isinstance(augment, tuple):
+        return [each.to_json() for each in augment]
+    return None if augment is None else augment.to_json()  # type: ignore[union-attr]
 
 
 def _check_channels(channels: str | None) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import augment
 import cluster
 import common
 import convert_jobs
@@ -307,6 +308,18 @@ def test_joined_batches_are_measured(run: Run) -> None:
         ["1", "2"],
         ["2", "2"],
     ]
+
+
+# augment.py
+
+
+def test_augmentations_are_measured(run: Run) -> None:
+    result = run("augmentations")
+    assert result.status == 0, result.errors
+    names = [name for _ in augment.SIZES for name in augment.AUGMENTATIONS for _ in range(2)]
+    assert [each["augment"] for each in result.record["results"]] == names
+    assert all(time["median"] > 0 for each in result.record["results"] for time in each["ms"].values())
+    assert [row[1] for row in rows_of(result.printed, "torchvision ms")] == names
 
 
 # feed.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from gear_data import BatchOptions, Mixture, RandomCrop, RandomShift, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError, UnsupportedColumnError
-from gear_data.loaders.decoding.augmentation import Augmenter
+from gear_data.loaders.decoding.augmenter import Augmenter
 from gear_data.loaders.decoding.images import ImageDecoder
 from tests.support.feed import data as feed_data
 from tests.support.feed import variable
@@ -109,13 +110,31 @@ def test_places_do_not_depend_on_ranks_prefetching_or_resuming(images):
     assert all((arrays.batch(step)[IMAGE] == whole[step][IMAGE].numpy()).all() for step in range(20))
 
 
+@pytest.mark.parametrize(
+    ("augment", "digest"),
+    [
+        (RandomShift(3), "444dbd26977375bc"),
+        (RandomShift(3, together=False, probability=0.6), "11293731fb7a26ea"),
+        (RandomCrop((7, 9), pad=1), "821aba2a1f318c3e"),
+        ({f"next_{IMAGE}": RandomShift(2, together=False)}, "46f976cf5d678183"),
+    ],
+)
+def test_draws_stay_as_they_were(images, augment, digest):
+    """The digests are of the first version that shifted images."""
+    found = hashlib.sha256()
+    for batch in take(SequenceLoader(images, **grouped(**OPTIONS, augment=augment)), 4):
+        for key in sorted(batch):
+            found.update(batch[key].numpy().tobytes())
+    assert found.hexdigest()[:16] == digest
+
+
 def test_channels_first_equals_drqs_padding():
     rng = np.random.default_rng(1)
     for channels, shape in ((None, (9, 14, 14)), ("first", (9, 5, 8)), (None, (3, 20, 11))):
         for dtype in (np.uint8, np.float32):
             before = (rng.random((16, *shape)) * 255).astype(dtype)
             batch = {"pixels": before}
-            Augmenter(RandomShift(4, channels=channels), ["pixels"], 3)(7, 0, batch)
+            Augmenter(RandomShift(4, channels=channels), {"pixels": None}, 3)(7, 0, batch)
             padded = torch.nn.functional.pad(torch.from_numpy(before).float(), (4, 4, 4, 4), "replicate").numpy()
             for row in range(16):
                 height, width = shape[1:]
@@ -163,4 +182,4 @@ def test_wrong_augmentations_are_refused(images, dataset):
     with pytest.raises(UnknownNameError, match="axis of channels 'middle'"):
         RandomShift(channels="middle")
     with pytest.raises(UnsupportedColumnError, match="a list"):
-        Augmenter(RandomShift(), ["pixels"], 0)(0, 0, {"pixels": [np.zeros((3, 4, 4))]})
+        Augmenter(RandomShift(), {"pixels": None}, 0)(0, 0, {"pixels": [np.zeros((3, 4, 4))]})

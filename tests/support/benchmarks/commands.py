@@ -62,6 +62,7 @@ COMMANDS = {
     "packed rows": "mixture.py --quick --only packed --steps 2 --rows 2 3 --rounds 1 --json {json}",
     "joined batches": "mixture.py --quick --only joined --datasets 1 2 --frames 8 --rss-batches 200 --json {json}",
     "first batches": "first_batch.py --rounds 1 --json {json}",
+    "augmentations": "augment.py --quick --json {json}",
     "host of a GPU": "host_cost.py --quick --json {json}",
     "no GPU": "gpu.py --quick --json {json}",
     # By a stand-in for CuPy.
