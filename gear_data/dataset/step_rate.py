@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -109,33 +109,32 @@ def measured_rate(dataset: DatasetCore, column: str, hint: str) -> float:
 
 
 def check_timestamps(
-    dataset: DatasetCore, column: str, rate: float, steps: Sequence[int], tolerance: float, hint: str
+    dataset: DatasetCore, column: str, times: Iterable[tuple[int, float]], tolerance: float, hint: str
 ) -> None:
-    """Checks that some steps before or after each step are as far from it as the rate says.
+    """Checks that some steps before or after each step are at their times.
 
     Args:
         dataset: the dataset or view.
         column: the dataset's column of timestamps, in seconds.
-        rate: steps per second.
-        steps: the distances in steps.
+        times: pairs of a distance in steps and in seconds.
         tolerance: seconds by which a step may be elsewhere. The rounding of the timestamps is allowed for.
         hint: what the user can do.
 
     Raises:
         InvalidArgumentError: a step is elsewhere.
     """
-    distances = sorted({abs(step) for step in steps} - {0})
+    distances = sorted({(abs(step), abs(time)) for step, time in times if step})
     for first, stamps, left in _blocks(dataset, column):
         allowed = tolerance + np.spacing(np.abs(stamps)).astype(np.float64)
-        for distance in distances:
+        for distance, time in distances:
             at, gaps = _gaps(stamps, left, distance)
-            wrong = ~(np.abs(gaps - distance / rate) <= allowed[at + distance])  # NaN is wrong
+            wrong = ~(np.abs(gaps - time) <= allowed[at + distance])  # NaN is wrong
             if wrong.any():
                 number = int(np.argmax(wrong))
                 position, step = _place(dataset, first, int(at[number]))
                 raise InvalidArgumentError(
-                    f"step {step + distance} of episode {position} is {gaps[number]:.6g} s after step {step}, and by "
-                    f"{rate:.6g} steps per second {distance / rate:.6g} s",
+                    f"step {step + distance} of episode {position} is {gaps[number]:.6g} s after step {step}, and not "
+                    f"{time:.6g} s",
                     file=str(dataset.path),
                     column=column,
                     hint=hint,

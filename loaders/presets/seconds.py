@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Never, get_args
 
@@ -34,8 +34,8 @@ class Seconds:
     `delta_timestamps` gives LeRobot's steps.
 
     A dataset has as many steps per second as its source states (LeRobot's `fps`, the control frequency in robomimic's
-    arguments of the environment), or else `fps`. Without both, its column `timestamp` says it, in seconds. Each step
-    must then be where the steps per second say, within `tolerance`.
+    arguments of the environment), or else `fps`. Without both, its column `timestamp` says it, in seconds. The
+    steps must then be at their times in the whole dataset, within `tolerance`.
 
     Args:
         first: the times, such as `[0, 0.02, 0.04]`. With `last` and `hz` the times first, first + 1 / hz, ..., before
@@ -155,9 +155,8 @@ class DatasetRate:
                 error.message, file=str(self.dataset.path), column=column, hint=error.hint
             ) from error
         if stamps is not None:
-            after = [step + 1 for step, weight in zip(steps, weights, strict=True) if weight]
             check_timestamps(
-                self.dataset, stamps, rate, [*steps, *after], seconds.tolerance,
+                self.dataset, stamps, _times_of_steps(seconds, rate, steps, weights), seconds.tolerance,
                 f"give Seconds a larger tolerance; or, to take all steps for equally long, {_HOW_TO_STATE}",
             )  # fmt: skip
         if any(weights):
@@ -165,6 +164,17 @@ class DatasetRate:
         # The same batches: also in a list, an absent step has the nearest one of the steps from 0 on.
         whole = range(steps[0], steps[-1] + 1)
         return whole if 0 in whole and steps == tuple(whole) else steps, None
+
+
+def _times_of_steps(
+    seconds: Seconds, rate: float, steps: Sequence[int], weights: Sequence[float]
+) -> Iterator[tuple[int, float]]:
+    """Yields steps, and where they must be: at the time itself, or, for a time between steps, where the rate says."""
+    for time, step, weight in zip(seconds.times, steps, weights, strict=True):
+        is_near = round(abs(time - step / rate), _DECIMALS) <= seconds.tolerance
+        yield step, time if is_near else step / rate
+        if weight:
+            yield step + 1, (step + 1) / rate
 
 
 _HOW_TO_STATE = (

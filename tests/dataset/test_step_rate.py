@@ -115,6 +115,11 @@ def test_only_the_steps_that_times_need_are_checked(tmp_path: Path) -> None:
         steps_of(ds, [0.1])
     with pytest.raises(InvalidArgumentError, match=r"step 1 of episode 0 is 0\.09 s after step 0"):
         steps_of(ds, [0.05], fill="interpolate")
+    # The tolerance is between a step and its time, not between both and the rate.
+    late = with_stamps(tmp_path / "late", [[0.1] * 40, [0.1, 0.1008, 0.1]], np.float64)
+    assert steps_of(late, [0.1], tolerance=0.001) == {"steps": [1]}
+    with pytest.raises(InvalidArgumentError, match=r"step 2 of episode 1 is 0\.1008 s after step 1, and not 0\.0995 s"):
+        steps_of(late, [0.0995], tolerance=0.001)
     # A view has its own steps.
     both = with_stamps(tmp_path / "both", [[0.1, 0.1], [0.1, 0.5]])
     assert steps_of(both.filter("episode_id == 0"), [0.1]) == {"steps": [1]}
