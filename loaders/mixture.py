@@ -18,6 +18,7 @@ from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.loaders.presets.seconds import check_fps
 from gear_data.loaders.presets.stacked import check_rename
 from gear_data.loaders.presets.unlike import PadTo, check_pad_to
+from gear_data.relative import check_relative
 from gear_data.selection.schedule import CheckedSchedule, checked_schedule
 from gear_data.stacking import check_stack
 
@@ -187,7 +188,7 @@ def _component(entry: Dataset | tuple[Any, ...]) -> MixtureComponent:
         if name not in OPTIONS:
             raise unknown_name("mixture option", name, OPTIONS)
     checked = dict(options)
-    for name, check in (("rename", check_rename), ("stack", check_stack)):
+    for name, check in (("rename", check_rename), ("stack", check_stack), ("relative", check_relative)):
         if name in checked:
             checked[name] = check(checked[name])
     if "embodiment" in checked:

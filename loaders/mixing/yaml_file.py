@@ -21,6 +21,7 @@ from gear_data.dataset.steps.ranges import KeptRanges
 from gear_data.dataset.views import Filter, StepFilter
 from gear_data.error_text import shown
 from gear_data.errors import GearError, InvalidArgumentError, LoaderConfigError, closest_name
+from gear_data.relative import Relative
 from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
 from gear_data.storage.manifest import STEP_MASK
 from gear_data.storage.remote.object_store import open_file_store
@@ -250,7 +251,9 @@ def _plain_sampler(sampler: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value with lists and numbers of Python."""
+    """Returns a value with lists, mappings and numbers of Python."""
+    if isinstance(value, Relative):
+        return value.to_json()
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, tuple | list):

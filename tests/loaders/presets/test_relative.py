@@ -266,6 +266,14 @@ def test_the_file_of_tune_keeps_the_argument(dataset: Any, tmp_path: Path) -> No
     np.testing.assert_array_equal(found.batch(0)["actions"], loader(dataset, **options).batch(0)["actions"])
 
 
+def test_the_file_of_a_mixture_keeps_the_option(dataset: Any, tmp_path: Path) -> None:
+    relative = {"actions": Relative("observations", absolute=[2], delta=True)}
+    mixture = Mixture([(dataset, 2, {"relative": relative}), (dataset, 1, {"relative": {"actions": "observations"}})])
+    mixture.to_yaml(tmp_path / "mix.yaml")
+    again = Mixture.from_yaml(tmp_path / "mix.yaml")
+    assert [each.options for each in again.components] == [each.options for each in mixture.components]
+
+
 # The way back.
 
 
@@ -390,7 +398,6 @@ def test_columns_that_cannot_be_relative(dataset: Any) -> None:
     for options, message in (
         ({"columns": ["observations"]}, "does not put in the batch"),
         ({"columns": ["actions", "next_actions"]}, "another step in 'next_actions'"),
-        ({"normalize": "all"}, "has no statistics"),
         ({"offsets": {"actions": [0, 2]}, "context": 1, "relative": {"actions": delta}}, "needs steps in a row"),
         ({"goals": Goals(goal_column="actions")}, "goals have the column's values"),
         ({"normalize": {"actions": (np.zeros((4, 3)), 1.0)}, "context": 5}, "12 means"),
