@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gear_data.dataset.dataset import Dataset
     from gear_data.dataset.episode import Episode
     from gear_data.dataset.open import open_dataset as open
+    from gear_data.dataset.relative.statistics import relative_statistics
     from gear_data.errors import GearError
     from gear_data.evaluation.episodes import Evaluation, evaluate
     from gear_data.evaluation.normalizer import Normalizer
@@ -135,6 +136,7 @@ _PUBLIC = {
     "push": ("gear_data.hub.push", "push"),
     "rate_limited": ("gear_data.recording.rate_limit.batches", "rate_limited"),
     "record": ("gear_data.recording.record", "record"),
+    "relative_statistics": ("gear_data.dataset.relative.statistics", "relative_statistics"),
     "repair": ("gear_data.ingest.repair", "repair"),
     "report": ("gear_data.reports.report", "report"),
     "tune": ("gear_data.loaders.tuning.tune", "tune"),
@@ -205,6 +207,7 @@ __all__ = [
     "push",
     "rate_limited",
     "record",
+    "relative_statistics",
     "repair",
     "report",
     "tune",

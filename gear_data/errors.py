@@ -175,9 +175,9 @@ class FindingError(GearError, ValueError):
 
 
 class NonFiniteError(FindingError):
-    """Raised by `strict` for a numeric column with NaN or Inf.
+    """Raised for a numeric column with NaN or Inf: by `strict`, and by statistics of relative columns.
 
-    Fix the source, or turn `strict` off.
+    Fix the source, or turn `strict` off; or leave the episode out.
     """
 
 

@@ -25,6 +25,7 @@ from gear_data.loaders.node_local import node_local_selector, node_seed, own_epi
 from gear_data.loaders.normalization import normalization_statistics, restored_statistics
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.choices import Choice, array_choice, text_choice
+from gear_data.loaders.presets.column_outputs import column_steps
 from gear_data.loaders.presets.facts import Fact, batch_facts, present_facts, split_columns
 from gear_data.loaders.presets.goals import goal_output
 from gear_data.loaders.presets.offsets import dataset_steps, offsets_to_json
@@ -39,7 +40,7 @@ from gear_data.loaders.presets.outputs import (
     text_columns,
 )
 from gear_data.loaders.presets.packed import check_packed, packed_format
-from gear_data.loaders.presets.relative import relative_to
+from gear_data.loaders.presets.relative import relative_columns
 from gear_data.loaders.presets.seconds import DatasetRate, check_interpolated
 from gear_data.loaders.presets.stacked import Parts, part_outputs, renamed_schema, span_masks, stacked_schema
 from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, check_shapes, joint_outputs, masks_of, padded_like
@@ -410,8 +411,11 @@ def _make_component(
     batch_format, rule, packing = config.batch_format, config.rule, config.packing
     schema, parts = _schema(dataset, config)
     steps, requested_facts = (None, {}) if columns is None else split_columns(dataset, schema, columns)
-    relative = relative_to(dataset, schema, check_relative(config.relative), elements)
     offsets, weights = dataset_steps(config.checked_offsets, DatasetRate(dataset, config.rename, config.fps))
+    relative = relative_columns(
+        dataset, schema, check_relative(config.relative), elements,
+        lambda spec: column_steps(batch_format, offsets, config.rule.context, spec), weights,
+    )  # fmt: skip
     request = BatchRequest(
         schema=schema,
         context=rule.context,
@@ -424,7 +428,7 @@ def _make_component(
         float_dtype=config.batch.float_dtype,
         n_step=config.returns.n_step,
         discount=config.returns.discount,
-        relative=relative,
+        relative={name: each.to for name, each in relative.items()},
     )
     unit = 1
     if packing is not None:

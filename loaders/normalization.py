@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.output import RelativeTo
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.relative.statistics import centre_and_half
 from gear_data.errors import InvalidArgumentError, StateMismatchError, unknown_name
 from gear_data.loaders.presets.outputs import normalization_columns
+from gear_data.loaders.presets.relative import RelativeColumn, difference_statistics
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.words import Normalization
@@ -35,7 +36,7 @@ def normalization_statistics(
     parts: Mapping[str, Sequence[ColumnSpec]],
     normalize: Normalize,
     rename: Mapping[str, str],
-    relative: Mapping[str, RelativeTo],
+    relative: Mapping[str, RelativeColumn],
 ) -> dict[str, tuple[Float64Array, Float64Array]]:
     """Returns column -> (mean, std), float64, of the columns to normalise.
 
@@ -45,33 +46,38 @@ def normalization_statistics(
         parts: stacked column -> its parts, whose statistics it has.
         normalize: see `SequenceLoader`.
         rename: column of the dataset -> its name in the schema.
-        relative: column -> what is subtracted from it.
+        relative: relative column -> its steps, and what is subtracted. It has statistics of the differences.
 
     Raises:
         UnknownNameError: no such column.
-        InvalidArgumentError: `normalize` is of another form, or a relative column has no (mean, std).
+        InvalidArgumentError: `normalize` is of another form.
+        NonFiniteError: a relative column, or the one that is subtracted, has NaN or infinities.
     """
     if normalize is None:
         return {}
     stored = {new: name for name, new in rename.items()}
 
     def of(name: str, mode: str) -> MeanAndStd:
-        if name in relative:
-            raise InvalidArgumentError(
-                f"relative= makes differences of this column, of which normalize={mode!r} has no statistics",
-                column=name,
-                hint=f"give normalize= a mapping, such as {{'{name}': (mean, std)}} of the differences",
-            )
         return mode_statistics(dataset, stored.get(name, name), mode)
+
+    def pair(name: str, mode: str) -> MeanAndStd:
+        if name not in relative:
+            return _statistics_of(of, parts, name, mode)
+        own = relative[name]
+        columns, state = (
+            tuple(stored.get(part, part) for part in [spec.name for spec in parts.get(each, ())] or [each])
+            for each in (name, own.to.source)
+        )
+        return difference_statistics(dataset, own, columns, state, mode)
 
     if isinstance(normalize, Mapping):
         normalization_columns(schema, tuple(normalize))
-        return {name: _mean_and_std(of, parts, name, value) for name, value in normalize.items()}
+        return {name: _mean_and_std(pair, name, value) for name, value in normalize.items()}
     if isinstance(normalize, str) and normalize not in ("all", *MODES, *schema.names):
         raise unknown_name("column", normalize, ("all", *MODES, *schema.names))
     mode = normalize if isinstance(normalize, str) and normalize in MODES else "mean-std"
     names = normalization_columns(schema, True if mode == normalize else normalize)
-    return {name: _statistics_of(of, parts, name, mode) for name in names}
+    return {name: pair(name, mode) for name in names}
 
 
 def _statistics_of(
@@ -87,13 +93,11 @@ def _statistics_of(
     return np.concatenate(means), np.concatenate(deviations)
 
 
-def _mean_and_std(
-    of: Callable[[str, str], MeanAndStd], parts: Mapping[str, Sequence[ColumnSpec]], name: str, value: Any
-) -> tuple[Float64Array, Float64Array]:
+def _mean_and_std(pair: Callable[[str, str], MeanAndStd], name: str, value: Any) -> tuple[Float64Array, Float64Array]:
     if isinstance(value, str):
         if value not in MODES:
             raise unknown_name("normalisation", value, MODES)
-        return _statistics_of(of, parts, name, value)
+        return pair(name, value)
     try:
         mean, std = (np.asarray(each, np.float64) for each in value)
     except (TypeError, ValueError) as error:
@@ -133,9 +137,7 @@ def mode_statistics(dataset: Dataset, name: str, mode: str) -> tuple[Float64Arra
         low, high = statistics.quantiles[0], statistics.quantiles[-1]
     else:
         low, high = dataset.quantiles(name, (0.01, 0.99))
-    # A constant element becomes -1, as by LeRobot and openpi. They divide by an epsilon, which makes other values huge.
-    constant = low == high
-    return np.where(constant, low + 1, (low + high) / 2), np.where(constant, 1.0, (high - low) / 2)
+    return centre_and_half(low, high)
 
 
 def _imagenet(spec: ColumnSpec) -> tuple[Float64Array, Float64Array]:

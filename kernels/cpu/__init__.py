@@ -28,6 +28,7 @@ _MODULES = frozenset(
         "remote_rows",
         "returns",
         "row_ranges",
+        "statistics",
         "step_mask",
         "turns",
         "weight_tree",

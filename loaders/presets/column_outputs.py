@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from gear_data.collection.output import CHANNELS_FIRST, CHANNELS_LAST, Output, R
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest, affine
+from gear_data.loaders.presets.offsets import ColumnSteps
 from gear_data.schema import ColumnSpec, Role
 
 
@@ -136,6 +137,13 @@ def column_positions(batch_format: BatchFormat, request: BatchRequest, spec: Col
     if batch_format.first_step_only(spec.role):
         return {"first": 0, "width": 1, "squeeze_time": True}
     return {"first": 0, "width": request.context, "pad_left": batch_format.pad_left}
+
+
+def column_steps(batch_format: BatchFormat, offsets: ColumnSteps, context: int, spec: ColumnSpec) -> Sequence[int]:
+    """Returns the steps of a column relative to its window's first step."""
+    if spec.name in offsets:
+        return offsets[spec.name]
+    return range(1 if batch_format.first_step_only(spec.role) else context)
 
 
 def _dtype(batch_format: BatchFormat, request: BatchRequest, item: BatchColumn, *, normalised: bool) -> str:

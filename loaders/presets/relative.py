@@ -3,36 +3,101 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from gear_data.collection.output import RelativeTo
 from gear_data.dataset.dataset import Dataset
-from gear_data.errors import GearError
+from gear_data.dataset.relative.chunks import Chunks
+from gear_data.dataset.relative.statistics import chunk_statistics
+from gear_data.errors import GearError, InvalidArgumentError
+from gear_data.loaders.presets.offsets import ColumnWeights
 from gear_data.relative import Relative
-from gear_data.schema import Schema
+from gear_data.schema import ColumnSpec, Schema
 
 
-def relative_to(
-    dataset: Dataset, schema: Schema, relative: Mapping[str, Relative], elements: frozenset[str]
-) -> dict[str, RelativeTo]:
-    """Returns column -> what is subtracted from it.
+@dataclass(frozen=True)
+class RelativeColumn:
+    """A relative column of one dataset's batches.
+
+    Attributes:
+        to: what is subtracted.
+        steps: the steps of a window that its array has.
+        per_step: whether each of them has statistics of its own.
+        interpolated: whether values between two steps are in the array.
+    """
+
+    to: RelativeTo
+    steps: tuple[int, ...]
+    per_step: bool
+    interpolated: bool
+
+
+def relative_columns(
+    dataset: Dataset,
+    schema: Schema,
+    relative: Mapping[str, Relative],
+    elements: frozenset[str],
+    steps: Callable[[ColumnSpec], Sequence[int]],
+    weights: ColumnWeights,
+) -> dict[str, RelativeColumn]:
+    """Returns the relative columns of a dataset.
 
     Args:
         dataset: the dataset.
         schema: its columns, as batches have them.
         relative: the checked argument of the loader.
         elements: the names of elements that any dataset of the loader has.
+        steps: returns the steps of a window that the array of a column has.
+        weights: the columns whose steps are interpolated.
 
     Raises:
         UnknownNameError, InvalidArgumentError: see `Relative.elements`; the error names the dataset.
     """
     try:
         return {
-            column: RelativeTo(
-                each.to, math.prod(schema[each.to].shape), each.elements(column, schema, elements), each.delta
+            column: RelativeColumn(
+                RelativeTo(
+                    each.to, math.prod(schema[each.to].shape), each.elements(column, schema, elements), each.delta
+                ),
+                tuple(steps(schema[column])),
+                each.per_step,
+                column in weights,
             )
             for column, each in relative.items()
         }
     except GearError as error:
         error.file = error.file or str(dataset.path)
         raise
+
+
+def difference_statistics(
+    dataset: Dataset, relative: RelativeColumn, columns: tuple[str, ...], state: tuple[str, ...], mode: str
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Returns (mean, std) of a relative column, float64 [elements] or [steps, elements] each.
+
+    Args:
+        dataset: the dataset.
+        relative: the column.
+        columns: the columns of the dataset that it is made of.
+        state: the columns of the dataset that are subtracted.
+        mode: see `gear_data.loaders.normalization`.
+
+    Raises:
+        UnknownNameError: no mode of differences.
+        InvalidArgumentError: values are interpolated.
+        NonFiniteError: a value is NaN or infinite.
+    """
+    if relative.interpolated:
+        raise InvalidArgumentError(
+            "there are no statistics of differences that Seconds interpolates",
+            file=str(dataset.path),
+            column=", ".join(columns),
+            hint="give its Seconds fill='hold', or give normalize= a mapping of the column to (mean, std)",
+        )
+    to = relative.to
+    chunks = Chunks(dataset, columns, state, to.elements, relative.steps, to.delta, relative.per_step)
+    return chunk_statistics([chunks]).normalization(mode)

@@ -532,11 +532,11 @@ def test_commands_load_no_readers(command: str, rollouts_path: Path) -> None:
 
 
 def test_a_failed_ray_task_gives_its_reason() -> None:
-    from gear_data.ingest.engine.ray_cluster import _reason
+    from gear_data.ingest.engine.ray_cluster import reason
 
     class RayTaskError(Exception):
         cause = KeyError("no such thing")
 
-    assert _reason(RayTaskError("ray::_do() (pid=1)\n  File ...")) == "KeyError: 'no such thing'"
-    assert _reason(GearError("the worker died\nmore")) == "the worker died"
-    assert _reason(ValueError()) == "ValueError"
+    assert reason(RayTaskError("ray::_do() (pid=1)\n  File ...")) == "KeyError: 'no such thing'"
+    assert reason(GearError("the worker died\nmore")) == "the worker died"
+    assert reason(ValueError()) == "ValueError"

@@ -41,10 +41,7 @@ class RayEngine:
         self._jobs = jobs
 
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
-        ray = self._ray
-        if not ray.is_initialized():
-            # A worker's failure arrives as an error. The other log lines of Ray do not concern the user.
-            ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, logging_level=logging.ERROR)
+        ray = connected_ray()
         remote_task = ray.remote(num_cpus=1, max_retries=_MAX_RETRIES)(_convert_task)
         pending = list(enumerate(tasks))[::-1]
         running: dict[Any, int] = {}
@@ -73,11 +70,24 @@ class RayEngine:
             return self._ray.get(reference)  # type: ignore[no-any-return]
         except self._ray.exceptions.RayError as error:
             return WorkerError(
-                f"a Ray task failed: {_reason(error)}", hint="repair the cluster and continue with --resume"
+                f"a Ray task failed: {reason(error)}", hint="repair the cluster and continue with --resume"
             ), 0
 
 
-def _reason(error: Exception) -> str:
+def connected_ray() -> Any:
+    """Returns the module `ray`, connected to a cluster: that of RAY_ADDRESS, or one on this machine.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+    """
+    ray = import_extra("ray", "ray")
+    if not ray.is_initialized():
+        # A worker's failure arrives as an error. The other log lines of Ray do not concern the user.
+        ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, logging_level=logging.ERROR)
+    return ray
+
+
+def reason(error: Exception) -> str:
     """Returns the error that a task raised, or else the first line of Ray's message."""
     cause = getattr(error, "cause", None)
     text = str(error) if cause is None else f"{type(cause).__name__}: {cause}"

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Bits of a digit.
-_DIGIT_BITS = 11
+from gear_data.kernels import cpu
 
 Float64Array = npt.NDArray[np.float64]
 #: Yields the blocks of a column, each [steps, *shape]; called once for each pass.
 Blocks = Callable[[], Iterable[npt.NDArray[Any]]]
+#: Counts the digits at a bit of the keys that begin with a prefix: count(bit, prefixes), of uint64 [width, n], returns
+#: int64 [width, n, digits].
+Count = Callable[[int, npt.NDArray[np.uint64]], npt.NDArray[np.int64]]
 
 
 def exact_quantiles(blocks: Blocks, dtype: np.dtype[Any], width: int, probabilities: Sequence[float]) -> Float64Array:
@@ -35,25 +37,44 @@ def exact_quantiles(blocks: Blocks, dtype: np.dtype[Any], width: int, probabilit
     Returns:
         float64 [probabilities, width]; NaN for an element without finite values.
     """
-    bits = 8 * dtype.itemsize
-    digit = _DIGIT_BITS
     least, most = _finite_keys(dtype)
-    passes = -(-bits // digit)
-    # One prefix in the first pass, and then one for each rank: the values below and above each quantile.
-    prefixes = np.zeros((width, 1), np.uint64)
-    count = np.zeros(width, np.int64)
-    ranks = np.zeros((width, 0), np.int64)
-    for number in range(passes):
-        shift = digit * (passes - 1 - number)
-        counts = np.zeros((width, prefixes.shape[1], 1 << digit), np.int64)
+
+    def count(shift: int, prefixes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        counts = np.zeros((*prefixes.shape, 1 << cpu.statistics.DIGIT_BITS), np.int64)
         for block in blocks():
             if not len(block):  # all steps are masked
                 continue
             keys = _keys(block).reshape(len(block), width, -1)
-            _count_digits(keys, least, most, shift, prefixes, counts)
+            cpu.statistics.count_digits(keys, least, most, np.uint64(shift), prefixes, counts)
+        return counts
+
+    return quantiles_by_counts(count, dtype, width, probabilities)
+
+
+def digit_passes(dtype: np.dtype[Any]) -> int:
+    """Returns how often `quantiles_by_counts` counts."""
+    passes: int = -(-8 * dtype.itemsize // cpu.statistics.DIGIT_BITS)
+    return passes
+
+
+def quantiles_by_counts(count: Count, dtype: np.dtype[Any], width: int, probabilities: Sequence[float]) -> Float64Array:
+    """Returns the quantiles of values whose digits are counted: see `exact_quantiles`.
+
+    Args:
+        count: counts digits; called once for each pass.
+        dtype, width, probabilities: see `exact_quantiles`.
+    """
+    digit, passes = cpu.statistics.DIGIT_BITS, digit_passes(dtype)
+    # One prefix in the first pass, and then one for each rank: the values below and above each quantile.
+    prefixes = np.zeros((width, 1), np.uint64)
+    total = np.zeros(width, np.int64)
+    ranks = np.zeros((width, 0), np.int64)
+    for number in range(passes):
+        distinct, numbers = _distinct(prefixes)
+        counts = np.take_along_axis(count(digit * (passes - 1 - number), distinct), numbers[..., None], axis=1)
         if not number:
-            count = counts[:, 0].sum(axis=1)
-            ranks = _ranks(count, probabilities)
+            total = counts[:, 0].sum(axis=1)
+            ranks = _ranks(total, probabilities)
             counts = np.broadcast_to(counts, (width, ranks.shape[1], 1 << digit))
             prefixes = np.zeros(ranks.shape, np.uint64)
         before = np.cumsum(counts, axis=2)
@@ -62,40 +83,25 @@ def exact_quantiles(blocks: Blocks, dtype: np.dtype[Any], width: int, probabilit
         ranks = ranks - inside
         prefixes = (prefixes << np.uint64(digit)) | found.astype(np.uint64)
     values = _values(prefixes, dtype)
-    position = np.outer(np.asarray(probabilities, np.float64), np.maximum(count - 1, 0))
+    position = np.outer(np.asarray(probabilities, np.float64), np.maximum(total - 1, 0))
     part = position - np.floor(position)
     low, high = values[:, 0::2].T, values[:, 1::2].T
     # The formula of `numpy.quantile`, which is exact at both ends.
     result = np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part))
-    return np.where(count > 0, result, np.nan)
+    return np.where(total > 0, result, np.nan)
 
 
-def _count_digits(
-    keys: npt.NDArray[np.uint64],
-    least: np.uint64,
-    most: np.uint64,
-    shift: int,
-    prefixes: npt.NDArray[np.uint64],
-    counts: npt.NDArray[np.int64],
-) -> None:
-    """Counts the digit at bit `shift` of the keys that begin with a prefix.
+def _distinct(prefixes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """Returns the distinct prefixes of each element, and the number of each prefix among them.
 
-    Args:
-        keys: [steps, width, repeat].
-        least, most: other keys are skipped.
-        shift: the digit's lowest bit.
-        prefixes: [width, ranks], the bits above the digit.
-        counts: [width, ranks, 2^_DIGIT_BITS].
+    Most ranks of an element share their prefix in the first passes. Elements with fewer prefixes than others have some
+    that no key has.
     """
-    for element in range(keys.shape[1]):
-        own = keys[:, element].ravel()
-        digits = own[(own >= least) & (own <= most)] >> np.uint64(shift)
-        above = digits >> np.uint64(_DIGIT_BITS)
-        low = (digits & np.uint64((1 << _DIGIT_BITS) - 1)).astype(np.int64)
-        # Most ranks of an element share their prefix in the first passes.
-        for prefix in np.unique(prefixes[element]):
-            found = np.bincount(low[above == prefix], minlength=1 << _DIGIT_BITS)
-            counts[element, prefixes[element] == prefix] += found
+    found = [np.unique(own, return_inverse=True) for own in prefixes]
+    distinct = np.full((len(prefixes), max(len(own) for own, _ in found)), (1 << 64) - 1, np.uint64)
+    for row, (own, _) in zip(distinct, found, strict=True):
+        row[: len(own)] = own
+    return distinct, np.stack([numbers for _, numbers in found])
 
 
 def _ranks(count: npt.NDArray[np.int64], probabilities: Sequence[float]) -> npt.NDArray[np.int64]:

@@ -52,6 +52,8 @@ COMMANDS = {
     "--venvs {scratch}/venvs --json {json}",
     "tuning": "tune.py --quick --steps 4000 --seconds 0.5 --rounds 1 --run-seconds 0.005 --json {json}",
     "reports": "report.py --quick --steps 3000 --rounds 1 --json {json}",
+    "relative statistics": "relative_statistics.py --quick --frames 4000 --loop-frames 500 --processes 1 "
+    "--scratch {scratch} --json {json}",
     "video": "video.py --quick --codecs av1 --frames 60 --seconds 0.02 --rounds 1 --cold-batches 1 --resize 0 "
     "--seed 1 --install --venvs {scratch}/venvs --json {json}",
     "memory of video": "video.py --quick --codecs h264 --leak --leak-batches 8 --python lerobot={python} --json {json}",

@@ -1,0 +1,1 @@
+"""Statistics of relative columns, over all chunks of datasets."""
