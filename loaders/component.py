@@ -26,7 +26,7 @@ from gear_data.loaders.normalization import normalization_statistics, restored_s
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.choices import Choice, array_choice, text_choice
 from gear_data.loaders.presets.column_outputs import column_steps
-from gear_data.loaders.presets.facts import Fact, batch_facts, present_facts, split_columns
+from gear_data.loaders.presets.facts import Fact, batch_facts, format_facts, present_facts, split_columns
 from gear_data.loaders.presets.goals import goal_output
 from gear_data.loaders.presets.offsets import dataset_steps, offsets_to_json
 from gear_data.loaders.presets.outputs import (
@@ -411,6 +411,7 @@ def _make_component(
     batch_format, rule, packing = config.batch_format, config.rule, config.packing
     schema, parts = _schema(dataset, config)
     steps, requested_facts = (None, {}) if columns is None else split_columns(dataset, schema, columns)
+    requested_facts = {**format_facts(dataset, batch_format), **requested_facts}
     offsets, weights = dataset_steps(config.checked_offsets, DatasetRate(dataset, config.rename, config.fps))
     relative = relative_columns(
         dataset, schema, check_relative(config.relative), elements,

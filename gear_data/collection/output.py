@@ -23,7 +23,7 @@ MASK = "mask"
 #: NumPy itself has no bfloat16. JAX has the same dtype.
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
-#: `Output.camera`: uint8 [H, W, 3]; and [3, H, W], from 0 to 1 or normalised.
+#: `Output.camera`: uint8 [H, W, 3]; and [3, H, W], uint8, from 0 to 1 or normalised.
 CHANNELS_LAST, CHANNELS_FIRST = "channels_last", "channels_first"
 
 #: Far more than any memory holds, and far below the sizes that overflow int64.
@@ -250,11 +250,13 @@ class Output:
 def pixel_values(output: Output) -> npt.NDArray[Any]:
     """Returns [C, 256]: the value of each number of a frame with `CHANNELS_FIRST`, for each channel.
 
-    They have the array's dtype. Numbers that are not normalised are divided by 255 in the dtype before rounding, as
+    They have the array's dtype. Floats that are not normalised are divided by 255 in the dtype before rounding, as
     LeRobot divides them in float32.
     """
     numbers, channels = np.arange(256), output.shape[0]
-    if output.mean is None or output.scale is None:
+    if output.dtype == "uint8":
+        values = np.tile(numbers.astype(output.dtype), (channels, 1))
+    elif output.mean is None or output.scale is None:
         values = np.tile(numbers.astype(output.dtype) / np.dtype(output.dtype).type(255), (channels, 1))
     else:
         values = ((numbers - output.mean[:, None]) * output.scale[:, None]).astype(output.dtype)

@@ -22,6 +22,8 @@ Contents = Literal["fill", "first", "edge"]
 TimestepsPadding = Literal["fill", "extrapolate"]
 _WORDS = {"Side": "str", "Contents": "str", "TimestepsPadding": "str"}
 _FLOATS = ("float32", "float64")
+#: Fields that specifications of earlier versions lack. Their defaults are empty.
+_LATER = ("facts",)
 _CHOICES: dict[str, tuple[object, ...]] = {
     "side": get_args(Side),
     "padding": get_args(Contents),
@@ -29,7 +31,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "mask_dtype": ("bool", "uint8", "int32", "int64", *_FLOATS),
     "timesteps_dtype": ("int32", "int64", *_FLOATS),
     "timesteps_padding": get_args(TimestepsPadding),
-    "camera_frames": ("uint8", "float32"),
+    "camera_frames": ("uint8", "uint8_chw", "float32"),
 }
 
 
@@ -116,8 +118,8 @@ class BatchFormat:
         dtype: dtype of the format's own float columns; None keeps their dtypes.
         cast_integers: whether the format's own columns of integers and booleans get `dtype` too.
         vectors: True refuses own columns with more than one axis in a step (images).
-        camera_frames: `uint8`: frames of cameras are uint8 [H, W, 3]. `float32`: they are [3, H, W] from 0 to 1, in
-            `dtype` if it is not None.
+        camera_frames: `uint8`: frames of cameras are uint8 [H, W, 3]. `uint8_chw`: they are uint8 [3, H, W]. `float32`:
+            they are [3, H, W] from 0 to 1, in `dtype` if it is not None.
         unsqueeze_last: columns whose scalar steps become [B, K, 1].
         mask_key: key of the mask [B, K] of valid steps. None: there is no such key, and each sequence has its own mask.
         mask_dtype: dtype of `mask_key`. Masks of single columns are bool.
@@ -132,6 +134,7 @@ class BatchFormat:
         transitions: if not None, each row is a transition: see `gear_data.loaders.presets.transitions`. `sequences`
             must be empty.
         context: steps of a window, unless the loader's `context` says it.
+        facts: fact -> its key in the batch. A fact that no episode has is left out, and so is one whose key is empty.
 
     Raises:
         InvalidArgumentError: a field has a value that is not allowed.
@@ -168,6 +171,7 @@ class BatchFormat:
     tokens: Tokens | None = None
     transitions: Transitions | None = None
     context: int = 20
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -215,10 +219,10 @@ class BatchFormat:
         return self.column_mask.replace("{column}", column).replace("{key}", key)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns every field as a type of JSON."""
+        """Returns the fields as types of JSON; those of `_LATER` only if they are not the default."""
         # Tuples become lists, as in a JSON file.
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return plain
+        return {name: value for name, value in plain.items() if value or name not in _LATER}
 
 
 def replace_fields(value: Any, options: Mapping[str, Any], label: str) -> Any:

@@ -101,6 +101,7 @@ def _camera(
         )
     height, width, channels = spec.shape
     floats = mean is not None or (item.own and batch_format.camera_frames == "float32")
+    first = floats or (item.own and batch_format.camera_frames == "uint8_chw")
     fill: Any = batch_format.fill.get(spec.name, 0) if item.own else 0
     if item.own and batch_format.normalize_padding and mean is not None and scale is not None:
         fill = ((fill - mean) * scale).reshape(channels, 1, 1)
@@ -108,13 +109,13 @@ def _camera(
         item.key,
         spec.name,
         (request.float_dtype or batch_format.dtype or "float32") if floats else "uint8",
-        (channels, height, width) if floats else spec.shape,
+        (channels, height, width) if first else spec.shape,
         fill=fill,
         mean=mean,
         scale=scale,
         padding=batch_format.column_padding,
         shift=shift,
-        camera=CHANNELS_FIRST if floats else CHANNELS_LAST,
+        camera=CHANNELS_FIRST if first else CHANNELS_LAST,
         **column_positions(batch_format, request, spec),
     )
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, UnknownNameError, UnsupportedColumnError, closest_name
+from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.episode_block import offsets_of
@@ -148,6 +149,14 @@ def split_columns(dataset: Dataset, schema: Schema, columns: Sequence[str]) -> t
             raise InvalidArgumentError("the fact is named twice", column=name, hint="name it once in columns=")
         found[name] = fact
     return tuple(steps), found
+
+
+def format_facts(dataset: Dataset, batch_format: BatchFormat) -> dict[str, str]:
+    """Returns key -> fact, of the facts of a format that the dataset has."""
+    if not batch_format.facts:
+        return {}
+    present = present_facts(dataset)
+    return {key: name for name, key in batch_format.facts.items() if key and name in present}
 
 
 def present_facts(dataset: Dataset) -> list[str]:

@@ -183,7 +183,10 @@ class CameraCollector:
             or any(not np.array_equal(outputs[number].fill, fill) for outputs in self._outputs.values())
         ):
             return False
-        # The GPU has one table of values for all channels.
+        # The GPU has one table of values for all channels, and no table of bytes.
+        camera = self._cameras[number]
+        if (camera.camera, camera.dtype) == (CHANNELS_FIRST, "uint8"):
+            return False
         if any(outputs[number].mean is not None for outputs in self._outputs.values()):
             return False
         for dataset, outputs in self._outputs.items():

@@ -68,6 +68,20 @@ def load(dataset, columns=("task", "level", "score", "success", "blob"), **optio
     )
 
 
+def test_a_preset_has_facts_beside_its_columns(dataset):
+    """`columns` of a preset with all columns would choose among them."""
+    facts = {"task": "task", "level": "rank", "absent": "x", "success": ""}
+    options = {"preset": "lerobot", "preset_options": {"facts": facts}, "columns": None}
+    loader = SequenceLoader(dataset, 8, **grouped(context=4, seed=2, framework="numpy", **options))
+    batch = loader.batch(1)
+    assert batch["task"] == expected(dataset, loader, 1, "task")
+    assert batch["rank"].tolist() == expected(dataset, loader, 1, "level")
+    assert {"observation.state", "action", "action_is_pad"} <= {*batch} and not {"x", "success", ""} & {*batch}
+    options["decoders"] = {"task": lambda texts: [len(text) for text in texts]}
+    decoded = SequenceLoader(dataset, 8, **grouped(context=4, seed=2, framework="numpy", **options))
+    assert decoded.batch(1)["task"].tolist() == [len(text) for text in batch["task"]]
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_batch_has_the_facts_of_its_episodes(preset, dataset):
     own = ["observations", "actions"] if PRESETS[preset].roles is None else []

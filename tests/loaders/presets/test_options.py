@@ -155,6 +155,10 @@ CHANGES: dict[str, Change] = {
         "gato", None, {"tokens", "target_mask", "attention_mask", "observations", "actions"},
         lambda p, b, w: b["observations"].shape == (32, CONTEXT, 4) and "tokens" not in b,
     ),
+    "facts": Change(
+        "corl", {"length": "steps", "task": "text"}, {"steps"},
+        lambda p, b, w: b["steps"].tolist() == [[7, 1, 23, 40, 2, 20, 19, 21, 5][episode] for episode, _, _ in w],
+    ),
     # The loader has a context of its own.
     "context": Change("corl", 3, set(), lambda *_: True),
 }  # fmt: skip

@@ -122,10 +122,14 @@ def test_lerobots_frames_are_floats_with_channels_first(
         assert f"{FRONT}_is_pad" not in batch
 
 
-def test_lerobots_frames_as_they_are(filmed: Filmed, dataset: gear_data.Dataset) -> None:
-    loader = SequenceLoader(dataset, **grouped(preset="lerobot", preset_options={"camera_frames": "uint8"}, **OPTIONS))
+@pytest.mark.parametrize("form", ["uint8", "uint8_chw"])
+def test_lerobots_frames_as_they_are(filmed: Filmed, dataset: gear_data.Dataset, form: str) -> None:
+    """As `LeRobotDataset` with `return_uint8=True` reads them, if the channels are first."""
+    loader = SequenceLoader(dataset, **grouped(preset="lerobot", preset_options={"camera_frames": form}, **OPTIONS))
     ((batch, rows),) = first_batches(loader, 1)
-    assert np.array_equal(batch[FRONT], golden(filmed, FRONT, rows, [0], window=False, padding="edge")[:, 0])
+    frames = golden(filmed, FRONT, rows, [0], window=False, padding="edge")[:, 0]
+    assert batch[FRONT].dtype == np.uint8
+    assert np.array_equal(batch[FRONT], frames if form == "uint8" else frames.transpose(0, 3, 1, 2))
 
 
 def channel_statistics(episodes: Any) -> ColumnStatistics:
