@@ -28,12 +28,15 @@ from gear_data.selection.window_sampler import SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Int64Array, Packing, Windows
 from gear_data.storage.episode_block import offsets_of
 
-#: A step fills at least this many rows, and takes some of them: the last windows of few rows leave much room.
-_ROWS_AT_ONCE = 16
+#: A step fills at least rows of so many steps of the longest window, or 16 rows, and takes some of them: the last
+#: windows of few rows leave much room.
+_LONGEST_AT_ONCE, _ROWS_AT_ONCE = 64, 16
 #: The rows of a group, from the fewest to the most. Larger groups are fuller, and fewer.
 _ROWS_OF_GROUP = (*range(32, 128, 8), 128, 256, 512)
 #: The first number of rows that fills this share of the steps is taken.
 _FULL = 0.99
+_NO_ROTATIONS = np.empty(0, np.int64)
+_NO_ROTATIONS.flags.writeable = False
 #: Windows whose lengths are computed at once.
 _CHUNK = 1 << 16
 
@@ -49,13 +52,15 @@ class DrawnRows:
         selector: draws the windows. The windows of a step's first slots are the same for any number of slots.
         seed: 0 to 2^64 - 1.
         steps: steps of a row; at least those of every window.
+        longest: the most steps of a window.
         slots: slots of a row, for a selector whose windows depend on the number of slots; None: as many as needed.
         split: whether windows lie one after another in the order of slots, cut at the ends of rows.
     """
 
     def __init__(
-        self, selector: Selector, seed: int, steps: int, slots: int | None = None, *, split: bool = False
+        self, selector: Selector, seed: int, steps: int, longest: int, slots: int | None = None, *, split: bool = False
     ) -> None:
+        self._at_once = min(_ROWS_AT_ONCE, -(-_LONGEST_AT_ONCE * longest // steps))
         self._selector, self._seed, self._steps, self._split = selector, seed, steps, split
         self._fixed = slots
         # Learned from earlier steps. It changes how often windows are drawn again, and not which.
@@ -65,15 +70,15 @@ class DrawnRows:
         """Selects the windows of `count` rows. position: this selector's rows in all earlier batches."""
         if self._split:
             return _cut(self._drawn(step, count, position), 0, self._steps, count)
-        rows = count if self._fixed is not None else max(count, _ROWS_AT_ONCE)
+        rows = count if self._fixed is not None else max(count, self._at_once)
         windows = self._drawn(step, rows, position)
         row = np.empty(len(windows), np.int64)
         fitting = int(cpu.windows.longest_fit(windows.length, self._steps, rows, row))
         order = np.empty(rows, np.int64)
         cpu.random.shuffled(np.uint64(self._seed), cpu.random.DOMAIN_PACK, step, order)
-        row = order[row[:fitting]]
-        chosen = row.argsort(kind="stable")
-        return in_rows(windows[chosen[: np.count_nonzero(row < count)]], np.sort(row[row < count]), self._steps, count)
+        chosen, taken = np.empty((2, fitting), np.int64)
+        total = int(cpu.windows.take_rows(row[:fitting], order, count, chosen, taken))
+        return in_rows(windows[chosen[:total]], taken[:total], self._steps, count)
 
     def _drawn(self, step: int, rows: int, position: int) -> Windows:
         """Returns drawn windows, which fill the rows or more."""
@@ -148,16 +153,14 @@ class OrderedRows:
             row, group = np.divmod(self._permuted(epoch, first, count), self._groups)
         else:
             group, row = np.divmod(np.arange(first, first + count), self._rows)
-        counts = self._first[row + 1] - self._first[row]
-        slots = np.repeat(self._first[row] - (counts.cumsum() - counts), counts) + np.arange(counts.sum())
-        strata = self._strata[slots]
-        turned = np.repeat(group, counts)
+        rotations = _NO_ROTATIONS
         if self._shuffled:
-            turned += _rotations(self._seed, epoch, self._groups, len(self._strata))[strata]
-        numbers = strata * self._groups + turned % self._groups
-        # The last stratum may have fewer windows than there are groups.
-        real = numbers < len(self._order)
-        return np.stack([self._order[numbers[real]], np.repeat(np.arange(begin, begin + count), counts)[real]])
+            rotations = _rotations(self._seed, epoch, self._groups, len(self._strata))
+        out = np.empty((2, int((self._first[row + 1] - self._first[row]).sum())), np.int64)
+        found = cpu.windows.anchors_of_rows(
+            row, group, self._first, self._strata, self._groups, rotations, self._order, begin, out
+        )
+        return out[:, :found]
 
     def sampling_plan(self, count: int) -> SamplingPlan | None:
         return None
@@ -265,7 +268,8 @@ def packed_rows(selector: Selector, anchors: Anchors, seed: int, steps: int, *, 
         some = np.unique(np.linspace(0, anchors.total - 1, _CHUNK).astype(np.int64))
         mean = window_finder(anchors, seed).windows(some, 0).length.mean()
         slots = int(1.25 * steps / mean) + 1
-    return DrawnRows(selector, seed, steps, slots, split=split)
+    longest = min(anchors.rule.context, int(np.diff(anchors.offsets).max()))
+    return DrawnRows(selector, seed, steps, longest, slots, split=split)
 
 
 def in_rows(windows: Windows, row: Int64Array, steps: int, rows: int) -> Windows:

@@ -245,7 +245,8 @@ def collect(  # type: ignore[no-untyped-def]
         # With hops, the spans are already of the next states.
         shift = np.int64(0) if output.hops else output.shift
         # Windows are scattered: without prefetching, each begins with a wait for memory.
-        lines = min((width * source_bytes + 63) // 64 + 1, _MAX_LINES) if reads_column else 0
+        steps = 1 + np.sum(length) // count if packed == 1 and count else width
+        lines = min((steps * source_bytes + 63) // 64 + 1, _MAX_LINES) if reads_column else 0
         ahead = min(_LINES_AHEAD // lines, _MOST_AHEAD) if lines else 0
         for place in range(count + ahead):
             if lines and place < count:

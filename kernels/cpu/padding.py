@@ -86,6 +86,15 @@ def pad_window(output, span, out, width):  # type: ignore[no-untyped-def]
         repeat_row(end, tail, row_bytes, target if output.padding == PAD_FIRST else end - row_bytes)
 
 
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _number(positions, segments, first, number):  # type: ignore[no-untyped-def]
+    # Indices that count from 0 let the compiler use vector instructions.
+    for token in range(len(positions)):
+        positions[token] = first + token
+    for token in range(len(segments)):
+        segments[token] = number
+
+
 @cached_njit
 def number_segments(place, length, skipped, steps, unit, positions, segments, bounds):  # type: ignore[no-untyped-def]
     """Numbers the windows of packed rows, and their tokens. The rest of a row is a segment with the number 0.
@@ -111,18 +120,14 @@ def number_segments(place, length, skipped, steps, unit, positions, segments, bo
             first = skipped[window] * unit if len(skipped) else np.int64(0)
             size = length[window] * unit
             number += np.int32(1)
-            for token in range(size):
-                positions[row, end + token] = first + token
-                segments[row, end + token] = number
+            _number(positions[row, end : end + size], segments[row, end : end + size], first, number)
             end += size
             longest = max(longest, size)
             count += 1
             bounds[count] = row * tokens + end
             window += 1
         if end < tokens:
-            for token in range(end, tokens):
-                positions[row, token] = token - end
-                segments[row, token] = 0
+            _number(positions[row, end:], segments[row, end:], np.int64(0), np.int32(0))
             longest = max(longest, tokens - end)
             count += 1
             bounds[count] = (row + 1) * tokens

@@ -40,6 +40,8 @@ from gear_data.kernels.window_plan import (
 MAX_REPEATS = 32
 #: Tables of fewer episodes fit in the cache, and are not prefetched.
 _CACHED_EPISODES = 4096
+#: See `longest_fit`.
+_NEGLIGIBLE = 400
 #: An entry of a guide leaves fewer episodes than 2 to this power, mostly.
 _HALVINGS = 3
 
@@ -311,29 +313,33 @@ def first_fit(lengths, steps, limit, row):  # type: ignore[no-untyped-def]
     free[leaves : leaves + limit] = steps
     for node in range(leaves - 1, 0, -1):
         free[node] = max(free[2 * node], free[2 * node + 1])
-    rows = 0
+    rows, last, node = 0, np.int64(-1), 0
     for i in range(len(lengths)):
         length = lengths[i]
-        if free[1] < length:
-            return -1
-        node = 1
-        while node < leaves:
-            node <<= 1
-            if free[node] < length:
-                node += 1
+        # No earlier row has place for a window of the same length.
+        if length != last or free[node] < length:
+            above = node >> 1
+            while above:
+                free[above] = max(free[2 * above], free[2 * above + 1])
+                above >>= 1
+            if free[1] < length:
+                return -1
+            node, last = 1, length
+            while node < leaves:
+                node <<= 1
+                if free[node] < length:
+                    node += 1
         row[i] = node - leaves
         rows = max(rows, node - leaves + 1)
         free[node] -= length
-        node >>= 1
-        while node:
-            free[node] = max(free[2 * node], free[2 * node + 1])
-            node >>= 1
     return rows
 
 
 @cached_njit
 def longest_fit(lengths, steps, rows, row):  # type: ignore[no-untyped-def]
     """Puts the first windows into rows, as many as fit, in descending order of their lengths.
+
+    The search for their number ends if all further windows have less than 1 / `_NEGLIGIBLE` of the steps.
 
     Args:
         lengths: int64 [n], the windows' steps, at most `steps`.
@@ -343,28 +349,75 @@ def longest_fit(lengths, steps, rows, row):  # type: ignore[no-untyped-def]
     Returns:
         The number of windows that fit.
     """
-    most, total = 0, np.int64(0)
-    while most < len(lengths) and total + lengths[most] <= rows * steps:
-        total += lengths[most]
+    before = np.zeros(len(lengths) + 1, np.int64)
+    most, longest = 0, np.int64(0)
+    while most < len(lengths) and before[most] + lengths[most] <= rows * steps:
+        before[most + 1] = before[most] + lengths[most]
+        longest = max(longest, lengths[most])
         most += 1
-    order = np.argsort(-lengths[:most], kind="mergesort")
-    # `low` windows fit, and `high` do not.
+    # `low` windows fit: where one of `longest` does not fit, all rows have more than steps - longest. `high` do not.
     low, high, tried = 0, most + 1, most
-    sizes, found, kept = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
-    while high - low > 1:
+    while low < most and before[low + 1] <= rows * (steps - longest + 1):
+        low += 1
+    found = -1
+    # In descending order of length: a counting sort.
+    first = np.zeros(longest + 2, np.int64)
+    for i in range(most):
+        first[longest - lengths[i] + 1] += 1
+    for length in range(longest + 1):
+        first[length + 1] += first[length]
+    order = np.empty(most, np.int64)
+    for i in range(most):
+        place = longest - lengths[i]
+        order[first[place]] = i
+        first[place] += 1
+    sizes, rows_found, kept = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    while found < low or high - low > 1:
         count = 0
         for i in range(most):
             if order[i] < tried:
                 kept[count], sizes[count] = order[i], lengths[order[i]]
                 count += 1
-        if first_fit(sizes[:count], steps, rows, found) < 0:
+        if first_fit(sizes[:count], steps, rows, rows_found) < 0:
             high = tried
         else:
-            low = tried
+            low = found = tried
             for i in range(count):
-                row[kept[i]] = found[i]
+                row[kept[i]] = rows_found[i]
         tried = (low + high) // 2
+        if (before[high - 1] - before[low]) * _NEGLIGIBLE < rows * steps:
+            if found == low:
+                break
+            tried = low
     return low
+
+
+@cached_njit
+def take_rows(row, order, count, chosen, taken):  # type: ignore[no-untyped-def]
+    """Takes the windows of some rows, row by row, in the order of slots within a row.
+
+    Args:
+        row: int64 [n], the row of each window.
+        order: int64 [rows], the number that each row gets. Rows with numbers below `count` are taken.
+        count: number of rows to take.
+        chosen, taken: int64 [n], receive the windows, and the numbers of their rows.
+
+    Returns:
+        The number of windows.
+    """
+    first = np.zeros(count + 1, np.int64)
+    for i in range(len(row)):
+        if order[row[i]] < count:
+            first[order[row[i]] + 1] += 1
+    for number in range(count):
+        first[number + 1] += first[number]
+    total = first[count]
+    for i in range(len(row)):
+        number = order[row[i]]
+        if number < count:
+            chosen[first[number]], taken[first[number]] = i, number
+            first[number] += 1
+    return total
 
 
 @cached_njit
@@ -391,6 +444,34 @@ def cut_at_rows(length, skip, steps, rows, window, skipped, size, place):  # typ
             at += part
             count += 1
         done = np.int64(0)
+    return count
+
+
+@cached_njit
+def anchors_of_rows(row, group, first, strata, groups, rotations, order, begin, out):  # type: ignore[no-untyped-def]
+    """Finds the anchors of packed rows: see `gear_data.selection.packing.OrderedRows`.
+
+    Args:
+        row, group: int64 [rows], each row's number in its group, and the group.
+        first, strata: int64 [rows of a group + 1] and [n], the strata of each row of a group, one row after another.
+        groups: number of groups, and windows of a stratum.
+        rotations: int64 [n], by how many windows each stratum is rotated; empty: by none.
+        order: int64 [windows], the anchors, one stratum after another; the last stratum may have fewer.
+        begin: number of the first row in `out`.
+        out: int64 [2, windows of the rows or more], receives anchors and the numbers of their rows.
+
+    Returns:
+        The number of anchors.
+    """
+    count = 0
+    for i in range(len(row)):
+        for slot in range(first[row[i]], first[row[i] + 1]):
+            stratum = strata[slot]
+            place = group[i] + (rotations[stratum] if len(rotations) else 0)
+            number = stratum * groups + (place - groups if place >= groups else place)
+            if number < len(order):
+                out[0, count], out[1, count] = order[number], begin + i
+                count += 1
     return count
 
 
