@@ -42,7 +42,15 @@ from gear_data.loaders.presets.outputs import (
 from gear_data.loaders.presets.packed import check_packed, packed_format
 from gear_data.loaders.presets.relative import relative_columns
 from gear_data.loaders.presets.seconds import DatasetRate, check_interpolated
-from gear_data.loaders.presets.stacked import Parts, part_outputs, renamed_schema, span_masks, stacked_schema
+from gear_data.loaders.presets.stacked import (
+    Parts,
+    check_absolute,
+    part_outputs,
+    parts_json,
+    renamed_schema,
+    span_masks,
+    stacked_schema,
+)
 from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, check_shapes, joint_outputs, masks_of, padded_like
 from gear_data.loaders.video.resize import check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
@@ -213,7 +221,7 @@ class LoaderComponent:
             "offsets": offsets_to_json(request.offsets),
             "normalize": self.normalization_json(),
             "n_step": request.n_step,
-            **({"stack": {name: [p.name for p in specs] for name, specs in self.parts.items()}} if self.parts else {}),
+            **({"stack": parts_json(self.parts)} if self.parts else {}),
             "outputs": [output_to_json(output) for output in self.outputs],
             **({"rename": dict(self.rename)} if self.rename else {}),
             **({} if self.embodiment is None else {"embodiment": self.embodiment}),
@@ -417,6 +425,7 @@ def _make_component(
         dataset, schema, check_relative(config.relative), elements,
         lambda spec: column_steps(batch_format, offsets, config.rule.context, spec), weights,
     )  # fmt: skip
+    check_absolute(parts, {name: each.to for name, each in relative.items()})
     request = BatchRequest(
         schema=schema,
         context=rule.context,

@@ -20,7 +20,7 @@ from gear_data.loaders.presets.stacked import check_rename
 from gear_data.loaders.presets.unlike import PadTo, check_pad_to
 from gear_data.relative import check_relative
 from gear_data.selection.schedule import CheckedSchedule, checked_schedule
-from gear_data.stacking import check_stack
+from gear_data.stacking import check_parts
 
 #: Arguments of a SequenceLoader that a dataset of a mixture can replace.
 OPTIONS = (
@@ -188,7 +188,7 @@ def _component(entry: Dataset | tuple[Any, ...]) -> MixtureComponent:
         if name not in OPTIONS:
             raise unknown_name("mixture option", name, OPTIONS)
     checked = dict(options)
-    for name, check in (("rename", check_rename), ("stack", check_stack), ("relative", check_relative)):
+    for name, check in (("rename", check_rename), ("stack", check_parts), ("relative", check_relative)):
         if name in checked:
             checked[name] = check(checked[name])
     if "embodiment" in checked:

@@ -14,6 +14,7 @@ from gear_data.errors import InvalidArgumentError, StateMismatchError, unknown_n
 from gear_data.loaders.presets.outputs import normalization_columns
 from gear_data.loaders.presets.relative import RelativeColumn, difference_statistics
 from gear_data.schema import ColumnSpec, Schema
+from gear_data.stacking import ColumnPart
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.words import Normalization
 
@@ -89,8 +90,16 @@ def _statistics_of(
     """
     if name not in parts:
         return of(name, mode)
-    means, deviations = zip(*(of(part.name, mode) for part in parts[name]), strict=True)
+    means, deviations = zip(*(_statistics_of_part(part, *of(part.name, mode)) for part in parts[name]), strict=True)
     return np.concatenate(means), np.concatenate(deviations)
+
+
+def _statistics_of_part(part: ColumnSpec, mean: Float64Array, std: Float64Array) -> MeanAndStd:
+    """Returns the (mean, std) of a part, from those of its column."""
+    if not isinstance(part, ColumnPart):
+        return mean, std
+    mean, std = (np.broadcast_to(each, part.whole)[part.first : part.first + part.size] for each in (mean, std))
+    return mean * part.scale + part.offset, std * abs(part.scale)
 
 
 def _mean_and_std(pair: Callable[[str, str], MeanAndStd], name: str, value: Any) -> tuple[Float64Array, Float64Array]:

@@ -25,11 +25,13 @@ class Joined:
     Attributes:
         output: the joined array, as a preset describes it.
         first, count: its parts are the outputs first to first + count - 1. They have the same steps and dtype.
+        elements: the elements [first, last) that the array takes of each part; empty: all.
     """
 
     output: Output
     first: int
     count: int
+    elements: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,24 @@ class ArrayLayout:
         return self.shape[-1] * self.dtype.itemsize
 
 
-def join_parts(whole: ArrayLayout, parts: Sequence[ArrayLayout]) -> npt.NDArray[Any]:
-    """Returns JOIN_PART [parts], see `gear_data.kernels.cpu.gather`: the parts of a joined array."""
+def join_parts(
+    whole: ArrayLayout, parts: Sequence[ArrayLayout], elements: Sequence[tuple[int, int]]
+) -> npt.NDArray[Any]:
+    """Returns JOIN_PART [parts], see `gear_data.kernels.cpu.gather`: the parts of a joined array.
+
+    Args:
+        whole: the joined array.
+        parts: the arrays of its parts.
+        elements: see `Joined`.
+    """
     found = np.zeros(len(parts), cpu.gather.JOIN_PART)
-    first = 0
-    for record, part in zip(found, parts, strict=True):
-        record["source"], record["size"] = part.offset, part.step_bytes
+    first, item = 0, whole.dtype.itemsize
+    for number, (record, part) in enumerate(zip(found, parts, strict=True)):
+        begin, end = elements[number] if elements else (0, part.shape[-1])
+        record["source"], record["size"] = part.offset + begin * item, (end - begin) * item
+        record["stride"] = part.step_bytes
         record["target"], record["width"] = whole.offset + first, whole.step_bytes
         record["steps"] = math.prod(whole.shape[:-1])
-        first += part.step_bytes
+        first += (end - begin) * item
     found["zeros"][-1] = whole.step_bytes - first
     return found

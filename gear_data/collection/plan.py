@@ -151,7 +151,7 @@ class BatchPlan:
                 number = next(i for i, output in enumerate(source.arrays) if output is each.output)
                 relative, whole = each.output.relative, layouts[number]
                 if relative is None:
-                    joins.append(join_parts(whole, parts))
+                    joins.append(join_parts(whole, parts, each.elements))
                 else:
                     placed, plan = list(zip(outputs, parts, strict=True)), self._differences(each.output)
                     relatives.append(relative_array(relative, whole, each.output.step_bytes, placed, plan))

@@ -320,7 +320,7 @@ def _prefetch_source(source, episode, start):  # type: ignore[no-untyped-def]
 
 @cached_njit
 def collect_each(sources, chosen, memory, dataset, episode, start, length):  # type: ignore[no-untyped-def]
-    """Fills the rows of several datasets in one batch, with joined parts and listed steps.
+    """Fills the rows of several datasets in one batch, with joined parts and listed steps: see `gather`.
 
     Returns the bytes of valid rows.
 

@@ -32,7 +32,8 @@ def gather(sources, sizes, target):  # type: ignore[no-untyped-def]
 JOIN_PART = np.dtype(
     [
         ("source", np.int64),  # first byte of the part's array in the buffer
-        ("size", np.int64),  # bytes of a step of the part
+        ("size", np.int64),  # bytes of a step that are copied
+        ("stride", np.int64),  # bytes of a step of the part
         ("target", np.int64),  # first byte of the part's first step in the joined array
         ("width", np.int64),  # bytes of a step of the joined array
         ("steps", np.int64),  # steps of a row
@@ -62,11 +63,11 @@ def _copy_step(target, source, size):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
-def _copy_steps(target, width, source, size, steps):  # type: ignore[no-untyped-def]
-    """Copies steps of `size` bytes to every `width` bytes."""
+def _copy_steps(target, width, source, stride, size, steps):  # type: ignore[no-untyped-def]
+    """Copies `size` bytes of every `stride` bytes to every `width` bytes."""
     for _ in range(steps):
         _copy_step(target, source, size)
-        source += size
+        source += stride
         target += width
 
 
@@ -82,12 +83,12 @@ def join(memory, parts, rows, count):  # type: ignore[no-untyped-def]
     """
     for k in range(len(parts)):
         part = parts[k]
-        size, width, steps, zeros = part.size, part.width, part.steps, part.zeros
+        size, stride, width, steps, zeros = part.size, part.stride, part.width, part.steps, part.zeros
         runs, run = (len(rows), steps) if len(rows) else (1, count * steps)
         for i in range(runs):
             first = rows[i] * steps if len(rows) else 0
             target = memory + part.target + first * width
-            _copy_steps(target, width, memory + part.source + first * size, size, run)
+            _copy_steps(target, width, memory + part.source + first * stride, stride, size, run)
             if zeros:
                 for step in range(run):
                     memset(target + step * width + size, np.int32(0), np.uint64(zeros))

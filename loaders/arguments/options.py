@@ -7,7 +7,7 @@ option reads it from `LoaderConfig`, which has the groups as they were given.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -19,7 +19,7 @@ from gear_data.loaders.arguments.checks import Dtype, check_bool, check_dtype, c
 from gear_data.loaders.decoding.augmentation import Augment, check_augment
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.selection.windows import WindowRule
-from gear_data.stacking import check_stack
+from gear_data.stacking import PartsOfStack, check_parts
 from gear_data.storage.sidecar import check_discount
 from gear_data.video.decoding.options import CACHE_BYTES, Backend, DecodeOptions
 from gear_data.words import Anchor, Processor, Selection
@@ -96,7 +96,9 @@ class BatchOptions:
             the preset's. Masks keep their dtype.
         preset_options: fields of the preset to change, for example {"side": "right"}; see `BatchFormat`.
         stack: new column -> the columns of numbers that it is made of, as in `convert`: presets find `observations` in
-            `{"observations": ["position", "velocity"]}`. The batches are those of a dataset that was converted so.
+            `{"observations": ["position", "velocity"]}`. The batches are those of a dataset that was converted so. A
+            part may be a mapping: `{"column": "action", "elements": (6, 7), "scale": -1, "offset": 1}` is elements 6 to
+            7 (excluded) of `action`, as scale * value + offset. Statistics are of these values.
         augment: augmentations of all images, or a mapping of keys of the batch to theirs: `RandomShift`, `RandomCrop`,
             `RandomResizedCrop`, `RandomRotation`, `ColorJitter`, or a list of them in the order in which they are
             applied. After decoders and before `transform`. None: images stay as they are.
@@ -108,14 +110,14 @@ class BatchOptions:
 
     dtype: Dtype = None
     preset_options: Mapping[str, Any] | None = None
-    stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    stack: PartsOfStack = field(default_factory=dict)
     augment: Augment = None
     window_ids: bool = False
 
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
         check_bool("window_ids", self.window_ids)
-        object.__setattr__(self, "stack", check_stack(self.stack))
+        object.__setattr__(self, "stack", check_parts(self.stack))
         object.__setattr__(self, "augment", check_augment(self.augment))
 
     @property

@@ -16,7 +16,7 @@ from gear_data.collection.joined import Joined
 from gear_data.collection.output import MASK, Output, Padding, RelativeTo
 from gear_data.errors import InvalidArgumentError
 from gear_data.schema import ColumnSpec, Schema
-from gear_data.stacking import resolve_stack, stacked_columns
+from gear_data.stacking import ColumnPart, PartsOfStack, resolve_stack, stacked_columns
 
 #: New column -> its parts.
 Parts = Mapping[str, Sequence[ColumnSpec]]
@@ -63,7 +63,7 @@ def renamed_schema(schema: Schema, rename: Mapping[str, str]) -> Schema:
     return Schema(columns, videos)
 
 
-def stacked_schema(schema: Schema, stack: Mapping[str, Sequence[str]]) -> tuple[Schema, Parts]:
+def stacked_schema(schema: Schema, stack: PartsOfStack) -> tuple[Schema, Parts]:
     """Returns the schema with the stacked columns, and their parts.
 
     Raises:
@@ -98,8 +98,9 @@ def part_outputs(outputs: Sequence[Output], parts: Parts) -> tuple[tuple[Output,
             split = _split(own, parts.get(output.source, ()))
         else:
             split = _relative_parts(own, own.relative, parts)
-        if len(split) > 1 or own.real is not None:
-            joined.append(Joined(output, len(filled), len(split)))
+        taken = _taken_elements(split, parts.get(output.source, ())) if own.relative is None else ()
+        if len(split) > 1 or own.real is not None or taken:
+            joined.append(Joined(output, len(filled), len(split), taken))
         filled += split
     return tuple(filled), tuple(joined)
 
@@ -117,6 +118,39 @@ def span_masks(listed: Mapping[int, Output], parts: Parts) -> dict[int, Output]:
         for number, output in listed.items()
         if output.weights is not None and output.column
     }
+
+
+def _taken_elements(split: Sequence[Output], parts: Sequence[ColumnSpec]) -> tuple[tuple[int, int], ...]:
+    """Returns the elements [first, last) of each part's column; empty if all parts are whole columns."""
+    if len(split) != len(parts) or not any(isinstance(part, ColumnPart) and part.size < part.whole for part in parts):
+        return ()
+    return tuple(
+        (part.first, part.first + part.size) if isinstance(part, ColumnPart) else (0, part.size) for part in parts
+    )
+
+
+def parts_json(parts: Parts) -> dict[str, list[Any]]:
+    """Returns the parts of stacked columns, JSON-able."""
+    return {
+        name: [spec.to_json() if isinstance(spec, ColumnPart) else spec.name for spec in specs]
+        for name, specs in parts.items()
+    }
+
+
+def check_absolute(parts: Parts, relative: Mapping[str, RelativeTo]) -> None:
+    """Checks that no difference is of some elements of a column, or of values with another sign or range.
+
+    Raises:
+        InvalidArgumentError: one is.
+    """
+    for column, of in relative.items():
+        for name in (column, of.source):
+            if any(isinstance(part, ColumnPart) for part in parts.get(name, ())):
+                raise InvalidArgumentError(
+                    "relative= makes differences of this column, of which the stack takes elements, signs or ranges",
+                    column=name,
+                    hint="stack whole columns, and name the elements that stay absolute: Relative(..., absolute=[6])",
+                )
 
 
 def _with_columns_of_parts(output: Output, first: Mapping[str, str]) -> Output:
@@ -162,6 +196,30 @@ def _split(output: Output, parts: Sequence[ColumnSpec]) -> list[Output]:
             for name, value in (("mean", output.mean), ("scale", output.scale), ("fill", np.asarray(output.fill)))
             if value is not None
         }
-        split.append(dataclasses.replace(output, source=part.name, shape=(part.size,), **own_values))
+        if isinstance(part, ColumnPart):
+            own_values = _values_of_column(part, own_values)
+        size_read = part.whole if isinstance(part, ColumnPart) else part.size
+        split.append(dataclasses.replace(output, source=part.name, shape=(size_read,), **own_values))
         begin = end
     return split
+
+
+def _values_of_column(part: ColumnPart, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the mean, scale and fill of a whole column, of which an array takes a part.
+
+    Args:
+        part: its elements, as p = scale * value + offset.
+        values: those of the part: the array has (p - mean) * scale.
+    """
+    mean, scale = values.get("mean"), values.get("scale")
+    if part.is_changed:
+        mean = (np.zeros(part.size) if mean is None else mean) - part.offset
+        mean, scale = mean / part.scale, (np.ones(part.size) if scale is None else scale) * part.scale
+    found = {"fill": np.zeros(part.whole, np.asarray(values["fill"]).dtype)}
+    if mean is not None or scale is not None:
+        found |= {"mean": np.zeros(part.whole), "scale": np.ones(part.whole)}
+    here = slice(part.first, part.first + part.size)
+    for name, value in (("fill", values["fill"]), ("mean", mean), ("scale", scale)):
+        if value is not None:
+            found[name][here] = value
+    return found

@@ -12,7 +12,7 @@ import torch
 
 import gear_data
 from gear_data import BatchOptions, SequenceLoader
-from gear_data.errors import InvalidArgumentError, MissingColumnError, UnknownNameError
+from gear_data.errors import InvalidArgumentError, MissingColumnError, UnknownNameError, UnsupportedColumnError
 from tests.support.feed.arguments import grouped
 
 STACK = {"observations": ["observations.pos", "observations.vel", "observations.gear"]}
@@ -142,3 +142,161 @@ def test_batches_stay_when_buffers_are_used_again(paths: tuple[Path, Path]) -> N
 def test_bad_stacks(paths: tuple[Path, Path], stack: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         SequenceLoader(gear_data.open(paths[0]), 4, preset="decision_transformer", batch=BatchOptions(stack=stack))
+
+
+#: Parts of columns: elements in another order, of two stacks, with other signs and ranges.
+PARTS: dict[str, list[Any]] = {
+    "observations": [
+        {"column": "state", "elements": [3, 5]},
+        "velocity",
+        {"column": "state", "elements": [0, 2], "scale": -1},
+    ],
+    "actions": [
+        {"column": "action", "elements": (0, 3)},
+        {"column": "action", "elements": (4, 5), "scale": -1, "offset": 1},
+        {"column": "action", "elements": (3, 4), "scale": 2, "offset": -1},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def sliced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Returns a dataset, and one whose columns NumPy made of the same values before the conversion."""
+    folder = tmp_path_factory.mktemp("sliced")
+    rng = np.random.default_rng(6)
+    raw, made = [], []
+    for i, steps in enumerate([7, 1, 12, 30, 4]):
+        # Multiples of 1/8: their sums are exact.
+        state = (rng.integers(-16, 16, (steps + 1, 5)) / 8).astype(np.float32)
+        velocity = (rng.integers(-16, 16, (steps + 1, 1)) / 8).astype(np.float32)
+        action = (rng.integers(0, 9, (steps, 5)) / 8).astype(np.float32)
+        ends = {"rewards": rng.normal(size=steps), "terminated": i % 2 == 0, "truncated": i % 2 == 1}
+        observations = {"state": state, "velocity": velocity}
+        raw.append({"observations": observations, "action": action, **ends})
+        made.append(
+            {
+                "observations": np.concatenate([state[:, 3:5], velocity, -state[:, :2]], axis=1),
+                "actions": np.concatenate([action[:, :3], 1 - action[:, 4:5], 2 * action[:, 3:4] - 1], axis=1),
+                **ends,
+            }
+        )
+    gear_data.convert(raw, folder / "raw", progress=False)
+    gear_data.convert(made, folder / "made", progress=False)
+    return folder / "raw", folder / "made"
+
+
+def _parts_of(ds: gear_data.Dataset) -> dict[str, list[Any]]:
+    """Returns `PARTS` with the names of a dataset's columns."""
+    names = {name.rsplit(".", 1)[-1]: name for name in ds.schema.names} | {"action": "actions"}
+    return {
+        stack: [names[each] if isinstance(each, str) else {**each, "column": names[each["column"]]} for each in parts]
+        for stack, parts in PARTS.items()
+    }
+
+
+OF_FIVE = {"observations": (np.arange(5.0), 2.0 ** np.arange(5)), "actions": (np.zeros(5), np.full(5, 0.5))}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"preset": "raw", "context": 5, "columns": ["observations", "next_observations", "actions"]},
+        {"preset": "raw", "context": 5, "normalize": OF_FIVE, "dtype": "float64"},
+        {"preset": "decision_transformer", "context": 6, "normalize": OF_FIVE},
+        {"preset": "corl", "context": 6, "dtype": "bfloat16"},
+        {"preset": "d3rlpy", "context": 4, "offsets": {"observations": [-3, 0], "actions": (-1, 3)}},
+        {"preset": "lerobot", "context": 4, "preset_options": {"padding": "edge"}},
+        {"preset": "transitions", "n_step": 3, "discount": 0.9},
+        {"preset": "transitions", "goals": gear_data.Goals(future=True)},
+        {"preset": "gato", "context": 4},
+    ],
+    ids=lambda options: options["preset"],
+)
+def test_elements_signs_and_ranges_are_those_of_a_dataset_that_was_made_so(
+    sliced: tuple[Path, Path], options: dict[str, Any]
+) -> None:
+    raw, made = map(gear_data.open, sliced)
+    arguments = {"batch_size": 9, "steps": 3, "seed": 2, **options}
+    loader = SequenceLoader(raw, **grouped(stack=_parts_of(raw), **arguments))
+    expected = SequenceLoader(made, **grouped(**arguments))
+    for batch, other in zip(loader, expected, strict=True):
+        assert_equal(batch, other)
+    assert loader.spec()["outputs"] == expected.spec()["outputs"]
+    copied = pickle.loads(pickle.dumps(loader))
+    copied.load_state_dict({**loader.state_dict(), "step": 1})
+    assert_equal(copied.batch(1), expected.batch(1))
+
+
+@pytest.mark.parametrize("normalize", [True, "quantiles", "minmax"])
+def test_the_statistics_are_of_the_changed_values(normalize: Any, sliced: tuple[Path, Path]) -> None:
+    raw, made = map(gear_data.open, sliced)
+    arguments: dict[str, Any] = {
+        "batch_size": 64,
+        "context": 3,
+        "normalize": normalize,
+        "steps": 1,
+        "framework": "numpy",
+    }
+    (batch,) = SequenceLoader(raw, **grouped(stack=_parts_of(raw), **arguments))
+    (expected,) = SequenceLoader(made, **grouped(**arguments))
+    for key in ("observations", "actions"):
+        np.testing.assert_allclose(batch[key], expected[key], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_mixture_with_its_own_parts(sliced: tuple[Path, Path], prefetch: int, tmp_path: Path) -> None:
+    raw, made = map(gear_data.open, sliced)
+    options = {"stack": _parts_of(raw)}
+    arguments: dict[str, Any] = {"batch_size": 8, "context": 3, "steps": 4, "seed": 4, "prefetch": prefetch}
+    for pad_to in (None, {"actions": 8, "observations": 9}):
+        mixed = gear_data.Mixture([(raw, 0.5, options), (made, 0.5)], join=True, pad_to=pad_to)
+        expected = gear_data.Mixture([(made, 0.5), (made, 0.5)], join=True, pad_to=pad_to)
+        mixed.to_yaml(tmp_path / "mix.yaml")
+        read = gear_data.Mixture.from_yaml(tmp_path / "mix.yaml")
+        for mixture in (mixed, read):
+            for batch, other in zip(
+                SequenceLoader(mixture, **arguments), SequenceLoader(expected, **arguments), strict=True
+            ):
+                assert_equal(batch, other)
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "words"),
+    [
+        ({"column": "actions", "elements": (2, 6)}, InvalidArgumentError, "a step has 5"),
+        ({"column": "actions", "elements": (3, 3)}, InvalidArgumentError, "which are none"),
+        ({"column": "actions", "elements": (-1, 3)}, InvalidArgumentError, "which are none"),
+        ({"column": "actions", "elements": 3}, InvalidArgumentError, "takes the elements 3"),
+        ({"column": "actions", "scale": 0}, InvalidArgumentError, "has the scale 0"),
+        ({"column": "actions", "offset": float("nan")}, InvalidArgumentError, "has the offset nan"),
+        ({"column": "actions", "sign": -1}, UnknownNameError, "sign"),
+        ({"elements": (0, 1)}, InvalidArgumentError, "has the column None"),
+        ({"column": "nothing"}, UnknownNameError, "nothing"),
+        ({"column": "counts", "scale": 2}, UnsupportedColumnError, "needs floats"),
+        ({"column": "rewards"}, InvalidArgumentError, "cannot be part of a stack"),
+    ],
+)
+def test_wrong_parts(part: Any, error: type[Exception], words: str, tmp_path: Path) -> None:
+    episode = {"actions": np.zeros((4, 5), np.float32), "counts": np.arange(4), "rewards": np.zeros(4)}
+    gear_data.convert([episode], tmp_path / "ds", progress=False)
+    ds = gear_data.open(tmp_path / "ds")
+    with pytest.raises(error, match=words):
+        SequenceLoader(ds, batch_size=2, context=2, batch=BatchOptions(stack={"new": [part]}))
+    with pytest.raises(error, match=words):
+        SequenceLoader(gear_data.Mixture([(ds, 1, {"stack": {"new": [part]}})]), batch_size=2, context=2)
+
+
+def test_elements_are_given_once(tmp_path: Path) -> None:
+    for other in ({"column": "a", "elements": (1, 3)}, {"column": "a"}, "a"):
+        with pytest.raises(InvalidArgumentError, match="uses the column 'a' twice"):
+            BatchOptions(stack={"x": [{"column": "a", "elements": (0, 2)}], "y": [other]})
+    with pytest.raises(InvalidArgumentError, match="must map a column to a list"):
+        gear_data.convert([], tmp_path / "out", stack={"x": [{"column": "a"}]})  # type: ignore[list-item]
+
+
+def test_differences_of_parts_are_refused(sliced: tuple[Path, Path]) -> None:
+    raw = gear_data.open(sliced[0])
+    with pytest.raises(InvalidArgumentError, match="takes elements, signs or ranges"):
+        SequenceLoader(
+            raw, batch_size=2, context=2, relative={"actions": "observations"}, batch=BatchOptions(stack=_parts_of(raw))
+        )
