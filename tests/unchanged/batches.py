@@ -61,6 +61,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"transform": lambda batch, rng: {**batch, "noise": rng.random(3)}},
     {"columns": ["rewards", "length", "source"], "choose": {"either": ["length", "episode_id"]}},
     {"choose": {"either": ["rewards", "returns_to_go"]}, "preset": "lerobot"},
+    {"relative": {"actions": "observations"}, "normalize": "all"},
 )
 _MIXTURES: dict[str, Callable[[Any, Any], Mixture]] = {
     "alternating": lambda one, two: Mixture([(one, 1), (two, 2)]),

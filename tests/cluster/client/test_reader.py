@@ -161,6 +161,12 @@ def test_goals_are_read_from_any_node(local, remote, goals, options):
     same(batches(remote, **options), batches(local, **options))
 
 
+def test_statistics_of_relative_columns(local, remote, monkeypatch):
+    monkeypatch.setattr("gear_data.dataset.relative.statistics.load_quantiles", lambda *_: None)
+    found = [gear_data.relative_statistics(each, "actions", "observations", (0, 9)) for each in (local, remote)]
+    assert [value.tobytes() for value in vars(found[0]).values()] == [v.tobytes() for v in vars(found[1]).values()]
+
+
 def test_most_options_are_supported(local):
     supported = 0
     for preset, options in itertools.product(PRESETS, OPTIONS.values()):

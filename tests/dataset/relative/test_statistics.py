@@ -312,6 +312,22 @@ def test_values_that_are_not_finite(column: str, value: float, tmp_path: Path) -
         make(ds.filter("episode_id != 3"))
 
 
+def test_steps_by_their_times(dataset: Any, episodes: Any) -> None:
+    """Times give the statistics of their steps; values between two steps have none."""
+    relative = {"actions": Relative("observations")}
+
+    def make(times: list[float], **options: Any) -> SequenceLoader:
+        offsets = {"actions": gear_data.Seconds(times, fps=10, **options)}
+        return SequenceLoader(
+            dataset, 8, context=1, offsets=offsets, relative=relative, normalize={"actions": "quantiles"}
+        )
+
+    low, high = np.quantile(np.concatenate(chunks_of(episodes, [0, 3], (0, 1, 2), False)), [0.01, 0.99], axis=0)
+    np.testing.assert_allclose(make([0, 0.3]).spec()["normalize"]["actions"][0], (low + high) / 2, rtol=1e-12)
+    with pytest.raises(InvalidArgumentError, match="no statistics of differences that Seconds interpolates"):
+        make([0, 0.25], fill="interpolate")
+
+
 def test_bad_arguments(dataset: Any, tmp_path: Path) -> None:
     for steps in (4, (4, 4), [], (0, 1.5), [True], (1, 2, 3)):
         with pytest.raises(InvalidArgumentError, match="steps must be"):

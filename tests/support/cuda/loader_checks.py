@@ -127,7 +127,6 @@ CASES: dict[str, dict[str, Any]] = {
     "discount": {"preset": "corl", "discount": 0.97},
     "packed": {"preset": "corl", "pack": 60, "columns": ["next_observations"]},
     "offsets": {"preset": "lerobot", "offsets": {"observations": (-2, 3), "actions": (0, 50)}},
-    "relative": {"preset": "lerobot", "relative": {"actions": "observations"}, "offsets": {"actions": (0, 9)}},
     "listed steps": {
         "preset": "lerobot",
         "offsets": {"observations": [-10, 0, -3], "actions": [0, 2, 5]},
