@@ -129,6 +129,10 @@ OPTIONS = {
     "half, normalised": {"dtype": "bfloat16", "normalize": True},
     "following, n-step": {"columns": ["next_observations"], "n_step": 3, "discount": 0.97},
     "around": {"offsets": {"observations": (-5, 2), "actions": (3, 9)}, "columns": ["observations", "actions"]},
+    "elements": {
+        "stack": {"observations": [{"column": "observations", "elements": (1, 4), "scale": -2, "offset": 1}]},
+        "normalize": True,
+    },
     "times": {
         "offsets": {"actions": gear_data.Seconds([-0.3, 0, 0.31], fill="interpolate", fps=10)},
         "columns": ["actions"],

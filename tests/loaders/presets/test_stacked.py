@@ -260,6 +260,35 @@ def test_a_mixture_with_its_own_parts(sliced: tuple[Path, Path], prefetch: int, 
                 assert_equal(batch, other)
 
 
+@pytest.mark.processes
+def test_ranks_and_workers_of_parts(sliced: tuple[Path, Path]) -> None:
+    raw, made = map(gear_data.open, sliced)
+    arguments: dict[str, Any] = {"batch_size": 6, "context": 3, "steps": 4, "seed": 4}
+    expected = list(SequenceLoader(made, **grouped(**arguments)))
+    ranks = [
+        SequenceLoader(raw, **grouped(stack=_parts_of(raw), rank=rank, world_size=2, **arguments)) for rank in range(2)
+    ]
+    for whole, *halves in zip(expected, *ranks, strict=True):
+        for key in ("observations", "actions"):
+            assert torch.equal(torch.cat([half[key] for half in halves]), whole[key])
+    workers = SequenceLoader(raw, **grouped(stack=_parts_of(raw), prefetch=0, **arguments)).dataloader(2)
+    for batch, other in zip(workers, expected, strict=True):
+        assert torch.equal(batch["observations"], other["observations"])
+
+
+def test_statistics_of_a_view_and_of_a_resumed_loader(sliced: tuple[Path, Path]) -> None:
+    raw, made = (gear_data.open(path).filter("length > 4").filter_steps("rewards > -1") for path in sliced)
+    arguments: dict[str, Any] = {"batch_size": 6, "context": 3, "seed": 4, "normalize": True}
+    loader = SequenceLoader(raw, **grouped(stack=_parts_of(raw), **arguments))
+    expected = SequenceLoader(made, **grouped(**arguments))
+    again = SequenceLoader(raw, **grouped(stack=_parts_of(raw), **arguments))
+    again.load_state_dict({**loader.state_dict(), "step": 3})
+    resumed = next(iter(again))
+    for key in ("observations", "actions"):
+        np.testing.assert_allclose(loader.batch(3)[key], expected.batch(3)[key], rtol=1e-5, atol=1e-5)
+        assert torch.equal(resumed[key], loader.batch(3)[key])
+
+
 @pytest.mark.parametrize(
     ("part", "error", "words"),
     [
