@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import gear_data
 from gear_data.dataset.steps import ranges as module
 from gear_data.errors import EmptySourceError, EpisodeIndexError, GearError, InvalidArgumentError, UnknownNameError
 from tests.dataset.steps.conftest import LENGTHS
+from tests.support.feed.batches import same, take
 from tests.support.views import flags_of
 
 RANGES: dict[int, list[list[int]]] = {0: [[20, 34], [0, 3], [3, 4]], 1: [], 3: [[29, 30]], 4: [[0, 1]], 7: [[5, 9]]}
@@ -172,3 +174,21 @@ def _add(writer: gear_data.Writer, number: int) -> None:
     for step in range(5):
         writer.append(observations=np.full(2, number, np.float32), actions=np.int64(step), rewards=0.0)
     writer.end_episode()
+
+
+@pytest.mark.processes
+def test_loaders_draw_the_windows_of_the_same_filter(ds: gear_data.Dataset) -> None:
+    view = ds.keep_ranges({number: [[5, length]] for number, length in enumerate(LENGTHS) if length > 5})
+    same_steps = ds.filter_steps("timestamp >= 0.45")
+    assert view.fingerprint == same_steps.fingerprint
+    options: dict[str, Any] = {"batch_size": 6, "context": 4, "columns": ["actions"], "seed": 2}
+    for mode in ("alone", "mixture"):
+        one, two = (each if mode == "alone" else gear_data.Mixture([each, ds]) for each in (view, same_steps))
+        expected = take(gear_data.SequenceLoader(two, prefetch=0, **options), 9)
+        loader = gear_data.SequenceLoader(one, prefetch=2, **options)
+        same(take(loader, 9), expected)
+        resumed = gear_data.SequenceLoader(pickle.loads(pickle.dumps(one)), **options)
+        resumed.load_state_dict({**loader.state_dict(), "step": 4})
+        same(take(resumed, 5), expected[4:])
+        workers = gear_data.SequenceLoader(one, prefetch=0, steps=9, **options).dataloader(2)
+        same(list(workers), expected)
