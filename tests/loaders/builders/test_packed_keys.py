@@ -28,6 +28,8 @@ from gear_data import (
     WindowOptions,
 )
 from gear_data.errors import GearError, InvalidArgumentError, StateMismatchError
+from gear_data.loaders.tuning.config_file import columns_of, write_config
+from gear_data.loaders.tuning.setting import Setting
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import same, take
 from tests.support.feed.data import EVERY_SAMPLER
@@ -206,6 +208,52 @@ def test_ranks_have_the_rows_of_the_global_batch(dataset: gear_data.Dataset, sam
                 bounds += (part[step]["cu_seqlens"][1:] + bounds[-1]).tolist()
             assert bounds == batch["cu_seqlens"].tolist()
             assert max(part[step]["max_seqlen"] for part in parts) == batch["max_seqlen"]
+
+
+def test_ranks_share_the_last_rows_of_a_pass(dataset: gear_data.Dataset) -> None:
+    """Some ranks have no row of it."""
+    options = {"sampler": "shuffle", "epochs": 1, "batch_size": 4, "columns": ["actions", "length"]}
+    whole = list(loader(dataset, **options))
+    assert 0 < len(whole[-1]["actions"]) < 4
+    parts = [list(loader(dataset, rank=rank, world_size=4, **options)) for rank in range(4)]
+    for step, batch in enumerate(whole):
+        for key in ("actions", "segment_ids", "valid_count", "length"):
+            joined = torch.cat([part[step][key] for part in parts])
+            assert torch.equal(joined, batch[key]) and joined.dtype == batch[key].dtype
+    empty = next(part[-1] for part in parts if not len(part[-1]["actions"]))
+    assert empty["cu_seqlens"].tolist() == [0] and empty["max_seqlen"] == 0
+
+
+def test_updated_weights_hold_from_their_step(dataset: gear_data.Dataset) -> None:
+    packed = loader(dataset, sampler=Weighted("1"), prefetch=0)
+    before = take(packed, 2)
+    step = packed.update_weights(range(12), [0.0] * 5 + [1.0] * 7)
+    for number in range(step, step + 4):
+        batch = packed.batch(number)
+        assert packed.windows(number)["episode_id"].min() >= 5
+        assert batch["weights_version"].tolist() == [1] * len(batch["valid_count"])
+        assert batch["probability"].unique().tolist() == [1 / lengths for lengths in [7]]
+    same([packed.batch(number) for number in range(2)], before)
+
+
+def test_arrays_of_rows_are_not_sharded(dataset: gear_data.Dataset) -> None:
+    jax = pytest.importorskip("jax")
+    mesh = jax.make_mesh((1,), ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    with pytest.raises(InvalidArgumentError, match="shards arrays"):
+        loader(dataset, framework="jax", device=sharding)
+    packed = loader(dataset, framework="jax", columns=["actions"])
+    batch, expected = packed.batch(0), loader(dataset, framework="numpy", columns=["actions"]).batch(0)
+    assert all(np.array_equal(batch[key], expected[key]) for key in expected)
+    assert isinstance(batch["cu_seqlens"], jax.Array) and batch["max_seqlen"] == expected["max_seqlen"]
+
+
+@pytest.mark.parametrize("pack", [PACK, Pack(PACK, cut=True), np.int32(PACK)])
+def test_a_file_of_arguments_has_the_rows(dataset: gear_data.Dataset, pack: Any, tmp_path: Path) -> None:
+    arguments = {"batch_size": 3, "pack": pack, "seed": 4}
+    write_config(tmp_path / "loader.json", Setting(), arguments, columns_of(dataset), {})
+    found = SequenceLoader.from_config(dataset, tmp_path / "loader.json", prefetch=0)
+    same(take(found, 2), take(loader(dataset, pack=pack), 2))
 
 
 @pytest.mark.parametrize("sampler", EVERY_SAMPLER)
