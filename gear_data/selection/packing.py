@@ -28,7 +28,7 @@ from gear_data.selection.window_sampler import SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Int64Array, Packing, Windows
 from gear_data.storage.episode_block import offsets_of
 
-#: A step fills at least rows of so many steps of the longest window, or 16 rows, and takes some of them: the last
+#: A step fills at least the rows of so many longest windows, at most 16 rows, and takes some of them: the last
 #: windows of few rows leave much room.
 _LONGEST_AT_ONCE, _ROWS_AT_ONCE = 64, 16
 #: The rows of a group, from the fewest to the most. Larger groups are fuller, and fewer.
