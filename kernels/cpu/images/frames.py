@@ -15,6 +15,7 @@ from gear_data.kernels.cpu.images.geometry import (
     find_places,
     scale_line,
     scale_rgb,
+    split_pixels,
     triangle,
 )
 from gear_data.kernels.cpu.native import cached_njit
@@ -73,14 +74,6 @@ def _store_rgb(red, green, blue, line):  # type: ignore[no-untyped-def]
         line[3 * x] = _rounded(red[x])
         line[3 * x + 1] = _rounded(green[x])
         line[3 * x + 2] = _rounded(blue[x])
-
-
-@njit(nogil=True)  # type: ignore[untyped-decorator]
-def _store_mixed(mixed, line):  # type: ignore[no-untyped-def]
-    for x in range(len(line) // 3):
-        line[3 * x] = _rounded(mixed[4 * x])
-        line[3 * x + 1] = _rounded(mixed[4 * x + 1])
-        line[3 * x + 2] = _rounded(mixed[4 * x + 2])
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -145,12 +138,8 @@ def _augment_frame(source, size, kinds, numbers, sizes, planes, out):  # type: i
             if cuts and not loaded and size == 3:
                 cut_row(source[0], size, corner, starts_y, weights_y, y, line)
                 scale_rgb(line, starts_x, weights_x, mixed)
-                if len(kinds) == 1:
-                    _store_mixed(mixed, out[0, y])
-                    continue
                 rows = _pixels(target, 0, at, width), _pixels(target, 1, at, width), _pixels(target, 2, at, width)
-                for x in range(width):
-                    rows[0][x], rows[1][x], rows[2][x] = mixed[4 * x], mixed[4 * x + 1], mixed[4 * x + 2]
+                split_pixels(mixed, rows[0], rows[1], rows[2], right)
             elif cuts:
                 for channel in range(channels):
                     if loaded:

@@ -95,6 +95,19 @@ def scale_rgb(line, starts, weights, pixels):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
+def split_pixels(pixels, red, green, blue, unused):  # type: ignore[no-untyped-def]
+    """Sets channels to the numbers of pixels, see `scale_rgb`.
+
+    A loop that also copies the fourth numbers takes a third of the time: LLVM then loads whole vectors.
+    """
+    for x in range(len(red)):
+        red[x] = pixels[4 * x]
+        green[x] = pixels[4 * x + 1]
+        blue[x] = pixels[4 * x + 2]
+        unused[x] = pixels[4 * x + 3]
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
 def find_places(cosine, sine, y, height, width, stride, places, right, down):  # type: ignore[no-untyped-def]
     """Sets where row y of a rotated image comes from: the last three arguments are those of `blend_places`."""
     middle_x, middle_y = _HALF * np.float32(width - 1), _HALF * np.float32(height - 1)

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import gear_data
-from gear_data import Goals, Mixture, RandomShift, SequenceLoader
+from gear_data import ColorJitter, Goals, Mixture, RandomResizedCrop, RandomRotation, RandomShift, SequenceLoader
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.decoding.images import ImageDecoder
 from tests.support.feed import data as feed_data
@@ -254,8 +254,11 @@ def test_like_datasets_are_not_changed_by_padding_to_the_largest(datasets: Any) 
     same(take(SequenceLoader(padded, **grouped(batch_size=6, context=4)), 5), joined)
 
 
-def test_images_of_absent_cameras_stay_black(datasets: Any) -> None:
-    found = loader(datasets, augment=RandomShift(2))
+@pytest.mark.parametrize(
+    "augment", [RandomShift(2), [RandomResizedCrop(), RandomRotation(), ColorJitter(0.1, 0.1, 0.1, 0.1)]]
+)
+def test_images_of_absent_cameras_stay_black(datasets: Any, augment: Any) -> None:
+    found = loader(datasets, augment=augment)
     plain = take(loader(datasets), 3)
     for batch, before in zip(take(found, 3), plain, strict=True):
         assert not batch["observations.image"][batch["source"] != 2].any()
