@@ -10,6 +10,7 @@ channels last as a decoder of images leaves them, or first. Times are of the pro
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import command_line, format_table, machine_facts, progress, spread, write_json
+from common import ROOT, command_line, format_table, machine_facts, progress, spread, write_json
+
+# The checkout's own gear_data and tests, installed or not.
+sys.path.insert(0, str(ROOT))
 
 from gear_data import ColorJitter, RandomResizedCrop, RandomRotation
 from gear_data.loaders.decoding.augmenter import Augmenter
+from tests.support.feed.torchvision_pixels import apply, drawn
 
 _OCTO = [RandomResizedCrop(), ColorJitter(brightness=0.1, contrast=0.1, saturation=0.1, hue=0.05)]
 _SAME = (0.95**2, 0.95**2)
@@ -49,9 +54,6 @@ def _frames(count: int, height: int, width: int) -> np.ndarray[Any, Any]:
 
 def _contenders(augment: list[Any], images: np.ndarray[Any, Any], last: bool) -> dict[str, Callable[[], object]]:
     """Returns name -> a function that augments images [B, 1, H, W, 3], or [B, 1, 3, H, W] unless `last`."""
-    # Imported here, because it is of the tests.
-    from tests.support.feed.torchvision_pixels import apply, drawn
-
     augmenter = Augmenter(augment, {"image": None}, seed=0)
     height, width = images.shape[2:4] if last else images.shape[3:]
     tensors = [torch.from_numpy(image).permute(0, 3, 1, 2) if last else torch.from_numpy(image) for image in images]
