@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import ExecutionOptions, Goals, RandomShift, SequenceLoader
+from gear_data import ColorJitter, ExecutionOptions, Goals, SequenceLoader
 from gear_data.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -46,6 +46,7 @@ from tests.support.cuda.loader_checks import (
 )
 from tests.support.cuda.streams import CONSUMER, ORDERS
 from tests.support.feed.arguments import grouped
+from tests.support.feed.data import convert_episodes, locomotion
 from tests.support.running.eventually import eventually
 
 pytestmark = pytest.mark.processes
@@ -283,14 +284,18 @@ def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, l
     [
         ({"preset": "gato"}, "makes tokens"),
         ({"transform": lambda batch, rng: batch}, "transform="),
-        ({"augment": RandomShift(2)}, "images are augmented there"),
+        ({"augment": ColorJitter(hue=0.1)}, "images are augmented there"),
     ],
 )
 def test_batches_that_the_cpu_makes_are_logged(
-    gpu: StandInGpu, path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], reason: str
+    gpu: StandInGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any], reason: str
 ) -> None:
+    episodes = locomotion([5, 9], seed=1)
+    for episode in episodes:
+        episode["observations.image"] = np.zeros((len(episode["rewards"]), 8, 8, 3), np.uint8)
+    dataset = gear_data.open(convert_episodes(episodes, tmp_path / "d").path, residency="device")
     with caplog.at_level(logging.WARNING):
-        SequenceLoader(gear_data.open(path, residency="device"), **grouped(device="cuda", **options))
+        SequenceLoader(dataset, **grouped(device="cuda", **options))
     (record,) = caplog.records
     assert "collected on the CPU" in record.message
     assert reason in record.message
