@@ -283,6 +283,7 @@ def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, l
     ("options", "reason"),
     [
         ({"preset": "gato"}, "makes tokens"),
+        ({"pack": 60}, "pack= fills rows"),
         ({"transform": lambda batch, rng: batch}, "transform="),
         ({"augment": ColorJitter(hue=0.1)}, "images are augmented there"),
     ],

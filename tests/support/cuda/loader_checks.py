@@ -125,7 +125,6 @@ CASES: dict[str, dict[str, Any]] = {
     "float64": {"dtype": "float64", "normalize": "infos.count"},
     "n-step": {"n_step": 5, "discount": 0.9},
     "discount": {"preset": "corl", "discount": 0.97},
-    "packed": {"preset": "corl", "pack": 60, "columns": ["next_observations"]},
     "offsets": {"preset": "lerobot", "offsets": {"observations": (-2, 3), "actions": (0, 50)}},
     "listed steps": {
         "preset": "lerobot",
