@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from gear_data.loaders.decoding.augmentation import RandomCrop, RandomShift
     from gear_data.loaders.decoding.pixel_changes import ColorJitter, RandomResizedCrop, RandomRotation
     from gear_data.loaders.frameworks.map_datasets import EpisodeDataset, WindowDataset
+    from gear_data.loaders.frameworks.values import nested_batch
     from gear_data.loaders.mixture import Mixture
     from gear_data.loaders.presets.batch_format import BatchFormat
     from gear_data.loaders.presets.seconds import Seconds
@@ -131,6 +132,7 @@ _PUBLIC = {
     "export_batches": ("gear_data.exports.batches", "export_batches"),
     "lint": ("gear_data.ingest.lint", "lint"),
     "merge": ("gear_data.ingest.merge", "merge"),
+    "nested_batch": ("gear_data.loaders.frameworks.values", "nested_batch"),
     "open": ("gear_data.dataset.open", "open_dataset"),
     "pull": ("gear_data.hub.pull", "pull"),
     "push": ("gear_data.hub.push", "push"),
@@ -202,6 +204,7 @@ __all__ = [
     "export_batches",
     "lint",
     "merge",
+    "nested_batch",
     "open",
     "pull",
     "push",

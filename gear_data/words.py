@@ -53,7 +53,9 @@ Durability = Literal["episode", "flush", "os"]
 #: Codecs of recorded frames: `Camera(codec=...)`.
 CameraCodec = Literal["h264", "av1", "mpeg4"]
 #: Batch formats: `SequenceLoader(preset=...)`.
-PresetName = Literal["raw", "decision_transformer", "corl", "d3rlpy", "jat", "lerobot", "gato", "transitions"]
+PresetName = Literal[
+    "raw", "decision_transformer", "corl", "d3rlpy", "jat", "lerobot", "gato", "transitions", "openpi", "octo", "groot"
+]
 #: The samplers that need no arguments: `SequenceLoader(sampler=...)`.
 SamplerName = Literal["uniform", "shuffle", "fifo"]
 #: Statistics of the dataset by which columns are normalised: `SequenceLoader(normalize=...)`.

@@ -40,6 +40,7 @@ from gear_data.loaders.presets.outputs import (
     text_columns,
 )
 from gear_data.loaders.presets.packed import check_packed, packed_format
+from gear_data.loaders.presets.policies.outputs import history_steps
 from gear_data.loaders.presets.relative import relative_columns
 from gear_data.loaders.presets.seconds import DatasetRate, check_interpolated
 from gear_data.loaders.presets.stacked import (
@@ -358,7 +359,7 @@ def _padded(
             different columns of text or bytes.
     """
     for each in components:
-        if each.postprocess is not None:
+        if each.batch_format.tokens is not None:
             raise InvalidArgumentError(
                 f"preset '{each.batch_format.name}' makes tokens, and pad_to is {pad_to!r}",
                 hint="leave pad_to out; tokens of datasets with unlike shapes need no padding of elements",
@@ -421,6 +422,7 @@ def _make_component(
     steps, requested_facts = (None, {}) if columns is None else split_columns(dataset, schema, columns)
     requested_facts = {**format_facts(dataset, batch_format), **requested_facts}
     offsets, weights = dataset_steps(config.checked_offsets, DatasetRate(dataset, config.rename, config.fps))
+    offsets = history_steps(batch_format, schema, rule.context, offsets, config.choose)
     relative = relative_columns(
         dataset, schema, check_relative(config.relative), elements,
         lambda spec: column_steps(batch_format, offsets, config.rule.context, spec), weights,
@@ -439,6 +441,7 @@ def _make_component(
         n_step=config.returns.n_step,
         discount=config.returns.discount,
         relative={name: each.to for name, each in relative.items()},
+        chosen=config.choose,
     )
     unit = 1
     if packing is not None:

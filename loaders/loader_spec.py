@@ -43,7 +43,7 @@ def _cameras(config: LoaderConfig, components: Sequence[LoaderComponent]) -> dic
 
     The sizes are in the outputs.
     """
-    if not any(component.cameras for component in components):
+    if all(output.absent for component in components for output in component.cameras):
         return {}
     from gear_data.video.decoding.backends import decoder_version
 

@@ -41,7 +41,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
     add_step_filters(parser)
     parser.add_argument("--batch-size", type=int, metavar="B", help="windows per batch, default 256")
     parser.add_argument("--context", type=int, metavar="K", help="steps per window, default 20")
-    help = "raw (default), decision_transformer, corl, d3rlpy, jat, lerobot or gato"
+    help = "raw (default), decision_transformer, corl, d3rlpy, jat, lerobot, gato, openpi, octo or groot"
     parser.add_argument("--preset", help=help)
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the sampler, default 0")
     parser.add_argument("--sampler", help="uniform (default), shuffle or fifo")

@@ -89,10 +89,11 @@ class Rollout:
             raise InvalidArgumentError(
                 "the spec has no outputs", hint="for a mixture, give one of spec['datasets'] and the mixture's discount"
             )
-        if spec["batch_format"].get("tokens") is not None:
-            raise InvalidArgumentError(
-                f"preset '{spec['batch_format']['name']}' makes tokens, which a rollout does not"
-            )
+        for made in ("tokens", "chunks"):
+            if spec["batch_format"].get(made):
+                raise InvalidArgumentError(
+                    f"preset '{spec['batch_format']['name']}' makes {made}, which a rollout does not"
+                )
         outputs = [output_from_json(each) for each in spec["outputs"]]
         return Rollout(outputs, target=target, discount=float(spec.get("discount", 1.0)))
 

@@ -148,6 +148,8 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
             return "stack= joins columns there"
         if component.alone is not None:
             return "pad_to= joins columns there"
+        if any(output.real is not None or output.absent for output in component.outputs):
+            return f"preset '{component.batch_format.name}' adds zeros and black frames there"
         if component.request.relative:
             return "relative= subtracts there"
         if any(choice.arrays for choice in component.choices):
@@ -156,7 +158,8 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
         if variable and component.batch_format.transitions and component.request.n_step:
             return "next observations of text, bytes and cameras are read there"
         if component.postprocess is not None:
-            return f"preset '{component.batch_format.name}' makes tokens there"
+            made = "chunks" if component.batch_format.tokens is None else "tokens"
+            return f"preset '{component.batch_format.name}' makes {made} there"
         if staging_reader(component.dataset.store.reader()) is None:
             return "other machines send the steps, and not by RDMA"
     if postprocess.augment is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.output import BFLOAT16
+from gear_data.errors import InvalidArgumentError
 
 
 def as_numpy(value: Any) -> npt.NDArray[Any] | None:
@@ -49,3 +50,32 @@ def map_arrays(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return change(value)
     return [map_arrays(each, kind, change) for each in value] if isinstance(value, list) else value
+
+
+def nested_batch(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a batch whose keys with dots are dictionaries in dictionaries, without a copy of its arrays.
+
+    `{"image.base": x, "image.wrist": y, "state": z}` becomes `{"image": {"base": x, "wrist": y}, "state": z}`.
+
+    Args:
+        batch: key -> value.
+
+    Raises:
+        InvalidArgumentError: a key is also the beginning of another one, such as `task` and `task.input_ids`.
+    """
+    tree: dict[str, Any] = {}
+    parents: dict[str, dict[str, Any]] = {"": tree}
+    for key, value in batch.items():
+        names = key.split(".")
+        for depth in range(1, len(names)):
+            above, own = ".".join(names[: depth - 1]), ".".join(names[:depth])
+            if own not in parents:
+                if own in batch:
+                    raise InvalidArgumentError(
+                        f"the batch has '{own}' and '{key}', which cannot be in one dictionary",
+                        column=own,
+                        hint="take one of them out of the batch first: batch.pop(...)",
+                    )
+                parents[own] = parents[above].setdefault(names[depth - 1], {})
+        parents[key.rpartition(".")[0]][names[-1]] = value
+    return tree

@@ -23,7 +23,9 @@ TimestepsPadding = Literal["fill", "extrapolate"]
 _WORDS = {"Side": "str", "Contents": "str", "TimestepsPadding": "str"}
 _FLOATS = ("float32", "float64")
 #: Fields that specifications of earlier versions lack. Their defaults are empty.
-_LATER = ("facts",)
+_LATER = (
+    "facts", "mapped", "widths", "cameras", "camera_mask", "camera_key", "history", "chunks", "element_mask",
+)  # fmt: skip
 _CHOICES: dict[str, tuple[object, ...]] = {
     "side": get_args(Side),
     "padding": get_args(Contents),
@@ -135,6 +137,17 @@ class BatchFormat:
             must be empty.
         context: steps of a window, unless the loader's `context` says it.
         facts: fact -> its key in the batch. A fact that no episode has is left out, and so is one whose key is empty.
+        mapped: whether the columns of `keys` that the dataset has are the format's own. An empty key leaves a column
+            out. See `gear_data.loaders.presets.policies.outputs`.
+        widths: key -> elements. The column has zeros behind its own elements, after normalising.
+        cameras: key -> height and width. Without a camera of this key, the batch has black frames of this size.
+        camera_mask: key of a mask of `cameras`, bool, false for black frames; `{name}` stands for the last part of the
+            camera's key. Empty: there is none.
+        camera_key: key of cameras that `keys` does not name; `{name}` stands for the last part of the column's name.
+        history: steps of observations, up to the window's first step, with an axis; 0: as `sequences` says.
+        chunks: whether actions are Octo's chunks, one for each step of the history.
+        element_mask: key of a mask of the actions' elements, float32 [B, K, elements], 1 at the dataset's own elements
+            of valid steps. With `chunks` it is bool. Empty: there is none.
 
     Raises:
         InvalidArgumentError: a field has a value that is not allowed.
@@ -172,6 +185,14 @@ class BatchFormat:
     transitions: Transitions | None = None
     context: int = 20
     facts: Mapping[str, str] = field(default_factory=dict)
+    mapped: bool = False
+    widths: Mapping[str, int] = field(default_factory=dict)
+    cameras: Mapping[str, int] = field(default_factory=dict)
+    camera_mask: str = ""
+    camera_key: str = ""
+    history: int = 0
+    chunks: bool = False
+    element_mask: str = ""
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -186,6 +207,16 @@ class BatchFormat:
                 raise InvalidArgumentError(f"preset '{self.name}': {name} must be a finite number, not {value!r}")
         if self.transitions is not None and self.sequences != ():
             raise InvalidArgumentError(f"preset '{self.name}': transitions have no sequences, not {self.sequences!r}")
+        if self.history < 0 or (self.chunks and not self.history):
+            raise InvalidArgumentError(
+                f"preset '{self.name}': history must be at least {int(self.chunks)}, not {self.history!r}"
+            )
+        for name in ("widths", "cameras"):
+            for key, size in getattr(self, name).items():
+                if size < 1:
+                    raise InvalidArgumentError(
+                        f"preset '{self.name}': {name} must be at least 1, not {size!r} of '{key}'"
+                    )
         roles = [role.value for role in Role]
         for name in ("roles", "sequences"):
             for role in getattr(self, name) or ():
@@ -254,6 +285,8 @@ def _checked(annotation: str, new: Any, old: Any, label: str) -> Any:
         case "Mapping[str, float]" if isinstance(new, Mapping) and all(map(_is_number, new.values())):
             return {**old, **{name: float(number) for name, number in new.items()}}
         case "Mapping[str, str]" if isinstance(new, Mapping) and all(isinstance(key, str) for key in new.values()):
+            return {**old, **new}
+        case "Mapping[str, int]" if isinstance(new, Mapping) and all(type(size) is int for size in new.values()):
             return {**old, **new}
         case "tuple[str, ...]" if isinstance(new, list | tuple) and all(isinstance(name, str) for name in new):
             return tuple(new)

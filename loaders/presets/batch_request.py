@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +34,7 @@ class BatchRequest:
         discount: discount of `n_step`.
         relative: column -> what is subtracted from it.
         weights: column of `offsets` -> for each listed step, the share of the step after it; others hold their steps.
+        chosen: key -> the columns or facts, of which each window has one.
     """
 
     schema: Schema
@@ -46,6 +47,7 @@ class BatchRequest:
     discount: float = 1.0
     relative: Mapping[str, RelativeTo] = field(default_factory=dict)
     weights: ColumnWeights = field(default_factory=dict)
+    chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gear_data.collection.output import MASK, TIMESTEPS, NextState, Output, Padding
@@ -13,6 +14,8 @@ from gear_data.loaders.presets import transitions
 from gear_data.loaders.presets.batch_format import BatchFormat, Tokens
 from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest
 from gear_data.loaders.presets.column_outputs import column_output, column_positions, column_shape
+from gear_data.loaders.presets.policies.octo import octo_postprocess
+from gear_data.loaders.presets.policies.outputs import mapped_columns, policy_outputs
 from gear_data.loaders.presets.registry import PRESETS, resolve_preset
 from gear_data.schema import ColumnSpec, Role, Schema
 
@@ -60,13 +63,16 @@ def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Outp
         outputs.append(_n_step_returns(batch_format, request))
     outputs += _common(batch_format, request)
     outputs += _column_masks(batch_format, request, numeric)
+    text = [item for item in columns if item.spec.variable_length]
+    _check_keys(batch_format, outputs, text)
+    outputs = policy_outputs(batch_format, request, columns, outputs)
     state = next_state(batch_format, request)
     if state is not None:
         outputs = transitions.transition_outputs(
             outputs, state, n_step=request.n_step, discount=request.discount,
             dtype=request.float_dtype or batch_format.dtype or "float32",
         )  # fmt: skip
-    _check_keys(batch_format, outputs, [item for item in columns if item.spec.variable_length])
+    _check_keys(batch_format, outputs, text)
     used = {item.spec.name for item in numeric}
     for name in request.relative.keys() - used:
         raise InvalidArgumentError(
@@ -151,6 +157,8 @@ def preset_postprocess(preset: str | BatchFormat, request: BatchRequest) -> Post
         InvalidArgumentError: observations or actions have offsets, and become tokens.
     """
     batch_format = resolve_preset(preset)
+    if batch_format.chunks:
+        return octo_postprocess(batch_format, request)
     return None if batch_format.tokens is None else _tokens(batch_format, batch_format.tokens, request)
 
 
@@ -227,6 +235,10 @@ def _batch_columns(batch_format: BatchFormat, request: BatchRequest) -> list[Bat
         names, requested = list(requested), ()
     else:
         names = list(dict.fromkeys(names))
+    if batch_format.mapped:
+        keys = mapped_columns(batch_format, request)
+        names = list(dict.fromkeys((*names, *keys)))
+        batch_format = replace(batch_format, keys={**batch_format.keys, **keys})
     own = [_batch_column(batch_format, schema, name, own=True) for name in names]
     if batch_format.transitions is not None:
         observations = [item for item in own if item.spec.role is Role.OBSERVATION]
@@ -322,6 +334,8 @@ def _column_masks(batch_format: BatchFormat, request: BatchRequest, columns: Seq
         positions = column_positions(batch_format, request, item.spec)
         needs_mask = batch_format.mask_key is None and "squeeze_time" not in positions
         marked = batch_format.transitions is None or batch_format.transitions.missing_next == "mark"
+        if item.own and not item.next_step and _has_one_mask(batch_format, item.spec.role):
+            continue
         if item.spec.name in request.offsets or (item.next_step and marked) or needs_mask:
             key = batch_format.mask_of(item.name, item.key)
             # Cameras have no final observations.
@@ -333,6 +347,11 @@ def _column_masks(batch_format: BatchFormat, request: BatchRequest, columns: Seq
                 )
             )  # fmt: skip
     return masks
+
+
+def _has_one_mask(batch_format: BatchFormat, role: Role) -> bool:
+    """Returns whether columns of a role have the steps of a format's history, without a mask each."""
+    return batch_format.history > 0 and (role is Role.OBSERVATION or batch_format.chunks)
 
 
 def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequence[BatchColumn]) -> None:

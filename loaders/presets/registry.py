@@ -11,6 +11,10 @@ Sources, read in 2026 (facts only; no code is copied):
   the left as in ManifoldRG/NEKO; vocabulary as in huggingface/jat's `gato`.
 - `transitions`: `Batch` of ikostrikov/implicit_q_learning, `Dataset` of seohongpark/ogbench; n steps as in
   `MultiStepTransitionPicker` of takuseno/d3rlpy 2.8.
+- `openpi`: `models/model.py`, `transforms.py` and `policies/` of Physical-Intelligence/openpi (commit 15a9616).
+- `octo`: `data/dataset.py` and `data/traj_transforms.py` of octo-models/octo (commit 241fb35).
+- `groot`: `GrootN17PackInputsStep` of huggingface/lerobot (commit 7427f31), and `Gr00tN1d7Processor` of
+  NVIDIA/Isaac-GR00T (commit c5437fa).
 """
 
 from __future__ import annotations
@@ -122,10 +126,85 @@ TRANSITIONS = BatchFormat(
     context=1,
 )
 
+_OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+
+OPENPI = BatchFormat(
+    name="openpi",
+    required_columns=("actions",),
+    keys={
+        "actions": "actions",
+        "observations": "state",
+        "observations.state": "state",
+        **{f"observations.images.{name}": f"image.{name}" for name in _OPENPI_CAMERAS},
+    },
+    mapped=True,
+    sequences=(Role.ACTION.value,),
+    padding="edge",
+    std_epsilon=1e-6,
+    dtype="float32",
+    unsqueeze_last=("actions", "observations", "observations.state"),
+    mask_key=None,
+    mask_valid=False,
+    column_mask="{key}_is_pad",
+    timesteps_key=None,
+    context=50,
+    facts={"task": "prompt"},
+    widths={"state": 32, "actions": 32},
+    cameras={f"image.{name}": 224 for name in _OPENPI_CAMERAS},
+    camera_mask="image_mask.{name}",
+)
+
+OCTO = BatchFormat(
+    name="octo",
+    required_columns=("actions",),
+    keys={
+        "actions": "action",
+        "observations": "observation.proprio",
+        "observations.state": "observation.proprio",
+        "observations.images.primary": "observation.image_primary",
+        "observations.images.wrist": "observation.image_wrist",
+    },
+    mapped=True,
+    sequences=(Role.ACTION.value,),
+    padding="edge",
+    std_epsilon=1e-8,
+    dtype="float32",
+    unsqueeze_last=("actions", "observations", "observations.state"),
+    mask_key=None,
+    timesteps_key=None,
+    context=4,
+    facts={"task": "task.language_instruction"},
+    cameras={"observation.image_primary": 256, "observation.image_wrist": 128},
+    camera_mask="observation.pad_mask_dict.{name}",
+    history=2,
+    chunks=True,
+    element_mask="action_pad_mask",
+)
+
+GROOT = BatchFormat(
+    name="groot",
+    required_columns=("actions",),
+    keys={"actions": "action", "observations": "state", "observations.state": "state"},
+    mapped=True,
+    sequences=(Role.ACTION.value,),
+    dtype="float32",
+    unsqueeze_last=("actions", "observations", "observations.state"),
+    mask_key=None,
+    mask_valid=False,
+    column_mask="{key}_is_pad",
+    timesteps_key=None,
+    context=40,
+    facts={"task": "language"},
+    widths={"state": 132, "action": 132},
+    camera_key="video.{name}",
+    history=1,
+    element_mask="action_mask",
+)
+
 #: Name -> format, for `preset=`.
 PRESETS: dict[str, BatchFormat] = {
     batch_format.name: batch_format
-    for batch_format in (RAW, DECISION_TRANSFORMER, CORL, D3RLPY, JAT, LEROBOT, GATO, TRANSITIONS)
+    for batch_format in (RAW, DECISION_TRANSFORMER, CORL, D3RLPY, JAT, LEROBOT, GATO, TRANSITIONS, OPENPI, OCTO, GROOT)
 }
 
 

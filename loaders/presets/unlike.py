@@ -82,12 +82,12 @@ def joint_outputs(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> list[tup
                 f"{datasets[absent[0]].name} has no array '{key}', and others have one",
                 hint="give all datasets the same preset_options",
             )
-        target = _padded(first, width)
+        target = widened(first, width)
         for number in range(len(datasets)):
             own = having.get(number)
-            joint[number].append(target.as_absent() if own is None else _padded(own, width))
+            joint[number].append(target.as_absent() if own is None else widened(own, width))
             if width is not None:
-                real = np.arange(width) < (0 if own is None else own.shape[-1])
+                real = np.arange(width) < (0 if own is None else own.real or own.shape[-1])
                 masks[number].append(_mask(_DIM_MASK.format(key), real))
             if absent and first.column:
                 masks[number].append(_mask(_PRESENT.format(key), np.array(own is not None)))
@@ -114,7 +114,7 @@ def masks_of(key: str) -> set[str]:
 def padded_like(output: Output, outputs: Sequence[Output]) -> Output:
     """Returns an output as wide as the outputs of its column: an array of goals, for example."""
     widths = {other.source: other.shape[-1] for other in outputs if other.real is not None}
-    return _padded(output, widths.get(output.source))
+    return widened(output, widths.get(output.source))
 
 
 def _by_key(datasets: Sequence[DatasetOutputs]) -> dict[str, dict[int, Output]]:
@@ -177,10 +177,11 @@ def _widths(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> dict[str, int]
     return dict(pad_to)
 
 
-def _padded(output: Output, width: int | None) -> Output:
+def widened(output: Output, width: int | None) -> Output:
+    """Returns an output whose last axis has zeros behind the column's elements."""
     if width is None or output.shape[-1] == width:
         return output
-    return dataclasses.replace(output, shape=(*output.shape[:-1], width), real=output.shape[-1])
+    return dataclasses.replace(output, shape=(*output.shape[:-1], width), real=output.real or output.shape[-1])
 
 
 def _mask(key: str, values: np.ndarray[Any, np.dtype[np.bool_]]) -> Output:
@@ -215,7 +216,8 @@ def _differences(
     one: Output, two: Output, width: int | None, leave_out: str
 ) -> Iterator[tuple[str, tuple[Any, Any], str]]:
     """Yields what two outputs of one key must have in common: its name, both values, and what to do."""
-    yield f"the column of '{one.key}'", (one.source, two.source), "give the columns one name with rename"
+    if not (one.absent or two.absent):
+        yield f"the column of '{one.key}'", (one.source, two.source), "give the columns one name with rename"
     frames = [each.camera is not None for each in (one, two)]
     kinds = tuple("frames of a video" if each else "an array" for each in frames)
     yield "how a step is stored", (kinds[0], kinds[1]), "convert both with --videos frames, or " + leave_out

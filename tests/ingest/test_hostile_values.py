@@ -157,7 +157,11 @@ def _keys() -> list[str]:
     dataset = [_episode()] * 3
     names = set()
     for batch_format in PRESETS.values():
-        names |= {batch_format.mask_key, batch_format.timesteps_key, *batch_format.keys.values()}
+        # A source's `observation.X` is the column `observations.X`.
+        keys = [
+            key for key in batch_format.keys.values() if not (batch_format.mapped and key.startswith("observation."))
+        ]
+        names |= {batch_format.mask_key, batch_format.timesteps_key, *keys}
     names |= {"valid_count", "loss_weight", "n_step_returns", "tokens", "target_mask", "action_is_pad", "actions_mask"}
     return sorted(name for name in names if name is not None and name not in dataset[0])
 

@@ -18,8 +18,10 @@ from tests.support.feed import data as feed_data
 from tests.support.feed import presets as published
 from tests.support.feed.batches import CONTEXT, first_batch
 
-#: Batches of transitions have one step: test_transitions.py.
-every_preset = pytest.mark.parametrize("preset", [name for name in PRESETS if name != "transitions"])
+#: Batches of transitions have one step: test_transitions.py. Those of policies: video/test_policies.py.
+every_preset = pytest.mark.parametrize(
+    "preset", [name for name in PRESETS if name != "transitions" and not PRESETS[name].mapped]
+)
 
 
 def assert_equals(batch, expected, dtypes):

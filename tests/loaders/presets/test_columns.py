@@ -19,8 +19,13 @@ from tests.support.feed.batches import CONTEXT, column, first_batch
 # offsets
 
 
-#: Batches of transitions have one step: test_transitions.py.
-@pytest.mark.parametrize("preset", [n for n in PRESETS if PRESETS[n].tokens is None and n != "transitions"])
+#: Batches of transitions have one step: test_transitions.py. Those of policies: video/test_policies.py.
+sequences = pytest.mark.parametrize(
+    "preset", [n for n in PRESETS if not PRESETS[n].tokens and not PRESETS[n].mapped and n != "transitions"]
+)
+
+
+@sequences
 @pytest.mark.parametrize("span", [(-1, 1), (0, 16), (-8, -3), (5, 9), (-60, 60), (1, 2), (100, 101)])
 def test_offsets_give_a_column_its_own_steps(dataset, episodes, preset, span):
     batch, windows = first_batch(dataset, preset=preset, offsets={"actions": span})
@@ -44,8 +49,7 @@ def test_offsets_give_a_column_its_own_steps(dataset, episodes, preset, span):
     assert {start - lengths[episode] for episode, start, _ in windows} >= {-1, -2}
 
 
-#: Batches of transitions have one step: test_transitions.py.
-@pytest.mark.parametrize("preset", [n for n in PRESETS if PRESETS[n].tokens is None and n != "transitions"])
+@sequences
 @pytest.mark.parametrize("steps", [[-10, 0], [0, 2, 5], [3, -1, 3], [-60], [100, 99], [-40, 40]])
 def test_offsets_give_a_column_listed_steps(dataset, episodes, preset, steps):
     batch, windows = first_batch(dataset, preset=preset, offsets={"actions": steps})

@@ -82,6 +82,30 @@ def test_a_preset_has_facts_beside_its_columns(dataset):
     assert decoded.batch(1)["task"].tolist() == [len(text) for text in batch["task"]]
 
 
+@pytest.mark.parametrize(
+    ("preset", "key"), [("openpi", "prompt"), ("octo", "task.language_instruction"), ("groot", "language")]
+)
+def test_policies_take_the_task(dataset, preset, key):
+    loader = SequenceLoader(dataset, 8, **grouped(context=4, seed=2, framework="numpy", preset=preset))
+    for step, batch in enumerate(islice(loader, 3)):
+        tasks = expected(dataset, loader, step, "task")
+        assert batch[key] == tasks
+        if preset == "octo":
+            assert batch["task.pad_mask_dict.language_instruction"].tolist() == [text != "" for text in tasks]
+            assert gear_data.nested_batch(batch)["task"]["language_instruction"] == tasks
+    without = {"preset_options": {"facts": {"task": ""}}}
+    loader = SequenceLoader(dataset, 8, **grouped(context=4, framework="numpy", preset=preset, **without))
+    assert key not in loader.batch(0)
+
+
+def test_keys_that_no_dictionary_holds():
+    with pytest.raises(InvalidArgumentError, match=r"'task' and 'task\.ids'"):
+        gear_data.nested_batch({"task": [""], "task.ids": np.zeros(1), "other": 1})
+    assert gear_data.nested_batch({"a.b.c": 1, "a.b.d": 2, "a.e": 3, "f": 4}) == {
+        "a": {"b": {"c": 1, "d": 2}, "e": 3}, "f": 4,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_batch_has_the_facts_of_its_episodes(preset, dataset):
     own = ["observations", "actions"] if PRESETS[preset].roles is None else []

@@ -19,8 +19,10 @@ from tests.support.feed import reference as ref
 
 CONTEXT = 9
 first_batch = functools.partial(feed_batches.first_batch, context=CONTEXT, seed=2)
-#: Batches of transitions have one step: test_transitions.py.
-every_preset = pytest.mark.parametrize("preset", [name for name in PRESETS if name != "transitions"])
+#: Batches of transitions have one step: test_transitions.py. Those of policies: video/test_policies.py.
+every_preset = pytest.mark.parametrize(
+    "preset", [name for name in PRESETS if name != "transitions" and not PRESETS[name].mapped]
+)
 
 
 @pytest.fixture(scope="module")

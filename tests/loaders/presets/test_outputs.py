@@ -26,6 +26,9 @@ FLOATS = {
     "jat": {"observations", "actions", "rewards"},
     "lerobot": {"observation.state", "action", "next.reward", "returns_to_go"},
     "gato": set(),
+    "openpi": {"state", "actions"},
+    "octo": {"observation.proprio", "action"},
+    "groot": {"state", "action"},
 }
 
 

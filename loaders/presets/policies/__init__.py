@@ -1,0 +1,1 @@
+"""What policies take beside a preset's columns."""

@@ -1,0 +1,236 @@
+"""Presets of policies, with cameras, against loops written from the policies' own code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import gear_data
+from gear_data import Mixture, SequenceLoader, nested_batch
+from gear_data.errors import InvalidArgumentError, MissingColumnError
+from gear_data.loaders.presets import registry
+from tests.support.cameras.filmed import FRONT, WRIST, Filmed
+from tests.support.feed import policies
+from tests.support.feed.arguments import grouped
+from tests.support.feed.data import convert_episodes, locomotion
+
+OPENPI = {"keys": {FRONT: "image.base_0_rgb", WRIST: "image.left_wrist_0_rgb"}}
+OCTO = {"keys": {FRONT: "observation.image_primary"}}
+#: Preset -> its options for the filmed dataset.
+PRESETS: dict[str, dict[str, Any]] = {"openpi": OPENPI, "octo": OCTO, "groot": {}}
+
+
+def load(dataset: Any, preset: str, **options: Any) -> SequenceLoader:
+    arguments = {"framework": "numpy", "seed": 5, "preset_options": PRESETS[preset], **options}
+    return SequenceLoader(dataset, 7, **grouped(preset=preset, **arguments))
+
+
+def episodes_of(dataset: gear_data.Dataset, filmed: Filmed | None = None) -> list[dict[str, npt.NDArray[Any]]]:
+    """Returns the columns of each episode, with its frames."""
+    found = []
+    for number, episode in enumerate(dataset):
+        columns = {name: episode[name] for name in ("observations", "actions")}
+        if filmed is not None:
+            columns |= {camera: filmed.frames[camera][number] for camera in (FRONT, WRIST)}
+        found.append(columns)
+    return found
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in tree.items():
+        result |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return result
+
+
+def assert_equals(batch: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    for key, values in flat(expected).items():
+        assert batch[key].dtype == values.dtype, key
+        assert batch[key].shape == values.shape, key
+        np.testing.assert_allclose(
+            batch[key].astype(np.float64), values.astype(np.float64), rtol=2e-6, atol=2e-6, err_msg=key
+        )
+
+
+def windows_of(loader: SequenceLoader, step: int) -> list[tuple[int, int]]:
+    windows = loader.windows(step)
+    return list(zip(windows["episode_id"].tolist(), windows["start"].tolist(), strict=True))
+
+
+def statistics(dataset: gear_data.Dataset) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Returns the mean and deviation of both columns, by NumPy."""
+    episodes = episodes_of(dataset)
+    every = {name: np.concatenate([e[name] for e in episodes]).astype(np.float64) for name in episodes[0]}
+    return {name: (values.mean(0), values.std(0)) for name, values in every.items()}
+
+
+@pytest.mark.parametrize("context", [1, 5, 50])
+def test_openpi(filmed: Filmed, dataset: gear_data.Dataset, context: int) -> None:
+    loader = load(dataset, "openpi", context=context, normalize=statistics(dataset))
+    for step, batch in enumerate(islice(loader, 3)):
+        expected = policies.openpi(
+            episodes_of(dataset, filmed), windows_of(loader, step), horizon=context, width=32,
+            statistics=statistics(dataset), cameras={"base_0_rgb": FRONT, "left_wrist_0_rgb": WRIST},
+        )  # fmt: skip
+        assert_equals(batch, expected)
+        assert {*batch} == {*flat(expected), "actions_is_pad", "valid_count"}
+    assert {"base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"} == {*nested_batch(batch)["image"]}
+    assert batch["image_mask.base_0_rgb"].all() and not batch["image_mask.right_wrist_0_rgb"].any()
+
+
+def test_openpi_with_relative_actions(dataset: gear_data.Dataset) -> None:
+    """`DeltaActions`, then `Normalize`, then `PadStatesAndActions`."""
+    width = dataset.schema["actions"].size
+    numbers = {**statistics(dataset), "actions": (np.arange(width) - 0.5, np.arange(width) + 2.0)}
+    mask = [True] * (width - 1) + [False]
+    relative = {"actions": gear_data.Relative("observations", mask=mask)}
+    loader = load(dataset, "openpi", context=6, relative=relative, normalize=numbers)
+    expected = policies.openpi(
+        episodes_of(dataset), windows_of(loader, 0), horizon=6, width=32, statistics=numbers, cameras={},
+        delta_mask=mask,
+    )  # fmt: skip
+    batch = loader.batch(0)
+    assert_equals(batch, {key: expected[key] for key in ("state", "actions")})
+
+
+@pytest.mark.parametrize(("history", "context"), [(1, 1), (2, 4), (5, 3)])
+def test_octo(filmed: Filmed, dataset: gear_data.Dataset, history: int, context: int) -> None:
+    options = {**OCTO, "history": history}
+    loader = load(dataset, "octo", context=context, preset_options=options, normalize=statistics(dataset))
+    before = behind = 0
+    for step, batch in enumerate(islice(loader, 6)):
+        expected = policies.octo(
+            episodes_of(dataset, filmed), windows_of(loader, step), window_size=history, action_horizon=context,
+            statistics=statistics(dataset), images={"image_primary": FRONT, "image_wrist": WRIST},
+        )  # fmt: skip
+        assert_equals(batch, expected)
+        assert {*batch} == {*flat(expected), "valid_count"}
+        before += int((~batch["observation.timestep_pad_mask"]).sum())
+        behind += int(batch["observation.task_completed"].sum())
+    assert bool(before) == (history > 1) and (behind or context < 3)
+
+
+def test_octo_without_a_camera(dataset: gear_data.Dataset) -> None:
+    batch = load(dataset, "octo", preset_options={"keys": {FRONT: "observation.image_primary", WRIST: ""}}).batch(0)
+    assert batch["observation.image_wrist"].shape == (7, 2, 128, 128, 3)
+    assert not batch["observation.image_wrist"].any()
+    masks = nested_batch(batch)["observation"]["pad_mask_dict"]
+    assert {key: bool(mask.all()) for key, mask in masks.items()} == {
+        "image_primary": True, "image_wrist": False, "proprio": True, "timestep": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("context", [1, 16, 40])
+def test_groot(filmed: Filmed, dataset: gear_data.Dataset, context: int) -> None:
+    loader = load(dataset, "groot", context=context)
+    for step, batch in enumerate(islice(loader, 3)):
+        expected = policies.groot(
+            episodes_of(dataset, filmed), windows_of(loader, step), horizon=context, width=132,
+            cameras={"front": FRONT, "wrist": WRIST},
+        )  # fmt: skip
+        assert_equals(batch, expected)
+        assert {*batch} == {*flat(expected), "action_is_pad", "valid_count"}
+
+
+UNLIKE: list[tuple[str, Any, dict[str, Any]]] = [
+    ("openpi", None, {"cameras": dict.fromkeys(registry.OPENPI.cameras, 16)}),
+    ("openpi", "largest", {"cameras": dict.fromkeys(registry.OPENPI.cameras, 16)}),
+    ("groot", "largest", {}),
+    ("octo", None, {
+        "cameras": dict.fromkeys(registry.OCTO.cameras, 16), "widths": {"observation.proprio": 12, "action": 7},
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("preset", "pad_to", "changes"), UNLIKE)
+def test_robots_of_unlike_shape_in_one_batch(
+    dataset: gear_data.Dataset, tmp_path: Path, preset: str, pad_to: Any, changes: dict[str, Any]
+) -> None:
+    """Each row is as in the batches of its own dataset. The second dataset has no camera."""
+    wide = convert_episodes(locomotion([9, 4, 30], seed=2, observations=12, actions=5), tmp_path / "wide")
+    mixture = Mixture([(dataset, 1), (wide, 1)], join=True, pad_to=pad_to)
+    options = {"preset_options": {**PRESETS[preset], **changes}, "resize": (16, 16), "window_ids": True}
+    loader = load(mixture, preset, **options)
+    state, action = (
+        ("observation.proprio", "action") if preset == "octo" else ("state", registry.PRESETS[preset].keys["actions"])
+    )
+    found = set()
+    for batch in islice(loader, 3):
+        rows = zip(batch["source"].tolist(), batch["episode_id"].tolist(), batch["start"].tolist(), strict=True)
+        for row, (source, episode, start) in enumerate(rows):
+            own = (dataset, wide)[source].episode(episode)
+            values, first = own["observations"][start], own["actions"][start]
+            got = batch[state][row].reshape(-1, batch[state].shape[-1])[-1]
+            taken = batch[action][row].reshape(-1, batch[action].shape[-1])
+            # Octo's last chunk begins with the action of this step.
+            taken = taken[-loader.context] if preset == "octo" else taken[0]
+            for wanted, padded in ((values, got), (first, taken)):
+                assert np.array_equal(padded[: len(wanted)], wanted.astype(np.float32))
+                assert not padded[len(wanted) :].any()
+            if preset == "groot":
+                assert batch["action_mask"][row, 0].sum() == len(first)
+                assert batch["video.front"][row].any() == (source == 0) == bool(batch["video.front_present"][row])
+            else:
+                key, mask = {
+                    "openpi": ("image.base_0_rgb", "image_mask.base_0_rgb"),
+                    "octo": ("observation.image_primary", "observation.pad_mask_dict.image_primary"),
+                }[preset]
+                assert batch[key][row].any() == (source == 0) == bool(batch[mask][row].all())
+            if preset == "octo":
+                assert batch["action_pad_mask"][row, -1, 0].sum() == len(first)
+            found.add(source)
+    assert found == {0, 1}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_ranks_workers_and_states_give_the_same_rows(dataset: gear_data.Dataset, preset: str) -> None:
+    whole = list(islice(load(dataset, preset, prefetch=0), 4))
+    parts = [list(islice(load(dataset, preset, rank=rank, world_size=2, prefetch=2), 4)) for rank in range(2)]
+    resumed = load(dataset, preset)
+    first = load(dataset, preset)
+    list(islice(first, 2))
+    resumed.load_state_dict(first.state_dict())
+    for step, batch in enumerate(whole):
+        for key, values in batch.items():
+            assert np.array_equal(values, np.concatenate([part[step][key] for part in parts])), key
+    for batch, again in zip(whole[2:], islice(resumed, 2), strict=True):
+        assert all(np.array_equal(again[key], values) for key, values in batch.items())
+
+
+def test_one_of_two_outside_cameras(filmed: Filmed, dataset: gear_data.Dataset) -> None:
+    """As openpi's loader of DROID draws one."""
+    drawn = {"image.base_0_rgb": [FRONT, WRIST]}
+    loader = load(dataset, "openpi", choose=drawn, preset_options=None, resize=(16, 16))
+    batch = loader.batch(0)
+    both = load(dataset, "openpi", resize=(16, 16)).batch(0)
+    rows = [both["image.base_0_rgb"], both["image.left_wrist_0_rgb"]]
+    which = [[np.array_equal(batch["image.base_0_rgb"][i], row[i]) for row in rows] for i in range(7)]
+    assert all(any(each) for each in which) and {tuple(each) for each in which} == {(True, False), (False, True)}
+    assert batch["image_mask.base_0_rgb"].all() and not batch["image_mask.left_wrist_0_rgb"].any()
+
+
+def test_errors_say_what_to_give(dataset: gear_data.Dataset, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"no image for 'image\.base_0_rgb'") as unnamed:
+        load(dataset, "openpi", preset_options=None)
+    assert unnamed.value.column == FRONT and "'image.base_0_rgb'" in (unnamed.value.hint or "")
+    with pytest.raises(InvalidArgumentError, match="1 elements, and the dataset has") as narrow:
+        load(dataset, "openpi", preset_options={**OPENPI, "widths": {"actions": 1}})
+    assert narrow.value.column == "actions"
+    named = {**OPENPI, "keys": {**OPENPI["keys"], "observations": "observed"}}
+    with pytest.raises(MissingColumnError, match="has the key 'state'"):
+        load(dataset, "openpi", preset_options=named)
+    with pytest.raises(InvalidArgumentError, match="has a vector with the key 'state'"):
+        load(dataset, "openpi", preset_options={"keys": {**named["keys"], FRONT: "state"}})
+    with pytest.raises(InvalidArgumentError, match="has steps of its own") as offsets:
+        load(dataset, "octo", offsets={"actions": (0, 3)})
+    assert offsets.value.column == "actions"
+    with pytest.raises(InvalidArgumentError, match="history must be at least 1"):
+        load(dataset, "octo", preset_options={**OCTO, "history": 0})
+    with pytest.raises(InvalidArgumentError, match="makes chunks"):
+        gear_data.Rollout.from_spec(load(dataset, "octo").spec())
