@@ -62,8 +62,9 @@ class Seconds:
     fps: float | None
 
     def __init__(
-        self, first: float | Sequence[float] | npt.NDArray[Any], last: float | None = None, *, hz: float | None = None,
-        tolerance: float = _TOLERANCE, fill: Fill | None = None, fps: float | None = None, **unknown: Never,
+        self, first: float | Sequence[float] | npt.NDArray[Any] | None = None, last: float | None = None, *,
+        hz: float | None = None, tolerance: float = _TOLERANCE, fill: Fill | None = None, fps: float | None = None,
+        **unknown: Never,
     ) -> None:  # fmt: skip
         refuse_keywords_of(Seconds, unknown)
         if fill is not None and fill not in get_args(Fill):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any, Never
 
@@ -43,7 +44,7 @@ def test_an_unknown_keyword_names_the_closest_argument() -> None:
 @pytest.mark.parametrize("name", [name for name in gear_data.__all__ if _is_given(getattr(gear_data, name))])
 def test_values_that_a_user_makes_name_the_closest_field(name: str) -> None:
     kind = getattr(gear_data, name)
-    field = dataclasses.fields(kind)[0].name
+    field = next(iter(inspect.signature(kind).parameters))
     with pytest.raises(UnknownArgumentError) as caught:
         kind(**{f"{field}x": 2})
     assert str(caught.value).startswith(f"{name} has no argument '{field}x'\n  did you mean '{field}'")

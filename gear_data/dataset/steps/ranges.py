@@ -30,7 +30,7 @@ from gear_data.storage.remote.object_store import open_file_store
 #: Facts of DROID that name an episode in openpi's file of ranges, with this text between them
 #: (openpi, commit 15a9616, `src/openpi/training/droid_rlds_dataset.py`).
 _DROID_FACTS = ("recording_folderpath", "file_path")
-_DROID_SEPARATOR = pa.scalar("--", pa.large_string())
+_DROID_SEPARATOR = "--"
 #: A text that may be an id.
 _ID = re.compile(r"0|[1-9][0-9]{0,17}")
 _FORM = 'give each episode a list of [start, stop), such as {"0": [[0, 100], [200, 300]]}'
@@ -238,7 +238,9 @@ def _names_of_episodes(store: DatasetStore) -> Iterator[tuple[str, pa.Array]]:
     parts = [[name for name in texts if name.split(".")[-1] == fact] for fact in _DROID_FACTS]
     if all(parts):
         names = [each[0] for each in parts]
-        joined = pc.binary_join_element_wise(*(texts[name] for name in names), _DROID_SEPARATOR)
+        # Not a constant of this module: PyArrow imports pandas to make it.
+        separator = pa.scalar(_DROID_SEPARATOR, pa.large_string())
+        joined = pc.binary_join_element_wise(*(texts[name] for name in names), separator)
         yield "--".join(names), joined
 
 

@@ -26,6 +26,10 @@ ENCODERS = {"h264": "libx264", "av1": "libsvtav1", "mpeg4": "mpeg4"}
 Frames = npt.NDArray[np.uint8]
 
 
+#: Options with which a codec gives the same bytes each time. x264's weights of macroblocks differ now and then.
+EXACT: dict[str, dict[str, str]] = {"h264": {"x264-params": "mbtree=0"}}
+
+
 def plain(path: Path, frames: Frames, camera: gear_data.Camera) -> Frames:
     """Returns frames that PyAV encoded and decoded."""
     with av.open(str(path), "w") as container:
@@ -48,7 +52,6 @@ def psnr(found: Frames, expected: Frames) -> float:
 
 def frames_of(number: int, camera: str = FRONT) -> Frames:
     """Returns the frames of an episode, which differ between episodes and cameras."""
-    # x264 does not give the same bytes each time for widths such as 80 and 96.
     height, width = (48, 64) if camera == FRONT else (64, 128)
     return np.roll(moving_bar(9 + number % 5, height, width), 5 * number, axis=2)
 
@@ -56,7 +59,11 @@ def frames_of(number: int, camera: str = FRONT) -> Frames:
 @pytest.mark.parametrize("codec", ["h264", "mpeg4", "av1"])
 def test_frames_are_those_of_a_plain_encoding(tmp_path: Path, codec: Any) -> None:
     """Two cameras, bit for bit. Frames that change after the call do not count."""
-    cameras = {FRONT: gear_data.Camera(codec=codec), WRIST: gear_data.Camera(codec=codec, options={"g": "4"})}
+    exact = EXACT.get(codec, {})
+    cameras = {
+        FRONT: gear_data.Camera(codec=codec, options=exact),
+        WRIST: gear_data.Camera(codec=codec, options={**exact, "g": "4"}),
+    }
     with gear_data.Writer(tmp_path / "recorded", cameras=cameras) as writer:
         for number in range(3):
             for t, (front, wrist) in enumerate(zip(frames_of(number), frames_of(number, WRIST), strict=True)):
@@ -83,7 +90,7 @@ def test_frames_are_those_of_a_plain_encoding(tmp_path: Path, codec: Any) -> Non
 
 def test_batches_of_environments(tmp_path: Path) -> None:
     """Episodes of environments take turns, and end at different steps."""
-    camera = gear_data.Camera(fps=10)
+    camera = gear_data.Camera(fps=10, options=EXACT["h264"])
     lengths = {number: len(frames_of(number)) for number in range(8)}
     episodes = list(range(8))
     running = {env: episodes.pop(0) for env in range(3)}
