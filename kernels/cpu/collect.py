@@ -207,8 +207,10 @@ def collect(  # type: ignore[no-untyped-def]
     count = len(episode)
     # Looked up once for each window, not again for each output: a large episode table is not in the cache.
     shard, base, episode_steps, row, left = np.empty((5, count), np.int64)
+    # Not `np.sum`: the compiled kernel would import SciPy when it is loaded.
+    total = np.int64(0)
     for b in range(count):
-        number = episode[b]
+        number, total = episode[b], total + length[b]
         shard[b], base[b], episode_steps[b] = shards[number], bases[number], lengths[number]
         row[b], left[b] = base[b] + start[b], episode_steps[b] - start[b]
     valid[:] = 0
@@ -245,7 +247,7 @@ def collect(  # type: ignore[no-untyped-def]
         # With hops, the spans are already of the next states.
         shift = np.int64(0) if output.hops else output.shift
         # Windows are scattered: without prefetching, each begins with a wait for memory.
-        steps = 1 + np.sum(length) // count if packed == 1 and count else width
+        steps = 1 + total // count if packed == 1 and count else width
         lines = min((steps * source_bytes + 63) // 64 + 1, _MAX_LINES) if reads_column else 0
         ahead = min(_LINES_AHEAD // lines, _MOST_AHEAD) if lines else 0
         for place in range(count + ahead):
