@@ -14,7 +14,7 @@ from numba import carray, njit
 
 from gear_data.kernels.cpu.convert import convert_rows, sum_discounted_rows
 from gear_data.kernels.cpu.gather import JOIN_PART, TAKE, join, take_steps
-from gear_data.kernels.cpu.native import cached_njit, memcpy, pointer, prefetch, read_only
+from gear_data.kernels.cpu.native import cached_njit, int64s, memcpy, pointer, prefetch, read_only
 from gear_data.kernels.cpu.padding import fill_rows, pad_window, write_timesteps
 from gear_data.kernels.cpu.transitions import find_hops, is_single, write_single_rows
 from gear_data.kernels.cpu.turns import rows_by_part
@@ -297,14 +297,9 @@ def fill_rest(plan, outputs, rows, ends, steps):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
-def _int64s(address, size):  # type: ignore[no-untyped-def]
-    return carray(pointer(address), (size,), np.int64)
-
-
-@njit(nogil=True)  # type: ignore[untyped-decorator]
 def _prefetch_source(source, episode, start):  # type: ignore[no-untyped-def]
     """Prefetches windows of one dataset of `collect_each`."""
-    shards, bases = _int64s(source.shards, source.episodes), _int64s(source.bases, source.episodes)
+    shards, bases = int64s(source.shards, source.episodes), int64s(source.bases, source.episodes)
     addresses = carray(pointer(source.addresses), (source.num_shards, source.columns), np.int64)
     plan = carray(pointer(source.plan), (source.outputs,), OUTPUT_PLAN)
     for k in range(len(plan)):
@@ -345,15 +340,15 @@ def collect_each(sources, chosen, memory, dataset, episode, start, length):  # t
         if first == last or not chosen[number]:
             continue
         source = sources[number]
-        offsets = _int64s(source.offsets, source.outputs)
+        offsets = int64s(source.offsets, source.outputs)
         for k in range(source.outputs):
             outputs[k] = offsets[k] + memory
         collect(
             episode[first:last], start[first:last], length[first:last], rows[first:last],
-            read_only(_int64s(source.shards, source.episodes)),
-            read_only(_int64s(source.bases, source.episodes)),
-            read_only(_int64s(source.lengths, source.episodes)),
-            _int64s(source.finals, source.final_rows),
+            read_only(int64s(source.shards, source.episodes)),
+            read_only(int64s(source.bases, source.episodes)),
+            read_only(int64s(source.lengths, source.episodes)),
+            int64s(source.finals, source.final_rows),
             carray(pointer(source.addresses), (source.num_shards, source.columns), np.int64),
             carray(pointer(source.plan), (source.outputs,), OUTPUT_PLAN),
             outputs, last - first, valid,
@@ -364,5 +359,5 @@ def collect_each(sources, chosen, memory, dataset, episode, start, length):  # t
             join(memory, parts, rows[first:last], last - first)
         if source.num_takes:
             takes = carray(pointer(source.takes), (source.num_takes,), TAKE)
-            take_steps(memory, takes, _int64s(source.places, source.num_places), rows[first:last], last - first)
+            take_steps(memory, takes, int64s(source.places, source.num_places), rows[first:last], last - first)
     return total

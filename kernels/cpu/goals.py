@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit, uint64
 
-from gear_data.kernels.cpu.native import cached_njit, pointer
+from gear_data.kernels.cpu.native import cached_njit, int64s, pointer
 from gear_data.kernels.cpu.random import below, multiply_high, philox
 from gear_data.kernels.cpu.windows import draw_windows
 from gear_data.kernels.goal_plan import GOAL_PLAN, PROBABILITY_BITS
@@ -16,11 +16,6 @@ from gear_data.kernels.goal_plan import GOAL_PLAN, PROBABILITY_BITS
 _SHIFT = uint64(64 - PROBABILITY_BITS)
 _MASK32 = uint64(0xFFFFFFFF)
 _SHIFT32 = uint64(32)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _int64s(address, size):  # type: ignore[no-untyped-def]
-    return carray(pointer(address), (size,), np.int64)
 
 
 @cached_njit
@@ -73,8 +68,8 @@ def _draw(plan, step, episode, current, goal, out):  # type: ignore[no-untyped-d
     count, seed, domain = len(episode), uint64(record.seed), uint64(record.domain)
     below_current, below_random = record.current, record.current_or_trajectory
     final, subgoal, geometric = record.final, record.subgoal, record.survivors
-    lengths, final_rows = _int64s(record.lengths, 1 << 40), _int64s(record.final_rows, 1 << 40)
-    survivors = _int64s(record.survivors, record.longest)
+    lengths, final_rows = int64s(record.lengths, 1 << 40), int64s(record.final_rows, 1 << 40)
+    survivors = int64s(record.survivors, record.longest)
     has_finals = final and record.final_rows
     words = np.empty((2, count), np.int64)
     _draw_words(seed, domain, step, words)

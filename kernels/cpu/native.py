@@ -133,6 +133,12 @@ def pointer(typing_context: Any, address: Any) -> Any:
     return types.voidptr(address), generate
 
 
+@numba.njit(nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
+def int64s(address, size):  # type: ignore[no-untyped-def]
+    """Returns an array of int64 at an address."""
+    return numba.carray(pointer(address), (size,), numba.int64)
+
+
 @intrinsic
 def read_only(typing_context: Any, array: Any) -> Any:
     """Turns an array into one that cannot be written: a kernel is compiled separately for each of the two."""

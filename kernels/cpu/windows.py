@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit, uint64
 
-from gear_data.kernels.cpu.native import cached_njit, pointer, prefetch
+from gear_data.kernels.cpu.native import cached_njit, int64s, pointer, prefetch
 from gear_data.kernels.cpu.random import (
     DOMAIN_ANCHOR,
     DOMAIN_PLACE,
@@ -47,11 +47,6 @@ _HALVINGS = 3
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _int64s(address, size):  # type: ignore[no-untyped-def]
-    return carray(pointer(address), (size,), np.int64)
-
-
-@njit(nogil=True, cache=True, inline="always")
 def _record(address):  # type: ignore[no-untyped-def]
     return carray(pointer(address), (1,), WINDOW_PLAN)[0]
 
@@ -77,10 +72,10 @@ def _find_episodes(plan, out):  # type: ignore[no-untyped-def]
     out[0] receives the episode, out[2] the point's offset in the episode's interval.
     """
     if plan.nodes:
-        find(plan.nodes, _int64s(plan.starts, plan.levels), out)
+        find(plan.nodes, int64s(plan.starts, plan.levels), out)
         return
     count, shift, ahead = out.shape[1], plan.shift, plan.episodes >= _CACHED_EPISODES
-    prefix = _int64s(plan.prefix, plan.episodes + 1)
+    prefix = int64s(plan.prefix, plan.episodes + 1)
     guide = carray(pointer(plan.guide), (1 << 40,), np.uint32)
     if ahead:
         for i in range(count):
@@ -111,8 +106,8 @@ def _find_episodes(plan, out):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True, inline="always")
 def _int_weight_of(plan, episode):  # type: ignore[no-untyped-def]
     if plan.nodes:
-        return _int64s(plan.nodes, plan.episodes)[episode]
-    prefix = _int64s(plan.prefix, plan.episodes + 1)
+        return int64s(plan.nodes, plan.episodes)[episode]
+    prefix = int64s(plan.prefix, plan.episodes + 1)
     return prefix[episode + 1] - prefix[episode]
 
 
@@ -188,7 +183,7 @@ def _find_steps(plan, total, out, probability):  # type: ignore[no-untyped-def]
 
     out[0] receives the episodes, out[1] the steps in their episodes, and `probability` the probabilities of the steps.
     """
-    offsets = _int64s(plan.offsets, plan.episodes + 1)
+    offsets = int64s(plan.offsets, plan.episodes + 1)
     for i in range(out.shape[1]):
         step = out[0, i]
         probability[i] = np.float64(_int_weight_of(plan, step)) / np.float64(total)
@@ -210,7 +205,7 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
     probabilities as float64.
     """
     count, episodes, within = out.shape[1], plan.episodes, plan.within
-    counts = _int64s(plan.counts, episodes + 1)
+    counts = int64s(plan.counts, episodes + 1)
     # A pointer, because Numba takes seconds to compile `view`.
     probability = carray(pointer(out.ctypes.data + 3 * 8 * count), (count,), np.float64)
     if within == WITHIN_STEP:
@@ -246,8 +241,8 @@ def _find_anchors(plan, step, total, out):  # type: ignore[no-untyped-def]
     if plan.words:
         # The sizes of these arrays are unknown here; the kernel reads only valid indices.
         words = carray(pointer(plan.words), (1 << 40,), np.uint64)
-        ranks, first = _int64s(plan.ranks, 1 << 40), _int64s(plan.first, episodes)
-        offsets = _int64s(plan.offsets, episodes + 1)
+        ranks, first = int64s(plan.ranks, 1 << 40), int64s(plan.first, episodes)
+        offsets = int64s(plan.offsets, episodes + 1)
         for i in range(count):
             episode = out[0, i]
             begin, length = first[episode], offsets[episode + 1] - offsets[episode]
@@ -265,7 +260,7 @@ def _cut_windows(plan, step, out):  # type: ignore[no-untyped-def]
     out[0:3] receives the episode ids, the windows' first steps, and their lengths.
     """
     count, context, anchor = out.shape[1], plan.context, plan.anchor
-    offsets = _int64s(plan.offsets, plan.episodes + 1)
+    offsets = int64s(plan.offsets, plan.episodes + 1)
     if anchor == ANCHOR_START:
         for i in range(count):
             episode = out[0, i]
@@ -287,7 +282,7 @@ def _cut_windows(plan, step, out):  # type: ignore[no-untyped-def]
                 out[1, i] = min(max(0, begin), length - context)
                 out[2, i] = context
     if plan.ids:
-        ids = _int64s(plan.ids, plan.episodes)
+        ids = int64s(plan.ids, plan.episodes)
         for i in range(count):
             out[0, i] = ids[out[0, i]]
 
@@ -503,7 +498,7 @@ def draw_windows(plan, step, out):  # type: ignore[no-untyped-def]
             (float64).
     """
     record = _record(plan)
-    total = _int64s(record.total, 1)[0]
+    total = int64s(record.total, 1)[0]
     draw_below(uint64(record.seed), uint64(record.domain), step, total, out[1])
     _find_episodes(record, out)
     if record.distinct:
@@ -520,7 +515,7 @@ def windows_of_points(plan, step, out):  # type: ignore[no-untyped-def]
     """
     record = _record(plan)
     _find_episodes(record, out)
-    _find_anchors(record, step, _int64s(record.total, 1)[0], out)
+    _find_anchors(record, step, int64s(record.total, 1)[0], out)
     _cut_windows(record, step, out)
 
 
