@@ -126,15 +126,10 @@ class DatasetCore:
 
         A view has the fingerprint of a dataset that holds only its episodes. A step filter changes the fingerprint.
         """
+        episodes = views.episodes_fingerprint(self.store, self.view.rows)
         if self.view.mask is None or self.view.mode is None:
-            return self.contents
-        return views.filtered_fingerprint(self.contents, self.view.mask, self.view.mode)
-
-    @cached_property
-    def contents(self) -> str:
-        """Hash of the episodes' contents: the fingerprint without the step filter."""
-        rows = self.view.rows
-        return self.manifest.fingerprint if rows is None else views.view_fingerprint(self.store, rows)
+            return episodes
+        return views.filtered_fingerprint(episodes, self.view.mask, self.view.mode)
 
     @cached_property
     def statistics(self) -> Mapping[str, ColumnStatistics]:
@@ -168,9 +163,8 @@ class DatasetCore:
             InvalidArgumentError: a probability is not a number from 0 to 1.
         """
         rows = self._rows(0, len(self))
-        return views.episode_quantiles(
-            self.store, rows, self.contents, column, views.checked_probabilities(probabilities)
-        )
+        contents = views.episodes_fingerprint(self.store, self.view.rows)
+        return views.episode_quantiles(self.store, rows, contents, column, views.checked_probabilities(probabilities))
 
     @cached_property
     def episodes(self) -> pl.DataFrame:

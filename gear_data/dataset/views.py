@@ -94,8 +94,10 @@ class View:
         return replace(self, made_by=None if self.made_by is None else (*self.made_by, added))
 
 
-def view_fingerprint(store: DatasetStore, ids: Int64Array) -> str:
-    """Returns the fingerprint of a dataset that holds only these episodes."""
+def episodes_fingerprint(store: DatasetStore, ids: Int64Array | None) -> str:
+    """Returns the fingerprint of a dataset that holds only these episodes; None: all."""
+    if ids is None:
+        return store.manifest.fingerprint
     contents = np.frombuffer(content_bytes(store.episode_table), np.uint8).reshape(-1, 16)
     return fingerprint(store.schema, contents[ids].tobytes())
 

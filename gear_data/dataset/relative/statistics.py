@@ -24,6 +24,7 @@ from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.episode_blocks import block_ranges
 from gear_data.dataset.relative.chunks import Chunks, Sums
 from gear_data.dataset.relative.engines import run_calls
+from gear_data.dataset.views import episodes_fingerprint
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.relative import Relative, check_relative
 from gear_data.storage.quantiles.exact import digit_passes, quantiles_by_counts
@@ -155,9 +156,12 @@ def chunk_statistics(
 
 def _path(chunks: Sequence[Chunks]) -> Path:
     facts = [
-        [each.dataset.contents, each.columns, each.state, each.elements, each.steps, each.delta, each.per_step]
+        [
+            episodes_fingerprint(each.dataset.store, each.dataset.view.rows), each.columns, each.state, each.elements,
+            each.steps, each.delta, each.per_step,
+        ]
         for each in chunks
-    ]
+    ]  # fmt: skip
     key = xxhash.xxh3_128_hexdigest(json.dumps(["relative", *facts]).encode())
     store = chunks[0].dataset.store
     return store.files.sidecars(key) / QUANTILES / quantiles_file(store.manifest, key)

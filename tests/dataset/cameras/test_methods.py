@@ -35,8 +35,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception] | None]] = {
 }
 #: Methods and properties without a column.
 OTHERS = {
-    "all_steps", "at_generation", "contents", "discount", "episode", "episode_ids", "episode_table", "episodes",
-    "final", "fingerprint", "generation", "is_remote", "keep_ranges", "lengths", "num_episodes", "num_steps", "offsets",
+    "all_steps", "at_generation", "discount", "episode", "episode_ids", "episode_table", "episodes", "final",
+    "fingerprint", "generation", "is_remote", "keep_ranges", "lengths", "num_episodes", "num_steps", "offsets",
     "place", "placement", "refresh", "report", "save", "schema", "select", "shards", "sizes", "split", "statistics",
     "step_mask", "step_mask_mode", "steps_left_out", "with_discount",
 }  # fmt: skip
