@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import resource
 import shlex
 import statistics
 import sys
@@ -160,6 +161,12 @@ def describe_machine(facts: Mapping[str, Any]) -> str:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def cpu_seconds(*who: int) -> float:
+    """Returns the seconds of all cores that processes took, of `resource.RUSAGE_...`. Children count once they end."""
+    used = map(resource.getrusage, who)
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def median_ms(call: Callable[[int], Any], count: int) -> float:

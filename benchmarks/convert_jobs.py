@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import Episodes, figure, format_table, progress, synthetic_episodes
+from common import Episodes, cpu_seconds, figure, format_table, progress, synthetic_episodes
 from convert_hdf5 import write_plain_d4rl
 from convert_layouts import floor_parquet, write_episode_rows, write_lerobot
 from convert_small import (
@@ -96,7 +96,7 @@ def run_way(way: str, source: Path, destination: Path) -> dict[str, float]:
     import gear_data
 
     convert = gear_data.convert  # names are loaded when first used
-    before = _busy(resource.RUSAGE_SELF)
+    before = cpu_seconds(resource.RUSAGE_SELF)
     started = time.perf_counter()
     if way == FLOOR:
         floor_parquet(source, destination)
@@ -105,14 +105,9 @@ def run_way(way: str, source: Path, destination: Path) -> dict[str, float]:
     seconds = time.perf_counter() - started
     return {
         "seconds": seconds,
-        "own_busy": _busy(resource.RUSAGE_SELF) - before,
-        "workers_busy": _busy(resource.RUSAGE_CHILDREN),
+        "own_busy": cpu_seconds(resource.RUSAGE_SELF) - before,
+        "workers_busy": cpu_seconds(resource.RUSAGE_CHILDREN),
     }
-
-
-def _busy(who: int) -> float:
-    used = resource.getrusage(who)
-    return used.ru_utime + used.ru_stime
 
 
 def measure_jobs(

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from common import (
     ROOT,
     command_line,
+    cpu_seconds,
     describe_machine,
     figure,
     format_table,
@@ -47,6 +48,7 @@ FULL = {"frames": 10_000_000, "loop_frames": 100_000}
 QUICK = {"frames": 3000, "loop_frames": 1000}
 #: Whether each step has statistics of its own, and the number of processes; None: threads.
 CASES: tuple[tuple[bool, int | None], ...] = ((False, None), (True, None))
+_PROCESSES = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
 
 
 class RunningStatistics:
@@ -132,18 +134,12 @@ def measure(dataset: Path, per_step: bool, jobs: int | None) -> dict[str, Any]:
     seconds, busy = [], []
     for _ in range(2):
         ds = gear_data.open(dataset)
-        begun, worked = time.perf_counter(), _cpu_seconds()
+        begun, worked = time.perf_counter(), cpu_seconds(*_PROCESSES)
         gear_data.relative_statistics(ds, "actions", relative, (0, CHUNK), jobs=jobs, progress=False)
         seconds.append(time.perf_counter() - begun)
-        busy.append(_cpu_seconds() - worked)
+        busy.append(cpu_seconds(*_PROCESSES) - worked)
     progress("")
     return {"per_step": per_step, "jobs": jobs, "seconds": seconds[0], "cpu_seconds": busy[0], "stored": seconds[1]}
-
-
-def _cpu_seconds() -> float:
-    """Returns the seconds of all cores that this process and its finished children took."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def make_parser() -> argparse.ArgumentParser:

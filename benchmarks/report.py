@@ -27,6 +27,7 @@ from common import (
     ROOT,
     Episodes,
     command_line,
+    cpu_seconds,
     describe_machine,
     figure,
     format_table,
@@ -104,10 +105,10 @@ def measure(case: Case, dataset: Path, rounds: int) -> dict[str, Any]:
     seconds, busy = [], []
     for number in range(rounds):
         progress(f"{case.name}: round {number + 1} of {rounds}")
-        begun, worked = time.perf_counter(), _cpu_seconds()
+        begun, worked = time.perf_counter(), cpu_seconds(resource.RUSAGE_CHILDREN)
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         seconds.append(time.perf_counter() - begun)
-        busy.append(_cpu_seconds() - worked)
+        busy.append(cpu_seconds(resource.RUSAGE_CHILDREN) - worked)
     progress("")
     facts = json.loads(done.stdout)
     sample = facts["sample"]
@@ -120,12 +121,6 @@ def measure(case: Case, dataset: Path, rounds: int) -> dict[str, Any]:
         "cpu_seconds": spread(busy),
         "bytes": facts["output_bytes"],
     }
-
-
-def _cpu_seconds() -> float:
-    """Returns the seconds of all cores that finished child processes took."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def make_parser() -> argparse.ArgumentParser:
