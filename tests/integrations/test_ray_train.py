@@ -15,6 +15,7 @@ import ray.train.torch
 
 import gear_data
 from tests.support.integrations import recorder
+from tests.support.integrations.ray_cluster import ray_cluster
 from tests.support.integrations.ray_workers import recorded
 from tests.support.integrations.training_runs import SCRIPTS, Trained, check_equal, global_batches
 
@@ -26,9 +27,8 @@ pytestmark = pytest.mark.timeout(1500)
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    with ray_cluster():
+        yield
 
 
 @pytest.mark.usefixtures("cluster")

@@ -20,6 +20,7 @@ from gear_data import Mixture, Relative, SequenceLoader, relative_statistics
 from gear_data.dataset.relative import engines, statistics
 from gear_data.errors import GearError, InvalidArgumentError, NonFiniteError, UnknownNameError, WorkerError
 from tests.support.feed import data as feed_data
+from tests.support.integrations.ray_cluster import ray_cluster
 
 LENGTHS = [700, 1, 3, 16, 40, 2, 300]
 
@@ -136,15 +137,12 @@ def test_processes_give_the_same_bits(dataset: Any, jobs: int, monkeypatch: pyte
     assert bits(relative_statistics(dataset, "actions", "observations", (0, 9), jobs=jobs)) == expected
 
 
-@pytest.fixture
-def ray_cluster() -> Iterator[None]:
+@pytest.fixture(name="ray_cluster")
+def cluster() -> Iterator[None]:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    with ray_cluster():
+        yield
 
 
 @pytest.mark.processes

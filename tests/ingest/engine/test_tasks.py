@@ -32,6 +32,7 @@ from gear_data.ingest.sources.tables import file_stream
 from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position
 from gear_data.storage.writing.shard_writer import ShardWriter
 from gear_data.storage.writing.staging import TaskResult
+from tests.support.integrations.ray_cluster import ray_cluster
 
 _OPTIONS: dict[str, Any] = {"shard_bytes": 4096, "progress": False}
 _WORKER = "gear_data.ingest.engine.worker"
@@ -256,16 +257,12 @@ def test_a_source_in_memory_stays_in_this_process(sources: Any, rollouts: list[A
 # Ray.
 
 
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    """Starts a Ray cluster of two workers on this machine."""
+@pytest.fixture(scope="module", name="ray_cluster")
+def cluster() -> Iterator[None]:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    with ray_cluster():
+        yield
 
 
 @pytest.mark.processes

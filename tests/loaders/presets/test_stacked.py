@@ -48,6 +48,12 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "parts", folder / "whole"
 
 
+def assert_equal_loaders(loader: SequenceLoader, expected: SequenceLoader) -> None:
+    for batch, other in zip(loader, expected, strict=True):
+        assert_equal(batch, other)
+    assert loader.spec()["outputs"] == expected.spec()["outputs"]
+
+
 def assert_equal(batch: Any, expected: Any) -> None:
     assert list(batch) == list(expected) or sorted(batch) == sorted(expected)
     for key, value in expected.items():
@@ -87,10 +93,8 @@ def test_batches_are_those_of_a_dataset_that_was_converted_so(
         del arguments["anchor"]
     loader = SequenceLoader(parts, **grouped(stack=STACK, **arguments))
     expected = SequenceLoader(whole, **grouped(**arguments))
-    for batch, other in zip(loader, expected, strict=True):
-        assert_equal(batch, other)
+    assert_equal_loaders(loader, expected)
     assert_equal(loader.batch(1), expected.batch(1))
-    assert loader.spec()["outputs"] == expected.spec()["outputs"]
     assert loader.spec()["stack"] == {"observations": STACK["observations"]}
 
 
@@ -219,9 +223,7 @@ def test_elements_signs_and_ranges_are_those_of_a_dataset_that_was_made_so(
     arguments = {"batch_size": 9, "steps": 3, "seed": 2, **options}
     loader = SequenceLoader(raw, **grouped(stack=_parts_of(raw), **arguments))
     expected = SequenceLoader(made, **grouped(**arguments))
-    for batch, other in zip(loader, expected, strict=True):
-        assert_equal(batch, other)
-    assert loader.spec()["outputs"] == expected.spec()["outputs"]
+    assert_equal_loaders(loader, expected)
     copied = pickle.loads(pickle.dumps(loader))
     copied.load_state_dict({**loader.state_dict(), "step": 1})
     assert_equal(copied.batch(1), expected.batch(1))

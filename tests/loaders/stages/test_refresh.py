@@ -598,6 +598,27 @@ def test_a_view_of_positions_in_a_mixture_stays_as_it_is(growing, tmp_path):
         make(growing.open()[:2]).refresh()
 
 
+def check_refreshed(growing, make_loader, *, more: int = 0) -> list[dict[str, Any]]:
+    """Checks batches before and after a refresh, and after a resume, when the dataset has grown by `more` since.
+
+    Returns the batches after the refresh.
+    """
+    loader = make_loader(prefetch=0)
+    iterator = iter(loader)
+    before = make_loader()
+    same(taken(iterator, 2), [before.batch(step) for step in range(2)])
+    growing.grow(2)
+    assert loader.refresh() == 2
+    batches, new = taken(iterator, 4), make_loader()
+    same(batches, [new.batch(step) for step in range(2, 6)])
+    if more:
+        growing.grow(more)
+    resumed = make_loader()
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    same(take(resumed, 2), taken(iterator, 2))
+    return batches
+
+
 def test_datasets_of_unlike_shape(growing, tmp_path):
     wide = convert_episodes(locomotion([30, 12, 9], seed=5, observations=7), tmp_path / "wide")
 
@@ -605,19 +626,8 @@ def test_datasets_of_unlike_shape(growing, tmp_path):
         mixture = Mixture([(wide, 0.5), (growing.open(), 0.5)], join=True, pad_to="largest")
         return make(mixture, columns=["observations", "rewards"], **options)
 
-    loader = mixed(prefetch=0)
-    iterator = iter(loader)
-    before = mixed()
-    same(taken(iterator, 2), [before.batch(step) for step in range(2)])
-    growing.grow(2)
-    assert loader.refresh() == 2
-    batches, new = taken(iterator, 4), mixed()
-    same(batches, [new.batch(step) for step in range(2, 6)])
+    batches = check_refreshed(growing, mixed, more=1)
     assert all(batch["observations"].shape[-1] == 7 for batch in batches)
-    growing.grow(1)
-    resumed = mixed()
-    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    same(take(resumed, 2), taken(iterator, 2))
 
 
 def test_steps_by_their_times(growing, tmp_path):
@@ -628,17 +638,7 @@ def test_steps_by_their_times(growing, tmp_path):
         chunk = Seconds(0, 0.5, hz=50, fill="interpolate")
         return make(mixture, columns=["rewards"], offsets={"rewards": chunk}, **options)
 
-    loader = mixed(prefetch=0)
-    iterator = iter(loader)
-    before = mixed()
-    same(taken(iterator, 2), [before.batch(step) for step in range(2)])
-    growing.grow(2)
-    assert loader.refresh() == 2
-    batches, new = taken(iterator, 4), mixed()
-    same(batches, [new.batch(step) for step in range(2, 6)])
-    resumed = mixed()
-    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    same(take(resumed, 2), taken(iterator, 2))
+    check_refreshed(growing, mixed)
 
 
 def test_a_schedule_is_a_warm_up(growing, tmp_path):
