@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -388,6 +389,56 @@ def test_a_closed_writer_and_one_that_could_not_be_made_do_not_warn(tmp_path: Pa
         with pytest.raises(InvalidArgumentError):
             gear_data.Writer(tmp_path / "live", durability="never")  # type: ignore[arg-type]
         gc.collect()
+
+
+PUBLISHES_LATE = """
+import concurrent.futures, sys, threading, gear_data
+from gear_data.recording import sealing
+
+def convert_late(*args, convert=sealing.convert, **options):
+    begun.set()
+    while True:
+        try:
+            threads.submit(int)
+        except RuntimeError:  # no thread begins to work any more: the main thread has ended
+            return convert(*args, **options)
+
+begun, threads, sealing.convert = threading.Event(), concurrent.futures.ThreadPoolExecutor(1), convert_late
+writer = gear_data.Writer(sys.argv[1], publish_every=0.01)
+for number in range(3):
+    writer.append(actions=number)
+    writer.end_episode(terminated=True, number=number)
+begun.wait()
+"""
+
+
+@pytest.mark.processes
+def test_the_process_ends_before_the_conversion_of_a_publication(tmp_path: Path) -> None:
+    command = [INTERPRETER, "-c", PUBLISHES_LATE, str(tmp_path / "live")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert "Traceback" not in ended.stderr
+    gear_data.Writer(tmp_path / "live").close()
+    assert gear_data.open(tmp_path / "live").episodes["number"].to_list() == [0, 1, 2]
+
+
+def test_an_unexpected_error_of_a_publication_is_raised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed, again = threading.Event(), threading.Event()
+
+    def fail(*args: Any, **options: Any) -> None:
+        (again if failed.is_set() else failed).set()
+        raise RuntimeError("a fault of a library")
+
+    monkeypatch.setattr("gear_data.recording.sealing.convert", fail)
+    with gear_data.Writer(tmp_path / "live", publish_every=0.01) as writer:
+        writer.append(actions=0)
+        writer.end_episode(terminated=True, number=0)
+        assert failed.wait(60) and again.wait(60)  # the thread goes on
+        monkeypatch.undo()
+        writer.append(actions=1)
+        with pytest.raises(RuntimeError, match="a fault of a library"):
+            writer.end_episode(terminated=True, number=1)
+        writer.end_episode(terminated=True, number=1)
+    assert gear_data.open(tmp_path / "live").episodes["number"].to_list() == [0, 1]
 
 
 PUBLISHES = """

@@ -47,7 +47,7 @@ class JournalSink(EpisodeSink):
         #: Held while a generation is published.
         self._publishing = threading.Lock()
         self._ended = threading.Event()
-        self._error: GearError | None = None
+        self._error: Exception | None = None
         #: Writers on other machines that send no episode any more. The dataset may still know them.
         self._gone: set[str] = set()
         #: The checks of episodes, and when the dataset and the journals of other writers were looked at.
@@ -112,8 +112,8 @@ class JournalSink(EpisodeSink):
             InvalidArgumentError: the facts cannot be published beside those of other episodes.
             StorageFullError, UnwritableError: the journal cannot be written.
             UnsupportedColumnError: another dataset with other columns took the place of the dataset.
-            GearError: the thread could not publish a generation. The error is raised once, and the episode is not
-                taken.
+            Exception: the thread could not publish a generation. The error is raised once, and the episode is not
+                taken. It is a GearError, except after a fault of a library.
         """
         if self._refusal is not None:
             raise copy(self._refusal)
@@ -199,7 +199,9 @@ class JournalSink(EpisodeSink):
         while not self._ended.wait(every):
             try:
                 self._publish(progress=False)
-            except GearError as error:
+            except Exception as error:
+                # The next `append` raises it. If the process ends, nobody does: no thread begins to work then, so the
+                # publication fails. The journals stay, for the next writer.
                 self._error = error
 
 
