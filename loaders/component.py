@@ -22,7 +22,7 @@ from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.arguments.pack import Pack
 from gear_data.loaders.mixture import MixtureComponent
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
-from gear_data.loaders.normalization import normalization_statistics, restored_statistics
+from gear_data.loaders.normalization import by_range, normalization_statistics, restored_statistics
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.choices import Choice, array_choice, text_choice
 from gear_data.loaders.presets.column_outputs import column_steps
@@ -125,6 +125,7 @@ class LoaderComponent:
         window_ids: whether batches have the keys `WINDOW_IDS`.
         rename: column of the dataset -> its name everywhere else here.
         rows: the packed rows; None: each window is a row.
+        clipped: keys of arrays that the preset's `clip` clips.
         embodiment: its number in the key `embodiment` of batches; None: they have no such key.
         alone: the component before its arrays got the layout of a mixture's `pad_to`; None: they have their own.
     """
@@ -147,6 +148,7 @@ class LoaderComponent:
     rename: Mapping[str, str]
     embodiment: int | None
     rows: ComponentRows | None
+    clipped: frozenset[str] = frozenset()
     alone: LoaderComponent | None = None
     absent: frozenset[str] = frozenset()
 
@@ -526,8 +528,24 @@ def _make_component(
     return LoaderComponent(
         dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, facts, choices,
         hidden.intersection(output.key for output in outputs), postprocess, goals, parts, config.batch.window_ids,
-        config.rename, config.embodiment, rows,
+        config.rename, config.embodiment, rows, _clipped(batch_format, config, schema, outputs),
     )  # fmt: skip
+
+
+def _clipped(
+    batch_format: BatchFormat, config: LoaderConfig, schema: Schema, outputs: Sequence[Output]
+) -> frozenset[str]:
+    """Returns the keys of the normalised arrays that the preset's `clip` clips."""
+    if not batch_format.clip:
+        return frozenset()
+    return frozenset(
+        output.key
+        for output in outputs
+        if output.column
+        and output.mean is not None
+        and output.camera is None
+        and (schema[output.source].role is Role.ACTION or by_range(config.normalize, output.source))
+    )
 
 
 def _packed_rule(dataset: Dataset, config: LoaderConfig, packing: Pack, unit: int) -> WindowRule:

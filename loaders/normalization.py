@@ -27,6 +27,9 @@ Normalize = bool | Normalization | str | Sequence[str] | Mapping[str, tuple[Any,
 #: images, (x / 255 - mean) / std by ImageNet's mean and std of each channel.
 MODES = ("mean-std", "quantiles", "minmax", "imagenet")
 
+#: Modes that map two numbers of a column to -1 and 1.
+_BY_RANGE = ("quantiles", "minmax")
+
 #: Mean and std of ImageNet's red, green and blue from 0 to 1, as torchvision's models have them.
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -79,6 +82,12 @@ def normalization_statistics(
     mode = normalize if isinstance(normalize, str) and normalize in MODES else "mean-std"
     names = normalization_columns(schema, True if mode == normalize else normalize)
     return {name: pair(name, mode) for name in names}
+
+
+def by_range(normalize: Normalize, name: str) -> bool:
+    """Returns whether two numbers of a normalised column become -1 and 1: by `quantiles` or `minmax`."""
+    mode = normalize.get(name) if isinstance(normalize, Mapping) else normalize
+    return isinstance(mode, str) and mode in _BY_RANGE
 
 
 def _statistics_of(

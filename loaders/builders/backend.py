@@ -150,6 +150,8 @@ def _why_only_cpu(components: Sequence[LoaderComponent], postprocess: Postproces
             return "pad_to= joins columns there"
         if any(output.real is not None or output.absent for output in component.outputs):
             return f"preset '{component.batch_format.name}' adds zeros and black frames there"
+        if component.clipped:
+            return f"preset '{component.batch_format.name}' clips there"
         if component.request.relative:
             return "relative= subtracts there"
         if any(choice.arrays for choice in component.choices):

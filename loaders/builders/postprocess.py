@@ -64,7 +64,7 @@ class Postprocessor:
         self._convert, self._place = config.framework.convert, config.framework.place
         self._augmenters = [make_augmenter(component, config) for component in components]
         self._changes_arrays = config.augment is not None or any(
-            component.variable or component.facts or component.choices or component.postprocess
+            component.variable or component.facts or component.choices or component.postprocess or component.clipped
             for component in components
         )
         #: Whether `__call__` returns a batch of the framework's arrays unchanged, so that a builder can skip the call.
@@ -104,6 +104,7 @@ class Postprocessor:
     def _changed(self, step: int, windows: Windows, batch: Batch) -> Batch:
         """Decodes columns, and applies the preset's postprocessing."""
         component = self._components[windows.dataset]
+        _clip(self._components, windows, batch)
         if component.variable or component.facts or component.choices:
             self._variable.add(step, windows, batch)
         if component.choices:
@@ -122,6 +123,16 @@ class Postprocessor:
         # The collector rounds the batches of other presets. This preset's postprocessing needs float32.
         floats = component.float_keys()
         return {key: map_arrays(value, np.ndarray, rounded) if key in floats else value for key, value in batch.items()}
+
+
+def _clip(components: Sequence[LoaderComponent], windows: Windows, batch: Batch) -> None:
+    """Clips the arrays of each dataset that its preset clips."""
+    source = windows.source
+    for number in [source] if isinstance(source, int) else np.unique(source).tolist():
+        limit = components[number].batch_format.clip
+        for key in components[number].clipped:
+            rows = slice(None) if isinstance(source, int) else source == number
+            batch[key][rows] = np.minimum(np.maximum(batch[key][rows], -limit), limit)
 
 
 def make_augmenter(component: LoaderComponent, config: PostprocessConfig) -> Augmenter | None:

@@ -24,7 +24,7 @@ _WORDS = {"Side": "str", "Contents": "str", "TimestepsPadding": "str"}
 _FLOATS = ("float32", "float64")
 #: Fields that specifications of earlier versions lack. Their defaults are empty.
 _LATER = (
-    "facts", "mapped", "widths", "cameras", "camera_mask", "camera_key", "history", "chunks", "element_mask",
+    "facts", "mapped", "widths", "cameras", "camera_mask", "camera_key", "history", "chunks", "element_mask", "clip",
 )  # fmt: skip
 _CHOICES: dict[str, tuple[object, ...]] = {
     "side": get_args(Side),
@@ -148,6 +148,8 @@ class BatchFormat:
         chunks: whether actions are Octo's chunks, one for each step of the history.
         element_mask: key of a mask of the actions' elements, float32 [B, K, elements], 1 at the dataset's own elements
             of valid steps. With `chunks` it is bool. Empty: there is none.
+        clip: normalised actions, and observations that are normalised by `minmax` or `quantiles`, are clipped to
+            [-clip, clip]. 0: they are not.
 
     Raises:
         InvalidArgumentError: a field has a value that is not allowed.
@@ -193,6 +195,7 @@ class BatchFormat:
     history: int = 0
     chunks: bool = False
     element_mask: str = ""
+    clip: float = 0.0
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -205,6 +208,8 @@ class BatchFormat:
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise InvalidArgumentError(f"preset '{self.name}': {name} must be a finite number, not {value!r}")
+        if not (math.isfinite(self.clip) and self.clip >= 0):
+            raise InvalidArgumentError(f"preset '{self.name}': clip must be at least 0, not {self.clip!r}")
         if self.transitions is not None and self.sequences != ():
             raise InvalidArgumentError(f"preset '{self.name}': transitions have no sequences, not {self.sequences!r}")
         if self.history < 0 or (self.chunks and not self.history):

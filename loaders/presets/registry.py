@@ -199,6 +199,7 @@ GROOT = BatchFormat(
     camera_key="video.{name}",
     history=1,
     element_mask="action_mask",
+    clip=1.0,
 )
 
 #: Name -> format, for `preset=`.

@@ -195,7 +195,7 @@ def resolved(change, name):
 def test_every_field_is_tested():
     # test_transitions.py tests the field `transitions`: it changes windows, too. video/test_batches.py tests cameras,
     # and video/test_policies.py the fields of policies.
-    policies = {"mapped", "widths", "cameras", "camera_mask", "camera_key", "history", "chunks", "element_mask"}
+    policies = {"mapped", "widths", "cameras", "camera_mask", "camera_key", "history", "chunks", "element_mask", "clip"}
     assert {*CHANGES, *policies, "transitions", "camera_frames"} == {
         item.name for item in dataclasses.fields(BatchFormat)
     }

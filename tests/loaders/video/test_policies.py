@@ -138,6 +138,38 @@ def test_groot(filmed: Filmed, dataset: gear_data.Dataset, context: int) -> None
         assert {*batch} == {*flat(expected), "action_is_pad", "valid_count"}
 
 
+@pytest.mark.parametrize("mode", ["quantiles", "minmax", "mean-std"])
+def test_groot_clips_where_gr00t_does(dataset: gear_data.Dataset, mode: str) -> None:
+    """Actions, and states that a range normalises: `StateActionProcessor` of NVIDIA/Isaac-GR00T."""
+    normalize = {"observations": mode, "actions": mode}
+    whole = load(dataset, "groot", normalize=normalize, preset_options={"clip": 0.0})
+    clipped = load(dataset, "groot", normalize=normalize)
+    outside = set()
+    for step in range(4):
+        expected, batch = whole.batch(step), clipped.batch(step)
+        for key in expected:
+            values = expected[key]
+            if key == "action" or (key == "state" and mode != "mean-std"):
+                outside |= {key} if (np.abs(values) > 1).any() else set()
+                values = values.clip(-1, 1)
+            np.testing.assert_array_equal(batch[key], values, err_msg=key)
+    assert outside == {"quantiles": {"action", "state"}, "minmax": set(), "mean-std": {"action"}}[mode]
+    plain = load(dataset, "groot")
+    assert plain.batch(0)["action"].max() > 1 or plain.batch(0)["state"].max() > 1
+
+
+def test_each_dataset_of_a_mixture_clips_by_its_own_mode(dataset: gear_data.Dataset) -> None:
+    modes = ("quantiles", "mean-std")
+    parts = [(dataset, 1, {"normalize": {"observations": mode}}) for mode in modes]
+    both = load(Mixture(parts, join=True), "groot")
+    whole = load(Mixture(parts, join=True), "groot", preset_options={"clip": 0.0})
+    batch, expected = both.batch(0), whole.batch(0)["state"]
+    first = both.windows(0)["dataset"] == 0
+    np.testing.assert_array_equal(batch["state"][first], expected[first].clip(-1, 1))
+    np.testing.assert_array_equal(batch["state"][~first], expected[~first])
+    assert (np.abs(expected[first]) > 1).any() and (np.abs(expected[~first]) > 1).any()
+
+
 UNLIKE: list[tuple[str, Any, dict[str, Any]]] = [
     ("openpi", None, {"cameras": dict.fromkeys(registry.OPENPI.cameras, 16)}),
     ("openpi", "largest", {"cameras": dict.fromkeys(registry.OPENPI.cameras, 16)}),
