@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gear_data.cli.gpu_sharing import describe_sharing
+from gear_data.cli.gpu.sharing import describe_sharing
 from gear_data.common.progress import format_bytes
 from gear_data.kernels.cuda.nvml import driver, gpu_count
 
@@ -126,10 +126,10 @@ def _cudf() -> MachineCheck:
 
 
 def _probed(name: str, module: str, remedy_if_missing: str) -> MachineCheck:
-    """Runs a probe of `gear_data.cli.gpu_probe` in a separate process."""
+    """Runs a probe of `gear_data.cli.gpu.probe` in a separate process."""
     if importlib.util.find_spec(module) is None:
         return MachineCheck(name, False, "not installed", remedy_if_missing)
-    command = [sys.executable, "-m", "gear_data.cli.gpu_probe", name]
+    command = [sys.executable, "-m", "gear_data.cli.gpu.probe", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
     except subprocess.TimeoutExpired:

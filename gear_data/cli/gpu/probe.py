@@ -3,7 +3,7 @@
 The doctor runs each probe in a separate process: CUDA takes memory and time, and a crash or a hang must not end the
 doctor.
 
-    python -m gear_data.cli.gpu_probe cupy
+    python -m gear_data.cli.gpu.probe cupy
 
 prints one line of JSON: {"ok": ..., "found": ..., "remedy": ...}.
 """

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gear_data.cli import doctor, gpu_sharing
+from gear_data.cli import doctor
+from gear_data.cli.gpu import sharing
 from gear_data.kernels.cuda.nvml import NvidiaDriver
 
 OFF = NvidiaDriver("580.65", (13, 0), ("H100", "H100"), (None, None))
@@ -23,8 +24,8 @@ ON = NvidiaDriver("580.65", (13, 0), ("H100", "H100"), (None, ("MIG-1a", "MIG-2b
 def pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(gpu_sharing, "_DEFAULT_PIPES", str(tmp_path / "nvidia-mps"))
-    monkeypatch.setattr(gpu_sharing, "_HOST_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
+    monkeypatch.setattr(sharing, "_DEFAULT_PIPES", str(tmp_path / "nvidia-mps"))
+    monkeypatch.setattr(sharing, "_HOST_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino)
     return tmp_path / "nvidia-mps"
 
 
@@ -36,30 +37,30 @@ def daemon(pipes: Path, process: int) -> None:
 
 
 def test_without_mps_and_mig(pipes: Path) -> None:
-    assert gpu_sharing.describe_sharing(OFF) == ("neither MPS nor MIG: the processes on a GPU take turns", None)
+    assert sharing.describe_sharing(OFF) == ("neither MPS nor MIG: the processes on a GPU take turns", None)
 
 
 def test_mps(pipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # This process stands for the daemon.
-    monkeypatch.setattr(gpu_sharing, "_CONTROL", "nvidia-cuda-mps-control")
+    monkeypatch.setattr(sharing, "_CONTROL", "nvidia-cuda-mps-control")
     daemon(pipes, os.getpid())
     own = Path("/proc/self/comm").read_text()
     try:
         Path("/proc/self/comm").write_text("nvidia-cuda-mps-control")
         assert Path("/proc/self/comm").read_text() == "nvidia-cuda-mps\n"
-        assert gpu_sharing.describe_sharing(OFF) == (f"MPS in {pipes}", None)
+        assert sharing.describe_sharing(OFF) == (f"MPS in {pipes}", None)
         monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25")
-        found, remedy = gpu_sharing.describe_sharing(OFF)
+        found, remedy = sharing.describe_sharing(OFF)
         assert "25 % of the multiprocessors" in found and remedy is None
     finally:
         Path("/proc/self/comm").write_text(own)
     for process in (os.getpid(), 2**22 + 1):  # another program, and none
         daemon(pipes, process)
-        found, remedy = gpu_sharing.describe_sharing(OFF)
+        found, remedy = sharing.describe_sharing(OFF)
         assert found.endswith("its daemon has ended") and remedy == "start the daemon again: nvidia-cuda-mps-control -d"
     # In a container, the id may be of another namespace.
-    monkeypatch.setattr(gpu_sharing, "_HOST_NAMESPACE", 0)
-    assert gpu_sharing.describe_sharing(OFF)[1] is None
+    monkeypatch.setattr(sharing, "_HOST_NAMESPACE", 0)
+    assert sharing.describe_sharing(OFF)[1] is None
 
 
 @pytest.mark.parametrize(("installed", "words"), [(None, "pass its folder into the container"), ("/bin/x", "-d")])
@@ -70,7 +71,7 @@ def test_a_folder_without_a_daemon(
     daemon(pipes, 1)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(pipes.parent / "other"))
     monkeypatch.setattr(shutil, "which", lambda name: installed)
-    found, remedy = gpu_sharing.describe_sharing(OFF)
+    found, remedy = sharing.describe_sharing(OFF)
     assert found.startswith(f"no MPS daemon in {pipes.parent / 'other'}") and words in str(remedy)
 
 
@@ -96,7 +97,7 @@ def test_mig(visible: str | None, found: str, remedy: str | None, pipes: Path, m
 
 
 def test_mig_without_instances(pipes: Path) -> None:
-    found, remedy = gpu_sharing.describe_sharing(NvidiaDriver("580.65", (13, 0), ("H100",), ((),)))
+    found, remedy = sharing.describe_sharing(NvidiaDriver("580.65", (13, 0), ("H100",), ((),)))
     assert found == "MIG on 1 of 1 GPUs, 0 instances" and "nvidia-smi mig -cgi" in str(remedy)
 
 
