@@ -22,13 +22,20 @@ from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.arguments.pack import Pack
 from gear_data.loaders.mixture import MixtureComponent
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
-from gear_data.loaders.normalization import by_range, normalization_statistics, restored_statistics
+from gear_data.loaders.normalization import (
+    MeanAndStd,
+    NormalizedDataset,
+    by_range,
+    normalization_json,
+    normalization_statistics,
+    restored_statistics,
+)
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.choices import Choice, array_choice, text_choice
 from gear_data.loaders.presets.column_outputs import column_steps
 from gear_data.loaders.presets.facts import Fact, batch_facts, format_facts, present_facts, split_columns
 from gear_data.loaders.presets.goals import goal_output
-from gear_data.loaders.presets.offsets import dataset_steps, offsets_to_json
+from gear_data.loaders.presets.offsets import ColumnSteps, ColumnWeights, dataset_steps, offsets_to_json
 from gear_data.loaders.presets.outputs import (
     BatchRequest,
     Postprocess,
@@ -201,7 +208,11 @@ class LoaderComponent:
 
     def normalization_json(self) -> dict[str, list[Any]]:
         """Returns column -> [mean, std], JSON-able."""
-        return {name: [mean.tolist(), std.tolist()] for name, (mean, std) in self.request.normalize.items()}
+        return normalization_json(self.request.normalize)
+
+    def is_normalized_by(self, normalize: Mapping[str, MeanAndStd] | None) -> bool:
+        """Returns whether the component has these column -> (mean, std); None: of its dataset."""
+        return normalize is None or normalization_json(normalize) == self.normalization_json()
 
     def _facts(self, *, drawn: bool) -> list[Fact]:
         return [fact for fact in self.facts if fact.drawn == drawn]
@@ -237,7 +248,7 @@ class Origin:
     """Parts of a component that an earlier generation of the dataset, or a state, has.
 
     Attributes:
-        component: the component itself, if the dataset did not change; else None.
+        component: the component itself, if the dataset did not change; else None. Its windows stay.
         earlier: the selector of the earlier generation.
         normalize: column -> [mean, std], its normalisation; None: by the dataset's statistics.
         weights: `WeightedSelector.whole_state` of the selector; None: the sampler is bound to the dataset.
@@ -250,6 +261,8 @@ class Origin:
 
     def selector(self, sampler: BuiltInSampler, candidates: Candidates, seed: int) -> Selector:
         """Returns the sampler bound to the dataset; weights that it had stay."""
+        if self.component is not None:
+            return self.component.selector
         if self.weights is not None and isinstance(sampler, Weighted):
             return sampler.restored(candidates, seed, self.weights)
         if isinstance(self.earlier, WeightedSelector) and self.earlier.has_own_weights:
@@ -288,12 +301,17 @@ def make_components(
     elif config.joined and any(_takes_all_columns(own) for own in owns):
         shared = _shared_columns(schemas, names)
         owns = [dataclasses.replace(own, columns=shared) if _takes_all_columns(own) else own for own in owns]
+    together: Sequence[dict[str, MeanAndStd] | None] = [None] * len(datasets)
+    if config.shared_statistics and any(origin.normalize is None for origin in origins):
+        together = _shared_statistics(datasets, owns, names, elements)
     components = []
-    for each, own, origin in zip(datasets, owns, origins, strict=True):
-        if origin.component is not None:
+    for name, each, own, origin, statistics in zip(names, datasets, owns, origins, together, strict=True):
+        normalize = statistics if origin.normalize is None else restored_statistics(origin.normalize)
+        if origin.component is not None and origin.component.is_normalized_by(normalize):
             components.append(origin.component.alone or origin.component)
         else:
-            components.append(_make_component(each.dataset, own, ask_rank_zero, origin, elements))
+            described = _described(name, each.dataset, own, elements)
+            components.append(_make_component(described, own, ask_rank_zero, origin, normalize))
     if config.pad_to is not None:
         return _padded(components, names, config.pad_to, config.batch_size)
     if config.joined:
@@ -411,24 +429,77 @@ def _padded(
     return tuple(joint)
 
 
-def _make_component(
-    dataset: Dataset, config: LoaderConfig, ask_rank_zero: bool, origin: Origin, elements: frozenset[str]
-) -> LoaderComponent:
+@dataclass(frozen=True)
+class _Described:
+    """A dataset with the columns of its batches.
+
+    Attributes:
+        columns: the dataset, its columns, and how they are normalised.
+        offsets: the offsets of columns, in steps.
+        weights: the columns whose steps are interpolated.
+    """
+
+    columns: NormalizedDataset
+    offsets: ColumnSteps
+    weights: ColumnWeights
+
+
+def _described(name: str, dataset: Dataset, config: LoaderConfig, elements: frozenset[str]) -> _Described:
+    """Returns the columns of a dataset's batches.
+
+    Args:
+        name: the dataset, for errors.
+        dataset: the dataset.
+        config: the arguments, with the dataset's options.
+        elements: the names of elements that any dataset of the loader has.
+    """
     columns = config.columns
     if columns is not None and (isinstance(columns, str) or not all(isinstance(name, str) for name in columns)):
         raise InvalidArgumentError(f"columns must be a list of names, not {columns!r}")
     if config.returns.discount != 1:
         dataset = dataset.with_discount(config.returns.discount)
-    batch_format, rule, packing = config.batch_format, config.rule, config.packing
+    batch_format, context = config.batch_format, config.rule.context
     schema, parts = _schema(dataset, config)
-    steps, requested_facts = (None, {}) if columns is None else split_columns(dataset, schema, columns)
-    requested_facts = {**format_facts(dataset, batch_format), **requested_facts}
     offsets, weights = dataset_steps(config.checked_offsets, DatasetRate(dataset, config.rename, config.fps))
-    offsets = history_steps(batch_format, schema, rule.context, offsets, config.choose)
+    offsets = history_steps(batch_format, schema, context, offsets, config.choose)
     relative = relative_columns(
         dataset, schema, check_relative(config.relative), elements,
-        lambda spec: column_steps(batch_format, offsets, config.rule.context, spec), weights,
+        lambda spec: column_steps(batch_format, offsets, context, spec), weights,
     )  # fmt: skip
+    normalized = NormalizedDataset(name, dataset, schema, parts, config.normalize, config.rename, relative)
+    return _Described(normalized, offsets, weights)
+
+
+def _shared_statistics(
+    datasets: Sequence[MixtureComponent], owns: Sequence[LoaderConfig], names: Sequence[str], elements: frozenset[str]
+) -> list[dict[str, MeanAndStd] | None]:
+    """Returns for each dataset column -> (mean, std), where datasets of one embodiment share their statistics."""
+    described = [
+        _described(name, each.dataset, own, elements).columns
+        for name, each, own in zip(names, datasets, owns, strict=True)
+    ]
+    found: list[dict[str, MeanAndStd] | None] = [None] * len(datasets)
+    for embodiment in {own.embodiment for own in owns}:
+        numbers = [number for number, own in enumerate(owns) if own.embodiment == embodiment]
+        statistics = normalization_statistics([described[number] for number in numbers])
+        for number, own in zip(numbers, statistics, strict=True):
+            found[number] = own
+    return found
+
+
+def _make_component(
+    described: _Described,
+    config: LoaderConfig,
+    ask_rank_zero: bool,
+    origin: Origin,
+    normalize: dict[str, MeanAndStd] | None,
+) -> LoaderComponent:
+    columns, offsets, weights = config.columns, described.offsets, described.weights
+    dataset, schema, parts = described.columns.dataset, described.columns.schema, described.columns.parts
+    relative = described.columns.relative
+    batch_format, rule, packing = config.batch_format, config.rule, config.packing
+    steps, requested_facts = (None, {}) if columns is None else split_columns(dataset, schema, columns)
+    requested_facts = {**format_facts(dataset, batch_format), **requested_facts}
     check_absolute(parts, {name: each.to for name, each in relative.items()})
     request = BatchRequest(
         schema=schema,
@@ -436,9 +507,7 @@ def _make_component(
         columns=steps,
         offsets=offsets,
         weights=weights,
-        normalize=normalization_statistics(dataset, schema, parts, config.normalize, config.rename, relative)
-        if origin.normalize is None
-        else restored_statistics(origin.normalize),
+        normalize=normalization_statistics([described.columns])[0] if normalize is None else normalize,
         float_dtype=config.batch.float_dtype,
         n_step=config.returns.n_step,
         discount=config.returns.discount,
@@ -495,7 +564,7 @@ def _make_component(
         return agree(lambda: dataset.evaluate(expression, purpose))
 
     selector = origin.selector(sampler, Candidates(anchors, evaluate, agree), config.seed)
-    if config.membership is not None:
+    if config.membership is not None and origin.component is None:
         selector = node_local_selector(dataset, config.membership, anchors, sampler, selector, evaluate, config.seed)
     rows = None
     if packing is not None:

@@ -15,12 +15,14 @@ from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.loaders.arguments.checks import check_word
 from gear_data.loaders.presets.seconds import check_fps
 from gear_data.loaders.presets.stacked import check_rename
 from gear_data.loaders.presets.unlike import PadTo, check_pad_to
 from gear_data.relative import check_relative
 from gear_data.selection.schedule import CheckedSchedule, checked_schedule
 from gear_data.stacking import check_parts
+from gear_data.words import StatisticsOf
 
 #: Arguments of a SequenceLoader that a dataset of a mixture can replace.
 OPTIONS = (
@@ -44,8 +46,8 @@ class Mixture:
     share batches, this holds for windows. See `gear_data.selection.turns.Cycle`; for proportions that depend on the
     step, `gear_data.selection.scheduled_turns`.
 
-    The loader normalises each dataset by the dataset's own statistics. The option
-    `preset_options={"return_scale": ...}` gives a dataset its own scale of return-to-go.
+    The loader normalises each dataset by the dataset's own statistics, unless `statistics` says otherwise. The
+    option `preset_options={"return_scale": ...}` gives a dataset its own scale of return-to-go.
 
     Args:
         datasets: the datasets, in equal proportions; or for each dataset (dataset, proportion) or (dataset, proportion,
@@ -63,20 +65,24 @@ class Mixture:
             the columns of all datasets. KEY_dim_mask, bool [B, elements], is true for elements of the row's dataset.
             If a dataset lacks a column, its rows hold zeros, and KEY_present, bool [B], is false. None: columns of
             unlike shape are an error if `join` is True.
+        statistics: `dataset`: each dataset is normalised by its own statistics. `embodiment`: datasets of one
+            `embodiment` are normalised by those of all their steps together, as one dataset of all their episodes
+            has them. Their `normalize` must be alike. Proportions do not count.
 
     Attributes:
         components: the datasets in order; `batch["source"]` and `loader.windows(step)["dataset"]` number them from 0.
 
     Raises:
         InvalidArgumentError: no datasets, an entry of another form, proportions of some datasets only, or a proportion
-            that is not a positive number; or `pad_to` of another form.
-        UnknownNameError: an unknown option.
+            that is not a positive number; `pad_to` of another form; or shared statistics of datasets without an
+            embodiment.
+        UnknownNameError: an unknown option or word.
         UnknownArgumentError: an unknown keyword.
     """
 
     def __init__(
         self, datasets: Sequence[Dataset] | Sequence[tuple[Any, ...]], *, join: bool = False,
-        pad_to: PadTo | None = None, **unknown: Never,
+        pad_to: PadTo | None = None, statistics: StatisticsOf = "dataset", **unknown: Never,
     ) -> None:  # fmt: skip
         refuse_keywords_of(Mixture, unknown)
         if not isinstance(datasets, list | tuple) or not datasets:
@@ -97,18 +103,25 @@ class Mixture:
                 f"dataset {without[0]} of the mixture has no embodiment, and others have one",
                 hint="give all datasets the option embodiment, or none",
             )
+        check_word("statistics", statistics, StatisticsOf)
+        if statistics == "embodiment" and without:
+            raise InvalidArgumentError(
+                "statistics is 'embodiment', and the datasets of the mixture have no embodiment",
+                hint="give each dataset its number: (dataset, proportion, {'embodiment': 0})",
+            )
         self.join = join
         self.pad_to = check_pad_to(pad_to)
+        self.statistics = statistics
 
     @staticmethod
     def from_yaml(path: str | os.PathLike[str]) -> Mixture:
         """Opens the mixture of a YAML file.
 
-        The file has `datasets`, a list, and may have `join` and `pad_to`. A dataset has a `path`, a folder or URL
-        relative to the file. It may have `share`, its proportion (1); `filters`, a list; and the options of a mixture's
-        dataset. A filter is a mapping with a method of `Dataset` and its arguments: `{filter: length >= 40}`,
-        `{filter_steps: rewards > 0, mode: all}`, `{keep_ranges: ranges.json}`, `{drop_idle: actions, threshold: 0.001,
-        seconds: 0.5}`. A `sampler` is a name, or a mapping with its `name` and arguments.
+        The file has `datasets`, a list, and may have `join`, `pad_to` and `statistics`. A dataset has a `path`, a
+        folder or URL relative to the file. It may have `share`, its proportion (1); `filters`, a list; and the options
+        of a mixture's dataset. A filter is a mapping with a method of `Dataset` and its arguments: `{filter: length >=
+        40}`, `{filter_steps: rewards > 0, mode: all}`, `{keep_ranges: ranges.json}`, `{drop_idle: actions, threshold:
+        0.001, seconds: 0.5}`. A `sampler` is a name, or a mapping with its `name` and arguments.
 
         Args:
             path: the file, as a path or URL.
@@ -138,7 +151,7 @@ class Mixture:
         from gear_data.loaders.mixing.yaml_file import write_mixture
 
         components = [(each.dataset, each.proportion, each.options) for each in self.components]
-        write_mixture(path, components, {"join": self.join, "pad_to": self.pad_to})
+        write_mixture(path, components, {"join": self.join, "pad_to": self.pad_to} | self._shared())
 
     @property
     def proportions(self) -> tuple[CheckedSchedule, ...]:
@@ -162,8 +175,13 @@ class Mixture:
     def __repr__(self) -> str:
         shares = self._percentages() or [f"proportion {shown(each)}" for each in self.proportions]
         entries = [f"{share} {each.dataset!r}" for share, each in zip(shares, self.components, strict=True)]
-        padded = "" if self.pad_to is None else f", pad_to={self.pad_to!r}"
-        return f"Mixture([{', '.join(entries)}], join={self.join}{padded})"
+        given = {"join": self.join} | ({} if self.pad_to is None else {"pad_to": self.pad_to}) | self._shared()
+        arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        return f"Mixture([{', '.join(entries)}], {arguments})"
+
+    def _shared(self) -> dict[str, str]:
+        """Returns the argument `statistics`, unless it is the default."""
+        return {} if self.statistics == "dataset" else {"statistics": self.statistics}
 
     def _percentages(self) -> list[str] | None:
         """Returns the shares of the datasets for people; None if they depend on the step."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.relative.statistics import centre_and_half
+from gear_data.dataset.pooled import PooledColumn, pooled_quantiles, pooled_statistics
+from gear_data.dataset.relative.chunks import Chunks
+from gear_data.dataset.relative.statistics import centre_and_half, chunk_statistics
 from gear_data.errors import InvalidArgumentError, StateMismatchError, unknown_name
 from gear_data.loaders.presets.outputs import normalization_columns
-from gear_data.loaders.presets.relative import RelativeColumn, difference_statistics
+from gear_data.loaders.presets.relative import RelativeColumn, difference_chunks
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.stacking import ColumnPart
-from gear_data.storage.statistics import ColumnStatistics
+from gear_data.storage.statistics import ColumnStatistics, merged_samples, statistics_width
 from gear_data.words import Normalization
 
 Float64Array = npt.NDArray[np.float64]
@@ -26,6 +30,8 @@ Normalize = bool | Normalization | str | Sequence[str] | Mapping[str, tuple[Any,
 #: Modes: (x - mean) / std; the 1st and 99th percentile to -1 and 1; the least and the largest value to -1 and 1; for
 #: images, (x / 255 - mean) / std by ImageNet's mean and std of each channel.
 MODES = ("mean-std", "quantiles", "minmax", "imagenet")
+#: What the mode `quantiles` brings to -1 and 1.
+QUANTILES = (0.01, 0.99)
 
 #: Modes that map two numbers of a column to -1 and 1.
 _BY_RANGE = ("quantiles", "minmax")
@@ -34,54 +40,106 @@ _BY_RANGE = ("quantiles", "minmax")
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def normalization_statistics(
-    dataset: Dataset,
-    schema: Schema,
-    parts: Mapping[str, Sequence[ColumnSpec]],
-    normalize: Normalize,
-    rename: Mapping[str, str],
-    relative: Mapping[str, RelativeColumn],
-) -> dict[str, tuple[Float64Array, Float64Array]]:
-    """Returns column -> (mean, std), float64, of the columns to normalise.
+@dataclass(frozen=True)
+class NormalizedDataset:
+    """A dataset whose columns are normalised.
 
-    Args:
+    Attributes:
+        name: the dataset, for errors.
         dataset: the dataset.
         schema: its columns, with stacked columns in the place of their parts.
         parts: stacked column -> its parts, whose statistics it has.
         normalize: see `SequenceLoader`.
         rename: column of the dataset -> its name in the schema.
         relative: relative column -> its steps, and what is subtracted. It has statistics of the differences.
+    """
+
+    name: str
+    dataset: Dataset
+    schema: Schema
+    parts: Mapping[str, Sequence[ColumnSpec]]
+    normalize: Normalize
+    rename: Mapping[str, str]
+    relative: Mapping[str, RelativeColumn]
+
+    def ways(self) -> dict[str, str | MeanAndStd]:
+        """Returns column -> its mode, or (mean, std), of the columns to normalise."""
+        normalize, schema = self.normalize, self.schema
+        if normalize is None:
+            return {}
+        if isinstance(normalize, Mapping):
+            normalization_columns(schema, tuple(normalize))
+            return {name: _way(name, value) for name, value in normalize.items()}
+        if isinstance(normalize, str) and normalize not in ("all", *MODES, *schema.names):
+            raise unknown_name("column", normalize, ("all", *MODES, *schema.names))
+        mode = normalize if isinstance(normalize, str) and normalize in MODES else "mean-std"
+        return dict.fromkeys(normalization_columns(schema, True if mode == normalize else normalize), mode)
+
+    def stored(self, name: str) -> str:
+        """Returns the name of a column in the dataset."""
+        return next((old for old, new in self.rename.items() if new == name), name)
+
+    def stored_parts(self, name: str) -> tuple[ColumnSpec, ...]:
+        """Returns the columns of the dataset that a column is made of."""
+        parts = self.parts.get(name) or [self.schema[name]]
+        return tuple(dataclasses.replace(part, name=self.stored(part.name)) for part in parts)
+
+    def chunks(self, name: str) -> Chunks:
+        """Returns the chunks of a relative column."""
+        own = self.relative[name]
+        columns, state = (tuple(part.name for part in self.stored_parts(each)) for each in (name, own.to.source))
+        return difference_chunks(self.dataset, own, columns, state)
+
+    def statistics(self, name: str, mode: str) -> MeanAndStd:
+        """Returns the (mean, std) of a column. A stacked column has its parts' values side by side."""
+        if name in self.relative:
+            return chunk_statistics([self.chunks(name)]).normalization(mode)
+        if name not in self.parts:
+            return mode_statistics(self.dataset, self.stored(name), mode)
+        means, deviations = zip(
+            *(
+                _statistics_of_part(part, *mode_statistics(self.dataset, part.name, mode))
+                for part in self.stored_parts(name)
+            ),
+            strict=True,
+        )
+        return np.concatenate(means), np.concatenate(deviations)
+
+    def form(self, name: str) -> tuple[Any, ...]:
+        """Returns what the statistics of a column are of: their number, and what is subtracted."""
+        parts = self.stored_parts(name)
+        width = sum(3 if part.video else statistics_width(part) for part in parts)
+        own = self.relative.get(name)
+        if own is None:
+            return (width,)
+        steps = len(own.steps) if own.per_step else None
+        return (width, own.to.delta, tuple(each >= 0 for each in own.to.elements), steps)
+
+
+def normalization_statistics(datasets: Sequence[NormalizedDataset]) -> list[dict[str, MeanAndStd]]:
+    """Returns for each dataset column -> (mean, std), float64, of the columns to normalise.
+
+    A column of several datasets has one mean and std in all of them: those of all their steps together.
+
+    Args:
+        datasets: one dataset, or several that share their statistics.
 
     Raises:
         UnknownNameError: no such column.
-        InvalidArgumentError: `normalize` is of another form.
+        InvalidArgumentError: `normalize` is of another form; or datasets do not normalise a column alike, or have
+            columns of unlike shape.
         NonFiniteError: a relative column, or the one that is subtracted, has NaN or infinities.
     """
-    if normalize is None:
-        return {}
-    stored = {new: name for name, new in rename.items()}
-
-    def of(name: str, mode: str) -> MeanAndStd:
-        return mode_statistics(dataset, stored.get(name, name), mode)
-
-    def pair(name: str, mode: str) -> MeanAndStd:
-        if name not in relative:
-            return _statistics_of(of, parts, name, mode)
-        own = relative[name]
-        columns, state = (
-            tuple(stored.get(part, part) for part in [spec.name for spec in parts.get(each, ())] or [each])
-            for each in (name, own.to.source)
-        )
-        return difference_statistics(dataset, own, columns, state, mode)
-
-    if isinstance(normalize, Mapping):
-        normalization_columns(schema, tuple(normalize))
-        return {name: _mean_and_std(pair, name, value) for name, value in normalize.items()}
-    if isinstance(normalize, str) and normalize not in ("all", *MODES, *schema.names):
-        raise unknown_name("column", normalize, ("all", *MODES, *schema.names))
-    mode = normalize if isinstance(normalize, str) and normalize in MODES else "mean-std"
-    names = normalization_columns(schema, True if mode == normalize else normalize)
-    return {name: pair(name, mode) for name in names}
+    ways = [each.ways() for each in datasets]
+    found: dict[str, MeanAndStd] = {}
+    for name in dict.fromkeys(name for own in ways for name in own):
+        having = [number for number, each in enumerate(datasets) if name in each.schema]
+        first = having[0]
+        for number in having[1:]:
+            _check_alike(name, (datasets[first], datasets[number]), (ways[first].get(name), ways[number].get(name)))
+        way = ways[first][name]
+        found[name] = _together(name, way, [datasets[number] for number in having]) if isinstance(way, str) else way
+    return [{name: found[name] for name in own} for own in ways]
 
 
 def by_range(normalize: Normalize, name: str) -> bool:
@@ -90,17 +148,53 @@ def by_range(normalize: Normalize, name: str) -> bool:
     return isinstance(mode, str) and mode in _BY_RANGE
 
 
-def _statistics_of(
-    of: Callable[[str, str], MeanAndStd], parts: Mapping[str, Sequence[ColumnSpec]], name: str, mode: str
-) -> tuple[Float64Array, Float64Array]:
-    """Returns the (mean, std) of a mode, from a function that returns those of one column.
+def _check_alike(
+    name: str, pair: tuple[NormalizedDataset, NormalizedDataset], ways: tuple[str | MeanAndStd | None, ...]
+) -> None:
+    """Raises InvalidArgumentError if two datasets cannot share the statistics of a column."""
+    one, two = (way if way is None or isinstance(way, str) else tuple(each.tolist() for each in way) for way in ways)
+    if one != two:
+        differ = f"{pair[0].name} normalises it by {_named(one)}, and {pair[1].name} by {_named(two)}"
+        hint = "give both datasets the same normalize"
+    elif isinstance(one, str) and pair[0].form(name) != pair[1].form(name):
+        forms = [f"{each.name} has {_form_named(each.form(name))}" for each in pair]
+        differ, hint = ", and ".join(forms), "bring the columns to one form with the options stack and relative"
+    else:
+        return
+    raise InvalidArgumentError(
+        f"datasets of one embodiment share the statistics of a column, and {differ}",
+        column=name,
+        hint=f"{hint}; or give each its own embodiment; or leave Mixture(..., statistics='embodiment') out",
+    )
 
-    A stacked column has its parts' values side by side.
-    """
-    if name not in parts:
-        return of(name, mode)
-    means, deviations = zip(*(_statistics_of_part(part, *of(part.name, mode)) for part in parts[name]), strict=True)
-    return np.concatenate(means), np.concatenate(deviations)
+
+def _named(way: Any) -> str:
+    return "nothing" if way is None else f"'{way}'" if isinstance(way, str) else f"(mean, std) {way!r}"
+
+
+def _form_named(form: tuple[Any, ...]) -> str:
+    width, *differences = form
+    if not differences:
+        return f"{width} elements"
+    delta, relative, steps = differences
+    own = "" if steps is None else f", statistics for each of {steps} steps"
+    return f"{width} elements, of which {sum(relative)} are {'deltas' if delta else 'relative'}{own}"
+
+
+def _together(name: str, mode: str, datasets: Sequence[NormalizedDataset]) -> MeanAndStd:
+    """Returns the (mean, std) of a column of several datasets."""
+    if len(datasets) == 1 or mode == "imagenet":
+        return datasets[0].statistics(name, mode)
+    if name in datasets[0].relative:
+        return chunk_statistics([each.chunks(name) for each in datasets]).normalization(mode)
+    if datasets[0].schema[name].video is not None:
+        return _of_mode(
+            merged_samples([_camera_statistics(each.dataset, each.stored(name)) for each in datasets]), mode
+        )
+    columns = [PooledColumn(each.dataset, each.stored_parts(name)) for each in datasets]
+    if mode == "quantiles":
+        return centre_and_half(*pooled_quantiles(columns, QUANTILES))
+    return _of_mode(pooled_statistics(columns), mode)
 
 
 def _statistics_of_part(part: ColumnSpec, mean: Float64Array, std: Float64Array) -> MeanAndStd:
@@ -111,11 +205,12 @@ def _statistics_of_part(part: ColumnSpec, mean: Float64Array, std: Float64Array)
     return mean * part.scale + part.offset, std * abs(part.scale)
 
 
-def _mean_and_std(pair: Callable[[str, str], MeanAndStd], name: str, value: Any) -> tuple[Float64Array, Float64Array]:
+def _way(name: str, value: Any) -> str | MeanAndStd:
+    """Returns the mode, or (mean, std), of a column in the argument."""
     if isinstance(value, str):
         if value not in MODES:
             raise unknown_name("normalisation", value, MODES)
-        return pair(name, value)
+        return value
     try:
         mean, std = (np.asarray(each, np.float64) for each in value)
     except (TypeError, ValueError) as error:
@@ -147,15 +242,18 @@ def mode_statistics(dataset: Dataset, name: str, mode: str) -> tuple[Float64Arra
     if mode == "imagenet":
         return _imagenet(spec)
     statistics = dataset.statistics[name] if spec.video is None else _camera_statistics(dataset, name)
+    if mode == "quantiles" and statistics.quantiles is None:
+        return centre_and_half(*dataset.quantiles(name, QUANTILES))
+    return _of_mode(statistics, mode)
+
+
+def _of_mode(statistics: ColumnStatistics, mode: str) -> MeanAndStd:
+    """Returns the (mean, std) of a mode. Only cameras have quantiles here."""
     if mode == "mean-std":
         return statistics.mean, statistics.std
-    if mode == "minmax":
-        low, high = statistics.min, statistics.max
-    elif statistics.quantiles is not None:
-        low, high = statistics.quantiles[0], statistics.quantiles[-1]
-    else:
-        low, high = dataset.quantiles(name, (0.01, 0.99))
-    return centre_and_half(low, high)
+    if mode == "minmax" or statistics.quantiles is None:
+        return centre_and_half(statistics.min, statistics.max)
+    return centre_and_half(statistics.quantiles[0], statistics.quantiles[-1])
 
 
 def _imagenet(spec: ColumnSpec) -> tuple[Float64Array, Float64Array]:
@@ -178,6 +276,11 @@ def _camera_statistics(dataset: Dataset, name: str) -> ColumnStatistics:
             hint="give normalize= a mapping with 'imagenet' or (mean, std) for the camera",
         )
     return statistics
+
+
+def normalization_json(statistics: Mapping[str, MeanAndStd]) -> dict[str, list[Any]]:
+    """Returns column -> [mean, std], JSON-able, from column -> (mean, std)."""
+    return {name: [mean.tolist(), std.tolist()] for name, (mean, std) in statistics.items()}
 
 
 def restored_statistics(saved: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Float64Array, Float64Array]]:

@@ -465,7 +465,8 @@ class SequenceLoader(LoaderBase):
         """The maps of columns to batches and back, for a policy; those of the next batch.
 
         Raises:
-            InvalidArgumentError: the datasets of a mixture have different maps.
+            InvalidArgumentError: datasets of a mixture have different maps of a column; `Normalizer.from_spec` gives
+                the maps of one.
         """
         stage = self._stages.at(self._progress.next_step)
         return shared_normalizer([component.outputs for component in stage.components])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 #: Bytes of a column that a pass for quantiles reads at once. Their keys take up to eight times as much.
-_QUANTILE_BLOCK_BYTES = 4 << 20
+QUANTILE_BLOCK_BYTES = 4 << 20
 
 
 class StepRule(Protocol):
@@ -187,7 +187,7 @@ def episode_quantiles(
     lengths = store.lengths[ids]
 
     def blocks() -> Iterator[npt.NDArray[Any]]:
-        for first, last in block_ranges(lengths, spec.row_bytes, _QUANTILE_BLOCK_BYTES):
+        for first, last in block_ranges(lengths, spec.row_bytes, QUANTILE_BLOCK_BYTES):
             values = store.steps(name, ids[first:last])
             yield values if mask is None else values[store.steps(mask, ids[first:last]).astype(np.bool_)]
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.output import Output, RelativeTo
+from gear_data.collection.output import Output, RelativeTo, output_from_json
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.typed_json import check_json, parse_json, resolved
 from gear_data.errors import InvalidArgumentError
@@ -213,6 +213,22 @@ class Normalizer:
             columns[name] = AffineMap(mean, scale, _relative(each.relative))
         return Normalizer(columns)
 
+    @staticmethod
+    def from_spec(spec: Mapping[str, Any]) -> Normalizer:
+        """Returns the normalizer of a loader's batches.
+
+        Args:
+            spec: what `SequenceLoader.spec` returned, maybe read from JSON; of a mixture, one of `spec["datasets"]`.
+
+        Raises:
+            InvalidArgumentError: the spec is of a mixture, or malformed.
+        """
+        if "outputs" not in spec:
+            raise InvalidArgumentError(
+                "the spec has no outputs", hint="of a mixture, give one of spec['datasets']: each has its own maps"
+            )
+        return normalizer_of(output_from_json(each) for each in spec["outputs"])
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the normalizer as JSON, atomically.
 
@@ -267,15 +283,25 @@ def shared_normalizer(datasets: Iterable[Iterable[Output]]) -> Normalizer:
     """Returns the normalizer of all datasets of a loader.
 
     Raises:
-        InvalidArgumentError: the datasets have different maps.
+        InvalidArgumentError: datasets have different maps of a column.
     """
-    normalizer, *others = (normalizer_of(outputs) for outputs in datasets)
-    if any(other.to_json() != normalizer.to_json() for other in others):
-        raise InvalidArgumentError(
-            "the datasets of this mixture are normalised differently, so the loader has no single normalizer",
-            hint="give normalize= a mapping of column to (mean, std), for all datasets",
-        )
-    return normalizer
+    maps: dict[str, AffineMap | None] = {}
+    for outputs in datasets:
+        listed = list(outputs)
+        own = normalizer_of(listed).columns
+        for name in dict.fromkeys(output.source for output in listed if output.column and not output.absent):
+            if _map_json(maps.setdefault(name, own.get(name))) != _map_json(own.get(name)):
+                raise InvalidArgumentError(
+                    "the datasets of this mixture are normalised differently, so the loader has no single normalizer",
+                    column=name,
+                    hint="take one dataset's: Normalizer.from_spec(loader.spec()['datasets'][0]); or share statistics "
+                    "with Mixture(..., statistics='embodiment') or normalize= a mapping of column to (mean, std)",
+                )
+    return Normalizer({name: each for name, each in maps.items() if each is not None})
+
+
+def _map_json(known: AffineMap | None) -> dict[str, Any] | None:
+    return None if known is None else known.to_json()
 
 
 def _float_dtype(array: npt.NDArray[Any]) -> np.dtype[Any]:

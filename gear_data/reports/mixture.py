@@ -50,7 +50,8 @@ def mixture_page(name: str, facts: Mapping[str, Any]) -> str:
     ]
     joined = "windows of all datasets" if facts["join"] else "windows of one dataset"
     padded = "" if facts["pad_to"] is None else f"; pad_to is {facts['pad_to']}"
-    summary = f"{len(facts['datasets'])} datasets; a batch has {facts['batch_size']:,} {joined}{padded}"
+    shared = "; statistics are shared by embodiment" if facts["statistics"] == "embodiment" else ""
+    summary = f"{len(facts['datasets'])} datasets; a batch has {facts['batch_size']:,} {joined}{padded}{shared}"
     return _PAGE.format(
         policy=policy(),
         title=html.escape(f"{name}: gear-data report"),

@@ -192,6 +192,11 @@ class LoaderConfig:
         return isinstance(self.dataset, Mixture) and self.dataset.join
 
     @property
+    def shared_statistics(self) -> bool:
+        """Whether datasets of one embodiment are normalised by statistics of all of them."""
+        return isinstance(self.dataset, Mixture) and self.dataset.statistics == "embodiment"
+
+    @property
     def pad_to(self) -> PadTo | None:
         """How columns of unlike shape are padded; None: they are not."""
         return self.dataset.pad_to if isinstance(self.dataset, Mixture) else None

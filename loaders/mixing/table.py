@@ -39,6 +39,7 @@ def mixture_facts(mixture: Mixture, batch_size: int) -> dict[str, Any]:
         "batch_size": batch_size,
         "join": mixture.join,
         "pad_to": mixture.pad_to,
+        "statistics": mixture.statistics,
         "datasets": _datasets(mixture, batch_size),
         "keys": keys,
         "problems": problems,

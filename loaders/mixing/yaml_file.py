@@ -30,7 +30,7 @@ from gear_data.storage.writing.file_store import put_text
 #: A dataset, its proportion, and its options.
 Component = tuple[Dataset, Any, Mapping[str, Any]]
 #: Arguments of a mixture, which are keys of the document; and keys of a dataset in it, beside its options.
-_ARGUMENTS, _DATASET_KEYS = ("join", "pad_to"), ("path", "share", "filters")
+_ARGUMENTS, _DATASET_KEYS = ("join", "pad_to", "statistics"), ("path", "share", "filters")
 #: Filter: a method of `Dataset` whose first argument is the key's value -> its further arguments, which are keys, too.
 _FILTERS: dict[str, tuple[str, ...]] = {
     "filter": (),

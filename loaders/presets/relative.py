@@ -6,13 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from gear_data.collection.output import RelativeTo
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.relative.chunks import Chunks
-from gear_data.dataset.relative.statistics import chunk_statistics
 from gear_data.errors import GearError, InvalidArgumentError
 from gear_data.loaders.presets.offsets import ColumnWeights
 from gear_data.relative import Relative
@@ -74,22 +70,19 @@ def relative_columns(
         raise
 
 
-def difference_statistics(
-    dataset: Dataset, relative: RelativeColumn, columns: tuple[str, ...], state: tuple[str, ...], mode: str
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Returns (mean, std) of a relative column, float64 [elements] or [steps, elements] each.
+def difference_chunks(
+    dataset: Dataset, relative: RelativeColumn, columns: tuple[str, ...], state: tuple[str, ...]
+) -> Chunks:
+    """Returns the chunks of a relative column, which have its statistics.
 
     Args:
         dataset: the dataset.
         relative: the column.
         columns: the columns of the dataset that it is made of.
         state: the columns of the dataset that are subtracted.
-        mode: see `gear_data.loaders.normalization`.
 
     Raises:
-        UnknownNameError: no mode of differences.
         InvalidArgumentError: values are interpolated.
-        NonFiniteError: a value is NaN or infinite.
     """
     if relative.interpolated:
         raise InvalidArgumentError(
@@ -99,5 +92,4 @@ def difference_statistics(
             hint="give its Seconds fill='hold', or give normalize= a mapping of the column to (mean, std)",
         )
     to = relative.to
-    chunks = Chunks(dataset, columns, state, to.elements, relative.steps, to.delta, relative.per_step)
-    return chunk_statistics([chunks]).normalization(mode)
+    return Chunks(dataset, columns, state, to.elements, relative.steps, to.delta, relative.per_step)

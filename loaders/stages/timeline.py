@@ -217,7 +217,8 @@ def reopened(record: StageRecord, opened: Sequence[Stage], like: Stage, followed
         for stage in opened:
             own = stage.config.datasets[number].dataset
             if own.fingerprint == fingerprint and stage.generations[number] == record.generations[number]:
-                origin, dataset = Origin(component=stage.components[number]), own
+                origin = Origin(component=stage.components[number], normalize=record.normalize[number])
+                dataset = own
         if dataset is None:
             dataset = open_generation(
                 followed[number], record.generations[number], fingerprint, record.last_ids[number]
