@@ -34,6 +34,7 @@ from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.choices import Choice, array_choice, text_choice
 from gear_data.loaders.presets.column_outputs import column_steps
 from gear_data.loaders.presets.facts import Fact, batch_facts, format_facts, present_facts, split_columns
+from gear_data.loaders.presets.gato.counts import TokenCounts, token_counts
 from gear_data.loaders.presets.goals import goal_output
 from gear_data.loaders.presets.offsets import ColumnSteps, ColumnWeights, dataset_steps, offsets_to_json
 from gear_data.loaders.presets.outputs import (
@@ -45,6 +46,7 @@ from gear_data.loaders.presets.outputs import (
     preset_postprocess,
     step_tokens,
     text_columns,
+    token_columns,
 )
 from gear_data.loaders.presets.packed import check_packed, packed_format
 from gear_data.loaders.presets.policies.outputs import history_steps
@@ -65,7 +67,7 @@ from gear_data.loaders.window_source import WindowSelection
 from gear_data.relative import check_relative
 from gear_data.schema import Role, Schema, role_of
 from gear_data.selection.goals import Goals, GoalSampler
-from gear_data.selection.packing import PackedRows, packed_rows
+from gear_data.selection.packing import PackedRows, RowSize, packed_rows
 from gear_data.selection.samplers import BuiltInSampler, Candidates, Selector, Weighted, WeightedSelector, as_sampler
 from gear_data.selection.windows import Float64Array, Int64Array, WindowRule
 
@@ -133,6 +135,7 @@ class LoaderComponent:
         rename: column of the dataset -> its name everywhere else here.
         rows: the packed rows; None: each window is a row.
         clipped: keys of arrays that the preset's `clip` clips.
+        tokenized: keys of arrays, texts and masks that the preset makes tokens of.
         embodiment: its number in the key `embodiment` of batches; None: they have no such key.
         alone: the component before its arrays got the layout of a mixture's `pad_to`; None: they have their own.
     """
@@ -156,6 +159,7 @@ class LoaderComponent:
     embodiment: int | None
     rows: ComponentRows | None
     clipped: frozenset[str] = frozenset()
+    tokenized: frozenset[str] = frozenset()
     alone: LoaderComponent | None = None
     absent: frozenset[str] = frozenset()
 
@@ -196,6 +200,11 @@ class LoaderComponent:
     def cameras(self) -> tuple[Output, ...]:
         """The outputs that a decoder fills."""
         return tuple(output for output in self.outputs if output.camera is not None)
+
+    @property
+    def beside_tokens(self) -> tuple[Output, ...]:
+        """The outputs of which no tokens are made."""
+        return tuple(output for output in self.outputs if output.key not in self.tokenized)
 
     @property
     def row_bytes(self) -> int:
@@ -304,6 +313,7 @@ def make_components(
     together: Sequence[dict[str, MeanAndStd] | None] = [None] * len(datasets)
     if config.shared_statistics and any(origin.normalize is None for origin in origins):
         together = _shared_statistics(datasets, owns, names, elements)
+    counted = config.packing is not None and _counts_tokens(config, owns, schemas)
     components = []
     for name, each, own, origin, statistics in zip(names, datasets, owns, origins, together, strict=True):
         normalize = statistics if origin.normalize is None else restored_statistics(origin.normalize)
@@ -311,13 +321,64 @@ def make_components(
             components.append(origin.component.alone or origin.component)
         else:
             described = _described(name, each.dataset, own, elements)
-            components.append(_make_component(described, own, ask_rank_zero, origin, normalize))
+            components.append(_make_component(described, own, ask_rank_zero, origin, normalize, counted=counted))
     if config.pad_to is not None:
         return _padded(components, names, config.pad_to, config.batch_size)
     if config.joined:
-        check_shapes([DatasetOutputs(name, each.outputs) for name, each in zip(names, components, strict=True)])
+        tokens = components[0].batch_format.tokens is not None
+        if tokens:
+            _check_tokens(components, names, counted=counted)
+        check_shapes([DatasetOutputs(n, each.beside_tokens) for n, each in zip(names, components, strict=True)])
+        if tokens:
+            return tuple(components)
         return tuple(_in_order(each, components[0].outputs) for each in components)
     return tuple(components)
+
+
+def _counts_tokens(config: LoaderConfig, owns: Sequence[LoaderConfig], schemas: Sequence[Schema]) -> bool:
+    """Returns whether packed rows count tokens, as steps have unlike numbers of them."""
+    if any(own.batch_format.tokens is None for own in owns):
+        return False
+    requests = [BatchRequest(schema, 1, None, {}, {}, None) for schema in schemas]
+    formats = [own.batch_format for own in owns]
+    pairs = list(zip(formats, requests, strict=True))
+    if any(item.spec.variable_length for each in pairs for item, _ in token_columns(*each)):
+        return True
+    return config.joined and len({step_tokens(*each) for each in pairs}) > 1
+
+
+def _check_tokens(components: Sequence[LoaderComponent], names: Sequence[str], *, counted: bool) -> None:
+    """Raises InvalidArgumentError if tokens of several datasets do not fit in one batch.
+
+    Args:
+        components: the datasets.
+        names: their names, for errors.
+        counted: whether packed rows count tokens.
+    """
+    first, *others = components
+    for name, other in zip(names[1:], others, strict=True):
+        formats = first.batch_format, other.batch_format
+        if formats[0].tokens != formats[1].tokens or formats[0].side != formats[1].side:
+            raise InvalidArgumentError(
+                f"{names[0]} and {name} have other options of preset '{formats[0].name}'",
+                hint="give all datasets the same preset_options",
+            )
+        mine, yours = ({o.key for o in each.beside_tokens} for each in (first, other))
+        if mine != yours:
+            key = min(mine ^ yours)
+            raise InvalidArgumentError(
+                f"batches of {names[0] if key in mine else name} have it beside the tokens, and others do not",
+                column=key,
+                hint="give preset_options={'tokens': {'patch': 16}} for images as tokens, or columns that all datasets "
+                "have",
+            )
+    beside = [output for output in first.beside_tokens if output.column]
+    if counted and beside:
+        raise InvalidArgumentError(
+            "packed rows of datasets with unlike steps have only tokens",
+            column=beside[0].source,
+            hint="leave the column out of columns, or give join=False",
+        )
 
 
 def _in_order(component: LoaderComponent, outputs: Sequence[Output]) -> LoaderComponent:
@@ -493,6 +554,8 @@ def _make_component(
     ask_rank_zero: bool,
     origin: Origin,
     normalize: dict[str, MeanAndStd] | None,
+    *,
+    counted: bool,
 ) -> LoaderComponent:
     columns, offsets, weights = config.columns, described.offsets, described.weights
     dataset, schema, parts = described.columns.dataset, described.columns.schema, described.columns.parts
@@ -514,10 +577,15 @@ def _make_component(
         relative={name: each.to for name, each in relative.items()},
         chosen=config.choose,
     )
-    unit = 1
+    unit, counts = 1, None
+    texts = _token_texts(batch_format, request, config)
     if packing is not None:
         batch_format, unit = packed_format(batch_format), step_tokens(batch_format, request)
-        rule = _packed_rule(dataset, config, packing, unit)
+        if counted:
+            stored = {new: name for name, new in config.rename.items()}
+            columns_of = {name: stored.get(name, name) for name in texts}
+            counts = token_counts(dataset, columns_of, config.decoders, packing.length, unit)
+        rule = _packed_rule(dataset, config, packing, unit, counts)
         request = dataclasses.replace(request, context=packing.length // unit)
     postprocess = preset_postprocess(batch_format, request)
     chosen, chosen_facts = _chosen(dataset, schema, config.choose)
@@ -539,7 +607,8 @@ def _make_component(
     _check_window_keys(config, [*(output.key for output in outputs), *variable.values()])
     if packing is not None:
         keys = [*(output.key for output in outputs), *variable.values()]
-        check_packed(outputs, [name for name in variable if name in config.decoders], request.context, keys)
+        decoded = [name for name in variable if name in config.decoders and name not in texts]
+        check_packed(outputs, decoded, request.context, keys)
     sampler = as_sampler(config.sampler)
     state = next_state(batch_format, request)
     excluded = None
@@ -568,7 +637,10 @@ def _make_component(
         selector = node_local_selector(dataset, config.membership, anchors, sampler, selector, evaluate, config.seed)
     rows = None
     if packing is not None:
-        of_rows = packed_rows(selector, anchors, config.seed, request.context, split=packing.split)
+        size, longest = RowSize(request.context, request.context), None
+        if counts is not None:
+            size, longest = RowSize(request.context, packing.length, counts), counts.most_of_step * rule.context
+        of_rows = packed_rows(selector, anchors, config.seed, size, split=packing.split, longest=longest)
         rows = ComponentRows(of_rows, request.context, packing.length, unit)
     goals = None
     if config.goals is not None:
@@ -598,6 +670,7 @@ def _make_component(
         dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, facts, choices,
         hidden.intersection(output.key for output in outputs), postprocess, goals, parts, config.batch.window_ids,
         config.rename, config.embodiment, rows, _clipped(batch_format, config, schema, outputs),
+        frozenset(item.key for item, _ in token_columns(batch_format, request)) | _mask_key(batch_format),
     )  # fmt: skip
 
 
@@ -617,14 +690,45 @@ def _clipped(
     )
 
 
-def _packed_rule(dataset: Dataset, config: LoaderConfig, packing: Pack, unit: int) -> WindowRule:
+def _mask_key(batch_format: BatchFormat) -> frozenset[str]:
+    """Returns the key of the mask of steps that tokens replace."""
+    found = batch_format.mask_key if batch_format.tokens is not None else None
+    return frozenset() if found is None else frozenset((found,))
+
+
+def _token_texts(batch_format: BatchFormat, request: BatchRequest, config: LoaderConfig) -> list[str]:
+    """Returns the columns of text that become tokens.
+
+    Raises:
+        InvalidArgumentError: a column of text or encoded images has no decoder.
+    """
+    found = []
+    for item, column in token_columns(batch_format, request):
+        if not item.spec.variable_length:
+            continue
+        if item.name not in config.decoders:
+            what = "a tokenizer" if column.kind == "text" else "gear_data.loaders.decoding.images.ImageDecoder()"
+            raise InvalidArgumentError(
+                f"preset '{batch_format.name}' makes tokens of the column, and it has no decoder",
+                column=item.name,
+                hint=f"give decoders={{'{item.name}': {what}}}",
+            )
+        if column.kind == "text":
+            found.append(item.name)
+    return found
+
+
+def _packed_rule(
+    dataset: Dataset, config: LoaderConfig, packing: Pack, unit: int, counts: TokenCounts | None
+) -> WindowRule:
     """Returns the rule that cuts windows for packed rows.
 
     Args:
         dataset: the dataset.
         config: the arguments, with the dataset's options.
         packing: the rows.
-        unit: tokens of a step.
+        unit: tokens of a step; with `counts`, the fewest.
+        counts: the tokens of windows; None: all steps have `unit`.
 
     Raises:
         InvalidArgumentError: a window is longer than a row. Also without replacement, as a step has no fixed number of
@@ -636,6 +740,8 @@ def _packed_rule(dataset: Dataset, config: LoaderConfig, packing: Pack, unit: in
             "replacement=False draws a fixed number of windows, and with pack= a batch has as many as fit",
             hint="give Weighted(..., replacement=True), or sampler='shuffle'",
         )
+    if counts is not None:
+        return _counted_rule(dataset, config, packing, counts)
     of_a_row = f"pack={packing.length}" + ("" if unit == 1 else f" tokens, {steps} steps of {unit} tokens")
     if packing.split and steps:
         longest = int(dataset.lengths.max(initial=1))
@@ -661,6 +767,32 @@ def _packed_rule(dataset: Dataset, config: LoaderConfig, packing: Pack, unit: in
             else "give a larger pack",
         )
     return WindowRule(steps, steps)
+
+
+def _counted_rule(dataset: Dataset, config: LoaderConfig, packing: Pack, counts: TokenCounts) -> WindowRule:
+    """Returns the rule of `_packed_rule` for steps with unlike numbers of tokens."""
+    if packing.split:
+        raise InvalidArgumentError(
+            "split=True cuts windows between steps, and steps have unlike numbers of tokens",
+            hint="leave split out",
+        )
+    episodes = np.arange(len(counts.first) - 1) if dataset.view.rows is None else np.asarray(dataset.view.rows)
+    steps = packing.length // counts.most_of_step
+    context = int(dataset.lengths.max(initial=1)) if config.context is None else config.rule.context
+    if config.context is None and packing.cut:
+        context = min(context, steps)
+    most, episode = counts.longest(episodes, context) if context and len(episodes) else (counts.most_of_step, 0)
+    if most > packing.length or not context:
+        ids = dataset.store.ids
+        number = episode if ids is None else int(ids[episode])
+        raise InvalidArgumentError(
+            f"{'a window of ' if config.context else ''}episode {number} has {most} tokens, and a row has "
+            f"pack={packing.length} tokens: a window does not fit",
+            file=str(dataset.path),
+            hint=("give a larger pack, context=, or Pack(length, cut=True), which cuts longer episodes" if steps else
+                  "give a larger pack") if config.context is None else "give a larger pack, or a smaller context",
+        )  # fmt: skip
+    return WindowRule(context, context) if config.context is None else config.rule
 
 
 def _is_text(schema: Schema, names: Sequence[str]) -> bool:

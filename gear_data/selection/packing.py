@@ -9,7 +9,8 @@ Why: docs/explanation/decisions/packing.md
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -41,6 +42,25 @@ _NO_ROTATIONS.flags.writeable = False
 _CHUNK = 1 << 16
 
 
+@dataclass(frozen=True)
+class RowSize:
+    """The size of packed rows.
+
+    Attributes:
+        steps: the most steps of a row.
+        room: the tokens of a row, if steps have unlike numbers of tokens; else its steps.
+        tokens: returns the tokens of windows, int64 [n]; None: rows count steps. Picklable.
+    """
+
+    steps: int
+    room: int
+    tokens: Callable[[Windows], Int64Array] | None = None
+
+    def sizes(self, windows: Windows) -> Int64Array:
+        """Returns how much room each window takes, int64 [n]."""
+        return windows.length if self.tokens is None else self.tokens(windows)
+
+
 class DrawnRows:
     """A `Selector` of packed rows, whose windows are independent draws.
 
@@ -51,17 +71,18 @@ class DrawnRows:
     Args:
         selector: draws the windows. The windows of a step's first slots are the same for any number of slots.
         seed: 0 to 2^64 - 1.
-        steps: steps of a row; at least those of every window.
-        longest: the most steps of a window.
+        size: the size of a row; at least the one of every window.
+        longest: the most steps of a window; or tokens, if rows count them.
         slots: slots of a row, for a selector whose windows depend on the number of slots; None: as many as needed.
         split: whether windows lie one after another in the order of slots, cut at the ends of rows.
     """
 
     def __init__(
-        self, selector: Selector, seed: int, steps: int, longest: int, slots: int | None = None, *, split: bool = False
-    ) -> None:
-        self._at_once = min(_ROWS_AT_ONCE, -(-_LONGEST_AT_ONCE * longest // steps))
-        self._selector, self._seed, self._steps, self._split = selector, seed, steps, split
+        self, selector: Selector, seed: int, size: RowSize, longest: int, slots: int | None = None, *,
+        split: bool = False,
+    ) -> None:  # fmt: skip
+        self._at_once = min(_ROWS_AT_ONCE, -(-_LONGEST_AT_ONCE * longest // size.room))
+        self._selector, self._seed, self._size, self._split = selector, seed, size, split
         self._fixed = slots
         # Learned from earlier steps. It changes how often windows are drawn again, and not which.
         self._slots = 8
@@ -69,16 +90,16 @@ class DrawnRows:
     def select(self, step: int, count: int, position: int) -> Windows:
         """Selects the windows of `count` rows. position: this selector's rows in all earlier batches."""
         if self._split:
-            return _cut(self._drawn(step, count, position), 0, self._steps, count)
+            return _cut(self._drawn(step, count, position), 0, self._size.steps, count)
         rows = count if self._fixed is not None else max(count, self._at_once)
         windows = self._drawn(step, rows, position)
         row = np.empty(len(windows), np.int64)
-        fitting = int(cpu.windows.longest_fit(windows.length, self._steps, rows, row))
+        fitting = int(cpu.windows.longest_fit(self._size.sizes(windows), self._size.room, rows, row))
         order = np.empty(rows, np.int64)
         cpu.random.shuffled(np.uint64(self._seed), cpu.random.DOMAIN_PACK, step, order)
         chosen, taken = np.empty((2, fitting), np.int64)
         total = int(cpu.windows.take_rows(row[:fitting], order, count, chosen, taken))
-        return in_rows(windows[chosen[:total]], taken[:total], self._steps, count)
+        return in_rows(windows[chosen[:total]], taken[:total], self._size, count)
 
     def _drawn(self, step: int, rows: int, position: int) -> Windows:
         """Returns drawn windows, which fill the rows or more."""
@@ -86,10 +107,10 @@ class DrawnRows:
             return self._selector.select(step, rows * self._fixed, position * self._fixed)
         while True:
             windows = self._selector.select(step, rows * self._slots, position)
-            total = int(windows.length.sum())
-            if total > rows * self._steps:
+            total, room = int(self._size.sizes(windows).sum()), rows * self._size.room
+            if total > room:
                 return windows
-            self._slots = max(self._slots + 1, -(-self._slots * rows * self._steps * 9 // (8 * total)))
+            self._slots = max(self._slots + 1, -(-self._slots * room * 9 // (8 * total)))
 
     def sampling_plan(self, count: int) -> SamplingPlan | None:
         return None
@@ -118,19 +139,19 @@ class OrderedRows:
         selector: selects the windows without packing.
         anchors: the episodes and their anchors; the length of a window depends on its anchor only.
         seed: 0 to 2^64 - 1.
-        steps: steps of a row; at least those of every window.
+        size: the size of a row; at least the one of every window.
         shuffled: whether each epoch is another; else all epochs have the same order.
     """
 
-    def __init__(self, selector: Selector, anchors: Anchors, seed: int, steps: int, *, shuffled: bool) -> None:
-        self._selector, self._seed, self._steps, self._shuffled = selector, seed, steps, shuffled
+    def __init__(self, selector: Selector, anchors: Anchors, seed: int, size: RowSize, *, shuffled: bool) -> None:
+        self._selector, self._seed, self._size, self._shuffled = selector, seed, size, shuffled
         self._windows = window_finder(anchors, seed)
         total = anchors.total
-        lengths = _lengths(self._windows, total)
+        lengths = _sizes(self._windows, total, size)
         # Windows of one length come in a random order, so that no stratum is a part of the dataset.
         mixed = Permuted(seed, total)(0, 0, total) if shuffled else np.arange(total)
-        self._order = mixed[np.argsort(steps - lengths[mixed], kind="stable")]
-        self._groups, row = _strata(lengths[self._order].astype(np.int64), steps)
+        self._order = mixed[np.argsort(size.room - lengths[mixed], kind="stable")]
+        self._groups, row = _strata(lengths[self._order].astype(np.int64), size.room)
         #: The strata of each row of a group, one row after another, and where each row's begin.
         self._strata = row.argsort(kind="stable")
         self._first = offsets_of(np.bincount(row))
@@ -145,7 +166,7 @@ class OrderedRows:
             parts.append(self._windows_of(epoch, first, taken, begin))
             begin += taken
         anchors, rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return in_rows(self._windows.windows(anchors, step), rows, self._steps, count)
+        return in_rows(self._windows.windows(anchors, step), rows, self._size, count)
 
     def _windows_of(self, epoch: int, first: int, count: int, begin: int) -> Int64Array:
         """Returns the windows of some rows of an epoch: int64 [2, n], their anchors, and their rows from `begin` on."""
@@ -191,7 +212,7 @@ class SplitRows:
     def __init__(self, selector: OrderSelector, anchors: Anchors, seed: int, steps: int) -> None:
         self._selector, self._steps = selector, steps
         self._windows = window_finder(anchors, seed)
-        self._lengths = _lengths(self._windows, anchors.total)
+        self._lengths = _sizes(self._windows, anchors.total, RowSize(steps, steps))
         self._total = int(self._lengths.sum(dtype=np.int64))
         #: Epoch -> the steps before each window of its order, of the last epochs that were asked for.
         self._before: dict[int, Int64Array] = {}
@@ -240,15 +261,18 @@ class SplitRows:
 PackedRows = DrawnRows | OrderedRows | SplitRows
 
 
-def packed_rows(selector: Selector, anchors: Anchors, seed: int, steps: int, *, split: bool) -> PackedRows:
+def packed_rows(
+    selector: Selector, anchors: Anchors, seed: int, size: RowSize, *, split: bool, longest: int | None = None
+) -> PackedRows:
     """Returns the selector of packed rows for a selector of windows.
 
     Args:
-        selector: selects windows, of at most `steps` steps unless they are split.
+        selector: selects windows, of at most the size of a row unless they are split.
         anchors: the anchors to which it is bound.
         seed: its seed.
-        steps: steps of a row.
-        split: whether windows may go on in the next row.
+        size: the size of a row.
+        split: whether windows may go on in the next row; rows then count steps.
+        longest: the most tokens of a window, if rows count tokens.
 
     Raises:
         InvalidArgumentError: every window once an epoch, and a window's length is drawn.
@@ -261,22 +285,24 @@ def packed_rows(selector: Selector, anchors: Anchors, seed: int, steps: int, *, 
                 hint="give WindowOptions(anchor='start') or anchor='end', or sampler='uniform'",
             )
         if split:
-            return SplitRows(selector, anchors, seed, steps)
-        return OrderedRows(selector, anchors, seed, steps, shuffled=selector.name == Shuffle.name)
+            return SplitRows(selector, anchors, seed, size.steps)
+        return OrderedRows(selector, anchors, seed, size, shuffled=selector.name == Shuffle.name)
     slots = None
     if isinstance(selector, CustomSelector):
         some = np.unique(np.linspace(0, anchors.total - 1, _CHUNK).astype(np.int64))
-        mean = window_finder(anchors, seed).windows(some, 0).length.mean()
-        slots = int(1.25 * steps / mean) + 1
-    longest = min(anchors.rule.context, int(np.diff(anchors.offsets).max()))
-    return DrawnRows(selector, seed, steps, longest, slots, split=split)
+        mean = size.sizes(window_finder(anchors, seed).windows(some, 0)).mean()
+        slots = int(1.25 * size.room / mean) + 1
+    if longest is None:
+        longest = min(anchors.rule.context, int(np.diff(anchors.offsets).max()))
+    return DrawnRows(selector, seed, size, longest, slots, split=split)
 
 
-def in_rows(windows: Windows, row: Int64Array, steps: int, rows: int) -> Windows:
+def in_rows(windows: Windows, row: Int64Array, size: RowSize, rows: int) -> Windows:
     """Returns windows with their places in packed rows. row: int64 [n], the row of each window, ascending."""
     place = np.empty(len(row), np.int64)
-    cpu.windows.place_in_rows(row, windows.length, steps, place)
-    windows.packing = Packing(steps, rows, place)
+    cpu.windows.place_in_rows(row, windows.length, size.steps, place)
+    sizes = None if size.tokens is None else size.tokens(windows)
+    windows.packing = Packing(size.steps, rows, place, sizes=sizes)
     return windows
 
 
@@ -299,9 +325,12 @@ def joined_rows(parts: Sequence[tuple[Windows, Int64Array]], rows: int) -> Windo
         rows: rows of the batch.
     """
     packings = [(each.packing, row) for each, row in parts if each.packing is not None]
-    place = np.concatenate([row[own.place // own.steps] * own.steps + own.place % own.steps for own, row in packings])
+    # Rows of datasets whose steps have unlike numbers of tokens have unlike numbers of steps.
+    steps = max(own.steps for own, _ in packings)
+    place = np.concatenate([row[own.place // own.steps] * steps + own.place % own.steps for own, row in packings])
     order = place.argsort()
     skipped = [own.skipped for own, _ in packings if own.skipped is not None]
+    sizes = [own.sizes for own, _ in packings if own.sizes is not None]
 
     def joined(name: str, missing: float | None = None) -> Any:
         values = [getattr(each, name) for each, _ in parts]
@@ -316,7 +345,10 @@ def joined_rows(parts: Sequence[tuple[Windows, Int64Array]], rows: int) -> Windo
     return Windows(
         joined("episode_id"), joined("start"), joined("length"), joined("probability", np.nan), joined("importance", 1),
         joined("source"),
-        packing=Packing(packings[0][0].steps, rows, place[order], np.concatenate(skipped)[order] if skipped else None),
+        packing=Packing(
+            steps, rows, place[order], np.concatenate(skipped)[order] if skipped else None,
+            np.concatenate(sizes)[order] if sizes else None,
+        ),
     )  # fmt: skip
 
 
@@ -325,26 +357,26 @@ def window_finder(anchors: Anchors, seed: int) -> WindowSampler:
     return WindowSampler(anchors, PrefixTable(anchors.prefix), seed, cpu.random.DOMAIN_SHUFFLE, WITHIN_OFFSET)
 
 
-def _lengths(windows: WindowSampler, total: int) -> npt.NDArray[np.int32]:
-    """Returns the steps of all windows, int32 [total]."""
+def _sizes(windows: WindowSampler, total: int, size: RowSize) -> npt.NDArray[np.int32]:
+    """Returns how much room each of all windows takes, int32 [total]."""
     lengths = np.empty(total, np.int32)
     for first in range(0, total, _CHUNK):
         points = np.arange(first, min(first + _CHUNK, total))
-        lengths[first : first + len(points)] = windows.windows(points, 0).length
+        lengths[first : first + len(points)] = size.sizes(windows.windows(points, 0))
     return lengths
 
 
-def _strata(lengths: Int64Array, steps: int) -> tuple[int, Int64Array]:
+def _strata(lengths: Int64Array, room: int) -> tuple[int, Int64Array]:
     """Returns the number of groups, and the row of each stratum in a group.
 
-    lengths: int64 [n], the steps of the windows, in descending order.
+    lengths: int64 [n], how much room the windows take, in descending order.
     """
     total, best, found = int(lengths.sum()), 0.0, (1, np.zeros(0, np.int64))
-    for groups in (*(max(1, total // (rows * steps)) for rows in _ROWS_OF_GROUP), 1):
+    for groups in (*(max(1, total // (rows * room)) for rows in _ROWS_OF_GROUP), 1):
         longest = np.ascontiguousarray(lengths[::groups])
         row = np.empty(len(longest), np.int64)
-        rows = int(cpu.windows.first_fit(longest, steps, len(longest), row))
-        occupancy = total / (rows * groups * steps)
+        rows = int(cpu.windows.first_fit(longest, room, len(longest), row))
+        occupancy = total / (rows * groups * room)
         # Rows of some groups would be empty if the last stratum has a row of its own, and too few windows.
         full = len(lengths) % groups == 0 or np.count_nonzero(row == row[-1]) > 1
         if full and occupancy > best:

@@ -26,16 +26,19 @@ class Packing:
         rows: number of rows.
         place: int64 [n], ascending: the first step of each window, counted over the steps of all rows.
         skipped: int64 [n], the steps of each window that an earlier row has; None: windows are whole.
+        sizes: int64 [n], the tokens of each window, if its steps have unlike numbers of tokens; None: they have not.
     """
 
     steps: int
     rows: int
     place: Int64Array
     skipped: Int64Array | None = None
+    sizes: Int64Array | None = None
 
     def __getitem__(self, windows: slice | Int64Array) -> Packing:
         skipped = None if self.skipped is None else self.skipped[windows]
-        return Packing(self.steps, self.rows, self.place[windows], skipped)
+        sizes = None if self.sizes is None else self.sizes[windows]
+        return Packing(self.steps, self.rows, self.place[windows], skipped, sizes)
 
     def ends(self, length: Int64Array) -> Int64Array:
         """Returns the steps of each row that its windows hold, int64 [rows]. length: int64 [n]."""
@@ -110,6 +113,7 @@ class Windows:
             last - first,
             packing.place[begin:end] - first * packing.steps,
             None if packing.skipped is None else packing.skipped[begin:end],
+            None if packing.sizes is None else packing.sizes[begin:end],
         )
         return part
 

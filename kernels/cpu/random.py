@@ -36,6 +36,7 @@ DOMAIN_AUGMENT_BATCH = 12  # whether a batch is augmented
 DOMAIN_CHOICE = 13  # one of several facts or columns
 DOMAIN_PACK = 14  # which windows share a row, and which rows of a step are taken
 DOMAIN_AUGMENT_PIXELS = 15  # the numbers by which a row's images are changed
+DOMAIN_PATCHES = 16  # the positions of a row's patches of images
 DOMAIN_SPLIT = 64
 DOMAIN_MIXTURE = 65  # seeds of a mixture's datasets
 DOMAIN_NODE = 66  # seeds of nodes that select from their own shards

@@ -220,7 +220,8 @@ class BuilderFactory:
                 converter = self._frame_converter(device)
             deliver, allocate = PinnedDelivery(device, converter), pinned_memory
         every = dict(enumerate(components))
-        groups = [every] if self.joined else [{number: each} for number, each in every.items()]
+        shared = self.joined and components[0].batch_format.tokens is None
+        groups = [every] if shared else [{number: each} for number, each in every.items()]
         cameras: list[CameraCollector | None] = [None] * len(groups)
         for number, group in enumerate(groups):
             if any(each.cameras for each in group.values()):

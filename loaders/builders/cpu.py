@@ -15,9 +15,11 @@ from gear_data.loaders.builders.goals import GoalCollector
 from gear_data.loaders.builders.grouping import are_alike, concatenated
 from gear_data.loaders.builders.packed_keys import PackedKeys
 from gear_data.loaders.builders.postprocess import Postprocessor
+from gear_data.loaders.builders.token_parts import dataset_parts
 from gear_data.loaders.builders.window_facts import SourceFacts, sampled_facts
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.framework import Change
+from gear_data.loaders.presets.packed import SEGMENT_IDS
 from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.windows import Windows
 
@@ -57,6 +59,9 @@ class CpuBatchBuilder:
         self._facts = SourceFacts(components, source)
         packs = [0 if each.rows is None else each.rows.steps for each in components]
         sources = [component.collect_source() for component in components]
+        # Tokens of several datasets are joined, and not their arrays.
+        self._by_part = joined and components[0].batch_format.tokens is not None
+        joined = joined and not self._by_part
         groups = [sources] if joined else [[each] for each in sources]
         self.collectors = [
             Collector(group, max_rows, batches=max_batches, pack=pack, reuse=reuse, allocate=allocate)
@@ -80,6 +85,8 @@ class CpuBatchBuilder:
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """Builds the batches of these steps."""
+        if self._by_part:
+            return [self._build_by_part(step) for step in steps]
         if len(steps) > 1:
             return self._build_together(steps)
         batches = []
@@ -96,6 +103,29 @@ class CpuBatchBuilder:
                 goals.add([windows], [collected])
             batches.append(self._finished(number, step, windows, collected))
         return batches
+
+    def _build_by_part(self, step: int) -> BuiltBatch:
+        """Builds a batch of tokens of several datasets."""
+        windows = self.source.sample(step, self._slots)
+        if not self._whole:
+            windows = self._own_rows(step, windows)
+        parts = dataset_parts(windows, self._components)
+        padded = valid = 0
+        arrays = {} if self._packed_keys[0] is None else self._packed_keys[0](windows)
+        for part in parts:
+            collected = self.collectors[part.number](part.windows)
+            part.arrays, cameras = collected.arrays, self._cameras[part.number]
+            of_cameras = (0, 0) if cameras is None else cameras.add(step, part.windows, part.arrays)
+            padded += collected.padded_bytes + of_cameras[0]
+            valid += collected.valid_bytes + of_cameras[1]
+            part.arrays["valid_count"] = part.windows.length
+            if SEGMENT_IDS in arrays:
+                part.arrays[SEGMENT_IDS] = arrays[SEGMENT_IDS][part.rows]
+        facts = sampled_facts(windows, self._components)
+        facts.update(self._facts(step, windows.source, len(windows)))
+        arrays.update(facts)
+        batch = self.postprocess(step, windows, arrays, parts)
+        return BuiltBatch(batch, len(windows), padded, valid, self._facts.counts(facts), self._deliver)
 
     def _own_rows(self, step: int, windows: Windows) -> Windows:
         """Returns this rank's windows of a global batch."""

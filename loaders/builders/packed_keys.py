@@ -38,12 +38,17 @@ class PackedKeys:
         positions = np.ndarray(shape, np.int64, memory)
         segments = np.ndarray(shape, np.int32, memory, self._split)
         bounds = np.empty(len(windows) + packing.rows + 1, np.int32)
+        place, sizes, steps, unit = packing.place, windows.length, packing.steps, self._unit
+        if packing.sizes is not None:
+            sizes, place, unit = packing.sizes, np.empty_like(place), 1
+            cpu.windows.place_in_rows(packing.place // steps, sizes, self._tokens, place)
+            steps = self._tokens
         count, longest = cpu.padding.number_segments(
-            packing.place,
-            windows.length,
+            place,
+            sizes,
             _NONE_SKIPPED if packing.skipped is None else packing.skipped,
-            packing.steps,
-            self._unit,
+            steps,
+            unit,
             positions,
             segments,
             bounds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from gear_data.common.cancellation import call_user_function
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.builders.batch import Batch, Transform
+from gear_data.loaders.builders.token_parts import DatasetPart, row_numbers
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.augmentation import Augment
 from gear_data.loaders.decoding.augmenter import Augmenter, ImageForm
@@ -21,6 +22,7 @@ from gear_data.loaders.decoding.variable import VariableColumns
 from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.frameworks.values import map_arrays
 from gear_data.loaders.presets.choices import choose_arrays
+from gear_data.loaders.presets.gato.tokens import BatchRows, GatoPostprocess, joined
 from gear_data.selection.windows import Windows
 
 
@@ -79,13 +81,14 @@ class Postprocessor:
         #: Seed of the loader.
         self.seed = config.seed
 
-    def __call__(self, step: int, windows: Windows, batch: Batch) -> Batch:
+    def __call__(self, step: int, windows: Windows, batch: Batch, parts: Sequence[DatasetPart] | None = None) -> Batch:
         """Returns the batch of a step.
 
-        `batch` was collected from `windows`, and may be changed in place.
+        `batch` was collected from `windows`, and may be changed in place. `parts` are arrays of datasets whose tokens
+        are joined, if it has some.
         """
         if self._changes_arrays:
-            batch = self._changed(step, windows, batch)
+            batch = self._changed(step, windows, batch) if parts is None else self._joined(step, windows, batch, parts)
             augmenter = self._augmenters[windows.dataset]
             if augmenter is not None:
                 augmenter(step, windows.row, batch)
@@ -101,6 +104,28 @@ class Postprocessor:
                 )
         return batch if self._place is None else self._place(batch)
 
+    def _joined(self, step: int, windows: Windows, batch: Batch, parts: Sequence[DatasetPart]) -> Batch:
+        """Returns the batch of a step, whose tokens are of several datasets.
+
+        Args:
+            step: the step.
+            windows: all windows.
+            batch: the arrays of all windows.
+            parts: the arrays of each dataset, which may be changed in place.
+        """
+        encoded, batch = [], dict(batch)
+        for part in parts:
+            component = self._components[part.number]
+            self._variable.add_columns(part.windows, part.arrays)
+            own = token_postprocess(component).encoded(part.arrays, BatchRows(self.seed, step, part.numbers))
+            encoded.append(({key: value for key, value in own.items() if key not in batch}, part.rows))
+        batch |= joined(encoded, sum(len(part.rows) for part in parts))
+        self._variable.add_facts(step, windows, batch)
+        every = [token_postprocess(component) for component in self._components]
+        widths = [each.width for each in every if each.width is not None]
+        arrange = replace(every[0], width=max(widths) if len(widths) == len(every) else None)
+        return self._rounded(self._components[0], arrange.arranged(batch))
+
     def _changed(self, step: int, windows: Windows, batch: Batch) -> Batch:
         """Decodes columns, and applies the preset's postprocessing."""
         component = self._components[windows.dataset]
@@ -111,7 +136,11 @@ class Postprocessor:
             choose_arrays(component.choices, component.hidden, self.seed, step, windows, batch)
         if component.postprocess is None:
             return batch
-        batch = component.postprocess(batch)
+        batch = component.postprocess(batch, BatchRows(self.seed, step, row_numbers(windows)))
+        return self._rounded(component, batch)
+
+    def _rounded(self, component: LoaderComponent, batch: Batch) -> Batch:
+        """Rounds floats of a batch that a preset has postprocessed to half precision."""
         half = self._config.half
         if half is None:
             return batch
@@ -135,6 +164,13 @@ def _clip(components: Sequence[LoaderComponent], windows: Windows, batch: Batch)
             batch[key][rows] = np.minimum(np.maximum(batch[key][rows], -limit), limit)
 
 
+def token_postprocess(component: LoaderComponent) -> GatoPostprocess:
+    """Returns what makes tokens of a dataset's batches."""
+    if not isinstance(component.postprocess, GatoPostprocess):
+        raise TypeError(f"preset '{component.batch_format.name}' makes no tokens")
+    return component.postprocess
+
+
 def make_augmenter(component: LoaderComponent, config: PostprocessConfig) -> Augmenter | None:
     """Returns what augments the batches of a dataset; None: nothing does.
 
@@ -151,11 +187,12 @@ def make_augmenter(component: LoaderComponent, config: PostprocessConfig) -> Aug
     for choice in component.choices:
         drawn = [images[key] for key in choice.arrays.get(choice.key, ()) if key in images]
         images |= {choice.key: drawn[0]} if drawn else {}
-    images = {key: form for key, form in images.items() if key not in component.hidden}
+    images = {key: form for key, form in images.items() if key not in component.hidden | component.tokenized}
     if component.goals is not None and len(component.goals.output.shape) == 3:
         output = component.goals.output
         images |= dict.fromkeys(component.goals.sampler.goals.keys, (output.array_dtype, output.shape))
-    images |= {key: None for column, key in component.variable.items() if column in config.decoders}
+    decoded = [key for column, key in component.variable.items() if column in config.decoders]
+    images |= {key: None for key in decoded if key not in component.tokenized}
     images |= {choice.key: None for choice in component.choices if choice.key in config.decoders}
     return Augmenter(config.augment, images, config.seed)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.output import Padding, check_alike
+from gear_data.collection.output import Output, Padding, check_alike
 from gear_data.common.cancellation import call_user_function
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.component import LoaderComponent
@@ -58,7 +58,7 @@ def check_joined(components: Sequence[LoaderComponent]) -> None:
     """Raises InvalidArgumentError if windows of these datasets cannot be in one batch."""
     first, *others = components
     for other in others:
-        check_alike(first.all_outputs, other.all_outputs)
+        check_alike(_beside_tokens(first), _beside_tokens(other))
         mine, yours = _layout(first), _layout(other)
         if any(mine.get(name) != yours.get(name) for name in {*mine, *yours} - first.absent - other.absent):
             raise InvalidArgumentError(
@@ -72,6 +72,11 @@ def check_joined(components: Sequence[LoaderComponent]) -> None:
                 f"the datasets' batches draw among several columns: {drawn[0]} and {drawn[1]}",
                 hint="give all datasets one choose= for columns, or batches of one dataset each",
             )
+
+
+def _beside_tokens(component: LoaderComponent) -> tuple[Output, ...]:
+    """Returns the arrays that datasets of one batch must have alike."""
+    return component.beside_tokens if component.batch_format.tokens is not None else component.all_outputs
 
 
 class VariableColumns:
@@ -106,7 +111,12 @@ class VariableColumns:
         self._decoding = threading.Lock()
 
     def add(self, step: int, windows: Windows, batch: dict[str, Any]) -> None:
-        """Adds the columns to the batch of a step, which has these windows.
+        """Adds the columns and facts to the batch of a step, which has these windows."""
+        self.add_columns(windows, batch)
+        self.add_facts(step, windows, batch)
+
+    def add_columns(self, windows: Windows, batch: dict[str, Any]) -> None:
+        """Adds the columns to a batch, which has these windows.
 
         A window of n valid steps has a list of n values. If the preset takes only the first step, the window has that
         value, as it has the value of a fact. For decoders see `gear_data.loaders.decoding.pad_decoded.padded`.
@@ -125,6 +135,10 @@ class VariableColumns:
             else:
                 added = self._column(column, key, windows)
             _add(batch, column, added)
+
+    def add_facts(self, step: int, windows: Windows, batch: dict[str, Any]) -> None:
+        """Adds choices and facts to the batch of a step, which has these windows."""
+        component = self._component(windows)
         for choice in (each for each in component.choices if not each.arrays):
             numbers = choice.numbers(self._seed, step, windows)
             _add(batch, choice.key, self._column(choice.key, choice.key, windows, choice.columns, numbers))
@@ -229,6 +243,10 @@ class VariableColumns:
             nothing: Any = "" if spec.dtype == "string" else b""
             return {key: [each[0] if each else nothing for each in values] if first_only else values}
         decoded = self._decode(column, list(chain.from_iterable(values)), windows)
+        if windows.packing is not None and not first_only:
+            of_rows = (windows.packing.rows, windows.packing.steps)
+            places = _packed_positions(windows, windows.packing.place)
+            return padded(column, key, decoded, StepPositions(of_rows, places))
         width = 1 if first_only else self._context
         positions = _positions(windows, width, pad_left=component.batch_format.pad_left)
         if first_only and empty is not None:
@@ -338,7 +356,8 @@ class VariableColumns:
 def _layout(component: LoaderComponent) -> dict[str, tuple[str, str, bool]]:
     """Returns column or key of a fact -> (key, dtype, whether the batch has only the first step)."""
     schema = component.request.schema
-    columns = {name: (key, schema[name]) for name, key in component.variable.items() if name not in component.absent}
+    taken = component.absent | component.tokenized
+    columns = {name: (key, schema[name]) for name, key in component.variable.items() if not {name, key} & taken}
     columns |= {
         choice.key: (choice.key, schema[choice.columns[0]]) for choice in component.choices if not choice.arrays
     }
@@ -361,4 +380,12 @@ def _positions(windows: Windows, width: int, *, pad_left: bool) -> Int64Array:
     first = np.arange(len(windows)) * width + (width - length if pad_left else 0)
     before = length.cumsum() - length
     positions: Int64Array = np.repeat(first - before, length) + np.arange(length.sum())
+    return positions
+
+
+def _packed_positions(windows: Windows, place: Int64Array) -> Int64Array:
+    """Returns int64 [n], the positions of the valid steps in packed rows, flattened; place: see `Packing`."""
+    length = windows.length
+    before = length.cumsum() - length
+    positions: Int64Array = np.repeat(place - before, length) + np.arange(length.sum())
     return positions

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from gear_data.collection.output import Padding
-from gear_data.common.keywords import suggest_fields
+from gear_data.common.keywords import check_range, suggest_fields
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.schema import Role
 
@@ -26,6 +26,8 @@ _FLOATS = ("float32", "float64")
 _LATER = (
     "facts", "mapped", "widths", "cameras", "camera_mask", "camera_key", "history", "chunks", "element_mask", "clip",
 )  # fmt: skip
+#: The same for fields of `Tokens`.
+_LATER_OF_TOKENS = ("text", "text_first", "patch", "channels", "image", "positions", "sample")
 _CHOICES: dict[str, tuple[object, ...]] = {
     "side": get_args(Side),
     "padding": get_args(Contents),
@@ -41,7 +43,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 class Tokens:
     """The vocabulary and form of Gato's tokens.
 
-    See `gear_data.loaders.presets.gato_tokens`.
+    See `gear_data.loaders.presets.gato`.
 
     Attributes:
         bins: number of uniform bins for continuous values. Discrete values are 0 to bins - 1.
@@ -52,9 +54,18 @@ class Tokens:
         separator: token between observations and actions.
         ragged: True gives lists of B samples without padding, each of its own length. False gives padded tensors.
         padding: token of padding, if not ragged.
+        text: whether texts of observations are tokens, by the decoders of their columns. False: they stay beside.
+        text_first: is added to the ids of texts.
+        patch: side of the patches of images, in pixels; 16 in the paper. 0: images stay beside the tokens.
+        channels: channels of a patch; those that an image lacks are zeros.
+        image: token of a patch.
+        positions: numbers of the positions of patches, for rows and for columns.
+        sample: whether the position of a patch is drawn from its interval, as in training. False: it is the rounded
+            mean, as in evaluation.
 
     Raises:
-        InvalidArgumentError: fewer than 2 bins, or `mu` or `max_value` is not positive.
+        InvalidArgumentError: fewer than 2 bins, `mu` or `max_value` is not positive, or a field of texts and patches is
+            out of its range.
     """
 
     bins: int = 1024
@@ -65,8 +76,17 @@ class Tokens:
     separator: int = 33024
     ragged: bool = True
     padding: int = 0
+    text: bool = False
+    text_first: int = 0
+    patch: int = 0
+    channels: int = 3
+    image: int = 33025
+    positions: int = 128
+    sample: bool = True
 
     def __post_init__(self) -> None:
+        for name, least in (("text_first", 0), ("patch", 0), ("channels", 1), ("image", 0), ("positions", 1)):
+            check_range(f"tokens: {name}", getattr(self, name), least)
         if self.bins < 2 or not self.mu > 0 or not self.max_value > 0:
             raise InvalidArgumentError(f"tokens need 2 bins or more, mu > 0 and max_value > 0, not {self}")
 
@@ -255,9 +275,13 @@ class BatchFormat:
         return self.column_mask.replace("{column}", column).replace("{key}", key)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields as types of JSON; those of `_LATER` only if they are not the default."""
+        """Returns the fields as types of JSON; later ones only if they are not the default."""
         # Tuples become lists, as in a JSON file.
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        if self.tokens is not None:
+            for name in _LATER_OF_TOKENS:
+                if plain["tokens"][name] == getattr(Tokens, name):
+                    del plain["tokens"][name]
         return {name: value for name, value in plain.items() if value or name not in _LATER}
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gear_data.collection.output import MASK, TIMESTEPS, NextState, Output, Padding
 from gear_data.errors import InvalidArgumentError, MissingColumnError
-from gear_data.loaders.presets import gato_tokens as gato
 from gear_data.loaders.presets import transitions
 from gear_data.loaders.presets.batch_format import BatchFormat, Tokens
 from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest
 from gear_data.loaders.presets.column_outputs import column_output, column_positions, column_shape
+from gear_data.loaders.presets.gato.patches import image_shape, patch_grid
+from gear_data.loaders.presets.gato.tokens import (
+    PATCH_COLUMNS,
+    PATCH_ROWS,
+    PATCHES,
+    TARGETS,
+    TOKENS,
+    BatchRows,
+    GatoPostprocess,
+    TokenColumn,
+)
 from gear_data.loaders.presets.policies.octo import octo_postprocess
 from gear_data.loaders.presets.policies.outputs import mapped_columns, policy_outputs
 from gear_data.loaders.presets.registry import PRESETS, resolve_preset
@@ -31,8 +40,8 @@ __all__ = [
     "text_columns",
 ]
 
-#: Turns a collected batch, key -> tensor [B, ...], into the preset's batch.
-Postprocess = Callable[[dict[str, Any]], dict[str, Any]]
+#: Turns a collected batch, key -> tensor [B, ...], of some rows into the preset's batch.
+Postprocess = Callable[[dict[str, Any], BatchRows], dict[str, Any]]
 
 #: `next_X` is column X of the next step.
 _NEXT = "next_"
@@ -163,24 +172,61 @@ def preset_postprocess(preset: str | BatchFormat, request: BatchRequest) -> Post
 
 
 def step_tokens(preset: str | BatchFormat, request: BatchRequest) -> int:
-    """Returns the tokens of a step; 1 if the preset makes none."""
+    """Returns the tokens of a step without its texts; 1 if the preset makes none."""
     batch_format = resolve_preset(preset)
     if batch_format.tokens is None:
         return 1
-    return 1 + sum(item.spec.size for item in _token_columns(batch_format, request))
+    return 1 + sum(_column_tokens(item.spec, batch_format.tokens) for item, _ in token_columns(batch_format, request))
 
 
-def _token_columns(batch_format: BatchFormat, request: BatchRequest) -> list[BatchColumn]:
-    """Returns the columns that become tokens, in the order of their names. Images stay in the batch."""
-    columns = (item for item in _batch_columns(batch_format, request) if not item.spec.variable_length)
-    return [
-        item
-        for item in sorted(columns, key=lambda item: item.name)
-        if item.own
-        and not item.next_step
-        and item.spec.role in (Role.OBSERVATION, Role.ACTION)
-        and not (item.spec.role is Role.OBSERVATION and len(item.spec.shape) > 2)
-    ]
+def token_columns(batch_format: BatchFormat, request: BatchRequest) -> list[tuple[BatchColumn, TokenColumn]]:
+    """Returns the columns that become tokens, in the order of their names.
+
+    Without the option `patch` images stay in the batch, without `text` texts do.
+
+    Raises:
+        InvalidArgumentError: an image has no patches.
+    """
+    tokens, found = batch_format.tokens, []
+    if tokens is None:
+        return []
+    for item in sorted(_batch_columns(batch_format, request), key=lambda item: item.name):
+        spec = item.spec
+        if not item.own or item.next_step or spec.role not in (Role.OBSERVATION, Role.ACTION):
+            continue
+        kind: Any = "values"
+        if spec.variable_length:
+            kind = {"string": "text"}.get(spec.dtype, "images")
+            if spec.role is Role.ACTION or not (tokens.text if kind == "text" else tokens.patch):
+                continue
+        elif spec.role is Role.OBSERVATION and _is_image(spec, tokens):
+            if not tokens.patch:
+                continue
+            kind = "images"
+            if spec.dtype != "uint8" or spec.name in request.normalize:
+                raise InvalidArgumentError(
+                    "patches are of images of uint8",
+                    column=spec.name,
+                    hint="leave the column out of normalize, or give preset_options={'tokens': {'patch': 0}}",
+                )
+            image_shape(spec.shape, tokens.channels, spec.name)
+        found.append((item, TokenColumn(item.key, spec.role, kind)))
+    return found
+
+
+def _is_image(spec: ColumnSpec, tokens: Tokens) -> bool:
+    """Returns whether a step is an image. Grey images [H, W] were values before there were patches."""
+    return len(spec.shape) > 2 or bool(tokens.patch and len(spec.shape) == 2 and spec.dtype == "uint8")
+
+
+def _column_tokens(spec: ColumnSpec, tokens: Tokens) -> int:
+    """Returns the tokens of a step of a column; 0 of text, and of encoded images."""
+    if spec.variable_length:
+        return 0
+    if spec.role is Role.OBSERVATION and _is_image(spec, tokens):
+        rows, columns = patch_grid(*image_shape(spec.shape, tokens.channels, spec.name)[:2], tokens.patch)
+        return rows * columns
+    return spec.size
 
 
 def normalization_columns(schema: Schema, normalize: bool | str | Sequence[str]) -> tuple[str, ...]:
@@ -357,7 +403,9 @@ def _has_one_mask(batch_format: BatchFormat, role: Role) -> bool:
 def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequence[BatchColumn]) -> None:
     named = [(output.key, output.source if output.column else output.key) for output in outputs]
     named += [(item.key, item.spec.name) for item in text]
-    keys = {"valid_count"} if batch_format.tokens is None else {"valid_count", gato.TOKENS, gato.TARGETS}
+    keys = {"valid_count"}
+    if batch_format.tokens is not None:
+        keys |= {TOKENS, TARGETS, *((PATCHES, PATCH_ROWS, PATCH_COLUMNS) if batch_format.tokens.patch else ())}
     for key, column in named:
         if key in keys:
             raise InvalidArgumentError(
@@ -370,28 +418,28 @@ def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequ
 
 
 def _tokens(batch_format: BatchFormat, tokens: Tokens, request: BatchRequest) -> Postprocess:
-    """Returns the function that makes tokens of a batch.
-
-    Observations and actions are in the order of their names. Images stay in the batch.
-    """
+    """Returns the function that makes tokens of a batch."""
     columns = [item for item in _batch_columns(batch_format, request) if not item.spec.variable_length]
-    keys: dict[Role, list[str]] = {Role.OBSERVATION: [], Role.ACTION: []}
-    for item in _token_columns(batch_format, request):
-        keys[item.spec.role].append(item.key)
+    taken = token_columns(batch_format, request)
+    for item, _ in taken:
         if item.name in request.offsets:
             raise InvalidArgumentError(
                 f"preset '{batch_format.name}' makes tokens of whole steps, so this column cannot have offsets",
                 column=item.name,
             )
-    sequences = [item.key for item in columns if item.spec.name not in request.offsets]
-    return functools.partial(
-        gato.add_tokens,
-        tokens=tokens,
-        observations=tuple(keys[Role.OBSERVATION]),
-        actions=tuple(keys[Role.ACTION]),
+    used = {item.key for item, _ in taken}
+    sequences = [item.key for item in columns if item.spec.name not in request.offsets and item.key not in used]
+    ordered = [column for _, column in taken if column.role is Role.OBSERVATION]
+    ordered += [column for _, column in taken if column.role is Role.ACTION]
+    varies = any(item.spec.variable_length for item, _ in taken)
+    return GatoPostprocess(
+        tokens,
+        tuple(ordered),
         # Without repetition: a column may have the name of an array that other formats add.
         sequences=tuple(dict.fromkeys((*sequences, batch_format.timesteps_key or "", "loss_weight", _N_STEP))),
         pad_left=batch_format.pad_left,
         mask_key=batch_format.mask_key,
+        mask_dtype=batch_format.mask_dtype,
         mask_valid=batch_format.mask_valid,
+        width=None if varies else request.context * step_tokens(batch_format, request),
     )

@@ -47,12 +47,14 @@ def octo_outputs(request: BatchRequest, outputs: Sequence[Output], steps: Mappin
     ]  # fmt: skip
 
 
-def octo_postprocess(batch_format: BatchFormat, request: BatchRequest) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def octo_postprocess(
+    batch_format: BatchFormat, request: BatchRequest
+) -> Callable[[dict[str, Any], object], dict[str, Any]]:
     """Returns the function that makes Octo's chunks; see `octo_batch`."""
     return functools.partial(octo_batch, history=batch_format.history, horizon=request.context)
 
 
-def octo_batch(batch: dict[str, Any], *, history: int, horizon: int) -> dict[str, Any]:
+def octo_batch(batch: dict[str, Any], rows: object, *, history: int, horizon: int) -> dict[str, Any]:
     """Makes a chunk of actions for each step of the history.
 
     As `chunk_act_obs` of octo-models/octo (commit 241fb35, `data/traj_transforms.py`): a step of the history before the
@@ -60,6 +62,7 @@ def octo_batch(batch: dict[str, Any], *, history: int, horizon: int) -> dict[str
 
     Args:
         batch: key -> array; `action` [B, history + horizon - 1, A], whose first step is the history's.
+        rows: not used.
         history: steps of observations.
         horizon: actions of a chunk.
     """

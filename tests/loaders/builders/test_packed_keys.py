@@ -551,8 +551,15 @@ def test_a_mixture_of_datasets_with_other_tokens_alternates(datasets: list[gear_
         assert batch["tokens"].shape == (3, 400)
         assert int((batch["segment_ids"] > 0).sum()) == width * int(packed.windows(step)["length"].sum())
         assert (batch["position_ids"][batch["segment_ids"] > 0] == 0).sum() == len(batch["valid_count"])
-    with pytest.raises(InvalidArgumentError, match="differ"):
-        loader(Mixture(datasets, join=True), pack=400, preset="gato", columns=[])
+    joined = loader(Mixture(datasets, join=True), pack=400, preset="gato", sampler="shuffle")
+    for step, batch in enumerate(take(joined, 4)):
+        table = joined.windows(step)
+        assert {*table["dataset"].tolist()} == {0, 1} and batch["tokens"].shape == (3, 400)
+        sizes = np.where(table["dataset"] == 0, 8, 6) * table["length"]
+        rows = np.bincount(table["row"], sizes, 3)
+        assert (batch["segment_ids"] > 0).sum(1).tolist() == rows.tolist() and rows.max() <= 400
+    with pytest.raises(InvalidArgumentError, match="unlike numbers of tokens"):
+        loader(Mixture(datasets, join=True), pack=Pack(400, split=True), preset="gato")
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "weighted"])

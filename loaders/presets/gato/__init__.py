@@ -1,0 +1,1 @@
+"""Gato's sequences: values, texts and images as tokens."""
