@@ -156,10 +156,19 @@ class Rollout:
 
         Relative actions are relative to the state at the first step of the present window. So take all actions that the
         environment shall run before `update`.
+
+        Raises:
+            InvalidArgumentError: the batches have `actions`, and the dataset of the rollout has none.
         """
         self._check_begun()
         array = np.asarray(predicted)
         output, known = self._action_output, self._action_map
+        if output is not None and output.absent:
+            raise InvalidArgumentError(
+                "the rollout's dataset has no column of this name, and other datasets have one",
+                column=_ACTIONS,
+                hint="take the actions from the prediction under the name that `rename` gave them",
+            )
         steps = array.reshape(-1, *(array.shape[-1:] if output is None else output.shape))
         position = len(steps) - 1 if output is None or len(steps) == 1 else self._position(output)
         if output is not None and output.within_window and not self._ahead:

@@ -298,6 +298,18 @@ def test_a_rollout_has_the_padding_of_batches(datasets: Any, number: int) -> Non
     np.testing.assert_allclose(action, every(number, "actions").mean(0), rtol=1e-5)
 
 
+def test_a_rollout_of_a_dataset_whose_actions_were_renamed(datasets: Any) -> None:
+    entries = [(datasets[0], 1), (datasets[1], 1, {"rename": {"actions": "choices"}})]
+    mixture = Mixture(entries, join=True, pad_to={"actions": 4})
+    chunks = {"actions": (0, 2), "choices": (0, 2)}
+    found = SequenceLoader(mixture, BATCH, context=1, columns=["rewards", *chunks], offsets=chunks)
+    rollout = gear_data.Rollout.from_spec(found.spec()["datasets"][1])
+    rollout.reset({})
+    assert rollout.inputs()["actions_present"].tolist() == [False]
+    with pytest.raises(InvalidArgumentError, match="column 'actions': the rollout's dataset has no column of this"):
+        rollout.actions(np.zeros((1, 2, 4)))
+
+
 # Refusals
 
 
