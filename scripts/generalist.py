@@ -8,7 +8,7 @@ A DATASET is a folder or URL of a GEAR dataset. DATASET=ENV evaluates it in a Gy
 the return of random actions, 1 that of the dataset's episodes. Other datasets are compared by the error of the actions
 in episodes that were left out of training. Without DATASET, five datasets are recorded in OUT/data.
 
-Writes OUT/results.json. On a CPU with other work, set OMP_NUM_THREADS=1.
+Writes OUT/results.json after each seed. On a CPU with other work, set OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ def make_part(name: str, number: int, dataset: gear_data.Dataset) -> Part:
         raise InvalidArgumentError(f"{name} has no actions")
     if dataset.episodes["task"].null_count() == 0:
         columns["task"] = ()
-    parts = dataset.split({"train": 1 - HELD_OUT, "held_out": HELD_OUT})
+    held_out = max(HELD_OUT, 1 / len(dataset))
+    parts = dataset.split({"train": 1 - held_out, "held_out": held_out})
     rename = {old: new for old, new in rename.items() if old != new}
     discrete = next((column for column in schema.columns if column.role is Role.ACTION), None)
     choices = 0
@@ -520,10 +521,9 @@ def measure(
     return found
 
 
-def run(parts: Sequence[Part], options: argparse.Namespace) -> list[dict[str, Any]]:
+def run(parts: Sequence[Part], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Trains and measures the models of each seed."""
     shapes, choices = keys_of(parts), max(part.choices for part in parts)
-    results = []
     with progress_bar(options.seeds * options.steps * (1 + len(parts)), "train", "step", None) as bar:
         for seed in range(options.seeds):
             result: dict[str, Any] = {"seed": seed, "generalist": {}, "single": {}}
@@ -536,8 +536,7 @@ def run(parts: Sequence[Part], options: argparse.Namespace) -> list[dict[str, An
                 spec = loader.spec()
                 for part, own in zip(chosen, spec.get("datasets", [spec]), strict=True):
                     result[kind][part.name] = ends | measure(model, part, own, parts, options.episodes)
-            results.append(result)
-    return results
+            yield result
 
 
 def summary(parts: Sequence[Part], results: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
@@ -635,9 +634,12 @@ def main() -> None:
         parts = make_parts(options)
         for part in parts:
             find_scale(part, options.episodes)
-        found = summary(parts, run(parts, options), time.perf_counter() - started)
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+        results: list[dict[str, Any]] = []
+        for result in run(parts, options):
+            results.append(result)
+            found = summary(parts, results, time.perf_counter() - started)
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
     except InvalidArgumentError as error:
         parser.error(str(error))
     except gear_data.GearError as error:

@@ -77,7 +77,7 @@ def test_datasets_of_other_kinds(run: Run, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
 
     def episodes(**columns: Callable[[], Any]) -> list[dict[str, Any]]:
-        return [{name: make() for name, make in columns.items()} for _ in range(12)]
+        return [{name: make() for name, make in columns.items()} for _ in range(4)]
 
     def frames(*shape: int) -> Callable[[], Any]:
         return lambda: rng.integers(0, 256, (20, *shape), dtype=np.uint8)
