@@ -49,6 +49,7 @@ from gear_data.loaders.presets.outputs import (
     token_columns,
 )
 from gear_data.loaders.presets.packed import check_packed, packed_format
+from gear_data.loaders.presets.policies.octo import task_goals
 from gear_data.loaders.presets.policies.outputs import history_steps
 from gear_data.loaders.presets.relative import relative_columns
 from gear_data.loaders.presets.seconds import DatasetRate, check_interpolated
@@ -62,7 +63,7 @@ from gear_data.loaders.presets.stacked import (
     stacked_schema,
 )
 from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, check_shapes, joint_outputs, masks_of, padded_like
-from gear_data.loaders.video.resize import check_cameras, resized
+from gear_data.loaders.video.resize import LETTERBOX, Size, camera_sizes, check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
 from gear_data.relative import check_relative
 from gear_data.schema import Role, Schema, role_of
@@ -135,6 +136,8 @@ class LoaderComponent:
         rename: column of the dataset -> its name everywhere else here.
         rows: the packed rows; None: each window is a row.
         clipped: keys of arrays that the preset's `clip` clips.
+        task_goals: the arrays of the task's goals, which have steps of their own.
+        letterboxed: cameras whose frames keep their proportions.
         tokenized: keys of arrays, texts and masks that the preset makes tokens of.
         embodiment: its number in the key `embodiment` of batches; None: they have no such key.
         alone: the component before its arrays got the layout of a mixture's `pad_to`; None: they have their own.
@@ -159,6 +162,8 @@ class LoaderComponent:
     embodiment: int | None
     rows: ComponentRows | None
     clipped: frozenset[str] = frozenset()
+    task_goals: tuple[Output, ...] = ()
+    letterboxed: frozenset[str] = frozenset()
     tokenized: frozenset[str] = frozenset()
     alone: LoaderComponent | None = None
     absent: frozenset[str] = frozenset()
@@ -213,7 +218,7 @@ class LoaderComponent:
 
     def float_keys(self) -> frozenset[str]:
         """Returns the keys of float columns."""
-        return frozenset(o.key for o in self.outputs if _is_float(o))
+        return frozenset(o.key for o in (*self.outputs, *self.task_goals) if _is_float(o))
 
     def normalization_json(self) -> dict[str, list[Any]]:
         """Returns column -> [mean, std], JSON-able."""
@@ -246,6 +251,7 @@ class LoaderComponent:
             "n_step": request.n_step,
             **({"stack": parts_json(self.parts)} if self.parts else {}),
             "outputs": [output_to_json(output) for output in self.outputs],
+            **({"letterbox": sorted(self.letterboxed)} if self.letterboxed else {}),
             **({"rename": dict(self.rename)} if self.rename else {}),
             **({} if self.embodiment is None else {"embodiment": self.embodiment}),
             "window_ids": self.window_ids,
@@ -670,8 +676,33 @@ def _make_component(
         dataset, anchors.total, sampler.name, selector, batch_format, request, outputs, variable, facts, choices,
         hidden.intersection(output.key for output in outputs), postprocess, goals, parts, config.batch.window_ids,
         config.rename, config.embodiment, rows, _clipped(batch_format, config, schema, outputs),
+        _task_goals(batch_format, config, outputs),
+        frozenset(name for name, size in _sizes(schema, config).items() if LETTERBOX in size),
         frozenset(item.key for item, _ in token_columns(batch_format, request)) | _mask_key(batch_format),
     )  # fmt: skip
+
+
+def _task_goals(batch_format: BatchFormat, config: LoaderConfig, outputs: Sequence[Output]) -> tuple[Output, ...]:
+    """Returns the outputs of the task's goals.
+
+    Raises:
+        InvalidArgumentError: rows would lose a text that a decoder has read, or observations are drawn.
+    """
+    found = task_goals(batch_format, outputs)
+    text = batch_format.facts.get("task", "")
+    if found and text in config.decoders:
+        raise InvalidArgumentError(
+            "with goals, some rows have no text, and a decoder reads the texts before",
+            column=text,
+            hint="leave the decoder out, and tokenise the texts in transform=",
+        )
+    if found and any(key.startswith("observation.") for key in config.choose):
+        raise InvalidArgumentError(
+            f"preset '{batch_format.name}' has goals, and choose= draws the observations",
+            column=min(key for key in config.choose if key.startswith("observation.")),
+            hint="leave the key out of choose, or give preset_options={'goals': ''}",
+        )
+    return found
 
 
 def _clipped(
@@ -874,7 +905,11 @@ def episode_ids(components: Sequence[LoaderComponent], source: int | Int64Array,
 def _schema(dataset: Dataset, config: LoaderConfig) -> tuple[Schema, Parts]:
     """Returns the columns as batches have them, and the parts of stacked columns."""
     schema, parts = stacked_schema(renamed_schema(dataset.schema, config.rename), config.batch.stack)
-    return resized(schema, config.resize), parts
+    return resized(schema, _sizes(schema, config)), parts
+
+
+def _sizes(schema: Schema, config: LoaderConfig) -> dict[str, Size]:
+    return camera_sizes(schema, config.resize, config.batch_format, config.choose)
 
 
 def _goal_sampler(dataset: Dataset, schema: Schema, goals: Goals, config: LoaderConfig) -> GoalSampler:

@@ -12,6 +12,7 @@ from gear_data.errors import DeviceError, InvalidArgumentError, MissingExtraErro
 from gear_data.loaders.builders.batch import BatchBuilder, RankRows
 from gear_data.loaders.builders.cpu import CpuBatchBuilder
 from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor
+from gear_data.loaders.builders.task_goals import goal_component
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.framework import Framework
 from gear_data.loaders.window_source import WindowSource
@@ -222,16 +223,23 @@ class BuilderFactory:
         every = dict(enumerate(components))
         shared = self.joined and components[0].batch_format.tokens is None
         groups = [every] if shared else [{number: each} for number, each in every.items()]
-        cameras: list[CameraCollector | None] = [None] * len(groups)
-        for number, group in enumerate(groups):
-            if any(each.cameras for each in group.values()):
-                # Its decoders are much code, which other loaders do not need.
-                from gear_data.loaders.video.camera_collector import CameraCollector
 
-                cameras[number] = CameraCollector(
-                    group, readers, max_rows, postprocess.seed, ahead=ahead, planar=converter is not None,
-                    reuse=not in_worker, allocate=allocate,
-                )  # fmt: skip
+        def collectors(
+            every: Sequence[dict[int, LoaderComponent]], ahead: LookAhead | None, *, planar: bool
+        ) -> list[CameraCollector | None]:
+            found: list[CameraCollector | None] = [None] * len(every)
+            for number, group in enumerate(every):
+                if any(each.cameras for each in group.values()):
+                    # Its decoders are much code, which other loaders do not need.
+                    from gear_data.loaders.video.camera_collector import CameraCollector
+
+                    found[number] = CameraCollector(
+                        group, readers, max_rows, postprocess.seed, ahead=ahead, planar=planar,
+                        reuse=not in_worker, allocate=allocate,
+                    )  # fmt: skip
+            return found
+
+        cameras = collectors(groups, ahead, planar=converter is not None)
         if self.backend == "cuda" and device is not None and deliver is not None and not in_worker:
             from gear_data.loaders.builders.device import DeviceBatchBuilder
 
@@ -242,6 +250,10 @@ class BuilderFactory:
         return CpuBatchBuilder(
             components, source, rows, postprocess, joined=self.joined, max_rows=max_rows, max_batches=max_batches,
             reuse=not in_worker, deliver=deliver, allocate=allocate, cameras=cameras,
+            goal_cameras=collectors(
+                [{number: goal_component(each) for number, each in group.items()} for group in groups], None,
+                planar=False,
+            ),
         )  # fmt: skip
 
     def _frame_converter(self, device: torch.device) -> FrameConverter | None:

@@ -15,6 +15,7 @@ from gear_data.loaders.builders.goals import GoalCollector
 from gear_data.loaders.builders.grouping import are_alike, concatenated
 from gear_data.loaders.builders.packed_keys import PackedKeys
 from gear_data.loaders.builders.postprocess import Postprocessor
+from gear_data.loaders.builders.task_goals import TaskGoals
 from gear_data.loaders.builders.token_parts import dataset_parts
 from gear_data.loaders.builders.window_facts import SourceFacts, sampled_facts
 from gear_data.loaders.component import LoaderComponent
@@ -42,6 +43,7 @@ class CpuBatchBuilder:
         allocate: makes the memory of batches; see `BufferPool`.
         deliver: applied to each batch in the consumer's thread; None: nothing.
         cameras: for each collector, what adds cameras to its batches; None: they have none.
+        goal_cameras: the same for cameras of the goals of tasks.
     """
 
     threaded = True
@@ -49,7 +51,7 @@ class CpuBatchBuilder:
     def __init__(
         self, components: Sequence[LoaderComponent], source: WindowSource, rows: RankRows, postprocess: Postprocessor,
         *, joined: bool, max_rows: int, max_batches: int, reuse: bool, deliver: Change | None,
-        cameras: Sequence[CameraCollector | None],
+        cameras: Sequence[CameraCollector | None], goal_cameras: Sequence[CameraCollector | None],
         allocate: Callable[[int], npt.NDArray[np.uint8]] = plain_memory,
     ) -> None:  # fmt: skip
         self.source, self._components = source, components
@@ -79,6 +81,12 @@ class CpuBatchBuilder:
             if each[0].goals is None
             else GoalCollector(each, max_rows, max_batches, reuse=reuse, allocate=allocate)
             for each in components_of
+        ]
+        self._task_goals = [
+            TaskGoals(each, postprocess.seed, max_rows, reuse=reuse, allocate=allocate, cameras=of_cameras)
+            if each[0].task_goals
+            else None
+            for each, of_cameras in zip(components_of, goal_cameras, strict=True)
         ]
         self._deliver = deliver
         self._cameras = cameras
@@ -162,6 +170,11 @@ class CpuBatchBuilder:
         cameras = self._cameras[number]
         if cameras is not None:
             padded, valid = cameras.add(step, windows, arrays)
+            collected.padded_bytes += padded
+            collected.valid_bytes += valid
+        task_goals = self._task_goals[number]
+        if task_goals is not None:
+            padded, valid = task_goals.add(step, windows, arrays)
             collected.padded_bytes += padded
             collected.valid_bytes += valid
         packed_keys = self._packed_keys[number]

@@ -181,7 +181,7 @@ def make_augmenter(component: LoaderComponent, config: PostprocessConfig) -> Aug
         return None
     images: dict[str, ImageForm] = {
         output.key: (output.array_dtype, output.shape)
-        for output in component.outputs
+        for output in (*component.outputs, *component.task_goals)
         if output.column and len(output.shape) == 3
     }
     for choice in component.choices:

@@ -59,6 +59,7 @@ def check_joined(components: Sequence[LoaderComponent]) -> None:
     first, *others = components
     for other in others:
         check_alike(_beside_tokens(first), _beside_tokens(other))
+        check_alike(first.task_goals, other.task_goals)
         mine, yours = _layout(first), _layout(other)
         if any(mine.get(name) != yours.get(name) for name in {*mine, *yours} - first.absent - other.absent):
             raise InvalidArgumentError(

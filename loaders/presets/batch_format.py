@@ -25,6 +25,7 @@ _FLOATS = ("float32", "float64")
 #: Fields that specifications of earlier versions lack. Their defaults are empty.
 _LATER = (
     "facts", "mapped", "widths", "cameras", "camera_mask", "camera_key", "history", "chunks", "element_mask", "clip",
+    "letterbox", "goals", "keep_image_prob",
 )  # fmt: skip
 #: The same for fields of `Tokens`.
 _LATER_OF_TOKENS = ("text", "text_first", "patch", "channels", "image", "positions", "sample")
@@ -36,6 +37,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "timesteps_dtype": ("int32", "int64", *_FLOATS),
     "timesteps_padding": get_args(TimestepsPadding),
     "camera_frames": ("uint8", "uint8_chw", "float32"),
+    "goals": ("", "uniform"),
 }
 
 
@@ -170,6 +172,11 @@ class BatchFormat:
             of valid steps. With `chunks` it is bool. Empty: there is none.
         clip: normalised actions, and observations that are normalised by `minmax` or `quantiles`, are clipped to
             [-clip, clip]. 0: they are not.
+        letterbox: whether frames of `cameras` have the size of the black ones and keep their proportions, between black
+            bars, unless the loader's `resize` gives sizes.
+        goals: `uniform`: with `chunks`, batches have the observations of a step that is drawn from the window's own to
+            the episode's last, as the task's goals. Empty: there are none.
+        keep_image_prob: with `goals`, the probability that a row with a text keeps its goal images, and not the text.
 
     Raises:
         InvalidArgumentError: a field has a value that is not allowed.
@@ -216,6 +223,9 @@ class BatchFormat:
     chunks: bool = False
     element_mask: str = ""
     clip: float = 0.0
+    letterbox: bool = False
+    goals: str = ""
+    keep_image_prob: float = 0.5
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -230,6 +240,15 @@ class BatchFormat:
                 raise InvalidArgumentError(f"preset '{self.name}': {name} must be a finite number, not {value!r}")
         if not (math.isfinite(self.clip) and self.clip >= 0):
             raise InvalidArgumentError(f"preset '{self.name}': clip must be at least 0, not {self.clip!r}")
+        if not 0 <= self.keep_image_prob <= 1:
+            raise InvalidArgumentError(
+                f"preset '{self.name}': keep_image_prob must be from 0 to 1, not {self.keep_image_prob!r}"
+            )
+        if self.goals and not self.chunks:
+            raise InvalidArgumentError(
+                f"preset '{self.name}' has no task with goals, and goals are {self.goals!r}",
+                hint="give the loader goals=gear_data.Goals(...)",
+            )
         if self.transitions is not None and self.sequences != ():
             raise InvalidArgumentError(f"preset '{self.name}': transitions have no sequences, not {self.sequences!r}")
         if self.history < 0 or (self.chunks and not self.history):
@@ -282,7 +301,14 @@ class BatchFormat:
             for name in _LATER_OF_TOKENS:
                 if plain["tokens"][name] == getattr(Tokens, name):
                     del plain["tokens"][name]
-        return {name: value for name, value in plain.items() if value or name not in _LATER}
+        usual = BatchFormat(self.name)
+        return {name: value for name, value in plain.items() if name not in _LATER or value != _plain(usual, name)}
+
+
+def _plain(batch_format: BatchFormat, name: str) -> Any:
+    """Returns a field as types of JSON."""
+    value = getattr(batch_format, name)
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def replace_fields(value: Any, options: Mapping[str, Any], label: str) -> Any:

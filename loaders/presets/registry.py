@@ -152,6 +152,7 @@ OPENPI = BatchFormat(
     widths={"state": 32, "actions": 32},
     cameras={f"image.{name}": 224 for name in _OPENPI_CAMERAS},
     camera_mask="image_mask.{name}",
+    letterbox=True,
 )
 
 OCTO = BatchFormat(

@@ -16,6 +16,7 @@ from gear_data.collection.output import CHANNELS_FIRST, Output, Padding
 from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.presets.transitions import INTERVALS
+from gear_data.loaders.video.letterbox import LetterboxFrames
 from gear_data.loaders.video.planar_frames import PlanarFrames, PlanarPool
 from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.video.value_frames import ValueFrames
@@ -23,7 +24,7 @@ from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.windows import Int64Array, Windows
 from gear_data.video.decoding.decoder import NoPlanesError
 from gear_data.video.decoding.jobs import frame_ranges
-from gear_data.video.decoding.targets import RgbFrames, YuvFrames
+from gear_data.video.decoding.targets import FrameTarget, RgbFrames, YuvFrames
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange, FetchingPackets
 from gear_data.video.segments import VideoSegments
@@ -194,6 +195,8 @@ class CameraCollector:
                 continue
             camera = outputs[number].source
             files = self._segments(dataset, camera).file
+            if camera in self._components[dataset].letterboxed:
+                return False
             if not self._readers.reader(dataset, camera).gives_planes(files):
                 return False
         return True
@@ -265,7 +268,9 @@ class CameraCollector:
         """
         output = self._outputs[wanted.dataset][number]
         reader, hint = self._readers.reader(wanted.dataset, output.source), _hint(wanted, ahead)
-        target = ValueFrames(output, frames) if output.camera == CHANNELS_FIRST else RgbFrames(frames)
+        target: FrameTarget = ValueFrames(output, frames) if output.camera == CHANNELS_FIRST else RgbFrames(frames)
+        if output.source in self._components[wanted.dataset].letterboxed:
+            target = LetterboxFrames(target)
         reader.read_into(target, wanted.file, wanted.frame, wanted.places, hint)
 
     def _read_planes(

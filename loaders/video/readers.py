@@ -44,7 +44,8 @@ class CameraReaders:
         component = self._components[number]
         wanted = component.request.schema[camera].shape[:2]
         stored = component.dataset.schema[component.stored_name(camera)].shape[:2]
-        options = self._options.decoding(None if stored == wanted else (wanted[0], wanted[1]))
+        whole = stored == wanted or camera in component.letterboxed
+        options = self._options.decoding(None if whole else (wanted[0], wanted[1]))
         with self._lock:
             if (number, options) not in self._readers:
                 videos = component.dataset.store.videos

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.schema import Schema
 
-#: (H, W) of all cameras, or camera -> (H, W).
-Resize = tuple[int, int] | Mapping[str, tuple[int, int]]
+#: The third item of a size whose frames keep their proportions, between black bars.
+LETTERBOX: Literal["letterbox"] = "letterbox"
+
+#: (H, W), or (H, W, "letterbox").
+Size = tuple[int, int] | tuple[int, int, Literal["letterbox"]]
+#: The size of all cameras, or camera -> its size.
+Resize = Size | Mapping[str, Size]
 
 
 def check_resize(resize: Any) -> Resize | None:
@@ -22,14 +28,18 @@ def check_resize(resize: Any) -> Resize | None:
     return None if resize is None else _size(resize)
 
 
-def _size(value: Any) -> tuple[int, int]:
+def _size(value: Any) -> Size:
+    sides = value[:2] if isinstance(value, tuple | list) else ()
     if (
-        not isinstance(value, tuple | list)
-        or len(value) != 2
-        or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1 for n in value)
+        len(sides) != 2
+        or list(value[2:]) not in ([], [LETTERBOX])
+        or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1 for n in sides)
     ):
-        raise InvalidArgumentError(f"resize must be (height, width), or map cameras to (height, width), not {value!r}")
-    return int(value[0]), int(value[1])
+        raise InvalidArgumentError(
+            f"resize must be (height, width) or (height, width, 'letterbox'), or map cameras to these, not {value!r}"
+        )
+    height, width = int(sides[0]), int(sides[1])
+    return (height, width, LETTERBOX) if len(value) == 3 else (height, width)
 
 
 def check_cameras(schemas: Iterable[Schema], resize: Resize | None) -> None:
@@ -47,13 +57,32 @@ def check_cameras(schemas: Iterable[Schema], resize: Resize | None) -> None:
             raise unknown_name("camera", name, known)
 
 
-def resized(schema: Schema, resize: Resize | None) -> Schema:
+def camera_sizes(
+    schema: Schema, resize: Resize | None, batch_format: BatchFormat, chosen: Mapping[str, Sequence[str]]
+) -> dict[str, Size]:
+    """Returns camera -> its size in batches, of the cameras that are scaled.
+
+    Args:
+        schema: the columns.
+        resize: the loader's argument. None: the preset's `letterbox` says it.
+        batch_format: the preset, with its options.
+        chosen: key -> the columns, of which each window has one.
+    """
+    if resize is not None:
+        sizes = resize if isinstance(resize, Mapping) else {each.name: resize for each in schema.videos}
+    elif batch_format.letterbox:
+        keys = {name: key for key, names in chosen.items() for name in names} | dict(batch_format.keys)
+        sides = {name: batch_format.cameras[key] for name, key in keys.items() if key in batch_format.cameras}
+        sizes = {name: (side, side, LETTERBOX) for name, side in sides.items()}
+    else:
+        sizes = {}
+    return {each.name: sizes[each.name] for each in schema.videos if each.name in sizes}
+
+
+def resized(schema: Schema, sizes: Mapping[str, Size]) -> Schema:
     """Returns the schema with the cameras' shapes as batches have them."""
-    if resize is None:
-        return schema
-    sizes = resize if isinstance(resize, Mapping) else dict.fromkeys((each.name for each in schema.videos), resize)
     videos = tuple(
-        replace(each, shape=(*sizes[each.name], each.shape[2])) if each.name in sizes else each
+        replace(each, shape=(*sizes[each.name][:2], each.shape[2])) if each.name in sizes else each
         for each in schema.videos
     )
     return Schema(schema.columns, videos)

@@ -98,6 +98,32 @@ def test_policies_take_the_task(dataset, preset, key):
     assert key not in loader.batch(0)
 
 
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
+def test_octo_keeps_the_goal_images_or_the_text(dataset, keep):
+    """As `delete_task_conditioning` of octo-models/octo: a row without a text keeps its images."""
+    options = {"context": 4, "seed": 2, "framework": "numpy", "preset": "octo"}
+    goals = {"goals": "uniform", "keep_image_prob": keep}
+    loader = SequenceLoader(dataset, 60, **grouped(**options, preset_options=goals))
+    kept = []
+    for step, batch in enumerate(islice(loader, 4)):
+        tasks, masks = expected(dataset, loader, step, "task"), batch["task.pad_mask_dict.language_instruction"]
+        for text, own, mask in zip(tasks, batch["task.language_instruction"], masks, strict=True):
+            assert own == (text if mask else "") and mask == bool(own)
+            if text:
+                kept.append(not mask)
+        assert batch["task.image_primary"].shape == (60, 256, 256, 3)
+        assert not batch["task.pad_mask_dict.image_primary"].any() and batch["task.pad_mask_dict.proprio"].all()
+    assert abs(np.mean(kept) - keep) < 0.15 and (0 < keep < 1) == (len({*kept}) == 2)
+    parts = [
+        SequenceLoader(dataset, 60, **grouped(**options, preset_options=goals, rank=r, world_size=2)) for r in (0, 1)
+    ]
+    joined = [text for part in parts for text in part.batch(1)["task.language_instruction"]]
+    assert joined == loader.batch(1)["task.language_instruction"]
+    with pytest.raises(InvalidArgumentError, match="some rows have no text"):
+        decoders = {"task.language_instruction": lambda texts: [len(text) for text in texts]}
+        SequenceLoader(dataset, 8, **grouped(**options, preset_options=goals, decoders=decoders))
+
+
 def test_keys_that_no_dictionary_holds():
     with pytest.raises(InvalidArgumentError, match=r"'task' and 'task\.ids'"):
         gear_data.nested_batch({"task": [""], "task.ids": np.zeros(1), "other": 1})

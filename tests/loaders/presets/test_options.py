@@ -196,6 +196,7 @@ def test_every_field_is_tested():
     # test_transitions.py tests the field `transitions`: it changes windows, too. video/test_batches.py tests cameras,
     # and video/test_policies.py the fields of policies.
     policies = {"mapped", "widths", "cameras", "camera_mask", "camera_key", "history", "chunks", "element_mask", "clip"}
+    policies |= {"letterbox", "goals", "keep_image_prob"}
     assert {*CHANGES, *policies, "transitions", "camera_frames"} == {
         item.name for item in dataclasses.fields(BatchFormat)
     }

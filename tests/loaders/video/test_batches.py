@@ -359,6 +359,7 @@ def test_cameras_of_several_sizes_need_resize(dataset: gear_data.Dataset, source
         ({"stack": {"seen": [FRONT, "observations"]}}, gear_data.GearError, FRONT),
         ({"resize": (0, 5)}, InvalidArgumentError, "resize must be"),
         ({"resize": {FRONT: 5}}, InvalidArgumentError, "resize must be"),
+        ({"resize": (8, 8, "crop")}, InvalidArgumentError, "resize must be"),
         ({"resize": {"front": (5, 5)}}, UnknownNameError, "camera 'front'"),
         ({"threads": 0}, InvalidArgumentError, "threads must be"),
         ({"threads": 1.5}, InvalidArgumentError, "threads must be"),
