@@ -1,9 +1,10 @@
 """Measures joined batches of many datasets beside those of one, and packed rows beside padded batches.
 
-    python benchmarks/mixture.py --json mixture.json
+    python benchmarks/mixture.py --install --json mixture.json
 
 The loaders take turns in one process, without prefetching: a round measures some batches of each. Ratios are of one
-round, and all figures are medians over the rounds. The parts are in `mixing`.
+round, and all figures are medians over the rounds. The parts are in `mixing`. The peer of joined batches is a plain
+`ConcatDataset` of LeRobot's datasets, in an environment of its own, which `--install` creates.
 """
 
 from __future__ import annotations
@@ -14,8 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import command_line, describe_machine, figure, format_table, machine_facts, parse_with_quick, write_json
-from mixing import joined, packed
+from common import (
+    ROOT,
+    command_line,
+    describe_machine,
+    figure,
+    format_table,
+    machine_facts,
+    parse_with_quick,
+    write_json,
+)
+from mixing import joined, packed, peer
 
 PARTS = ("joined", "packed")
 
@@ -40,6 +50,25 @@ def print_joined(results: Sequence[dict[str, Any]]) -> None:
     )
 
 
+def print_peer(found: dict[str, Any]) -> None:
+    if "failure" in found:
+        print(f"{peer.CONTENDER.title}: not measured: {found['failure']}")
+        return
+    print(f"{peer.CONTENDER.title}: {', '.join(f'{name} {version}' for name, version in found['versions'].items())}")
+    print(
+        format_table(
+            ["datasets", "cameras", "ms a batch", "batches", "MiB added in them", "resume s (extrapolated)"],
+            [
+                [
+                    str(each["datasets"]), str(each["cameras"]), figure(each["us"] / 1e3), str(each["batches"]),
+                    f"{each['rss_bytes_added'] / (1 << 20):.1f}", figure(each["resume_seconds"]),
+                ]
+                for each in found["mixtures"]
+            ],
+        )
+    )  # fmt: skip
+
+
 def print_packed(results: Sequence[dict[str, Any]]) -> None:
     print(
         format_table(
@@ -56,6 +85,13 @@ def print_packed(results: Sequence[dict[str, Any]]) -> None:
     print(
         f"Targets: a ratio of at most {packed.RATIO_TARGET}, and at least {packed.OCCUPANCY_TARGET} of the steps real."
     )
+
+
+def named_path(text: str) -> tuple[str, Path]:
+    name, separator, path = text.partition("=")
+    if not separator or name != peer.LEROBOT:
+        raise argparse.ArgumentTypeError(f"give {peer.LEROBOT}=PATH, such as {peer.LEROBOT}=venv/bin/python")
+    return name, Path(path)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -76,6 +112,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rss-batches", type=int, default=10_000, help="batches after which memory is compared (default 10,000)"
     )
+    parser.add_argument(
+        "--peer-steps", type=int, default=100_000, help="steps of each mixture that LeRobot reads (default 100,000)"
+    )
+    parser.add_argument("--peer-seconds", type=float, default=4.0, help="seconds of LeRobot's measurement (default 4)")
+    parser.add_argument("--venvs", type=Path, default=ROOT / ".bench-venvs", help="folder of the peer's environment")
+    parser.add_argument("--install", action="store_true", help="create LeRobot's environment if it is missing")
+    help = "use this interpreter instead of LeRobot's environment"
+    parser.add_argument("--python", type=named_path, action="append", default=[], metavar="lerobot=PATH", help=help)
     parser.add_argument("--rounds", type=int, default=15, help="rounds of all loaders (default 15)")
     parser.add_argument("--json", type=Path, help="write the full record here")
     return parser
@@ -84,6 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     quick = {
         "steps": 4000, "rows": [2], "datasets": [1, 3], "frames": 12, "rss_batches": 3, "rounds": 1,
+        "peer_steps": 100, "peer_seconds": 0.01,
     }  # fmt: skip
     args = parse_with_quick(make_parser(), arguments, quick)
     machine, results = machine_facts(), dict[str, Any]()
@@ -91,16 +136,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(name)
         if "joined" in args.only:
             plain = {count: joined.make_datasets(folder, count, args.steps) for count in args.datasets}
-            recorded = {count: joined.record_datasets(folder, count, args.frames) for count in args.datasets}
+            source = joined.record(folder, max(args.datasets), args.frames)
+            recorded = {count: joined.divided(source, folder, count) for count in args.datasets}
             results["joined"] = [
                 *joined.measure(plain, args.rounds, 50, args.rss_batches, cameras=False),
-                *joined.measure(recorded, args.rounds, 2, args.rss_batches // 100, cameras=True),
+                *joined.measure(recorded, args.rounds, 2, max(1, args.rss_batches // 100), cameras=True),
             ]
+            results["lerobot"] = peer.measure({0: plain, len(joined.CAMERAS): recorded}, folder, args)
         if "packed" in args.only:
             results["packed"] = packed.measure(packed.make_dataset(folder, args.steps), args.rows, args.rounds)
     print(describe_machine(machine))
     if "joined" in results:
         print_joined(results["joined"])
+        print_peer(results["lerobot"])
     if "packed" in results:
         print_packed(results["packed"])
     if args.json is not None:

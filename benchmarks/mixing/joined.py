@@ -1,7 +1,8 @@
 """Joined batches of 1 to 60 datasets of unlike shape: cost, memory, and the time to resume late in a run.
 
-All mixtures have about as many steps, divided among their datasets. So the processor's cache helps one dataset no more
-than sixty. The datasets have 7 to 32 elements of an action, which `pad_to` brings to 32.
+All mixtures have about as many steps and bytes, divided among their datasets. So the processor's cache helps one
+dataset no more than sixty. The datasets have 7 to 32 elements of an action, 19.5 on average in each mixture, which
+`pad_to` brings to 32. Cameras are recorded once: the datasets of all mixtures have links to the files.
 """
 
 from __future__ import annotations
@@ -30,44 +31,60 @@ RATIO_TARGET, RESUME_TARGET = 1.3, 1.0
 RESUMED_STEP = 10**6
 
 
-def action_width(number: int) -> int:
-    """Returns the elements of an action of a dataset: 7 to 32."""
-    return 7 + 5 * number % (WIDTH - 6)
+def action_width(number: int, count: int) -> int:
+    """Returns the elements of an action of one of `count` datasets: 7 to 32, of one mean for each count."""
+    return 7 + round((number + 0.5) * (WIDTH - 7) / count)
 
 
 def make_datasets(folder: Path, count: int, steps: int) -> list[gear_data.Dataset]:
     """Makes `count` datasets with `steps` steps together."""
     made = []
     for number in range(count):
-        source, path = folder / f"{count}-{number}.parquet", folder / f"{count}-{number}"
-        write_parquet(synthetic_episodes(steps // count, seed=number, action_width=action_width(number)), source)
+        progress(f"making dataset {number + 1} of {count}")
+        source, path = folder / "source.parquet", folder / f"{count}-{number}"
+        width = action_width(number, count)
+        write_parquet(synthetic_episodes(steps // count, seed=number, action_width=width), source)
         gear_data.convert(source, path, progress=False)
         made.append(gear_data.open(path))
     return made
 
 
-def record_datasets(folder: Path, count: int, frames: int) -> list[gear_data.Dataset]:
-    """Records `count` datasets with two cameras and `frames` frames of each camera together."""
-    made = []
-    for number in range(count):
-        rng, path = np.random.default_rng(number), folder / f"cameras-{count}-{number}"
-        pictures = np.repeat(np.repeat(rng.integers(0, 256, (8, 14, 14, 3), np.uint8), SIDE // 14, 1), SIDE // 14, 2)
-        with gear_data.Writer(path, cameras={name: Camera(fps=FPS) for name in CAMERAS}) as writer:
-            for t in range(max(2, frames // count)):
+def record(folder: Path, episodes: int, frames: int) -> gear_data.Dataset:
+    """Records episodes with two cameras and `frames` frames of each camera together."""
+    rng, path = np.random.default_rng(0), folder / "recorded"
+    with gear_data.Writer(path, cameras={name: Camera(fps=FPS) for name in CAMERAS}) as writer:
+        for number in range(episodes):
+            progress(f"recording episode {number + 1} of {episodes}")
+            small = rng.integers(0, 256, (8, 14, 14, 3), np.uint8)
+            pictures = np.repeat(np.repeat(small, SIDE // 14, 1), SIDE // 14, 2)
+            for t in range(max(2, frames // episodes)):
                 images = {
                     name.rpartition(".")[2]: pictures[(t + place) % len(pictures)] for place, name in enumerate(CAMERAS)
                 }
                 observation = {"state": np.full(10, t, np.float32), "images": images}
-                action = np.full(action_width(number), t, np.float32)
-                writer.append(observations=observation, actions=action, rewards=0.0)
+                writer.append(observations=observation, actions=np.full(WIDTH, t, np.float32), rewards=0.0)
             writer.end_episode(truncated=True)
+    return gear_data.open(path)
+
+
+def divided(recorded: gear_data.Dataset, folder: Path, count: int) -> list[gear_data.Dataset]:
+    """Saves the recorded episodes as `count` datasets."""
+    made = []
+    for number in range(count):
+        path = folder / f"cameras-{count}-{number}"
+        recorded.select(range(number, len(recorded), count)).save(path, progress=False)
         made.append(gear_data.open(path))
     return made
 
 
 def loader_of(datasets: Sequence[gear_data.Dataset], cameras: bool) -> SequenceLoader:
     """Returns a loader of joined batches, which is also a mixture if there is one dataset."""
-    mixture = Mixture(list(datasets), join=True, pad_to={"actions": WIDTH})
+    entries: list[Any] = list(datasets)
+    if cameras:  # all were recorded with one width
+        widths = [action_width(number, len(datasets)) for number in range(len(datasets))]
+        parts = [[{"column": "actions", "elements": [0, width]}] for width in widths]
+        entries = [(each, 1, {"stack": {"actions": part}}) for each, part in zip(datasets, parts, strict=True)]
+    mixture = Mixture(entries, join=True, pad_to={"actions": WIDTH})
     rows, context = (CAMERA_ROWS, 1) if cameras else (ROWS, CONTEXT)
     return SequenceLoader(mixture, rows, context=context, seed=1, prefetch=0)
 

@@ -17,6 +17,7 @@ from feeding import contenders
 from feeding.contenders import CONTENDERS, INLINE, THREADS
 from feeding.environments import requirements
 from feeding.scenarios import FAMILIES, SCENARIOS
+from mixing import peer
 from recording.contenders import RECORDERS, SAMPLERS
 
 from tests.support.benchmarks.commands import BENCHMARKS, COMMANDS, WITHOUT_OPTIONS, parser_of
@@ -35,6 +36,7 @@ OF_OPTIONS = {
 }
 OF_VIDEO = {contender.script: contender.environment for contender in video.CONTENDERS}
 OF_WRITER = {each.contender.script: each.contender.environment for each in (*RECORDERS, *SAMPLERS)}
+OF_MIXTURE = {peer.CONTENDER.script: peer.CONTENDER.environment}
 
 
 def programs(folder: str) -> set[str]:
@@ -98,7 +100,7 @@ def test_every_script_of_a_peer_is_run() -> None:
             names = arguments[arguments.index("--shapes") + 1].split(",")
             reached = reached.union(*(shapes[name].peers for name in names))
     assert reached == {contender.name for contender in CONTENDERS}
-    others = OF_OPTIONS.keys() | OF_VIDEO.keys() | OF_WRITER.keys()
+    others = OF_OPTIONS.keys() | OF_VIDEO.keys() | OF_WRITER.keys() | OF_MIXTURE.keys()
     assert programs("peers") == {contender.script for contender in CONTENDERS} | others
     source = inspect.getsource(feed) + (BENCHMARKS / "feeding" / "data.py").read_text()
     assert all(f'"{script}"' in source for script in OF_OPTIONS)

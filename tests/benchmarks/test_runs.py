@@ -308,6 +308,14 @@ def test_joined_batches_are_measured(run: Run) -> None:
         ["1", "2"],
         ["2", "2"],
     ]
+    assert "LeRobot, ConcatDataset: not measured: not installable" in result.printed
+
+
+def test_a_peer_of_joined_batches_that_ends_is_reported(run: Run) -> None:
+    """The tests' own environment has no LeRobot."""
+    result = run("joined batches beside LeRobot")
+    assert result.status == 0, result.errors
+    assert "ended with status" in result.record["results"]["lerobot"]["failure"]
 
 
 # augment.py

@@ -62,7 +62,10 @@ COMMANDS = {
     "some recorders": "writer.py --quick --recorders gear-episode,lerobot --seconds 0.02 --rounds 2 --environments 2 "
     "--fill 2000 --rate 1000 --seed 1 --json {json}",
     "packed rows": "mixture.py --quick --only packed --steps 2 --rows 2 3 --rounds 1 --json {json}",
-    "joined batches": "mixture.py --quick --only joined --datasets 1 2 --frames 8 --rss-batches 200 --json {json}",
+    "joined batches": "mixture.py --quick --only joined --datasets 1 2 --frames 8 --rss-batches 200 "
+    "--install --venvs {scratch}/venvs --json {json}",
+    "joined batches beside LeRobot": "mixture.py --quick --only joined --datasets 1 --frames 4 --peer-steps 50 "
+    "--peer-seconds 0.01 --python lerobot={python} --json {json}",
     "first batches": "first_batch.py --rounds 1 --json {json}",
     "augmentations": "augment.py --quick --json {json}",
     "host of a GPU": "host_cost.py --quick --json {json}",
