@@ -194,7 +194,6 @@ class Format:
         name: the name for `--format`.
         probe: returns the reason why a location has this format, or None if it does not.
         open: opens a location of this format.
-        priority: formats are probed in descending priority.
         uses: of `mapping` and the values of `EpisodeBoundaries` and `TableOptions`, the names that this format uses;
             "split" if it chooses a split itself.
         suffixes: the suffixes of the data files that it reads.
@@ -205,7 +204,6 @@ class Format:
     name: str
     probe: Callable[[Location], str | None]
     open: Callable[[Location, SourceOptions], EpisodeSource]
-    priority: int = 0
     uses: frozenset[str] = frozenset()
     suffixes: tuple[str, ...] = ()
     beside: str = r"(?!)"

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.log import Finding, FindingLog, place_of
 from gear_data.ingest.pipeline.columns import FIRST_FLAGS, ONE_VALUE, STEP_NUMBERS
 from gear_data.storage.episode_block import EpisodeBlock
 
@@ -33,11 +33,8 @@ def check_joined_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are
     for name in sorted(FIRST_FLAGS):
         first = scalars.get(name)
         if first is not None and first.dtype.kind in "biuf":
-            cut = np.flatnonzero(first[block.offsets[:-1]] == 0)
-            if len(cut):
-                message = "is not true at the first step of an episode, which may lack its beginning; kept"
-                place = block.sources[cut[0]], int(block.rows[cut[0]]), name
-                findings.add(Finding("episode-cut", message, len(cut), *place))
+            message = "is not true at the first step of an episode, which may lack its beginning; kept"
+            findings.add_episodes(block, "episode-cut", message, first[block.offsets[:-1]] == 0, name)
             message = "is true inside an episode"
             _report(block, findings, first[1:] != 0, ("first-step-inside", message, name), rows_are_steps)
     for name in _RUNS:
@@ -64,8 +61,7 @@ def _report(
         code, message, column = kind
         episode, before = block.locate(steps[0])
         step = before + 1
-        row = int(block.rows[episode]) + (step if rows_are_steps else 0)
         message += f", first at step {step} of its episode, as if two were joined; kept as one. If episodes of several "
         message += "runs have the same number, name all columns that tell them apart: --episode-column RUN "
         message += "--episode-column EPISODE (episode_column=('RUN', 'EPISODE'))"
-        findings.add(Finding(code, message, len(steps), block.sources[episode], row, column))
+        findings.add(Finding(code, message, len(steps), *place_of(block, episode, step * rows_are_steps), column))

@@ -5,11 +5,15 @@ A finding has a code, a count and the place of its first occurrence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from gear_data.errors import BadEpisodeError, FindingError
+from gear_data.storage.episode_block import EpisodeBlock
 
 #: The hint of a BadEpisodeError that `on_bad_episode="skip"` would turn into a finding.
 BAD_EPISODE_HINT = "repair the source, or leave such episodes out with --on-bad-episode skip"
@@ -88,6 +92,20 @@ class FindingLog:
             raise error
         self.add(Finding("bad-episode", f"{error.message}; skipped", 1, error.file, error.row, error.column))
 
+    def extend(self, findings: Iterable[Finding]) -> None:
+        """Adds findings. Raises FindingError if the log is strict."""
+        for finding in findings:
+            self.add(finding)
+
+    def add_episodes(
+        self, block: EpisodeBlock, code: str, message: str, episodes: npt.NDArray[Any], column: str | None = None
+    ) -> None:
+        """Adds a finding about episodes of a block, if there are any: their indices, or bool [n]."""
+        found = np.flatnonzero(episodes) if episodes.dtype == np.bool_ else episodes
+        if len(found):
+            first = int(found[0])
+            self.add(Finding(code, message, len(found), block.sources[first], int(block.rows[first]), column))
+
     def __iter__(self) -> Iterator[Finding]:
         return iter(self._items.values())
 
@@ -100,6 +118,11 @@ class FindingLog:
         self._items.clear()
         for item in items:
             self.add(Finding(**item))
+
+
+def place_of(block: EpisodeBlock, episode: int, step: int = 0) -> tuple[str, int]:
+    """Returns the file of an episode of a block, and the row of a step; of its first step if rows are episodes."""
+    return block.sources[episode], int(block.rows[episode]) + step
 
 
 def _error(finding: Finding) -> FindingError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gear_data.errors import NonFiniteError
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.log import Finding, FindingLog, place_of
 from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO
 from gear_data.storage.episode_block import EpisodeBlock
 
@@ -26,23 +26,16 @@ def check_finite(block: EpisodeBlock, findings: FindingLog, *, strict: bool, row
             continue
         steps = np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1))
         episode, step = block.locate(steps[0])
-        row = int(block.rows[episode]) + (step if rows_are_steps else 0)
+        file, row = place_of(block, episode, step * rows_are_steps)
         first_place = "" if rows_are_steps else f", first at step {step} of its episode"
         if strict:
-            raise NonFiniteError(
-                f"holds NaN or Inf{first_place}",
-                file=block.sources[episode],
-                column=name,
-                row=row,
-                hint=_STRICT_HINT,
-            )
+            raise NonFiniteError(f"holds NaN or Inf{first_place}", file=file, column=name, row=row, hint=_STRICT_HINT)
         message = f"NaN or Inf{first_place}; kept"
-        findings.add(Finding("non-finite", message, int((~finite).sum()), block.sources[episode], row, name))
+        findings.add(Finding("non-finite", message, int((~finite).sum()), file, row, name))
     for name, values in block.finals.items():
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-            episode = int(np.flatnonzero(block.has_final)[bad[0]])
-            file, row = block.sources[episode], int(block.rows[episode])
+            file, row = place_of(block, np.flatnonzero(block.has_final)[bad[0]])
             if strict:
                 raise NonFiniteError(
                     "a final observation holds NaN or Inf", file=file, column=name, row=row, hint=_STRICT_HINT

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.errors import UnsupportedColumnError
-from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.findings.log import Finding, place_of
 from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.pipeline.mapped_source import MappedSource
 from gear_data.ingest.pipeline.names import is_next, observations_before
@@ -155,7 +155,6 @@ class _WithFinals(MappedSource):
         steps = np.flatnonzero(differ)
         if len(steps):
             episode, step = block.locate(steps[0])
-            row = int(block.rows[episode]) + (step if self.rows_are_steps else 0)
             message = "differs from the next row's observation inside an episode; left out, observations are kept"
-            place = block.sources[episode], row, spec.source or name
-            self.findings.add(Finding("next-observation-differs", message, len(steps), *place))
+            place = place_of(block, episode, step * self.rows_are_steps)
+            self.findings.add(Finding("next-observation-differs", message, len(steps), *place, spec.source or name))

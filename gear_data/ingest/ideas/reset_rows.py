@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
-from gear_data.ingest.findings.log import NO_STEPS, Finding
+from gear_data.ingest.findings.log import NO_STEPS
 from gear_data.ingest.pipeline.columns import END_FLAGS, other_flags
 from gear_data.ingest.pipeline.images import first_block
 from gear_data.ingest.pipeline.mapped_source import MappedSource, without
@@ -106,7 +106,7 @@ class _WithoutResetRows(MappedSource):
                 "the first row of an episode has an action and a reward of 0: read as the reset, so that actions, "
                 f"rewards and flags belong to the row before; {_KEEP}"
             )
-            self.findings.add(Finding("reset-row", message, len(block), block.sources[0], int(block.rows[0])))
+            self.findings.add_episodes(block, "reset-row", message, np.arange(len(block)))
             yield self._shift(block)
 
     def _shift(self, block: EpisodeBlock) -> EpisodeBlock:

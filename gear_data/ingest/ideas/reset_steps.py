@@ -289,14 +289,11 @@ class _WithoutResetSteps(MappedSource):
         if not found.any():
             yield piece
             return
-        first = int(np.argmax(found))
         message = (
             "the first step of an episode only resets the environment (Gymnasium's autoreset in the next step); left "
             "out: --reset-steps keep keeps it"
         )
-        self.findings.add(
-            Finding("reset-step-left-out", message, int(found.sum()), piece.sources[first], int(piece.rows[first]))
-        )
+        self.findings.add_episodes(piece, "reset-step-left-out", message, found)
         keep = np.ones(int(piece.lengths.sum()), np.bool_)
         keep[piece.offsets[:-1][found]] = False
         mask = pa.array(keep)

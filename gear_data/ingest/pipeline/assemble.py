@@ -158,8 +158,7 @@ def _report_bad_episodes(
                 finding = Finding("bad-episode", f"{fault.reason}; skipped", len(found), part.name, row, fault.column)
                 found_at.append((int(found[0]), finding))
         start += len(part.rows)
-    for _, finding in sorted(found_at, key=itemgetter(0)):
-        findings.add(finding)
+    findings.extend(finding for _, finding in sorted(found_at, key=itemgetter(0)))
 
 
 def _concatenate(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.pipeline.columns import END_FLAGS, ONE_VALUE, other_flags
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.schema import ColumnSpec
@@ -74,24 +74,22 @@ def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBloc
     if dones is not None and not had_flags:
         terminated = _flag(dones, len(dones))
         message = "the source has one end flag and no truncation; read as terminated, so time limits count as terminal"
-        findings.add(_finding_at_first(block, "no-truncation-flag", message, np.arange(len(block)), DONES))
+        findings.add_episodes(block, "no-truncation-flag", message, np.arange(len(block)), DONES)
     elif dones is not None and "terminated" not in columns:
         terminated = dones.astype(np.bool_) & ~truncated
     elif dones is not None and "truncated" not in columns:
         truncated = dones.astype(np.bool_) & ~terminated
     elif dones is not None and (differ := dones.astype(np.bool_) != (terminated | truncated)).any():
         message = "dones differs from terminated or truncated; dones is left out"
-        findings.add(_finding_at_first(block, "flags-disagree", message, _episodes_of(block, differ), DONES))
+        findings.add_episodes(block, "flags-disagree", message, _episodes_of(block, differ), DONES)
     unflagged = np.flatnonzero(~(terminated[last] | truncated[last]))
     if len(unflagged):
         truncated[last[unflagged]] = True
         if not had_flags and dones is None:
-            findings.add(
-                _finding_at_first(block, "no-end-flag", "the source has no end flags; read as truncated", unflagged)
-            )
+            findings.add_episodes(block, "no-end-flag", "the source has no end flags; read as truncated", unflagged)
         else:
             message = "the last step has no end flag; read as truncated"
-            findings.add(_finding_at_first(block, "unfinished-episode", message, unflagged))
+            findings.add_episodes(block, "unfinished-episode", message, unflagged)
     columns["terminated"], columns["truncated"] = terminated, truncated
     return replace(block, columns=columns)
 
@@ -104,13 +102,10 @@ def check_end_flags(block: EpisodeBlock, findings: FindingLog) -> None:
     terminated, truncated, last = block.columns["terminated"], block.columns["truncated"], block.offsets[1:] - 1
     inside = terminated | truncated
     inside[last] = False
-    if inside.any():
-        message = "an end flag is set before the episode's last step; kept"
-        findings.add(_finding_at_first(block, "end-flag-inside", message, _episodes_of(block, inside)))
-    both = terminated & truncated
-    if both.any():
-        message = "terminated and truncated are both set; kept"
-        findings.add(_finding_at_first(block, "both-flags", message, _episodes_of(block, both)))
+    message = "an end flag is set before the episode's last step; kept"
+    findings.add_episodes(block, "end-flag-inside", message, _episodes_of(block, inside))
+    message = "terminated and truncated are both set; kept"
+    findings.add_episodes(block, "both-flags", message, _episodes_of(block, terminated & truncated))
 
 
 def _with_flags_of_episodes(block: EpisodeBlock) -> EpisodeBlock:
@@ -176,10 +171,3 @@ def _check_flag(block: EpisodeBlock, name: str) -> None:
 def _episodes_of(block: EpisodeBlock, steps: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """Returns the indices of the episodes that contain marked steps."""
     return np.unique(np.searchsorted(block.offsets, np.flatnonzero(steps), side="right") - 1)
-
-
-def _finding_at_first(
-    block: EpisodeBlock, code: str, message: str, episodes: npt.NDArray[Any], column: str | None = None
-) -> Finding:
-    first = int(episodes[0])
-    return Finding(code, message, len(episodes), block.sources[first], int(block.rows[first]), column)

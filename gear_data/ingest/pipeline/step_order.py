@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.log import Finding, FindingLog, place_of
 from gear_data.storage.episode_block import EpisodeBlock
 
 #: Replaces a missing step number. No number precedes it.
@@ -31,7 +31,6 @@ def check_step_order(
     findings: FindingLog,
     *,
     from_zero: bool,
-    rows_are_steps: bool,
 ) -> None:
     """Adds findings for step numbers that do not rise by one, or do not begin with 0.
 
@@ -41,7 +40,6 @@ def check_step_order(
         column: the column of the step numbers, for messages.
         findings: the log to add to.
         from_zero: whether the numbers of each episode must begin with 0.
-        rows_are_steps: whether a source row is a step.
     """
     starts = block.offsets[:-1]
     falling, consecutive = np.zeros(len(numbers), np.bool_), np.ones(len(numbers), np.bool_)
@@ -59,5 +57,4 @@ def check_step_order(
             episode, step = block.locate(steps[0])
             # The row of the episode: the step itself may be in another file.
             message = f"{message}, first at step {step} of its episode; the source's order of rows is kept"
-            row = int(block.rows[episode])
-            findings.add(Finding(code, message, len(steps), block.sources[episode], row, column))
+            findings.add(Finding(code, message, len(steps), *place_of(block, episode), column))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.log import FindingLog
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock
 
@@ -30,11 +30,9 @@ def drop_variable_finals(block: EpisodeBlock, columns: tuple[ColumnSpec, ...], f
         columns: the columns of the source.
         findings: the log to add to.
     """
-    with_final = np.flatnonzero(block.has_final)
     for spec in columns:
-        if spec.name in block.variable_finals and len(with_final):
+        if spec.name in block.variable_finals:
             message = "final observations of variable length cannot be stored; left out"
-            file, row = block.sources[with_final[0]], int(block.rows[with_final[0]])
-            findings.add(Finding("final-left-out", message, len(with_final), file, row, spec.source or spec.name))
+            findings.add_episodes(block, "final-left-out", message, block.has_final, spec.source or spec.name)
     has_final = block.has_final if block.finals else np.zeros(len(block), np.bool_)
     return replace(block, variable_finals={}, has_final=has_final)

@@ -203,8 +203,7 @@ class SourceSequence:
         return {**own, **added}
 
     def _take_findings(self, source: EpisodeSource) -> None:
-        for finding in source.findings:
-            self.findings.add(finding)
+        self.findings.extend(source.findings)
         source.findings.restore([])
 
 

@@ -99,11 +99,4 @@ _FORMAT = TreeFormat(
     beside=frozenset({_LENGTHS}),
     hooks=Hooks(check_files=_check_files, check_episode=_check_lengths),
 )
-FORMAT = Format(
-    name="act",
-    probe=probe,
-    open=open_,
-    priority=43,
-    uses=frozenset({"dtype"}),
-    suffixes=(".hdf5", ".h5"),
-)
+FORMAT = Format("act", probe, open_, uses=frozenset({"dtype"}), suffixes=(".hdf5", ".h5"))

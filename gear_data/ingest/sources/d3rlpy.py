@@ -269,11 +269,4 @@ def _read(array: TreeArray, contents: _Contents, index: int, column: str) -> npt
     return np.asarray(array.read(index, index + 1)[0])
 
 
-FORMAT = Format(
-    name="d3rlpy",
-    probe=probe,
-    open=open_,
-    priority=14,
-    uses=frozenset({"dtype"}),
-    suffixes=HDF5_SUFFIXES,
-)
+FORMAT = Format("d3rlpy", probe, open_, uses=frozenset({"dtype"}), suffixes=HDF5_SUFFIXES)

@@ -200,8 +200,7 @@ class D4rlSource(MappedSource):
         )
         self._tree_source.metadata = datasets.metadata
         super().__init__(self._tree_source)
-        for finding in datasets.left_out:
-            self.findings.add(finding)
+        self.findings.extend(datasets.left_out)
         stored = [spec for spec in self.columns if spec.name != _NEXT or options.names_column(spec)]
         self._row_bytes = max(1, sum(variable_bytes if spec.variable_length else spec.row_bytes for spec in stored))
         if datasets.max_steps is not None:
@@ -299,11 +298,4 @@ class D4rlSource(MappedSource):
         yield replace(piece, columns={**piece.columns, "truncated": truncated & ~both})
 
 
-FORMAT = Format(
-    name="d4rl",
-    probe=probe,
-    open=open_,
-    priority=9,
-    uses=frozenset({"max_episode_steps"}),
-    suffixes=HDF5_SUFFIXES,
-)
+FORMAT = Format("d4rl", probe, open_, uses=frozenset({"max_episode_steps"}), suffixes=HDF5_SUFFIXES)

@@ -239,4 +239,4 @@ def _bytes(values: Any) -> int:
     return int(values.nbytes)
 
 
-FORMAT = Format(name="journal", probe=probe, open=open_, priority=70, suffixes=(SUFFIX,), beside=".*")
+FORMAT = Format("journal", probe, open_, suffixes=(SUFFIX,), beside=".*")

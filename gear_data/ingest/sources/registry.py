@@ -28,29 +28,29 @@ from gear_data.ingest.sources.tree.reader import named_ids
 from gear_data.ingest.sources.unrecognised import unrecognised
 from gear_data.ingest.splits import no_such_split
 
-#: Modules with a `FORMAT`, below `gear_data.ingest.sources`.
+#: Modules with a `FORMAT`, below `gear_data.ingest.sources`, in the order in which the formats are probed.
 _MODULES = (
-    "arrays.calvin",
-    "arrays.dqn_replay",
-    "act",
-    "arrays.npy_folder",
-    "arrays.npz",
-    "arrays.ogbench",
-    "d3rlpy",
-    "d4rl",
     "journal",
-    "robomimic",
     "memory.episodes",
-    "lerobot.reader",
-    "minari.arrow",
     "minari.hdf5",
+    "minari.arrow",
     "rlds",
-    "stable_baselines3.reader",
+    "robomimic",
+    "torchrl",
+    "act",
+    "arrays.calvin",  # before the tables, which look at every file
+    "lerobot.reader",
+    "zarr.replay_buffer",
     "tables.episode_rows",
     "tables.step_rows",
-    "torchrl",
+    "arrays.dqn_replay",
+    "stable_baselines3.reader",
+    "d3rlpy",
+    "arrays.ogbench",
+    "arrays.npz",
+    "arrays.npy_folder",
     "vd4rl",
-    "zarr.replay_buffer",
+    "d4rl",
     "tree.reader",
 )
 _TABLES = ("episode-rows", "step-rows")
@@ -63,8 +63,7 @@ _TREE = "tree"
 def known_formats() -> dict[str, Format]:
     """Returns name -> format, in the order in which they are probed."""
     modules = [importlib.import_module(f"gear_data.ingest.sources.{name}") for name in _MODULES]
-    formats: list[Format] = [module.FORMAT for module in modules]
-    return {item.name: item for item in sorted(formats, key=lambda item: -item.priority)}
+    return {module.FORMAT.name: module.FORMAT for module in modules}
 
 
 def open_source(location: Location, name: str, options: SourceOptions) -> tuple[EpisodeSource, str, str]:

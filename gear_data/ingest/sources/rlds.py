@@ -372,10 +372,5 @@ def _decode_text(values: Any, name: str) -> npt.NDArray[Any]:
 
 
 FORMAT = Format(
-    name="rlds",
-    probe=probe,
-    open=open_,
-    priority=46,
-    uses=frozenset({"split"}),
-    beside=r"(.*/)?(dataset_info|features|metadata.*)\.json",
+    "rlds", probe, open_, uses=frozenset({"split"}), beside=r"(.*/)?(dataset_info|features|metadata.*)\.json"
 )

@@ -95,8 +95,7 @@ def open_(location: Location, options: SourceOptions) -> TreeSource:
         hooks=Hooks(file_facts=lambda tree: _episode_facts(tree, own[tree.name]), check_file=_check_counts),
     )
     source = open_format(form, trees, options, shared)
-    for finding in findings:
-        source.findings.add(finding)
+    source.findings.extend(findings)
     return source
 
 
@@ -137,8 +136,7 @@ def _attributes(trees: Sequence[Container], findings: FindingLog) -> dict[str, d
                 continue
             attributes = {key: value for key, value in tree.attributes(_DATA).items() if key not in _COUNTS}
         found[item.name], left_out = dataset_facts(attributes, item.name)
-        for finding in left_out:
-            findings.add(finding)
+        findings.extend(left_out)
     if others:
         raise UnknownFormatError(
             f"{len(others)} of {len(trees)} HDF5 files have no group '{_DATA}': {', '.join(others[:10])}",
@@ -225,11 +223,4 @@ def _check_counts(tree: Tree, places: Sequence[EpisodePlace], findings: FindingL
             findings.add(Finding("metadata-disagrees", message, file=tree.name, column=key))
 
 
-FORMAT = Format(
-    name="robomimic",
-    probe=probe,
-    open=open_,
-    priority=45,
-    uses=frozenset({"dtype"}),
-    suffixes=(".hdf5", ".h5"),
-)
+FORMAT = Format("robomimic", probe, open_, uses=frozenset({"dtype"}), suffixes=(".hdf5", ".h5"))

@@ -390,11 +390,4 @@ def _refuse_steps_first(
         )
 
 
-FORMAT = Format(
-    name="torchrl",
-    probe=probe,
-    open=open_,
-    priority=44,
-    suffixes=(".memmap",),
-    beside=r".*\.json",
-)
+FORMAT = Format("torchrl", probe, open_, suffixes=(".memmap",), beside=r".*\.json")

@@ -162,4 +162,4 @@ def _episodes(
     return EpisodeRanges(lengths, starts, flags=flags, findings=(*findings, *empty))
 
 
-FORMAT = Format(name="vd4rl", probe=probe, open=open_, priority=10, suffixes=HDF5_SUFFIXES)
+FORMAT = Format("vd4rl", probe, open_, suffixes=HDF5_SUFFIXES)

@@ -215,5 +215,4 @@ def read_staged_videos(store: FileStore, videos: SourceVideos) -> StagedVideos:
 def _add_findings(videos: SourceVideos, staged: StagedVideos, findings: FindingLog) -> None:
     for number, declared in enumerate(videos.declared):
         if number in staged.rows:
-            for finding in video_findings(staged.index.file(staged.rows[number]), declared):
-                findings.add(finding)
+            findings.extend(video_findings(staged.index.file(staged.rows[number]), declared))

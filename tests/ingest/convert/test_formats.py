@@ -645,17 +645,9 @@ def test_d4rl_rename_of_structure(sources: Any, rollouts: Rollouts, tmp_path: Pa
 # Recognising formats.
 
 
-def test_known_formats_are_probed_by_priority() -> None:
-    priorities = [item.priority for item in known_formats().values()]
-    assert priorities == sorted(
-        set(priorities), reverse=True
-    )  # all priorities differ: equal ones would have a random order
+def test_a_format_is_probed_before_others_that_would_accept_its_sources() -> None:
     tables = [name for name in known_formats() if name in ("lerobot", "episode-rows", "step-rows")]
-    assert tables == [
-        "lerobot",
-        "episode-rows",
-        "step-rows",
-    ]  # a format comes before others that would also accept its sources
+    assert tables == ["lerobot", "episode-rows", "step-rows"]
 
 
 def test_unrecognised_layout_lists_columns_and_options(sources: Any, tmp_path: Path) -> None:

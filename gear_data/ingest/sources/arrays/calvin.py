@@ -332,10 +332,9 @@ def _key(array: StoredArray) -> str:
 
 
 FORMAT = Format(
-    name="calvin",
-    probe=probe,
-    open=open_,
-    priority=42,  # before the tables, which look at every file
+    "calvin",
+    probe,
+    open_,
     uses=frozenset({"max_episode_steps", "split"}),
     suffixes=(".npz", ".npy"),
     beside=r"(.*/)?statistics\.yaml",

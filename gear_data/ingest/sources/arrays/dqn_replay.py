@@ -369,4 +369,4 @@ def _flags(array: StoredArray, rows: int) -> npt.NDArray[np.bool_]:
     return values.astype(np.bool_)
 
 
-FORMAT = Format(name="dqn-replay", probe=probe, open=open_, priority=17, suffixes=(".gz",))
+FORMAT = Format("dqn-replay", probe, open_, suffixes=(".gz",))

@@ -90,10 +90,9 @@ def _folders(location: Location) -> dict[str, dict[str, SourceFile]]:
 
 
 FORMAT = Format(
-    name="numpy",
-    probe=probe,
-    open=open_,
-    priority=11,
+    "numpy",
+    probe,
+    open_,
     uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps", "dtype"}),
     suffixes=(".npy",),
 )

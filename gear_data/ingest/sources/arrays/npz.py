@@ -69,10 +69,9 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
 
 
 FORMAT = Format(
-    name="npz",
-    probe=probe,
-    open=open_,
-    priority=12,
+    "npz",
+    probe,
+    open_,
     uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps", "dtype"}),
     suffixes=(".npz",),
 )

@@ -207,10 +207,4 @@ def _dataset(name: str) -> str | None:
     return match and match["dataset"]
 
 
-FORMAT = Format(
-    name="ogbench",
-    probe=probe,
-    open=open_,
-    priority=13,
-    suffixes=(_SUFFIX,),
-)
+FORMAT = Format("ogbench", probe, open_, suffixes=(_SUFFIX,))

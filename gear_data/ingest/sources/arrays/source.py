@@ -129,8 +129,7 @@ class ArraySource:
             episodes = arrays.locate()
             last = stop.row if index == stop.file else len(episodes)
             if first == 0:
-                for finding in episodes.findings:
-                    self.findings.add(finding)
+                self.findings.extend(episodes.findings)
             if not len(episodes):
                 self.findings.add(Finding("empty-file", "the arrays hold no steps", file=arrays.name))
             with self._open_reader() as reader:

@@ -165,28 +165,16 @@ def check_block(block: EpisodeBlock, indices: npt.NDArray[np.int64], listed: Epi
         findings: receives the findings.
     """
     known = indices >= 0
-    _add_finding(block, ~known, f"{listed.name} does not list the episode; kept", "episode_index", findings)
+    message = f"{listed.name} does not list the episode; kept"
+    findings.add_episodes(block, _DISAGREES, message, ~known, "episode_index")
     listed_lengths = np.where(known, listed.lengths[indices], -1) if len(listed.ids) else indices
     message = f"an episode's length in {listed.name} differs from its number of rows; its rows are used"
-    _add_finding(block, (listed_lengths >= 0) & (listed_lengths != block.lengths), message, "length", findings)
+    differ = (listed_lengths >= 0) & (listed_lengths != block.lengths)
+    findings.add_episodes(block, _DISAGREES, message, differ, "length")
     if listed.ranges is not None and len(listed.ids):
         spans = (listed.ranges[:, 1] - listed.ranges[:, 0])[indices]
         message = f"an episode's range of frames in {listed.name} differs from its number of rows; its rows are used"
-        _add_finding(block, known & (spans != block.lengths), message, "dataset_to_index", findings)
-
-
-def _add_finding(
-    block: EpisodeBlock,
-    episodes: npt.NDArray[np.bool_],
-    message: str,
-    column: str,
-    findings: FindingLog,
-    code: str = _DISAGREES,
-) -> None:
-    """Adds a finding about the episodes that are True in `episodes`, if any."""
-    if len(selected := np.flatnonzero(episodes)):
-        first = int(selected[0])
-        findings.add(Finding(code, message, len(selected), block.sources[first], int(block.rows[first]), column))
+        findings.add_episodes(block, _DISAGREES, message, known & (spans != block.lengths), "dataset_to_index")
 
 
 def check_timestamps(block: EpisodeBlock, stamps: npt.NDArray[Any], fps: float, findings: FindingLog) -> None:
@@ -202,10 +190,9 @@ def check_timestamps(block: EpisodeBlock, stamps: npt.NDArray[Any], fps: float, 
         wrong = ~(np.abs(distances - 1 / fps) <= tolerance)  # NaN is wrong
     offsets = block.offsets
     wrong[offsets[1:-1] - 1] = False  # between two episodes
-    episodes = np.zeros(len(block), np.bool_)
-    episodes[np.searchsorted(offsets, np.flatnonzero(wrong), side="right") - 1] = True
+    episodes = np.unique(np.searchsorted(offsets, np.flatnonzero(wrong), side="right") - 1)
     message = f"the distance of two frames of an episode differs from 1 / fps = {1 / fps:.6g} s; kept as they are"
-    _add_finding(block, episodes, message, "timestamp", findings, "timestamps-irregular")
+    findings.add_episodes(block, "timestamps-irregular", message, episodes, "timestamp")
 
 
 def task_texts(
@@ -225,11 +212,11 @@ def task_texts(
     starts = block.offsets[:-1]
     several = np.minimum.reduceat(tasks, starts) != np.maximum.reduceat(tasks, starts)
     message = "an episode has several tasks; the episode table has the task of its first frame"
-    _add_finding(block, several, message, "task_index", findings, "several-tasks")
+    findings.add_episodes(block, "several-tasks", message, several, "task_index")
     found = [texts.get(task) for task in tasks[starts].tolist()]
     absent = np.array([text is None for text in found])
     message = "the list of tasks has no text for an episode's task_index"
-    _add_finding(block, absent, message, "task_index", findings, "unknown-task")
+    findings.add_episodes(block, "unknown-task", message, absent, "task_index")
     return found
 
 
@@ -257,7 +244,7 @@ def subtask_texts(
         else:
             found[episode][text] = None
     message = f"{SUBTASKS} has no text for a frame's subtask_index"
-    _add_finding(block, absent, message, SUBTASK, findings, "unknown-task")
+    findings.add_episodes(block, "unknown-task", message, absent, SUBTASK)
     return [list(listed) or None for listed in found]
 
 
@@ -273,5 +260,5 @@ def persistent_rows(block: EpisodeBlock, name: str, findings: FindingLog) -> lis
     numbers = rows.dictionary_encode().indices.to_numpy()
     several = np.minimum.reduceat(numbers, starts) != np.maximum.reduceat(numbers, starts)
     message = "the frames of an episode have different rows; the episode table has the rows of its first frame"
-    _add_finding(block, several, message, PERSISTENT, findings, _DISAGREES)
+    findings.add_episodes(block, _DISAGREES, message, several, PERSISTENT)
     return [None if text == "[]" else text for text in rows.take(pa.array(starts)).to_pylist()]

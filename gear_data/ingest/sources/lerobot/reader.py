@@ -265,10 +265,9 @@ def _first_task(listed: EpisodeList, index: int) -> str | None:
 
 
 FORMAT = Format(
-    name="lerobot",
-    probe=probe,
-    open=open_,
-    priority=40,
+    "lerobot",
+    probe,
+    open_,
     uses=frozenset({"episode_column", "step_column", "end_column", "dtype", "fill_null"}),
     suffixes=(".parquet",),
     beside=r"(meta|meta_data)/.*",

@@ -44,8 +44,7 @@ def open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) ->
     metadata: dict[str, Any] = {}
     if arrays.keys() >= _D4RL:
         metadata, left_out = dataset_facts(_take_metadata(arrays), name)
-        for finding in left_out:
-            findings.add(finding)
+        findings.extend(left_out)
         if "timeouts" in arrays:
             arrays["timeouts"] = _without_terminals(arrays, name, findings)
     stored = {key: _stored(array, key, name) for key, array in arrays.items()}

@@ -90,9 +90,8 @@ class _OneShotEpisodes:
 
 
 FORMAT = Format(
-    name="in-memory",
-    probe=probe,
-    open=open_,
-    priority=60,
+    "in-memory",
+    probe,
+    open_,
     uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps", "dtype"}),
 )

@@ -258,10 +258,5 @@ def _fact(value: Any) -> Any:
 
 
 FORMAT = Format(
-    name="minari-arrow",
-    probe=probe,
-    open=open_,
-    priority=48,
-    suffixes=(".arrow", ".parquet"),
-    beside=r"(.*/)?(namespace_)?metadata\.json",
+    "minari-arrow", probe, open_, suffixes=(".arrow", ".parquet"), beside=r"(.*/)?(namespace_)?metadata\.json"
 )

@@ -104,10 +104,9 @@ def _column(model: Model, path: str, name: str) -> Column:
 
 
 FORMAT = Format(
-    name="minari",
-    probe=probe,
-    open=open_,
-    priority=50,
+    "minari",
+    probe,
+    open_,
     uses=frozenset({"dtype"}),
     suffixes=(".hdf5", ".h5"),
     beside=r"(.*/)?(namespace_)?metadata\.json",

@@ -69,8 +69,7 @@ class MinariMetadata:
 
         `steps` is None if not counted.
         """
-        for finding in self.left_out:
-            findings.add(finding)
+        findings.extend(self.left_out)
         for unit, declared, counted in (
             ("episodes", self.total_episodes, episodes),
             ("steps", self.total_steps, steps),

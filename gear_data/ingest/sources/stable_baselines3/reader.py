@@ -126,8 +126,7 @@ class ReplayBufferSource:
                 layout = self._layout(file)
                 episodes = find_episodes(file, layout)
                 if first == 0:
-                    for finding in layout.findings:
-                        self.findings.add(finding)
+                    self.findings.extend(layout.findings)
                     if not len(episodes):
                         self.findings.add(Finding("empty-file", "the arrays hold no steps", file=layout.name))
                 last = min(stop.row, len(episodes)) if index == stop.file else len(episodes)
@@ -255,10 +254,4 @@ def _unit_starts(episodes: BufferEpisodes, layout: BufferLayout) -> list[int]:
     return starts
 
 
-FORMAT = Format(
-    name="stable-baselines3",
-    probe=probe,
-    open=open_,
-    priority=15,
-    suffixes=SUFFIXES,
-)
+FORMAT = Format("stable-baselines3", probe, open_, suffixes=SUFFIXES)

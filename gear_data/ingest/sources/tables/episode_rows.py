@@ -187,8 +187,7 @@ class EpisodeRowSource:
                 episode = int(np.searchsorted(offsets, np.argmax(paths), side="right")) - 1
                 findings.append(paths_left_out(int(paths.sum()), names[episode], int(rows[episode]), source))
         has_final, finals, variable_finals = self._read_finals(ends, len(table))
-        for finding in findings:
-            self.findings.add(finding)
+        self.findings.extend(findings)
         block = EpisodeBlock(
             position=position,
             lengths=lengths,
@@ -204,7 +203,7 @@ class EpisodeRowSource:
         order = self._roles.order
         if order is not None:
             numbers = step_numbers(steps[order])
-            check_step_order(block, numbers, order, self.findings, from_zero=False, rows_are_steps=False)
+            check_step_order(block, numbers, order, self.findings, from_zero=False)
         return block
 
     def _lengths(self, lists: Mapping[str, pa.Array]) -> tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[np.bool_]]]:
@@ -333,10 +332,9 @@ def _values(array: pa.Array, spec: ColumnSpec) -> Any:
 
 
 FORMAT = Format(
-    name="episode-rows",
-    probe=probe,
-    open=open_,
-    priority=30,
+    "episode-rows",
+    probe,
+    open_,
     uses=frozenset({"episode_column", "step_column", "end_column", "dtype", "fill_null", "header"}),
     suffixes=TABLE_SUFFIXES,
     beside=BESIDE_TABLES,

@@ -34,6 +34,5 @@ def leave_out_columns(schema: pa.Schema, file: str, options: SourceOptions, find
             message = f"'{field.name}' is the row index that pandas wrote; left out. Name it with --columns to keep it"
             left_out[field.name] = Finding("index-left-out", message, file=file, column=field.name)
     if options.columns is None:
-        for finding in left_out.values():
-            findings.add(finding)
+        findings.extend(left_out.values())
     return [name for name in schema.names if name not in left_out]

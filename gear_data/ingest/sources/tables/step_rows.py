@@ -20,7 +20,7 @@ from gear_data.errors import (
     UnknownFormatError,
     UnsupportedColumnError,
 )
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.log import Finding, FindingLog, place_of
 from gear_data.ingest.ideas.next_observations import JumpFinder, next_pairs
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.assemble import StepPart, UnreadableRows, assemble
@@ -342,15 +342,14 @@ class StepRowSource:
         }
         for source, from_zero in self._orders.items():
             numbers = block.columns[_ORDER_CHECK + source]
-            check_step_order(block, numbers, source, self.findings, from_zero=from_zero, rows_are_steps=True)
+            check_step_order(block, numbers, source, self.findings, from_zero=from_zero)
         if _FILE_BEGINS in block.columns:
             self._check_crossing(block)
         for name in block.columns.keys() - columns.keys():
             if name.startswith(_PATH_CHECK) and (paths := block.columns[name]).any():
                 episode, step = block.locate(int(np.argmax(paths)))
-                row = int(block.rows[episode]) + step
-                source = name.removeprefix(_PATH_CHECK)
-                self.findings.add(paths_left_out(int(paths.sum()), block.sources[episode], row, source))
+                place = place_of(block, episode, step)
+                self.findings.add(paths_left_out(int(paths.sum()), *place, name.removeprefix(_PATH_CHECK)))
         return replace(block, columns=columns)
 
     def _check_crossing(self, block: EpisodeBlock) -> None:
@@ -369,8 +368,8 @@ class StepRowSource:
                 "an episode continues in the next file; kept as one episode. If every file numbers its episodes from "
                 "the start, give the episodes unique ids, or convert the files one by one"
             )
-            file, row = block.sources[episode], int(block.rows[episode])
-            self.findings.add(Finding("episode-crosses-files", message, int(crossings.sum()), file, row, self._ids[0]))
+            place = place_of(block, episode)
+            self.findings.add(Finding("episode-crosses-files", message, int(crossings.sum()), *place, self._ids[0]))
 
 
 def _flagged(
@@ -423,10 +422,9 @@ def _require_ids(schema: pa.Schema, column: str, file: str) -> None:
 
 
 FORMAT = Format(
-    name="step-rows",
-    probe=probe,
-    open=open_,
-    priority=20,
+    "step-rows",
+    probe,
+    open_,
     uses=frozenset({"episode_column", "step_column", "end_column", "file_is_episode", "dtype", "fill_null", "header"}),
     suffixes=TABLE_SUFFIXES,
     beside=BESIDE_TABLES,

@@ -121,8 +121,7 @@ def open_format(
         layout = _layout(form, model, columns)
     source = TreeSource(trees, Layout(form.episodes, columns), layout, form.hooks, skip_bad=options.skip_bad)
     source.metadata = metadata
-    for finding in model.findings:
-        source.findings.add(finding)
+    source.findings.extend(model.findings)
     return source
 
 

@@ -97,10 +97,9 @@ def _trees(location: Location) -> tuple[Container, ...]:
 
 
 FORMAT = Format(
-    name="tree",
-    probe=probe,
-    open=open_,
-    priority=-10,
+    "tree",
+    probe,
+    open_,
     uses=frozenset({"mapping", "split", "dtype", "episode_column"}),
     suffixes=SUFFIXES,
     beside=r"(.*/)?zarr\.json",

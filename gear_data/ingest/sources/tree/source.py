@@ -83,8 +83,7 @@ def open_mapped(
                 rows = _rows(tree, layout.steps) if mapping.episodes.flat else 1
                 source = TreeSource(trees, mapping, layout, variable_bytes=item.size // rows, skip_bad=options.skip_bad)
                 source.metadata, left_out = _metadata(tree, mapping)
-                for finding in left_out:
-                    source.findings.add(finding)
+                source.findings.extend(left_out)
                 return source
     raise EmptySourceError(
         f"no episode with a step is at {rule_text}",
@@ -326,8 +325,7 @@ class TreeSource:
                 episodes = self._find(tree)
                 last = stop.row if index == stop.file else len(episodes)
                 if isinstance(episodes, EpisodeRanges) and first == 0:
-                    for finding in episodes.findings:
-                        self.findings.add(finding)
+                    self.findings.extend(episodes.findings)
                 if not len(episodes):
                     self.findings.add(Finding("empty-file", "holds no episode", file=tree.name))
                 elif isinstance(episodes, EpisodeRanges):

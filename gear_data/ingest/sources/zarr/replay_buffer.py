@@ -244,12 +244,4 @@ def _facts(
     return facts, findings
 
 
-FORMAT = Format(
-    name="zarr",
-    probe=probe,
-    open=open_,
-    priority=35,
-    uses=frozenset({"dtype"}),
-    suffixes=(ZIP_SUFFIX,),
-    beside=r"(.*/)?zarr\.json",
-)
+FORMAT = Format("zarr", probe, open_, uses=frozenset({"dtype"}), suffixes=(ZIP_SUFFIX,), beside=r"(.*/)?zarr\.json")
