@@ -23,10 +23,9 @@ from gear_data.ingest.destination import (
     finished_manifest,
     locked_target,
 )
-from gear_data.ingest.engine.protocol import Engine
 from gear_data.ingest.engine.row_progress import row_counter
 from gear_data.ingest.engine.spec import SHARD_BYTES, ConversionSpec
-from gear_data.ingest.engine.tasks import Task, plan_tasks, useful_workers
+from gear_data.ingest.engine.tasks import Engine, Task, plan_tasks, useful_workers
 from gear_data.ingest.engine.worker_pool import PoolEngine, WorkerPool
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.dataset_checks import check_dataset
@@ -37,12 +36,11 @@ from gear_data.ingest.pipeline.prepare import stored_schema
 from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.several.sequence import SourceSequence
-from gear_data.ingest.source import MOVED, EpisodeSource, SourceOptions
+from gear_data.ingest.source import MOVED, EpisodeSource, SourceOptions, source_videos
 from gear_data.ingest.table_options import TableOptions
 from gear_data.ingest.videos.indexed_source import IndexedSource
 from gear_data.ingest.videos.placing import kept_video_bytes
 from gear_data.ingest.videos.sampled_statistics import camera_statistics
-from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.ingest.videos.staged_index import stage_videos
 from gear_data.ingest.videos.storage_options import VideoStorage, video_storage
 from gear_data.storage.atomic import swap_folders

@@ -20,10 +20,9 @@ from gear_data.ingest.mapping import load_mapping
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
-from gear_data.ingest.source import MOVED, SourceOptions
+from gear_data.ingest.source import MOVED, SourceOptions, source_videos
 from gear_data.ingest.sources.tree import reader
 from gear_data.ingest.table_options import TableOptions
-from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.ingest.videos.staged_index import stage_videos
 from gear_data.ingest.videos.storage_options import LINK, VideoStorage, video_storage
 from gear_data.storage.content_hash import content_hashes

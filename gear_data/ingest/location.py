@@ -17,8 +17,7 @@ from gear_data.common.extras import import_datasets
 from gear_data.common.paths import is_remote, is_utf8, plain_path, printable
 from gear_data.common.retry import MANY, answer_of, with_retries
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
-from gear_data.ingest.sources.memory.objects import as_table, holds_arrays, holds_transitions
-from gear_data.ingest.sources.memory.transitions import transition_episodes
+from gear_data.ingest.sources.memory.transitions import as_table, holds_arrays, holds_transitions, transition_episodes
 from gear_data.ingest.splits import choose_split, several_splits
 from gear_data.ingest.table_options import TableOptions
 from gear_data.storage.remote.hub_rows import HubRows

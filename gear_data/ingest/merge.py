@@ -21,8 +21,7 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location
 from gear_data.ingest.merging.dataset_source import GEAR
 from gear_data.ingest.merging.inputs import MergeInput, check_apart, open_inputs
-from gear_data.ingest.merging.link import link_shards, merged_episodes, write_tables
-from gear_data.ingest.merging.link_videos import LinkedVideos, link_videos
+from gear_data.ingest.merging.link import LinkedVideos, link_shards, link_videos, merged_episodes, write_tables
 from gear_data.ingest.merging.linked_dataset import MergeReport, report_fields, write_linked
 from gear_data.ingest.several.cameras import check_frame_sizes, united_cameras
 from gear_data.ingest.several.embodiments import EMBODIMENT

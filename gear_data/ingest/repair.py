@@ -30,9 +30,8 @@ from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.saving.save import FORMAT as VIEW
 from gear_data.ingest.several.parts import plain_source
 from gear_data.ingest.several.plan import with_parts
-from gear_data.ingest.source import EpisodeSource
-from gear_data.ingest.videos.restoring import restore_videos
-from gear_data.ingest.videos.source_videos import source_videos
+from gear_data.ingest.source import EpisodeSource, source_videos
+from gear_data.ingest.videos.placing import restore_videos
 from gear_data.ingest.videos.staged_index import stage_videos
 from gear_data.ingest.videos.storage_options import LINK
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc

@@ -11,8 +11,9 @@ from gear_data.common.keywords import check_group
 from gear_data.errors import HostMemoryError, InvalidArgumentError, errors_as
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.log import FindingLog
+from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.layout import Layout
-from gear_data.ingest.location import Location
+from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.table_options import TableOptions
 from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.schema import ColumnSpec
@@ -222,3 +223,30 @@ def typed_memory_errors() -> AbstractContextManager[None]:
             hint="check the sizes in the source: a damaged file may declare any size; else split its episodes",
         ),
     )
+
+
+@dataclass(frozen=True)
+class SourceVideos:
+    """The cameras of a source, in an attribute `videos` of the source.
+
+    The blocks of such a source have `EpisodeBlock.video_times` for every camera.
+
+    Attributes:
+        columns: a `gear_data.schema.video_column` for each camera, as the source declares its frames. The index of the
+            files corrects them.
+        files: the files of all cameras. Their order is the same in every process.
+        declared: for each file, what the source says about it (`gear_data.ingest.findings.video_files.video_findings`).
+    """
+
+    columns: tuple[ColumnSpec, ...] = ()
+    files: tuple[SourceFile, ...] = ()
+    declared: tuple[DeclaredVideo, ...] = ()
+
+
+#: The videos of a source without cameras.
+NO_VIDEOS = SourceVideos()
+
+
+def source_videos(source: EpisodeSource) -> SourceVideos:
+    """Returns the cameras of a source; `NO_VIDEOS` if it has no `videos`."""
+    return getattr(source, "videos", NO_VIDEOS)

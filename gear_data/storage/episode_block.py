@@ -55,7 +55,7 @@ class EpisodeBlock:
         metadata: name -> n values that the source stores per episode.
         variable: name -> `large_string` or `large_binary` array of sum(lengths) values, without nulls.
         variable_finals: name -> array like in `variable`, of has_final.sum() values. Datasets cannot store them.
-            `gear_data.ingest.pipeline.variable_finals` converts them to fixed size or drops them.
+            `gear_data.ingest.pipeline.stored_columns` converts them to fixed size or drops them.
         videos: name of a video -> the frames of the episodes.
         video_times: name of a video -> the same as a source knows them. Conversion turns them into `videos`.
         source_rows: number of source rows in the block, for progress.

@@ -9,9 +9,8 @@ from typing import Any
 
 from gear_data.common.extras import import_extra
 from gear_data.errors import GearError, WorkerError
-from gear_data.ingest.engine.protocol import Advance
 from gear_data.ingest.engine.spec import ConversionSpec
-from gear_data.ingest.engine.tasks import Task, run_task
+from gear_data.ingest.engine.tasks import Advance, Task, run_task
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.staging import TaskResult
 

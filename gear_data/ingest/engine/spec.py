@@ -11,10 +11,9 @@ from gear_data.common.keywords import check_range
 from gear_data.common.typed_json import resolved
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
-from gear_data.ingest.ideas.last_rows import refuse_unclear_last_rows
 from gear_data.ingest.ideas.next_observations import take_next_observations
 from gear_data.ingest.ideas.padded_images import unpad_images
-from gear_data.ingest.ideas.reset_rows import shift_reset_rows
+from gear_data.ingest.ideas.reset_rows import refuse_unclear_last_rows, shift_reset_rows
 from gear_data.ingest.ideas.reset_steps import leave_out_reset_steps
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.mapping import parse_mapping
@@ -28,8 +27,8 @@ from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import EpisodeSource, SourceOptions, typed_memory_errors
 from gear_data.ingest.sources.registry import known_formats, open_source
 from gear_data.ingest.table_options import TableOptions
+from gear_data.ingest.videos.decoded_videos import stored_cameras
 from gear_data.ingest.videos.storage_options import VideoStorage
-from gear_data.ingest.videos.stored_cameras import stored_cameras
 from gear_data.ingest.videos.video_columns import add_video_columns
 from gear_data.storage.writing.file_store import FileStore
 

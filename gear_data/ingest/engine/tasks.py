@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gear_data.errors import ResumeError
 from gear_data.ingest.engine.spec import ConversionSpec
@@ -115,3 +116,25 @@ def run_task(
     result = TaskResult(task.prefix, tuple(writer.shards), writer.statistics.state(), tuple(findings))
     write_progress_file(store, done, result.to_json())
     return result
+
+
+#: Called with the number of source rows that were read since the last call.
+Advance = Callable[[int], object]
+#: The first message of a worker process: it has opened the source and waits for a task.
+READY = "ready"
+
+
+class Engine(Protocol):
+    """Runs tasks in this process, in several processes, or on a Ray cluster."""
+
+    def run(self, tasks: Sequence[Task], advance: Advance) -> list[TaskResult]:
+        """Runs all tasks and returns their results, in the order of the tasks.
+
+        Args:
+            tasks: the tasks, in the order of the source.
+            advance: reports progress.
+
+        Raises:
+            GearError: the error of the first task that failed. Tasks that finished keep their shards, and a resumed
+                conversion uses them.
+        """

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from gear_data.common.extras import leave_out_pandas
 from gear_data.errors import GearError
-from gear_data.ingest.engine.protocol import READY
-from gear_data.ingest.engine.tasks import run_task
+from gear_data.ingest.engine.tasks import READY, run_task
 from gear_data.storage.remote.object_store import open_file_store
 
 

@@ -22,9 +22,8 @@ from typing import Any
 import pyarrow as pa
 
 from gear_data.errors import GearError, WorkerError
-from gear_data.ingest.engine.protocol import READY, Advance
 from gear_data.ingest.engine.spec import ConversionSpec
-from gear_data.ingest.engine.tasks import Task, run_task
+from gear_data.ingest.engine.tasks import READY, Advance, Task, run_task
 from gear_data.ingest.source import EpisodeSource
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.staging import TaskResult

@@ -11,7 +11,7 @@ import pyarrow as pa
 from gear_data.common.paths import is_remote, join
 from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.videos.source_videos import SourceVideos
+from gear_data.ingest.source import SourceVideos
 from gear_data.storage.arrow_files import read_table
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import Manifest

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from gear_data.ingest.findings.dataset_checks import DUPLICATE
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos, video_times
-from gear_data.ingest.source import Unit
-from gear_data.ingest.videos.source_videos import NO_VIDEOS
+from gear_data.ingest.source import NO_VIDEOS, Unit
 from gear_data.schema import ColumnSpec
 from gear_data.storage.dataset_files import open_files
 from gear_data.storage.episode_block import EpisodeBlock, Position

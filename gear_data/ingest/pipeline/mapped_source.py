@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.ingest.source import EpisodeSource, Unit
-from gear_data.ingest.videos.source_videos import SourceVideos, source_videos
+from gear_data.ingest.source import EpisodeSource, SourceVideos, Unit, source_videos
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position
 

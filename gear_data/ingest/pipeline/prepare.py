@@ -11,11 +11,8 @@ import numpy as np
 
 from gear_data.common.paths import printable
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnsupportedColumnError
-from gear_data.ingest.findings.episode_checks import check_episodes
-from gear_data.ingest.findings.joined_episodes import check_joined_episodes
+from gear_data.ingest.findings.episode_checks import check_episodes, check_finite, check_joined_episodes
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS, Finding
-from gear_data.ingest.findings.non_finite import check_finite
-from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO, add_returns_to_go, with_derived_columns
 from gear_data.ingest.pipeline.end_flags import check_end_flags, complete_end_flags, end_flag_columns
 from gear_data.ingest.pipeline.names import (
     INVALID_NAME,
@@ -25,9 +22,14 @@ from gear_data.ingest.pipeline.names import (
     is_storable,
     observations_before,
 )
-from gear_data.ingest.pipeline.variable_finals import drop_variable_finals, without_variable_finals
-from gear_data.ingest.source import EpisodeSource, typed_memory_errors
-from gear_data.ingest.videos.source_videos import source_videos
+from gear_data.ingest.pipeline.stored_columns import (
+    RETURNS_TO_GO,
+    add_returns_to_go,
+    drop_variable_finals,
+    with_derived_columns,
+    without_variable_finals,
+)
+from gear_data.ingest.source import EpisodeSource, source_videos, typed_memory_errors
 from gear_data.schema import ColumnSpec, Role, Schema, role_of
 from gear_data.storage.episode_block import EpisodeBlock, Position
 

@@ -17,8 +17,7 @@ from gear_data.ingest.findings.dataset_checks import DUPLICATE, check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos
 from gear_data.ingest.merging.inputs import check_apart
-from gear_data.ingest.merging.link import EPISODES, FINALS
-from gear_data.ingest.merging.link_videos import LinkedVideos, place_videos
+from gear_data.ingest.merging.link import EPISODES, FINALS, LinkedVideos, place_videos
 from gear_data.ingest.merging.linked_dataset import MergeReport, report_fields, write_linked
 from gear_data.ingest.saving.shards import SavedShards, SourceTables, save_shards
 from gear_data.ingest.videos.draft import DraftVideos, without_unused

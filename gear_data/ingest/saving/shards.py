@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.progress import progress_bar
-from gear_data.ingest.findings.episode_checks import check_episodes
+from gear_data.ingest.findings.episode_checks import check_episodes, check_finite
 from gear_data.ingest.findings.log import FindingLog
-from gear_data.ingest.findings.non_finite import check_finite
 from gear_data.ingest.merging.link import place_file
 from gear_data.ingest.pipeline.end_flags import check_end_flags
 from gear_data.schema import Schema

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from gear_data.errors import UnsupportedColumnError
 from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.videos.source_videos import SourceVideos
+from gear_data.ingest.source import SourceVideos
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
 
 #: The name of one of several sources for messages, its columns, and its cameras.

@@ -13,16 +13,14 @@ import pyarrow as pa
 
 from gear_data.errors import UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.pipeline.derived_columns import RETURNS_TO_GO
 from gear_data.ingest.pipeline.end_flags import complete_end_flags, end_flag_columns
 from gear_data.ingest.pipeline.prepare import check_block
-from gear_data.ingest.pipeline.variable_finals import drop_variable_finals, without_variable_finals
+from gear_data.ingest.pipeline.stored_columns import RETURNS_TO_GO, drop_variable_finals, without_variable_finals
 from gear_data.ingest.several.cameras import videos_in_sequence
 from gear_data.ingest.several.embodiments import EMBODIMENT
 from gear_data.ingest.several.parts import SourcePart
 from gear_data.ingest.several.united import united_columns, with_masks
-from gear_data.ingest.source import EpisodeSource, Unit
-from gear_data.ingest.videos.source_videos import source_videos
+from gear_data.ingest.source import EpisodeSource, Unit, source_videos
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position
 

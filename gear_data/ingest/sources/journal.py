@@ -20,8 +20,7 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
-from gear_data.ingest.source import Format, SourceOptions, Unit
-from gear_data.ingest.videos.source_videos import SourceVideos
+from gear_data.ingest.source import Format, SourceOptions, SourceVideos, Unit
 from gear_data.schema import ColumnSpec, VideoFormat
 from gear_data.storage.episode_block import END, EpisodeBlock, Position
 from gear_data.storage.journal.reading import Journal, is_journal, read_journal

@@ -15,7 +15,7 @@ from gear_data.ingest.source import DATA_SUFFIXES, Format
 from gear_data.ingest.sources.mixed_files import mixed_files_error
 from gear_data.ingest.sources.tables.open import is_dataset, is_unfinished_conversion, open_tables
 from gear_data.ingest.sources.tree.containers import containers
-from gear_data.ingest.sources.tree.seen import unclear
+from gear_data.ingest.sources.tree.suggest import unclear
 from gear_data.ingest.table_files import TAR, table_kinds
 
 #: Words in the usual names of episode columns, and in the usual names of other columns.

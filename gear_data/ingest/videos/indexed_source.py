@@ -11,8 +11,7 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.mapped_source import MappedSource, without
-from gear_data.ingest.source import EpisodeSource
-from gear_data.ingest.videos.source_videos import SourceVideos, source_videos
+from gear_data.ingest.source import EpisodeSource, SourceVideos, source_videos
 from gear_data.ingest.videos.staged_index import StagedVideos, read_staged_videos
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
 from gear_data.storage.episode_block import EpisodeBlock

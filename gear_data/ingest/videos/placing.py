@@ -1,21 +1,24 @@
-"""Puts video files into a dataset's folder: as clones, hard links or copies."""
+"""Puts video files into a dataset's folder: as clones, hard links or copies. Restores damaged ones."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from gear_data.errors import SourceChangedError
+from gear_data.errors import CorruptShardError, SourceChangedError
 from gear_data.ingest.location import SourceFile
+from gear_data.ingest.source import SourceVideos
 from gear_data.ingest.videos.storage_options import KEEP
 from gear_data.storage.atomic import checksum, link_file
 from gear_data.storage.manifest import Manifest
+from gear_data.storage.videos.mapped import is_kept
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 from gear_data.video.file_index import VideoFile
+from gear_data.video.index_tables import VideoIndex
 
 #: The folder of a dataset that has its video files.
 VIDEOS = "videos"
@@ -106,3 +109,41 @@ def kept_video_bytes(manifest: Manifest) -> int:
     """Returns the size of the video files in a dataset's folder."""
     videos = manifest.provenance.get("videos", {})
     return int(videos.get("bytes", 0)) if videos.get("mode") == KEEP else 0
+
+
+_CONVERT_AGAIN = "restore the original file, or convert the source again"
+
+
+def restore_videos(folder: Path, index: VideoIndex, bad: Collection[str], videos: SourceVideos) -> None:
+    """Copies damaged video files from the source.
+
+    A file is replaced only if the copy has its checksum.
+
+    Args:
+        folder: the dataset.
+        index: its video files.
+        bad: the files to restore, by their names in the index.
+        videos: the cameras of the source.
+
+    Raises:
+        CorruptShardError: a file is not in the dataset's folder: the dataset only refers to it.
+        SourceChangedError: the source does not have the file, or has another one.
+    """
+    store = LocalFileStore(folder)
+    sources = dict(zip(kept_names(videos.files), videos.files, strict=True))
+    checksums = dict(zip(*(index.files.column(name).to_pylist() for name in ("file", "checksum")), strict=True))
+    for name in bad:
+        if not is_kept(name):
+            raise CorruptShardError(
+                "this video file is damaged, and is not in the dataset's folder", file=name, hint=_CONVERT_AGAIN
+            )
+        source = sources.get(name)
+        if source is None:
+            raise SourceChangedError("the source does not have this video file", file=name, hint=_CONVERT_AGAIN)
+        with store.writing(name) as path:
+            with source.open() as old, open(path, "wb") as new:
+                shutil.copyfileobj(old, new, 8 << 20)
+            if checksum(path) != checksums[name]:
+                raise SourceChangedError(
+                    f"is not the file of which the dataset has {name}", file=source.name, hint=_CONVERT_AGAIN
+                )

@@ -24,9 +24,8 @@ from gear_data.errors import GearError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import EpisodeSource
-from gear_data.ingest.videos.decoded_videos import SourcePackets
+from gear_data.ingest.videos.decoded_videos import SourcePackets, indexed_files
 from gear_data.ingest.videos.indexed_source import IndexedSource
-from gear_data.ingest.videos.stored_cameras import indexed_files
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.statistics import ColumnStatistics

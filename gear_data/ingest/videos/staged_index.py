@@ -19,8 +19,8 @@ from gear_data.errors import GearError, ResumeError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.findings.video_files import video_findings
 from gear_data.ingest.location import SourceFile
+from gear_data.ingest.source import SourceVideos
 from gear_data.ingest.videos.placing import kept_names, linked_name, place
-from gear_data.ingest.videos.source_videos import SourceVideos
 from gear_data.ingest.videos.storage_options import KEEP
 from gear_data.storage.arrow_files import write_ipc
 from gear_data.storage.atomic import checksum, typed_write_errors

@@ -24,8 +24,7 @@ from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import Location, SourceFile, locate
 from gear_data.ingest.pipeline.columns import EPISODE_COLUMNS
 from gear_data.ingest.pipeline.mapped_source import MappedSource
-from gear_data.ingest.source import EpisodeSource, Unit
-from gear_data.ingest.videos.source_videos import SourceVideos, source_videos
+from gear_data.ingest.source import EpisodeSource, SourceVideos, Unit, source_videos
 from gear_data.schema import VideoFormat, video_column
 from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position
 from gear_data.video.segments import VideoTimes

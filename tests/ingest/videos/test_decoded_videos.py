@@ -16,11 +16,10 @@ from PIL import Image
 
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.location import SourceFile, locate
-from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.source import SourceOptions, source_videos
 from gear_data.ingest.sources.registry import open_source
 from gear_data.ingest.videos import decoded_videos
 from gear_data.ingest.videos.decoded_videos import DecodedVideos, SourcePackets
-from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.ingest.videos.storage_options import FRAMES, JPEG, VideoMode, VideoStorage
 from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position
 from gear_data.video.index_tables import VideoIndex, index_tables

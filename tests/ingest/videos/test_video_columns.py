@@ -17,9 +17,8 @@ import pytest
 from gear_data.errors import CorruptSourceError, InvalidArgumentError
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.pipeline.prepare import prepared_blocks
-from gear_data.ingest.source import EpisodeSource, SourceOptions
+from gear_data.ingest.source import EpisodeSource, SourceOptions, source_videos
 from gear_data.ingest.sources.tables import read_units
-from gear_data.ingest.videos.source_videos import source_videos
 from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.storage.episode_block import BEGIN, END, Position
 

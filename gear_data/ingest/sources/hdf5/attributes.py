@@ -9,7 +9,7 @@ import numpy as np
 from h5py import h5a
 
 from gear_data.common.paths import printable
-from gear_data.ingest.sources.hdf5.heap_checks import HEAP_REFERENCE_BYTES, check_heaps
+from gear_data.ingest.sources.hdf5.datasets import HEAP_REFERENCE_BYTES, check_heaps
 
 #: Longer texts, such as model files, are not kept.
 _MAX_TEXT_BYTES = 10_000

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFormatError
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.source import Format, SourceOptions, Unit
+from gear_data.ingest.source import Format, SourceOptions, SourceVideos, Unit
 from gear_data.ingest.sources.lerobot.cameras import check_names, choose_cameras
 from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, read_episode_list
 from gear_data.ingest.sources.lerobot.episode_videos import find_videos
@@ -47,7 +47,6 @@ from gear_data.ingest.sources.tables.cast_tables import cast_tables
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.step_rows import StepRowSource
-from gear_data.ingest.videos.source_videos import SourceVideos
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position
 

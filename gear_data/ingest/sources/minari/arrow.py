@@ -22,14 +22,12 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
-from gear_data.ingest.sources.minari.episode_run import (
+from gear_data.ingest.sources.minari.episode_table import (
+    INFOS,
     ArrowEpisode,
     BadEpisodesError,
     EpisodeFiles,
     concatenate_episodes,
-)
-from gear_data.ingest.sources.minari.episode_table import (
-    INFOS,
     read_table,
     reference_schema,
     table_columns,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,56 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.ideas.dataset_facts import dataset_facts
+from gear_data.ingest.location import SourceFile
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.pipeline.names import DONES, name_map
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.stable_baselines3.buffer_file import BufferFile
+from gear_data.ingest.sources.hdf5.flat_file import flat_file, root_scalars
+from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES
+from gear_data.ingest.sources.tree.containers import open_archive
+from gear_data.ingest.sources.tree.hdf5_view import hdf5_tree
+from gear_data.ingest.sources.tree.view import Container, NamedArrays, Tree, TreeArray
 from gear_data.schema import DTYPES, ColumnSpec
+
+NPZ_SUFFIX = ".npz"
+SUFFIXES = (NPZ_SUFFIX, *HDF5_SUFFIXES)
+
+
+@dataclass(frozen=True)
+class BufferFile:
+    """The contents of an open file.
+
+    Attributes:
+        name: the name of the file.
+        arrays: name -> array with at least one axis, in the order of the file.
+        scalars: name -> plain Python value; None for a value that is no fact.
+    """
+
+    name: str
+    arrays: Mapping[str, TreeArray]
+    scalars: Mapping[str, Any]
+
+
+def buffer_container(file: SourceFile) -> Container:
+    """Returns a file that can be opened as a tree."""
+    if file.path.lower().endswith(NPZ_SUFFIX):
+        return Container(file.name, file.size, partial(open_archive, file))
+    return hdf5_tree(file)
+
+
+def read_buffer(tree: Tree) -> BufferFile:
+    """Opens the arrays of a file.
+
+    Raises:
+        CorruptSourceError: the file is damaged, or refers to other files.
+        UnsupportedColumnError: an array is a link.
+    """
+    file = flat_file(tree)
+    paths = tree.arrays if isinstance(tree, NamedArrays) else file.kinds
+    arrays = {path: file.array(path, tree.name) for path in paths}
+    scalars = root_scalars(tree, [array for array in arrays.values() if not array.shape])
+    return BufferFile(tree.name, {path: array for path, array in arrays.items() if array.shape}, scalars)
+
 
 REQUIRED = ("actions", "rewards", DONES)
 POSITION, FULL = "pos", "full"

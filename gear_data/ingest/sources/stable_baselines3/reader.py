@@ -30,20 +30,18 @@ from gear_data.ingest.location import Location, SourceFile, separate_datasets_hi
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.arrays.source import describe
-from gear_data.ingest.sources.stable_baselines3.buffer_file import (
-    NPZ_SUFFIX,
-    SUFFIXES,
-    BufferFile,
-    buffer_container,
-    read_buffer,
-)
 from gear_data.ingest.sources.stable_baselines3.layout import (
     FULL,
+    NPZ_SUFFIX,
     POSITION,
     REQUIRED,
+    SUFFIXES,
     BufferEpisodes,
+    BufferFile,
     BufferLayout,
+    buffer_container,
     find_episodes,
+    read_buffer,
     read_layout,
 )
 from gear_data.storage.episode_block import EpisodeBlock, Position

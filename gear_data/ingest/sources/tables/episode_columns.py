@@ -20,8 +20,8 @@ from gear_data.ingest.sources.tables.to_numpy import (
     list_depth,
     list_lengths,
     storage_array,
+    variable_dtype,
 )
-from gear_data.ingest.sources.tables.variable_length import variable_dtype
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 
 #: Metadata of an Arrow field that is a fact about the episode. A list without the mark holds steps. The export to

@@ -19,10 +19,10 @@ import pyarrow as pa
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import NO_STEPS, Finding, FindingLog
 from gear_data.ingest.location import Location, files_to_compare, separate_datasets_hint
+from gear_data.ingest.pipeline.boundaries import check_step_order, step_numbers
 from gear_data.ingest.pipeline.columns import choose_columns, resolve_structure_columns
 from gear_data.ingest.pipeline.episode_values import reset_info_left_out
 from gear_data.ingest.pipeline.names import is_observation
-from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.episode_columns import (
     assign_roles,
@@ -30,9 +30,8 @@ from gear_data.ingest.sources.tables.episode_columns import (
     infer_columns,
     marked_facts,
 )
-from gear_data.ingest.sources.tables.left_out_columns import leave_out_columns
 from gear_data.ingest.sources.tables.open import BESIDE_TABLES, TABLE_SUFFIXES, open_tables, require_tables
-from gear_data.ingest.sources.tables.recognise import why_rows_are_episodes
+from gear_data.ingest.sources.tables.recognise import leave_out_columns, why_rows_are_episodes
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
     BadRowsError,
@@ -40,11 +39,13 @@ from gear_data.ingest.sources.tables.to_numpy import (
     list_depth,
     list_lengths,
     null_rows,
+    path_rows,
+    paths_left_out,
     row_hint,
     storage_array,
     to_numpy,
+    to_variable,
 )
-from gear_data.ingest.sources.tables.variable_length import path_rows, paths_left_out, to_variable
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
 

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.errors import UnsupportedColumnError
-from gear_data.ingest.sources.tables.to_numpy import is_list
-from gear_data.ingest.sources.tables.variable_length import is_file
+from gear_data.ingest.sources.tables.to_numpy import is_file, is_list
 from gear_data.storage.episode_block import offsets_of
 
 

@@ -1,15 +1,22 @@
-"""Opening of the tables at a location."""
+"""Opening of the tables at a location.
+
+Of a folder that `Dataset.save_to_disk` of HuggingFace `datasets` wrote, `state.json` lists the files, in order. Other
+Arrow files in it are caches of `datasets`.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from functools import partial
+from pathlib import PurePosixPath
 
 import pyarrow as pa
 
-from gear_data.errors import UnknownFormatError
-from gear_data.ingest.location import Location
+from gear_data.errors import CorruptSourceError, UnknownFormatError
+from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.names import usual_name
+from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.ingest.sources.memory.tables import MemoryTable
 from gear_data.ingest.sources.tables.cast_tables import cast_tables, given_types
 from gear_data.ingest.sources.tables.dataset_stream import DatasetTables
@@ -20,7 +27,6 @@ from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.files.text import JSON, csv_kind
 from gear_data.ingest.sources.tables.files.webdataset import WEBDATASET
 from gear_data.ingest.sources.tables.lance import open_lance
-from gear_data.ingest.sources.tables.saved import saved_files
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import leaf_type
 from gear_data.ingest.table_files import table_kinds
@@ -108,3 +114,62 @@ def is_dataset(location: Location) -> bool:
 def is_unfinished_conversion(location: Location) -> bool:
     """Returns whether a location is a folder to which `convert` is writing."""
     return os.path.isdir(os.path.join(location.name, PROGRESS))
+
+
+_STATE, _INFO = "state.json", "dataset_info.json"
+
+
+def saved_files(location: Location) -> tuple[SourceFile, ...]:
+    """Returns the Arrow files of the saved dataset at a location, in order.
+
+    Returns none if there is no saved dataset.
+
+    Raises:
+        UnknownFormatError: there are several saved datasets.
+        CorruptSourceError: `state.json` is damaged, a file that it lists is missing, or the dataset has an index.
+    """
+    folders = [
+        folder
+        for file in location.files
+        if file.name.endswith(_STATE)
+        and (folder := PurePosixPath(file.name).parent) / _STATE == PurePosixPath(file.name)
+        and location.file(str(folder / _INFO)) is not None
+    ]
+    if not folders:
+        return ()
+    if len(folders) > 1:
+        names = ", ".join(str(folder) for folder in folders[:10]) + (", ..." if len(folders) > 10 else "")
+        raise UnknownFormatError(
+            f"holds {len(folders)} datasets of save_to_disk: {names}", file=location.name, hint="convert one at a time"
+        )
+    state = location.file(str(folders[0] / _STATE))
+    return () if state is None else _listed_files(location, state, folders[0])
+
+
+def _listed_files(location: Location, state: SourceFile, folder: PurePosixPath) -> tuple[SourceFile, ...]:
+    facts = read_json_object(state)
+    if facts.get("_indices_data_files"):
+        raise CorruptSourceError(
+            "the dataset has an index of rows, as old versions of datasets wrote",
+            file=state.name,
+            column="_indices_data_files",
+            hint="load it with such a version, call flatten_indices(), and save it again",
+        )
+    entries = facts.get("_data_files")
+    listed = entries if isinstance(entries, list) else [None]
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed]
+    if not all(isinstance(name, str) for name in names):
+        raise CorruptSourceError(
+            f"lists no files, but {json.dumps(entries)[:200]}",
+            file=state.name,
+            column="_data_files",
+            hint="download it again",
+        )
+    files = [location.file(str(folder / str(name))) for name in names]
+    found = tuple(file for file in files if file is not None)
+    if len(found) < len(files):
+        missing = names[files.index(None)]
+        raise CorruptSourceError(
+            f"lists the file '{missing}', which does not exist", file=state.name, hint="download the folder again"
+        )
+    return found

@@ -1,10 +1,12 @@
 """Finds out whether a row of tables is a step or an episode, from names, types and the first rows.
 
-The names are those that the user gives (`Location.rename`), and otherwise the usual ones.
+The names are those that the user gives (`Location.rename`), and otherwise the usual ones. Columns without data, and the
+index that pandas wrote beside the data, are left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 import numpy as np
@@ -12,12 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.errors import UnknownFormatError
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.ideas.next_observations import next_pairs
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, FIRST_FLAGS, SCALAR_COLUMNS, STEP_NUMBERS
 from gear_data.ingest.pipeline.names import usual_name
+from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tables.stream import TableStream
-from gear_data.ingest.sources.tables.to_numpy import is_list, list_depth, list_lengths, storage_array
+from gear_data.ingest.sources.tables.to_numpy import is_list, leaf_type, list_depth, list_lengths, storage_array
 
 #: Rows that are read to see what they are.
 _HEAD_ROWS = 64
@@ -160,3 +164,28 @@ def _refuse_lists_of_one(location: Location, tables: TableStream, column: str, s
         column=column,
         hint=_BOTH,
     )
+
+
+#: An index without a name: in Parquet, and in CSV files, also in those that pandas read and wrote again.
+_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)?")
+
+
+def leave_out_columns(schema: pa.Schema, file: str, options: SourceOptions, findings: FindingLog) -> list[str]:
+    """Returns the names of the columns to read.
+
+    A column that an option names is no index. Unless the user has chosen columns, each column that is left out makes a
+    finding.
+    """
+    chosen = options.columns or ()
+    named = {*chosen, *(options.rename or ()), *options.episodes.columns}
+    left_out: dict[str, Finding] = {}
+    for field in schema:
+        if pa.types.is_null(leaf_type(field.type)) and field.name not in chosen:
+            message = "the column's type is null, so it holds no values; left out"
+            left_out[field.name] = Finding("null-column", message, file=file, column=field.name)
+        elif _INDEX.fullmatch(field.name) and pa.types.is_integer(field.type) and field.name not in named:
+            message = f"'{field.name}' is the row index that pandas wrote; left out. Name it with --columns to keep it"
+            left_out[field.name] = Finding("index-left-out", message, file=file, column=field.name)
+    if options.columns is None:
+        findings.extend(left_out.values())
+    return [name for name in schema.names if name not in left_out]

@@ -24,7 +24,13 @@ from gear_data.ingest.findings.log import Finding, FindingLog, place_of
 from gear_data.ingest.ideas.next_observations import JumpFinder, next_pairs
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.assemble import StepPart, UnreadableRows, assemble
-from gear_data.ingest.pipeline.boundaries import EpisodeIdChecker, EpisodeNumbering, read_episode_ids
+from gear_data.ingest.pipeline.boundaries import (
+    EpisodeIdChecker,
+    EpisodeNumbering,
+    check_step_order,
+    read_episode_ids,
+    step_numbers,
+)
 from gear_data.ingest.pipeline.columns import (
     END_FLAGS,
     EPISODE_COLUMNS,
@@ -36,11 +42,9 @@ from gear_data.ingest.pipeline.columns import (
 )
 from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, SORT
 from gear_data.ingest.pipeline.names import DONES, name_map
-from gear_data.ingest.pipeline.step_order import check_step_order, step_numbers
 from gear_data.ingest.source import Format, SourceOptions, Unit
-from gear_data.ingest.sources.tables.left_out_columns import leave_out_columns
 from gear_data.ingest.sources.tables.open import BESIDE_TABLES, TABLE_SUFFIXES, open_tables, require_tables
-from gear_data.ingest.sources.tables.recognise import episode_column, is_text, why_rows_are_steps
+from gear_data.ingest.sources.tables.recognise import episode_column, is_text, leave_out_columns, why_rows_are_steps
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
     BadRowsError,
@@ -48,11 +52,14 @@ from gear_data.ingest.sources.tables.to_numpy import (
     inner_shape,
     is_list,
     leaf_dtype,
+    path_rows,
+    paths_left_out,
     row_hint,
     storage_array,
     to_numpy,
+    to_variable,
+    variable_dtype,
 )
-from gear_data.ingest.sources.tables.variable_length import path_rows, paths_left_out, to_variable, variable_dtype
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import END, EpisodeBlock, Position
 

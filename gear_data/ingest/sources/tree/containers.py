@@ -1,19 +1,29 @@
 """The trees of a source.
 
-They are its HDF5 files, NumPy archives, folder of `.npy` files, or Zarr stores.
+They are its HDF5 files, NumPy archives, folder of `.npy` files, or Zarr stores. A `/` in the name of a NumPy array
+makes groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy.typing as npt
+import pyarrow as pa
 
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.sources.arrays.array_reader import ArrayReader, strings
+from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npy, open_npz
 from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES
-from gear_data.ingest.sources.tree import hdf5_view, numpy_view, zarr_view
-from gear_data.ingest.sources.tree.view import Container, Tree
+from gear_data.ingest.sources.tree.hdf5_view import open_tree
+from gear_data.ingest.sources.tree.view import Container, NamedArrays, Tree, TreeArray
+from gear_data.ingest.sources.zarr.array import ZarrArray, open_arrays, read_attributes
+from gear_data.ingest.sources.zarr.reader import ZarrReader
 from gear_data.ingest.sources.zarr.store import ZarrStore, find_stores
 
 _NPZ, _NPY = ".npz", ".npy"
@@ -28,8 +38,8 @@ def containers(location: Location) -> tuple[Container, ...]:
         CorruptSourceError: an archive is damaged.
     """
     found = {
-        "HDF5": tuple(_file(file, hdf5_view.open_tree) for file in location.with_suffix(*HDF5_SUFFIXES)),
-        "npz": tuple(_file(file, numpy_view.open_archive) for file in location.with_suffix(_NPZ)),
+        "HDF5": tuple(_file(file, open_tree) for file in location.with_suffix(*HDF5_SUFFIXES)),
+        "npz": tuple(_file(file, open_archive) for file in location.with_suffix(_NPZ)),
         "npy": _npy_folder(location.name, location.with_suffix(_NPY)),
         "Zarr": tuple(_store(store) for store in find_stores(location)),
     }
@@ -47,10 +57,83 @@ def _file(file: SourceFile, open_: Callable[[SourceFile], AbstractContextManager
 
 
 def _store(store: ZarrStore) -> Container:
-    return Container(store.name, sum(size for _, size in store.sizes()), partial(zarr_view.open_store, store))
+    return Container(store.name, sum(size for _, size in store.sizes()), partial(_open_store, store))
 
 
 def _npy_folder(name: str, files: Sequence[SourceFile]) -> tuple[Container, ...]:
     if not files:
         return ()
-    return (Container(name, sum(file.size for file in files), partial(numpy_view.open_folder, name, files)),)
+    return (Container(name, sum(file.size for file in files), partial(_open_folder, name, files)),)
+
+
+@contextmanager
+def open_archive(file: SourceFile) -> Iterator[NamedArrays]:
+    """Opens an `.npz` archive as a tree."""
+    with ArrayReader() as reader:
+        stored = _headers(file) if file.stamp else open_npz(file)
+        arrays = {name.strip("/"): array for name, array in stored.items()}
+        yield NamedArrays(file.name, {path: partial(_of_numpy, path, array, reader) for path, array in arrays.items()})
+
+
+@contextmanager
+def _open_folder(name: str, files: Sequence[SourceFile]) -> Iterator[NamedArrays]:
+    """Opens `.npy` files as a tree. Their paths without the suffix are the names."""
+    with ArrayReader() as reader:
+        paths = {file.name[: -len(_NPY)]: file for file in files}
+        yield NamedArrays(name, {path: partial(_of_numpy, path, file, reader) for path, file in paths.items()})
+
+
+@contextmanager
+def _open_store(store: ZarrStore) -> Iterator[NamedArrays]:
+    """Opens a Zarr store as a tree."""
+    with ZarrReader() as reader:
+        arrays = open_arrays(store)
+        attributes = {
+            name: value for name, value in read_attributes(store).items() if isinstance(value, str | bool | int | float)
+        }
+        openers = {path: partial(_of_zarr, path, array, reader) for path, array in arrays.items() if path}
+        yield NamedArrays(store.name, openers, attributes)
+
+
+@lru_cache(maxsize=2)
+def _headers(file: SourceFile) -> Mapping[str, StoredArray]:
+    """Reads the headers of an archive.
+
+    A conversion opens an archive several times, and an archive of numbered arrays has thousands of headers. The size
+    and the stamp of the file are part of the key.
+    """
+    return open_npz(file)
+
+
+def _of_numpy(path: str, stored: StoredArray | SourceFile, reader: ArrayReader) -> TreeArray:
+    array = open_npy(stored) if isinstance(stored, SourceFile) else stored
+    variable = "string" if array.is_text else "binary" if array.is_bytes else None
+    rows = array if array.shape else replace(array, shape=(1,))
+    dtype = variable or str(array.dtype.newbyteorder("="))
+    return TreeArray(path, array.shape, dtype, _Stored(rows, reader, variable is not None).read)
+
+
+def _of_zarr(path: str, array: ZarrArray, reader: ZarrReader) -> TreeArray:
+    dtype = "binary" if array.is_bytes else str(array.dtype.newbyteorder("="))
+    if array.problem is not None:
+        dtype = f"{dtype} that {array.problem.message}"
+    read = _Stored(array, reader, array.is_bytes).read
+    return TreeArray(path, array.shape, dtype, read, array.missing_finding())
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """An array of a file, archive or store.
+
+    The file, or a chunk that was read in part, stays open until the last row is read.
+    """
+
+    array: StoredArray | ZarrArray
+    reader: Any
+    variable_length: bool
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any] | pa.Array:
+        values = self.reader.read(self.array, start, stop)
+        if self.array.shape and stop >= len(self.array):
+            self.reader.release(self.array)
+        return strings(values) if self.variable_length else values

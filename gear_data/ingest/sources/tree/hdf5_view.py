@@ -21,8 +21,7 @@ from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts
 from gear_data.ingest.sources.hdf5.chunk_reader import ReadRows, chunked_rows
-from gear_data.ingest.sources.hdf5.datasets import check_dataset
-from gear_data.ingest.sources.hdf5.heap_checks import check_heaps
+from gear_data.ingest.sources.hdf5.datasets import check_dataset, check_heaps
 from gear_data.ingest.sources.hdf5.open_file import HDF5_ERRORS, hdf5_files, open_hdf5, reading
 from gear_data.ingest.sources.tree.view import (
     ARRAY,

@@ -16,9 +16,8 @@ from gear_data.ingest.pipeline.columns import resolve_structure_columns
 from gear_data.ingest.source import EpisodeSource, Format, SourceOptions
 from gear_data.ingest.sources.tree.containers import SUFFIXES, containers
 from gear_data.ingest.sources.tree.listed_facts import with_listed_facts
-from gear_data.ingest.sources.tree.seen import unclear
 from gear_data.ingest.sources.tree.source import open_mapped
-from gear_data.ingest.sources.tree.suggest import USERS_IDS, suggest, suggestion_text
+from gear_data.ingest.sources.tree.suggest import USERS_IDS, suggest, suggestion_text, unclear
 from gear_data.ingest.sources.tree.view import Container, paths_below
 
 

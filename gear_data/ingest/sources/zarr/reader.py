@@ -46,6 +46,7 @@ class ZarrReader:
         Raises:
             CorruptSourceError: a chunk is damaged.
         """
+        array.check_readable(array.path)
         out = np.empty((stop - start, *array.row_shape), array.dtype.newbyteorder("="))
         if not array.shape:
             out[:] = self._decode(array, 0, 1)

@@ -170,7 +170,6 @@ def _read_ends(store: ZarrStore, array: ZarrArray) -> npt.NDArray[np.int64]:
             column=_ENDS_PATH,
             hint="write the store again with Diffusion Policy's ReplayBuffer",
         )
-    array.check_readable(_ENDS_PATH)
     with ZarrReader() as reader:
         return reader.read(array, 0, len(array)).astype(np.int64)
 
@@ -236,7 +235,6 @@ def _facts(
     with ZarrReader() as reader:
         for name, array in meta.items():
             if array.shape == (count,) and array.dtype.kind in "biuf" and name != _ENDS:
-                array.check_readable(f"{_META}/{name}")
                 facts[name.replace("/", ".")] = reader.read(array, 0, count)[keep].tolist()
             elif name != _ENDS:
                 message = f"holds {array.dtype} {array.shape}, not one number for each episode; left out"

@@ -17,9 +17,8 @@ import pytest
 
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownNameError
 from gear_data.ingest.location import locate
-from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.source import SourceOptions, SourceVideos, source_videos
 from gear_data.ingest.sources.registry import open_source
-from gear_data.ingest.videos.source_videos import SourceVideos, source_videos
 from gear_data.storage.episode_block import BEGIN, END
 from gear_data.video.segments import VideoTimes
 

@@ -16,7 +16,7 @@ import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.hdf5 import heap_checks
+from gear_data.ingest.sources.hdf5 import datasets
 from gear_data.ingest.sources.minari import hdf5 as minari_format
 from gear_data.ingest.sources.tree import hdf5_view
 from gear_data.storage.episode_block import BEGIN, END
@@ -297,7 +297,7 @@ def test_damaged_heap_references_in_chunks(damage: Any, message: str, edit: Any)
 
 
 def test_text_behind_an_unknown_filter_is_refused(edit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap_checks, "KNOWN_FILTERS", heap_checks.KNOWN_FILTERS - {h5py.h5z.FILTER_LZF})
+    monkeypatch.setattr(datasets, "KNOWN_FILTERS", datasets.KNOWN_FILTERS - {h5py.h5z.FILTER_LZF})
     source, file = edit()
     packed_text(file, {"compression": "lzf"})
     file.close()

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from gear_data.errors import CorruptSourceError, UnsupportedColumnError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.files.streamed import split_builder, streamed_kind
-from gear_data.ingest.sources.tables.variable_length import is_file
+from gear_data.ingest.sources.tables.to_numpy import is_file
 
 #: Samples, and approximate bytes of members, of one table.
 _BLOCK_ROWS, _BLOCK_BYTES = 1000, 4 << 20
