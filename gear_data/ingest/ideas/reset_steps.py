@@ -23,6 +23,7 @@ import xxhash
 from gear_data.errors import GearError, InvalidArgumentError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.episode_values import rows_differ
+from gear_data.ingest.pipeline.images import preview
 from gear_data.ingest.pipeline.mapped_source import MappedSource, without
 from gear_data.ingest.source import EpisodeSource, SourceOptions, Unit, source_videos
 from gear_data.schema import ColumnSpec
@@ -174,12 +175,11 @@ class _Evidence:
 
 def _evidence(source: EpisodeSource, observations: Sequence[ColumnSpec]) -> _Evidence:
     """Reads the first episodes of a source, and forgets what the source noted meanwhile."""
-    findings, state = source.findings.to_json(), dict(source.resume_state)
     evidence, moves = _Evidence(), _Moves()
     before: str | None = None
     size = 0
     # The conversion meets the error again, and reports it.
-    with suppress(GearError):
+    with preview(source), suppress(GearError):
         for block in source.blocks(BEGIN, Position(0, _ROWS)):
             if not len(block):
                 continue
@@ -196,9 +196,6 @@ def _evidence(source: EpisodeSource, observations: Sequence[ColumnSpec]) -> _Evi
             pairs = evidence.found + evidence.others
             if pairs >= _EPISODES or size >= _BYTES or evidence.others >= max(2, evidence.found):
                 break
-    source.findings.restore(findings)
-    source.resume_state.clear()
-    source.resume_state.update(state)
     evidence.jump, evidence.to_start = moves.jump(), moves.lead_to_start()
     return evidence
 

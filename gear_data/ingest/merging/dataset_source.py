@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from gear_data.ingest.findings.dataset_checks import DUPLICATE
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos, video_times
 from gear_data.ingest.source import NO_VIDEOS, Unit
+from gear_data.ingest.sources.arrays.blocks import episode_runs
 from gear_data.schema import ColumnSpec
 from gear_data.storage.dataset_files import open_files
 from gear_data.storage.episode_block import EpisodeBlock, Position
@@ -127,13 +127,9 @@ class DatasetSource:
             metadata={name: episodes.column(name).to_pylist() for name in self._facts},
         )
         bytes_per_step = max(1, shard.entry.bytes // shard.steps)
-        begin, offsets = 0, block.offsets
-        while begin < len(block):
-            room = offsets[begin] + max(1, _BLOCK_BYTES // bytes_per_step)
-            end = max(begin + 1, int(np.searchsorted(offsets, room, side="right")) - 1)
+        for begin, end in episode_runs(block.lengths, bytes_per_step, _BLOCK_BYTES):
             piece = block.slice(begin, end)
             yield replace(piece, source_rows=int(piece.lengths.sum()))
-            begin = end
 
 
 def _plain(values: npt.NDArray[Any], column: ColumnSpec) -> npt.NDArray[Any]:

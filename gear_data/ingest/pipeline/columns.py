@@ -11,6 +11,8 @@ from gear_data.ingest.pipeline.names import DONES, INVALID_NAME, is_column_name,
 from gear_data.ingest.source import SourceOptions
 from gear_data.schema import ColumnSpec
 
+#: The hint of an error about a column that can be left out.
+LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
 #: Flags at the ends of episodes. They are always read, because they define the episodes.
 END_FLAGS = frozenset({DONES, "terminated", "truncated"})
 

@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -86,9 +87,16 @@ def first_block(source: EpisodeSource, *, once: bool) -> EpisodeBlock | None:
             episode is read.
     """
     stop = Position(0, 1) if once else END
+    with preview(source):
+        return next((block for block in source.blocks(BEGIN, stop) if len(block)), None)
+
+
+@contextmanager
+def preview(source: EpisodeSource) -> Iterator[None]:
+    """Forgets what the source notes while the block reads: it will be read again."""
     findings, state = source.findings.to_json(), copy.deepcopy(source.resume_state)
     try:
-        return next((block for block in source.blocks(BEGIN, stop) if len(block)), None)
+        yield
     finally:
         source.findings.restore(findings)
         source.resume_state.clear()

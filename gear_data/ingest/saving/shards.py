@@ -15,6 +15,7 @@ from gear_data.ingest.findings.episode_checks import check_episodes, check_finit
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.merging.link import place_file
 from gear_data.ingest.pipeline.end_flags import check_end_flags
+from gear_data.ingest.sources.arrays.blocks import episode_runs
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
@@ -143,11 +144,8 @@ def _pieces(block: EpisodeBlock, kept: npt.NDArray[np.bool_], shard: ShardEntry)
     for first, last in pairwise([0, *changes.tolist(), len(kept)]):
         if not kept[first]:
             continue
-        while first < last:
-            room = block.offsets[first] + steps
-            end = min(last, max(first + 1, int(np.searchsorted(block.offsets, room, side="right")) - 1))
-            yield block.slice(first, end)
-            first = end
+        for begin, end in episode_runs(block.lengths[first:last], 1, steps):
+            yield block.slice(first + begin, first + end)
 
 
 class _ShardWriter:

@@ -21,6 +21,7 @@ from gear_data.ingest.several.embodiments import EMBODIMENT
 from gear_data.ingest.several.parts import SourcePart
 from gear_data.ingest.several.united import united_columns, with_masks
 from gear_data.ingest.source import EpisodeSource, Unit, source_videos
+from gear_data.ingest.sources.arrays.blocks import episode_runs
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position
 
@@ -162,12 +163,9 @@ class SourceSequence:
 
     def _completed(self, block: EpisodeBlock, index: int, steps: int) -> Iterator[EpisodeBlock]:
         """Yields pieces of about `steps` steps, with all columns."""
-        offsets, first = block.offsets, 0
-        while first < len(block):
-            last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + steps, side="right")) - 1)
+        for first, last in episode_runs(block.lengths, 1, steps):
             piece = self._with_all_columns(block.slice(first, last), index)
             yield replace(piece, source_rows=0) if first else piece
-            first = last
 
     def _with_all_columns(self, block: EpisodeBlock, index: int) -> EpisodeBlock:
         steps = int(block.lengths.sum())

@@ -21,7 +21,7 @@ import numpy as np
 from gear_data.errors import CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns
+from gear_data.ingest.pipeline.columns import END_FLAGS, LEAVE_OUT, SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import Format, SourceOptions
@@ -94,7 +94,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
 
     def open_run(i: int) -> StepArrays:
         arrays = {key: _slice_rows(array, *runs[i]) for key, array in stored.items()}
-        return _step_arrays(location.name, sizes[i], columns, arrays, trajectory_steps)
+        return _step_arrays(location.name, columns, arrays, trajectory_steps)
 
     return ArraySource([location.name] * len(runs), sizes, open_run, findings, tree.facts)
 
@@ -155,23 +155,15 @@ def _add_entries(
                 tree.unreadable[name] = "a nested tensor"
                 continue
             if not _is_shape(entry.get("shape")):
-                raise CorruptSourceError(
-                    f"has the shape {entry.get('shape')}, not a list of sizes",
-                    file=folder + _META,
-                    column=name,
-                    hint=_SAVE_AGAIN,
-                )
+                message = f"has the shape {entry.get('shape')}, not a list of sizes"
+                raise CorruptSourceError(message, file=folder + _META, column=name, hint=_SAVE_AGAIN)
             dtype = str(entry["dtype"]).removeprefix("torch.")
             tree.tensors[name] = (location.file(f"{folder}{key}.memmap"), dtype, tuple(entry["shape"]))
             continue
         inner_file = location.file(subfolder + _META)
         if inner_file is None or depth > _MAX_DEPTH:
-            raise CorruptSourceError(
-                f"is missing, or nested over {_MAX_DEPTH} levels deep",
-                file=subfolder + _META,
-                column=name,
-                hint=_SAVE_AGAIN,
-            )
+            message = f"is missing, or nested over {_MAX_DEPTH} levels deep"
+            raise CorruptSourceError(message, file=subfolder + _META, column=name, hint=_SAVE_AGAIN)
         inner = read_json_object(inner_file)
         if entry.get("type") == "TensorDict":
             _add_entries(location, subfolder, inner, f"{name}.", tree, depth + 1)
@@ -256,7 +248,7 @@ def _stored_array(tree: _TensorTree, key: str, batch_shape: tuple[int, ...], roo
             f"holds {name}, which is not a dtype of a column",
             file=root + _META,
             column=key,
-            hint="name the columns to keep with --columns (columns=[...]), without this one",
+            hint=LEAVE_OUT,
         )
     dtype = np.dtype(name)
     if file is None or shape[: len(batch_shape)] != batch_shape or math.prod(shape) * dtype.itemsize != file.size:
@@ -305,13 +297,12 @@ def _slice_rows(array: StoredArray, first: int, last: int) -> StoredArray:
 
 
 def _step_arrays(
-    name: str, size: int, columns: _TensorColumns, arrays: Mapping[str, StoredArray], trajectory_steps: int | None
+    name: str, columns: _TensorColumns, arrays: Mapping[str, StoredArray], trajectory_steps: int | None
 ) -> StepArrays:
     """Builds the step arrays of one run of rows.
 
     Args:
         name: the name of the source.
-        size: the size of the run, in bytes.
         columns: the tensors to read.
         arrays: key -> array.
         trajectory_steps: steps of each trajectory, for a batch size of [trajectories, steps].
@@ -356,7 +347,7 @@ def _step_arrays(
         return EpisodeRanges(lengths, starts, facts=facts)
 
     sources = {column: key for key, column in columns.steps.items()}
-    return StepArrays(name, size, rows, chosen, sources, locate, next_arrays=next_arrays, seekable=True)
+    return StepArrays(name, rows, chosen, sources, locate, next_arrays=next_arrays, seekable=True)
 
 
 def _refuse_steps_first(

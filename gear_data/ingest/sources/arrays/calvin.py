@@ -31,7 +31,7 @@ from gear_data.errors import (
 )
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.pipeline.columns import choose_columns
+from gear_data.ingest.pipeline.columns import LEAVE_OUT, choose_columns
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import read_small_npz
 from gear_data.ingest.sources.arrays.boundaries import limit_lengths
@@ -96,7 +96,6 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     episodes = EpisodeRanges(lengths, first_rows, facts={"first_file": numbers[first_rows].tolist()})
     step_arrays = StepArrays(
         name=split.name,
-        bytes=sum(array.row_bytes for array in arrays.values()) * len(files),
         steps=len(files),
         arrays=arrays,
         sources={column: name for name, column in columns.items()},
@@ -104,10 +103,11 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         seekable=True,
     )
     step_arrays.columns()  # refuses sizes of a step that no column has
-    _check_memory(split, lengths, step_arrays)
+    step_bytes = sum(array.row_bytes for array in arrays.values())
+    _check_memory(split, lengths, step_bytes)
     return ArraySource(
         [split.name],
-        [step_arrays.bytes],
+        [step_bytes * len(files)],
         lambda _: step_arrays,
         findings,
         open_reader=lambda: _StepReader(files, arrays.values()),
@@ -255,13 +255,13 @@ def _columns(model: Mapping[str, StoredArray], options: SourceOptions, findings:
     return choose_columns(names, replace(options, rename=rename | dict(options.rename or {})))
 
 
-def _check_memory(split: _Split, lengths: npt.NDArray[np.int64], arrays: StepArrays) -> None:
+def _check_memory(split: _Split, lengths: npt.NDArray[np.int64], step_bytes: int) -> None:
     """Checks that no episode takes a large part of the memory.
 
     Raises HostMemoryError otherwise: episodes are read whole.
     """
     longest = int(lengths.max())
-    size = longest * arrays.bytes // arrays.steps
+    size = longest * step_bytes
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory // _MEMORY_PART:
         raise HostMemoryError(
@@ -322,7 +322,7 @@ class _StepReader:
                     f"{described}; in the first step it is {model.dtype} {model.row_shape}",
                     file=file.name,
                     column=name,
-                    hint="name the columns to keep with --columns (columns=[...]), without this one",
+                    hint=LEAVE_OUT,
                 )
             self._rows[name][row - self._range[0]] = found
 

@@ -90,7 +90,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     sizes = [_unpacked_bytes(checkpoint.stores[_OBSERVATION]) for checkpoint in checkpoints]
 
     def open_arrays(i: int) -> StepArrays:
-        return _step_arrays(checkpoints[i], sizes[i], options)
+        return _step_arrays(checkpoints[i], options)
 
     names, findings = [checkpoint.name for checkpoint in checkpoints], FindingLog()
     if others := [file for file in location.with_suffix(".gz") if not _is_of_checkpoint(file)]:
@@ -251,7 +251,7 @@ def _integers(file: SourceFile) -> npt.NDArray[np.int64]:
     return all_values(replace(array, shape=array.shape or (1,))).astype(np.int64)
 
 
-def _step_arrays(checkpoint: _Checkpoint, size: int, options: SourceOptions) -> StepArrays:
+def _step_arrays(checkpoint: _Checkpoint, options: SourceOptions) -> StepArrays:
     """Opens the stores of a checkpoint.
 
     Raises:
@@ -275,7 +275,6 @@ def _step_arrays(checkpoint: _Checkpoint, size: int, options: SourceOptions) -> 
     chosen = choose_columns(stores, options)
     return StepArrays(
         name=checkpoint.name,
-        bytes=size,
         steps=ring.rows,
         arrays={column: stores[name] for name, column in chosen.items()},
         sources={column: name for name, column in chosen.items()},

@@ -32,16 +32,12 @@ from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 
 
-def dreamer_arrays(
-    classified: ClassifiedArrays, size: int, options: SourceOptions, seekable: bool, discount: StoredArray | None
-) -> StepArrays:
+def dreamer_arrays(classified: ClassifiedArrays, options: SourceOptions, discount: StoredArray | None) -> StepArrays:
     """Builds the step arrays of a file or folder in Dreamer's layout.
 
     Args:
         classified: the arrays to read.
-        size: the size of the file or folder, in bytes.
         options: the user's options.
-        seekable: whether reading may begin at any row at no cost.
         discount: the array `discount`, if there is one, also if it is not read.
 
     Raises:
@@ -65,7 +61,6 @@ def dreamer_arrays(
     )
     return StepArrays(
         name=classified.name,
-        bytes=size,
         steps=int(lengths.sum()),
         arrays=classified.steps,
         sources={**classified.sources, **dict.fromkeys(flags, "discount")},
@@ -73,7 +68,6 @@ def dreamer_arrays(
         final_row_columns=frozenset(name for name in classified.steps if is_observation(name)),
         shifted=shifted,
         episode_flags=tuple(flags),
-        seekable=seekable,
     )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS
+from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, LEAVE_OUT
 from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, refuse_returning_ids
 from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, usual_name
 from gear_data.ingest.source import SourceOptions
@@ -55,26 +55,22 @@ _OTHER_BOUNDARIES = (
 
 def build_step_arrays(
     name: str,
-    size: int,
     arrays: Mapping[str, StoredArray],
     options: SourceOptions,
     *,
     whole_source: bool,
     is_first: bool,
-    seekable: bool,
 ) -> StepArrays:
     """Builds the step arrays of one file or folder.
 
     Args:
         name: the name of the file or folder.
-        size: the size of the file or folder, in bytes.
         arrays: source name -> array.
         options: the user's options.
         whole_source: whether the source has no other file or folder. If so, an array must say where episodes end; if
             not, each file or folder ends an episode.
         is_first: whether it is the first file or folder, which decides what the arrays of all mean. In another one, as
             many steps as elements of a step are a coincidence.
-        seekable: whether reading may begin at any row at no cost.
 
     Raises:
         UnknownFormatError: nothing says where episodes are.
@@ -91,26 +87,26 @@ def build_step_arrays(
     if classified.rows_are is RowConvention.STEPS:
         starts, cut = first_rows(classified, len(boundaries[FIRST]))
         found = replace(classified, findings=(*classified.findings, *cut))
-        return _arrays_with_lengths(found, size, np.diff(starts, append=classified.rows), seekable)
+        return _arrays_with_lengths(found, np.diff(starts, append=classified.rows))
     if classified.rows_are is not None:
-        return dreamer_arrays(classified, size, options, seekable, arrays.get("discount"))
+        return dreamer_arrays(classified, options, arrays.get("discount"))
     if INDICES in boundaries:
         rows = all_values(boundaries[INDICES]).astype(np.int64)
-        return _arrays_with_lengths(classified, size, lengths_between(np.append(rows, classified.rows)), seekable)
+        return _arrays_with_lengths(classified, lengths_between(np.append(rows, classified.rows)))
     if STARTS in boundaries:
         starts = _first_rows(name, all_values(boundaries[STARTS]), classified.rows)
-        return _arrays_with_lengths(classified, size, lengths_between(np.append(starts[1:], classified.rows)), seekable)
+        return _arrays_with_lengths(classified, lengths_between(np.append(starts[1:], classified.rows)))
     if ENDS in boundaries:
         rows = all_values(boundaries[ENDS]).astype(np.int64)
-        return _arrays_with_lengths(classified, size, lengths_between(rows), seekable)
+        return _arrays_with_lengths(classified, lengths_between(rows))
     for source in LENGTHS:
         if source in boundaries:
             lengths = all_values(boundaries[source]).astype(np.int64)
             shapes = {usual_name(name, options.rename): array.shape for name, array in arrays.items()}
             if is_padded(classified, shapes, lengths):
-                return _padded_arrays(classified, size, lengths, seekable)
-            return _arrays_with_lengths(classified, size, lengths, seekable)
-    return _flagged_arrays(classified, size, options, whole_source, seekable)
+                return _padded_arrays(classified, lengths)
+            return _arrays_with_lengths(classified, lengths)
+    return _flagged_arrays(classified, options, whole_source)
 
 
 def _first_rows(name: str, values: npt.NDArray[Any], rows: int) -> npt.NDArray[np.int64]:
@@ -152,9 +148,7 @@ def _refuse_unclear_terminals(name: str, arrays: Mapping[str, StoredArray], opti
         )
 
 
-def _arrays_with_lengths(
-    classified: ClassifiedArrays, size: int, lengths: npt.NDArray[np.int64], seekable: bool
-) -> StepArrays:
+def _arrays_with_lengths(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64]) -> StepArrays:
     """Builds flat arrays with known lengths.
 
     Observations may have T + 1 rows per episode.
@@ -183,14 +177,12 @@ def _arrays_with_lengths(
     episodes = EpisodeRanges(lengths, starts, starts + np.arange(count), facts, flags, classified.findings)
     return StepArrays(
         name=classified.name,
-        bytes=size,
         steps=rows,
         arrays=columns,
         sources=sources,
         locate=lambda: episodes,
         final_row_columns=frozenset(with_final_row),
         episode_flags=tuple(flags),
-        seekable=seekable,
     )
 
 
@@ -213,9 +205,7 @@ def _check_lengths(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64])
         )
 
 
-def _padded_arrays(
-    classified: ClassifiedArrays, size: int, lengths: npt.NDArray[np.int64], seekable: bool
-) -> StepArrays:
+def _padded_arrays(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64]) -> StepArrays:
     """Builds step arrays from padded arrays [episodes, max_steps, ...]."""
     count = len(lengths)
     reference = classified.steps[classified.reference]
@@ -241,7 +231,7 @@ def _padded_arrays(
                 f"has shape {array.shape}, where '{reference_source}' has {reference.shape}",
                 file=classified.name,
                 column=classified.sources[name],
-                hint="name the columns to keep with --columns (columns=[...]), without this one",
+                hint=LEAVE_OUT,
             )
         if has_final_row:
             with_final_row.add(name)
@@ -252,13 +242,11 @@ def _padded_arrays(
     )
     return StepArrays(
         name=classified.name,
-        bytes=size,
         steps=int(lengths.sum()),
         arrays=columns,
         sources=classified.sources,
         locate=lambda: episodes,
         final_row_columns=frozenset(with_final_row),
-        seekable=seekable,
     )
 
 
@@ -336,9 +324,7 @@ class _FlatEpisodes:
             )
 
 
-def _flagged_arrays(
-    classified: ClassifiedArrays, size: int, options: SourceOptions, whole_source: bool, seekable: bool
-) -> StepArrays:
+def _flagged_arrays(classified: ClassifiedArrays, options: SourceOptions, whole_source: bool) -> StepArrays:
     """Builds step arrays from flat arrays without lengths.
 
     Episodes end by flags, an episode column, jumps or a limit; otherwise all rows are one episode.
@@ -366,14 +352,12 @@ def _flagged_arrays(
     sources = {**classified.sources, **scalar_flags}
     return StepArrays(
         name=classified.name,
-        bytes=size,
         steps=classified.rows,
         arrays=columns,
         sources=sources if limit is None else {**sources, "truncated": "truncated"},
         locate=episodes.locate,
         final_row_columns=final_row_columns,
         episode_flags=tuple(scalar_flags) if limit is None else ("truncated",),
-        seekable=seekable,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from gear_data.errors import GearError, UnknownFormatError
@@ -52,9 +53,8 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     def open_arrays(i: int) -> StepArrays:
         folder, files = folders[i]
         arrays = {name: open_npy(file) for name, file in files.items()}
-        return build_step_arrays(
-            folder, sizes[i], arrays, options, whole_source=len(folders) == 1, is_first=i == 0, seekable=True
-        )
+        found = build_step_arrays(folder, arrays, options, whole_source=len(folders) == 1, is_first=i == 0)
+        return replace(found, seekable=True)
 
     names = [folder for folder, _ in folders]
     return ArraySource(names, sizes, open_arrays, FindingLog(), dtypes=options.tables.dtype)

@@ -57,12 +57,8 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         raise UnknownFormatError("holds no .npz file", file=location.name, hint="leave --format out")
 
     def open_arrays(i: int) -> StepArrays:
-        arrays = open_npz(files[i])
-        whole_source = len(files) == 1
-        return build_step_arrays(
-            files[i].name, files[i].size, arrays, options,
-            whole_source=whole_source, is_first=i == 0, seekable=False,
-        )  # fmt: skip
+        file = files[i]
+        return build_step_arrays(file.name, open_npz(file), options, whole_source=len(files) == 1, is_first=i == 0)
 
     names, sizes = [file.name for file in files], [file.size for file in files]
     return ArraySource(names, sizes, open_arrays, FindingLog(), dtypes=options.tables.dtype)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from gear_data.errors import CorruptSourceError, UnsupportedColumnError, errors_as
 from gear_data.ingest.location import SourceFile
+from gear_data.ingest.pipeline.columns import LEAVE_OUT
 from gear_data.ingest.sources.arrays.step_arrays import RowArray
 from gear_data.ingest.sources.zip_members import MAX_DEFLATE_RATIO, check_member
 from gear_data.schema import DTYPES
@@ -115,30 +116,20 @@ class StoredArray(RowArray):
         Raises:
             UnsupportedColumnError: no column can hold the values.
         """
+
+        def error(message: str, hint: str = LEAVE_OUT) -> UnsupportedColumnError:
+            return UnsupportedColumnError(message, file=self.place, column=column, hint=hint)
+
         if self.is_text:
             return "string"
         name = "binary" if self.is_bytes else _native_name(self.dtype)
         if name not in DTYPES and not self.is_bytes:
-            raise UnsupportedColumnError(
-                f"holds {name}, which is not a number, a boolean or text",
-                file=self.place,
-                column=column,
-                hint="name the columns to keep with --columns (columns=[...]), without this one",
-            )
+            raise error(f"holds {name}, which is not a number, a boolean or text")
         if 0 in self.row_shape:
-            raise UnsupportedColumnError(
-                f"has steps of shape {self.row_shape}, which hold no values",
-                file=self.place,
-                column=column,
-                hint="name the columns to keep with --columns (columns=[...]), without this one",
-            )
+            raise error(f"has steps of shape {self.row_shape}, which hold no values")
         if self.row_bytes > _MAX_ROW_BYTES:
-            raise UnsupportedColumnError(
-                f"one step has {self.row_bytes} bytes (shape {self.row_shape}), above the limit of {_MAX_ROW_BYTES}",
-                file=self.place,
-                column=column,
-                hint="the first axis must be the steps",
-            )
+            message = f"one step has {self.row_bytes} bytes (shape {self.row_shape}), above the limit of "
+            raise error(f"{message}{_MAX_ROW_BYTES}", "the first axis must be the steps")
         return name
 
 

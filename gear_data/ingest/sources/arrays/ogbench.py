@@ -85,12 +85,12 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         )
 
     def open_arrays(i: int) -> StepArrays:
-        return ogbench_arrays(files[i].name, files[i].size, open_npz(files[i]), options)
+        return ogbench_arrays(files[i].name, open_npz(files[i]), options)
 
     return ArraySource([file.name for file in files], [file.size for file in files], open_arrays, FindingLog())
 
 
-def ogbench_arrays(name: str, size: int, arrays: Mapping[str, StoredArray], options: SourceOptions) -> StepArrays:
+def ogbench_arrays(name: str, arrays: Mapping[str, StoredArray], options: SourceOptions) -> StepArrays:
     """Builds the step arrays of one archive, in any of the three forms.
 
     Raises:
@@ -125,7 +125,6 @@ def ogbench_arrays(name: str, size: int, arrays: Mapping[str, StoredArray], opti
         finals = frozenset(filter(is_observation, columns))
     return StepArrays(
         name=name,
-        bytes=size,
         steps=int(episodes.lengths.sum()),
         arrays=columns,
         sources={**classified.sources, "truncated": _TERMINALS},

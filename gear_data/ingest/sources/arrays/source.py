@@ -77,6 +77,7 @@ class ArraySource:
         self._open_arrays = open_arrays
         self._open_reader = open_reader
         self._model = open_arrays(0)
+        self._bytes = sizes[0] if self._model.bytes is None else self._model.bytes
         # Opening all files is expensive: the others are assumed to have as many steps per byte.
         self.num_rows: int | None = self._model.steps * sum(sizes) // max(1, sizes[0])
         self._dtypes = dtypes
@@ -110,10 +111,10 @@ class ArraySource:
                     sizes.append(0)
                 sizes[-1] += size
             return [Unit(Position(start, 0), size) for start, size in zip(starts, sizes, strict=True)]
-        if not self._model.seekable or self._model.bytes <= UNIT_BYTES:
-            return [Unit(BEGIN, self._model.bytes)]
+        if not self._model.seekable or self._bytes <= UNIT_BYTES:
+            return [Unit(BEGIN, self._bytes)]
         runs = episode_runs(self._model.locate().lengths, self._row_bytes, UNIT_BYTES)
-        run_bytes = self._model.bytes // len(runs)
+        run_bytes = self._bytes // len(runs)
         return [Unit(Position(0, start), run_bytes) for start, _ in runs]
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:

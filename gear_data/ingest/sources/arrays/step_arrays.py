@@ -90,7 +90,6 @@ class StepArrays:
 
     Attributes:
         name: the name of the file or folder.
-        bytes: the size of the file or folder, in bytes.
         steps: the number of steps in all episodes.
         arrays: canonical name -> array of a step column, as the reader takes it.
         sources: canonical name -> name in the source.
@@ -101,10 +100,10 @@ class StepArrays:
         shifted: columns whose row t + 1 belongs to step t.
         episode_flags: names of the end flags that are given once per episode.
         seekable: whether reading may begin at any row at no cost.
+        bytes: the stored bytes of the arrays; None if they are the file or folder.
     """
 
     name: str
-    bytes: int
     steps: int
     arrays: Mapping[str, Any]
     sources: Mapping[str, str]
@@ -114,6 +113,7 @@ class StepArrays:
     shifted: frozenset[str] = frozenset()
     episode_flags: tuple[str, ...] = ()
     seekable: bool = False
+    bytes: int | None = None
 
     def columns(self) -> tuple[ColumnSpec, ...]:
         """Returns the step columns. All arrays are a `RowArray`.

@@ -26,6 +26,7 @@ from h5py import h5d
 
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import SourceFile
+from gear_data.ingest.pipeline.columns import LEAVE_OUT
 from gear_data.ingest.sources.hdf5.chunk_checks import (
     KNOWN_FILTERS,
     check_chunk_sizes,
@@ -137,7 +138,6 @@ def _objects_fill(data: mmap.mmap, offset: int, end: int) -> bool:
     return True
 
 
-_LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
 #: Limit for one row and for one chunk: HDF5 reads and decompresses whole chunks.
 _MAX_PIECE_BYTES = 1 << 30
 #: Up to this size a dataset may have no data in the file: rows that were never written read as the fill value.
@@ -162,7 +162,7 @@ def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tupl
             hint="write it into one file: h5py.File(new, 'w')[column] = old[column][...]",
         )
     if shape is None:
-        raise CorruptSourceError("is a dataset without a shape", file=file.name, column=column, hint=_LEAVE_OUT)
+        raise CorruptSourceError("is a dataset without a shape", file=file.name, column=column, hint=LEAVE_OUT)
     dtype = dataset.dtype
     chunk_shape = plist.get_chunk() if layout == h5d.CHUNKED else None
     _check_sizes(dataset, shape, dtype.itemsize, chunk_shape, file, column)

@@ -12,8 +12,9 @@ import pyarrow as pa
 from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import separate_datasets_hint
+from gear_data.ingest.pipeline.columns import LEAVE_OUT
 from gear_data.ingest.sources.hdf5.attributes import plain_value
-from gear_data.ingest.sources.tree.columns import LEAVE_OUT, TreeColumn, describe
+from gear_data.ingest.sources.tree.columns import TreeColumn, describe
 from gear_data.ingest.sources.tree.view import ARRAY, LINKS, Tree, TreeArray, contents
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.json_files import read_json_lines
-from gear_data.ingest.sources.lerobot.metadata import HINT, read_int, read_records
+from gear_data.ingest.sources.lerobot.metadata import misread, read_int, read_records
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 
@@ -182,11 +181,5 @@ def _tasks(record: Mapping[str, Any], name: str, row: int) -> tuple[str, ...]:
     if texts is None:
         return ()
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise CorruptSourceError(
-            f"should be a list of texts, not {texts!r:.40}",
-            file=name,
-            column="tasks",
-            row=row,
-            hint=HINT,
-        )
+        raise misread("a list of texts", texts, name, "tasks", row)
     return tuple(texts)

@@ -23,7 +23,7 @@ from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.lerobot.cameras import DeclaredCamera
 from gear_data.ingest.sources.lerobot.episode_list import VIDEOS, EpisodeList
-from gear_data.ingest.sources.lerobot.metadata import HINT, LeRobotInfo, read_int
+from gear_data.ingest.sources.lerobot.metadata import LeRobotInfo, misread, read_int
 from gear_data.schema import ColumnSpec
 from gear_data.video.declared_places import DeclaredPlaces
 from gear_data.video.segments import VideoTimes
@@ -333,7 +333,10 @@ def _videos_v3(camera: DeclaredCamera, info: LeRobotInfo, listed: EpisodeList | 
         record = {name: values[row] for name, values in columns.items()}
         if record["chunk_index"] is None or record["file_index"] is None:
             continue
-        key = tuple(_number(record, name, prefix, listed.name, row) for name in ("chunk_index", "file_index"))
+        key = tuple(
+            read_int({prefix + name: record[name]}, prefix + name, listed.name, row)
+            for name in ("chunk_index", "file_index")
+        )
         start = _seconds(record, "from_timestamp", prefix, listed.name, row)
         stop = math.nan
         if record.get("to_timestamp") is not None:
@@ -344,18 +347,8 @@ def _videos_v3(camera: DeclaredCamera, info: LeRobotInfo, listed: EpisodeList | 
     return videos
 
 
-def _number(record: Mapping[str, object], name: str, prefix: str, file: str, row: int) -> int:
-    return read_int({prefix + name: record[name]}, prefix + name, file, row)
-
-
 def _seconds(record: Mapping[str, object], name: str, prefix: str, file: str, row: int) -> float:
     value = record[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise CorruptSourceError(
-            f"should be a time in seconds, not {value!r:.40}",
-            file=file,
-            column=prefix + name,
-            row=row,
-            hint=HINT,
-        )
+        raise misread("a time in seconds", value, file, prefix + name, row)
     return float(value)

@@ -19,6 +19,7 @@ from gear_data.ingest.location import Location
 from gear_data.ingest.sources.json_files import read_json_lines, read_json_object
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
+from gear_data.ingest.sources.tables.recognise import is_text
 from gear_data.storage.episode_block import BEGIN, END
 
 INFO = "meta/info.json"
@@ -91,18 +92,23 @@ def read_info(location: Location) -> LeRobotInfo | None:
     )
 
 
-def _number(values: Mapping[str, Any], name: str, file: str) -> float | None:
-    value = values.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise CorruptSourceError(f"should be a number, not {value!r:.40}", file=file, column=name, hint=HINT)
-    return value
-
-
 def _count(values: Mapping[str, Any], name: str, file: str) -> int | None:
     value = _number(values, name, file)
     if value is not None and (not isinstance(value, int) or value < 0):
-        raise CorruptSourceError(f"should be a count, not {value!r:.40}", file=file, column=name, hint=HINT)
+        raise misread("a count", value, file, name)
     return value
+
+
+def _number(values: Mapping[str, Any], name: str, file: str) -> float | None:
+    value = values.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise misread("a number", value, file, name)
+    return value
+
+
+def misread(expected: str, value: object, file: str, column: str, row: int | None = None) -> CorruptSourceError:
+    """Returns the error about a value of the metadata that is not what it should be."""
+    return CorruptSourceError(f"should be {expected}, not {value!r:.40}", file=file, column=column, row=row, hint=HINT)
 
 
 def read_tasks(location: Location, major: int) -> dict[int, str]:
@@ -136,7 +142,7 @@ def _read_texts(location: Location, name: str, number: str) -> dict[int, str]:
     if file is None:
         return {}
     tables = FileTables((file,), PARQUET)
-    texts = [field.name for field in tables.schema if _is_text(field.type)]
+    texts = [field.name for field in tables.schema if is_text(field.type)]
     if len(texts) != 1 or number not in tables.schema.names:
         raise CorruptSourceError(f"should have the column '{number}' and one column of text", file=name, hint=HINT)
     return _numbered(read_records(tables, [number, texts[0]], name), name, number, texts[0])
@@ -144,10 +150,6 @@ def _read_texts(location: Location, name: str, number: str) -> dict[int, str]:
 
 def _numbered(records: Iterable[Mapping[str, Any]], name: str, number: str, text: str) -> dict[int, str]:
     return {read_int(item, number, name, i): _read_text(item, text, name, i) for i, item in enumerate(records)}
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
 def read_records(tables: FileTables, columns: list[str], name: str) -> Iterator[dict[str, Any]]:
@@ -174,14 +176,12 @@ def read_int(record: Mapping[str, Any], key: str, file: str, row: int) -> int:
     """Returns an int64 of a record. Raises CorruptSourceError for other values."""
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
-        message = f"should be a whole number, not {value!r:.40}"
-        raise CorruptSourceError(message, file=file, column=key, row=row, hint=HINT)
+        raise misread("a whole number", value, file, key, row)
     return value
 
 
 def _read_text(record: Mapping[str, Any], key: str, file: str, row: int) -> str:
     value = record.get(key)
     if not isinstance(value, str):
-        message = f"should be text, not {value!r:.40}"
-        raise CorruptSourceError(message, file=file, column=key, row=row, hint=HINT)
+        raise misread("text", value, file, key, row)
     return value

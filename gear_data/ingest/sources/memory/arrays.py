@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,11 @@ def open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) ->
 
     def open_(_: int) -> StepArrays:
         try:
-            return build_step_arrays(name, size, stored, options, whole_source=True, is_first=True, seekable=True)
+            found = build_step_arrays(name, stored, options, whole_source=True, is_first=True)
         except UnknownFormatError as error:
             error.hint = f"{error.hint}; if all rows are one episode, put the mapping into a list"
             raise
+        return replace(found, seekable=True)
 
     return ArraySource([name], [size], open_, findings, metadata)
 

@@ -35,6 +35,7 @@ from gear_data.ingest.pipeline.columns import (
     END_FLAGS,
     EPISODE_COLUMNS,
     FIRST_FLAGS,
+    LEAVE_OUT,
     ORDER_COLUMNS,
     SCALAR_COLUMNS,
     choose_columns,
@@ -64,7 +65,6 @@ from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import END, EpisodeBlock, Position
 
 _HEAD_ROWS = 64
-_LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
 #: Prefixes of check columns, which pass through assembling and are dropped after the checks. Column names cannot
 #: contain "\0".
 _ORDER_CHECK, _PATH_CHECK = "\0order ", "\0paths "
@@ -199,7 +199,7 @@ class StepRowSource:
         if name in SCALAR_COLUMNS and shape == (1,):
             shape = ()
         if 0 in shape:
-            raise BadEpisodeError("has no elements", file=self._name, column=source, row=0, hint=_LEAVE_OUT)
+            raise BadEpisodeError("has no elements", file=self._name, column=source, row=0, hint=LEAVE_OUT)
         return ColumnSpec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=source_name)
 
     @property

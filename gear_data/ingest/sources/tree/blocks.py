@@ -364,7 +364,6 @@ def flat_arrays(name: str, columns: Sequence[TreeColumn], episodes: EpisodeRange
     """Returns columns that hold all episodes, for a `FlatReader`."""
     return StepArrays(
         name=name,
-        bytes=0,
         steps=int(episodes.lengths.sum()),
         arrays={column.name: (column.mapped.path, column) for column in columns},
         sources={column.name: column.mapped.path for column in columns},

@@ -15,7 +15,7 @@ import pyarrow as pa
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.layout import ROW, ROWS, WITH_FINAL, Column
-from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
+from gear_data.ingest.pipeline.columns import LEAVE_OUT, SCALAR_COLUMNS
 from gear_data.ingest.pipeline.episode_values import cast_values
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tree.view import TreeArray
@@ -23,7 +23,6 @@ from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
 
 #: Limit for one step. HDF5 has the same one.
 _MAX_ROW_BYTES = 1 << 30
-LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
 
 Values: TypeAlias = npt.NDArray[Any] | pa.Array
 

@@ -249,23 +249,19 @@ def _array_of(tree: Tree, path: str, rule: EpisodeRule) -> TreeArray:
             f"has no array '{path}', which episodes.{rule.kind} names", file=tree.name, hint="correct the mapping"
         )
     if len(array.shape) > 2 or (len(array.shape) == 2 and array.shape[1] != 1) or not array.shape:
-        raise CorruptSourceError(
-            f"has shape {array.shape}, where episodes.{rule.kind} needs one value per row",
-            file=tree.name,
-            column=path,
-            hint="name an array of one axis in the mapping",
-        )
+        message = f"has shape {array.shape}, where episodes.{rule.kind} needs one value per row"
+        raise _wrong(array, tree.name, message, "name an array of one axis in the mapping")
     return array
+
+
+def _wrong(array: TreeArray, name: str, message: str, hint: str = "correct the mapping") -> CorruptSourceError:
+    return CorruptSourceError(message, file=name, column=array.path, hint=hint)
 
 
 def _check_rows(array: TreeArray, rows: int, name: str) -> None:
     if array.rows != rows:
-        raise CorruptSourceError(
-            f"has {array.rows} rows, but the columns have {rows}",
-            file=name,
-            column=array.path,
-            hint="it needs one value per step; correct the mapping",
-        )
+        message = f"has {array.rows} rows, but the columns have {rows}"
+        raise _wrong(array, name, message, "it needs one value per step; correct the mapping")
 
 
 def _pieces(array: TreeArray) -> Iterator[tuple[int, npt.NDArray[np.generic]]]:
@@ -282,12 +278,7 @@ def _by_ids(arrays: Sequence[TreeArray], rows: int, name: str) -> EpisodeRanges:
     for array in arrays:
         _check_rows(array, rows, name)
         if array.dtype != "string" and array.kind not in ("i", "u"):
-            raise CorruptSourceError(
-                f"holds {array.dtype}, but ids are integers or text",
-                file=name,
-                column=array.path,
-                hint="correct the mapping",
-            )
+            raise _wrong(array, name, f"holds {array.dtype}, but ids are integers or text")
     starts: list[int] = []
     ids: list[list[int | str]] = [[] for _ in arrays]
     for pieces in zip(*map(_pieces, arrays), strict=True):
@@ -310,12 +301,8 @@ def _flagged(array: TreeArray, rows: int, name: str) -> npt.NDArray[np.int64]:
     found = [np.zeros(0, np.int64)]
     for first, values in _pieces(array):
         if not array.kind or ((values != 0) & (values != 1)).any():
-            raise CorruptSourceError(
-                "holds values that are neither 0 nor 1, so they are no flags",
-                file=name,
-                column=array.path,
-                hint="correct episodes.ends or ends_are in the mapping",
-            )
+            message = "holds values that are neither 0 nor 1, so they are no flags"
+            raise _wrong(array, name, message, "correct episodes.ends or ends_are in the mapping")
         found.append(first + np.flatnonzero(values))
     return np.concatenate(found)
 
@@ -323,19 +310,14 @@ def _flagged(array: TreeArray, rows: int, name: str) -> npt.NDArray[np.int64]:
 def _listed_ends(array: TreeArray, rows: int, inclusive: bool, name: str) -> npt.NDArray[np.int64]:
     """Returns the row after each episode, int64 [n]."""
     if array.kind not in ("i", "u"):
-        raise CorruptSourceError(
-            f"holds {array.dtype}, but ends are integers", file=name, column=array.path, hint="correct the mapping"
-        )
+        raise _wrong(array, name, f"holds {array.dtype}, but ends are integers")
     pieces = [values.astype(np.int64) for _, values in _pieces(array)]
     ends = np.concatenate([np.zeros(0, np.int64), *pieces]) + int(inclusive)
     last = int(ends[-1]) if len(ends) else 0
     if last != rows:
-        raise CorruptSourceError(
-            f"the last end is {last - int(inclusive)}, but the columns have {rows} rows",
-            file=name,
-            column=array.path,
-            hint="check ends_are: an exclusive end is the row after the episode, an inclusive end its last row",
-        )
+        message = f"the last end is {last - int(inclusive)}, but the columns have {rows} rows"
+        hint = "check ends_are: an exclusive end is the row after the episode, an inclusive end its last row"
+        raise _wrong(array, name, message, hint)
     return ends
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from gear_data.common.extras import import_extra
 from gear_data.errors import CorruptSourceError, GearError, MissingExtraError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.pipeline.columns import LEAVE_OUT
 from gear_data.ingest.sources.arrays.step_arrays import RowArray
 from gear_data.ingest.sources.json_files import json_object
 from gear_data.ingest.sources.zarr.guard import guarded_version_2, guarded_version_3, sharded_chunks
@@ -33,7 +34,6 @@ _UNCHECKED_BYTES = 64 << 20
 _MAX_RATIO = 1040
 #: Data types of version 3 that NumPy does not know.
 _EXTENSIONS = frozenset({"string", "variable_length_bytes"})
-_LEAVE_OUT = "name the columns to keep with --columns (columns=[...]), without this one"
 _WRITE_AGAIN = "download the store again, or write it again with zarr"
 
 
@@ -101,16 +101,12 @@ class ZarrArray(RowArray):
         name = "binary" if self.is_bytes else self.dtype.newbyteorder("=").name
         if name not in DTYPES and not self.is_bytes:
             raise UnsupportedColumnError(
-                f"holds {name}, which is not a number or a boolean", file=self.place, column=column, hint=_LEAVE_OUT
+                f"holds {name}, which is not a number or a boolean", file=self.place, column=column, hint=LEAVE_OUT
             )
         if 0 in self.row_shape or len(self.row_shape) > MAX_AXES:
             why = "which hold no values" if 0 in self.row_shape else f"which has more than {MAX_AXES} axes"
-            raise UnsupportedColumnError(
-                f"has steps of shape {self.row_shape}, {why}",
-                file=self.place,
-                column=column,
-                hint=_LEAVE_OUT,
-            )
+            message = f"has steps of shape {self.row_shape}, {why}"
+            raise UnsupportedColumnError(message, file=self.place, column=column, hint=LEAVE_OUT)
         return name
 
     def missing_finding(self) -> Finding | None:
