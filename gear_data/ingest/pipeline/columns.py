@@ -95,13 +95,18 @@ def choose_columns(names: Iterable[str], options: SourceOptions, *, structure: I
     structure |= {rename[name] for name in structure & rename.keys()}
     chosen = mapping if options.columns is None else _selected(mapping, options.columns, structure)
     for source, name in chosen.items():
-        if not is_column_name(name):
-            raise UnsupportedColumnError(
-                f"a column cannot have the name {name!r}: the name, or one of its dotted parts, is {INVALID_NAME}",
-                column=printable(source),
-                hint="rename it with --rename (rename={...}), or leave it out with --columns (columns=[...])",
-            )
+        check_column_name(name, printable(source))
     return chosen
+
+
+def check_column_name(name: str, source: str | None = None) -> None:
+    """Raises UnsupportedColumnError for a name that no column can have."""
+    if not is_column_name(name):
+        raise UnsupportedColumnError(
+            f"a column cannot have the name {name!r}: the name, or one of its dotted parts, is {INVALID_NAME}",
+            column=source,
+            hint="rename it with --rename (rename={...}), or leave it out with --columns (columns=[...])",
+        )
 
 
 def _selected(mapping: Mapping[str, str], columns: Sequence[str], structure: Set[str]) -> dict[str, str]:

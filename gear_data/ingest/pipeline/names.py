@@ -159,12 +159,7 @@ def name_map(names: Iterable[str], rename: Mapping[str, str] | None) -> dict[str
     taken: dict[str, str] = {}
     for name in names:
         target = rename[name] if name in rename else canonical_name(name)
-        if canonical_name(target) != target:
-            raise InvalidArgumentError(
-                f"rename: '{target}' would be read back as '{canonical_name(target)}' from an export",
-                column=name,
-                hint=f"use '{canonical_name(target)}', or a name that has no canonical form",
-            )
+        check_lasts(name, target)
         if target in taken:
             raise InvalidArgumentError(
                 f"the source's columns '{taken[target]}' and '{name}' would both become '{target}'",
@@ -173,3 +168,13 @@ def name_map(names: Iterable[str], rename: Mapping[str, str] | None) -> dict[str
         result[name] = target
         taken[target] = name
     return result
+
+
+def check_lasts(source: str, name: str) -> None:
+    """Raises InvalidArgumentError if a column of a source would lose its new name."""
+    if (read := canonical_name(name)) != name:
+        raise InvalidArgumentError(
+            f"rename: '{name}' would be read back as '{read}' from an export",
+            column=source,
+            hint=f"use '{read}', or a name that has no canonical form",
+        )

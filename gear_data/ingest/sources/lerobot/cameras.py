@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
-from gear_data.ingest.pipeline.names import INVALID_NAME, canonical_name, is_column_name
+from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.ingest.pipeline.columns import check_column_name
+from gear_data.ingest.pipeline.names import canonical_name, check_lasts
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.lerobot.metadata import LeRobotInfo
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
@@ -62,7 +63,8 @@ def choose_cameras(
     _check_requested(renamed, names, options)
     chosen = {key: name for key, name in renamed.items() if _is_wanted(key, name, options.columns)}
     for key, name in chosen.items():
-        _check_name(key, name)
+        check_lasts(key, name)
+        check_column_name(name)
     cameras = tuple(_camera(key, name, features[key], info.fps) for key, name in chosen.items())
     if not features:
         return cameras, options
@@ -98,20 +100,6 @@ def _check_requested(cameras: Mapping[str, str], names: Collection[str], options
     for name in options.columns or () if cameras else ():
         if name not in known:
             raise unknown_name("column", name, {*columns, *cameras.values()})
-
-
-def _check_name(key: str, name: str) -> None:
-    if canonical_name(name) != name:
-        raise InvalidArgumentError(
-            f"rename: '{name}' would be read back as '{canonical_name(name)}' from an export",
-            column=key,
-            hint=f"use '{canonical_name(name)}', or a name that has no canonical form",
-        )
-    if not is_column_name(name):
-        raise UnsupportedColumnError(
-            f"a column cannot have the name {name!r}: the name, or one of its dotted parts, is {INVALID_NAME}",
-            hint="rename it with --rename (rename={...}), or leave it out with --columns (columns=[...])",
-        )
 
 
 def _camera(key: str, name: str, feature: Mapping[str, Any], fps: float | None) -> DeclaredCamera:

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFormatError
-from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.source import Format, SourceOptions, SourceVideos, Unit
+from gear_data.ingest.pipeline.mapped_source import MappedSource
+from gear_data.ingest.source import Format, SourceOptions, SourceVideos
 from gear_data.ingest.sources.lerobot.cameras import check_names, choose_cameras
 from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, read_episode_list
 from gear_data.ingest.sources.lerobot.episode_videos import find_videos
@@ -48,7 +48,7 @@ from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.step_rows import StepRowSource
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock
 
 _EPISODE = "episode_index"
 _TIME = "timestamp"
@@ -95,14 +95,12 @@ def _data_files(location: Location) -> tuple[SourceFile, ...]:
     return tuple(file for file in location.with_suffix(".parquet") if file.name.startswith("data/"))
 
 
-class LeRobotSource:
+class LeRobotSource(MappedSource):
     """An `EpisodeSource` over a LeRobot dataset.
 
     `StepRowSource` reads the steps. This class adds the episodes' facts, tasks and rows of language, and checks the
     rows against the metadata.
     """
-
-    rows_are_steps = True
 
     def __init__(
         self, location: Location, files: tuple[SourceFile, ...], info: LeRobotInfo, options: SourceOptions
@@ -121,8 +119,8 @@ class LeRobotSource:
         if requested is not None:
             check_columns = tuple(name for name in _FOR_CHECKS if name in names)
             options = replace(options, columns=(*requested, *check_columns))
-        self._rows = StepRowSource(location, tables, options, are_listed=True)
-        by_source = {_source(spec): spec for spec in self._rows.columns}
+        rows = StepRowSource(location, tables, options, are_listed=True)
+        by_source = {_source(spec): spec for spec in rows.columns}
         self._time = by_source.get(_TIME)
         self._task, self._subtask = (_number_column(by_source, name, files[0].name) for name in (TASK, SUBTASK))
         persistent = by_source.get(PERSISTENT)
@@ -131,61 +129,57 @@ class LeRobotSource:
         self._tasks = read_tasks(location, info.major)
         self._subtasks = read_subtasks(location)
         self._listed = read_episode_list(location, info.major)
-        kept = _kept_columns(self._rows.columns, requested, read_notes(location))
+        kept = _kept_columns(rows.columns, requested, read_notes(location))
         kept = tuple(spec for spec in kept if spec.name != self._persistent)
-        self.columns = with_element_names(info, kept, self._rows.findings)
-        with_final = tuple(spec for spec in self.columns if spec.has_final)
+        columns = with_element_names(info, kept, rows.findings)
+        with_final = tuple(spec for spec in columns if spec.has_final)
         self._finals = FinalObservations(location, with_final) if with_final else None
-        self.metadata: Mapping[str, Any] = info.facts
-        if self._subtasks:
-            texts = {str(number): text for number, text in self._subtasks.items()}
-            self.metadata = {**info.facts, "subtasks": texts}
-        self.num_rows: int | None = info.total_frames or tables.num_rows
-        self.findings: FindingLog = self._rows.findings
-        self.resume_state: dict[str, Any] = self._rows.resume_state
-        check_names(cameras, self.columns)
-        self._videos = find_videos(location, info, self._listed, cameras)
+        check_names(cameras, columns)
+        found = self._found = find_videos(location, info, self._listed, cameras)
         first = 0 if self._listed is None or not len(self._listed.ids) else int(self._listed.ids[0])
-        self._videos.check_present(self.columns, first)
-        self.videos = SourceVideos(tuple(camera.spec for camera in cameras), self._videos.files, self._videos.declared)
-        check_features(info, names, self._rows.columns, self.findings)
+        found.check_present(columns, first)
+        videos = SourceVideos(tuple(camera.spec for camera in cameras), found.files, found.declared)
+        super().__init__(rows, columns, videos)
+        check_features(info, names, rows.columns, self.findings)
         check_listing(info, self._listed, [file.name for file in files], self.findings)
 
-    def units(self) -> Sequence[Unit]:
-        return self._rows.units()
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        texts = {str(number): text for number, text in self._subtasks.items()}
+        return {**self._info.facts, "subtasks": texts} if texts else self._info.facts
 
-    def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        for block in self._rows.blocks(start, stop):
-            yield self._complete(block) if len(block) else block
+    @property
+    def num_rows(self) -> int | None:
+        return self._info.total_frames or super().num_rows
 
-    def _complete(self, block: EpisodeBlock) -> EpisodeBlock:
+    def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
         """Adds facts and tasks to a block, and drops columns that only checks need."""
-        ids = _episode_numbers(block)
+        ids = _episode_numbers(piece)
         indices = np.full(len(ids), -1) if self._listed is None else self._listed.find(ids)
         if self._listed is not None:
-            check_block(block, indices, self._listed, self.findings)
+            check_block(piece, indices, self._listed, self.findings)
         if self._time is not None and not self._time.variable_length and self._info.fps is not None:
-            check_timestamps(block, block.columns[self._time.name], self._info.fps, self.findings)
+            check_timestamps(piece, piece.columns[self._time.name], self._info.fps, self.findings)
         tasks: list[str | None] = [None] * len(ids)
         if self._task is not None:
-            tasks = task_texts(block, block.columns[self._task.name], self._tasks, self.findings)
+            tasks = task_texts(piece, piece.columns[self._task.name], self._tasks, self.findings)
         if self._listed is not None:
             tasks = [task or _first_task(self._listed, i) for task, i in zip(tasks, indices.tolist(), strict=True)]
-        metadata = {**_facts(self._listed, indices), **block.metadata, "task": [task or None for task in tasks]}
+        metadata = {**_facts(self._listed, indices), **piece.metadata, "task": [task or None for task in tasks]}
         if self._subtask is not None and self._subtasks:
-            numbers = block.columns[self._subtask.name]
-            metadata["subtasks"] = subtask_texts(block, numbers, self._subtasks, self.findings)
+            numbers = piece.columns[self._subtask.name]
+            metadata["subtasks"] = subtask_texts(piece, numbers, self._subtasks, self.findings)
         if self._persistent is not None:
-            metadata[self._persistent] = persistent_rows(block, self._persistent, self.findings)
-        variable = {name: values for name, values in block.variable.items() if name != self._persistent}
+            metadata[self._persistent] = persistent_rows(piece, self._persistent, self.findings)
+        variable = {name: values for name, values in piece.variable.items() if name != self._persistent}
         columns = {
-            spec.name: block.columns[spec.name].reshape(-1, *spec.shape)
+            spec.name: piece.columns[spec.name].reshape(-1, *spec.shape)
             for spec in self.columns
             if not spec.variable_length
         }
-        times = self._videos.times(ids)
-        block = replace(block, columns=columns, variable=variable, metadata=metadata, video_times=times)
-        return block if self._finals is None else self._finals.add(block, ids)
+        times = self._found.times(ids)
+        piece = replace(piece, columns=columns, variable=variable, metadata=metadata, video_times=times)
+        yield piece if self._finals is None else self._finals.add(piece, ids)
 
 
 def _number_column(columns: Mapping[str, ColumnSpec], name: str, file: str) -> ColumnSpec | None:

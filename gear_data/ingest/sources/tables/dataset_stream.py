@@ -1,4 +1,4 @@
-"""Stream of Arrow tables from a HuggingFace `datasets` object."""
+"""Streams of Arrow tables from an Arrow table in memory, and from a HuggingFace `datasets` object."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pyarrow as pa
 
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table
+from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table, is_by_pandas
 from gear_data.ingest.sources.tables.read_units import ReadSpan
 from gear_data.ingest.sources.tables.stream import FileRows, TablePart
 from gear_data.storage.episode_block import BEGIN, Position
 
+#: Bytes of one part of a table in memory.
+_PART_BYTES = 16 << 20
 #: Bytes in memory of one table, estimated from the first rows.
 _BATCH_BYTES = 16 << 20
 _MAX_BATCH_ROWS = 65536
@@ -21,30 +23,68 @@ _HEAD_ROWS = 64
 _ONE_TYPE = "give the dataset features (datasets.Features), or convert the column to one type"
 
 
-class DatasetTables:
+class _InMemory:
+    """A `TableStream` without files.
+
+    Args:
+        stored: the types of the columns, before they are flattened.
+        name: the source, for messages.
+    """
+
+    is_one_table = True
+    files: tuple[SourceFile, ...] = ()
+
+    def __init__(self, stored: pa.Schema, name: str) -> None:
+        self._name = name
+        self._columns: dict[str, FlattenedColumn] = flat_columns(stored, name)
+        self.by_pandas = is_by_pandas(stored)
+        self.schema = pa.schema([(name, column.type) for name, column in self._columns.items()])
+
+    def select(self, columns: list[str]) -> None:
+        self._columns = {name: self._columns[name] for name in columns}
+
+
+class MemoryTable(_InMemory):
+    """A `TableStream` over one Arrow table."""
+
+    def __init__(self, table: pa.Table, name: str) -> None:
+        super().__init__(table.schema, name)
+        self._table = table
+        self.num_rows: int | None = len(table)
+
+    def head(self, rows: int) -> pa.Table | None:
+        return flatten_table(self._table.slice(0, rows), self._columns) if len(self._table) else None
+
+    def spans(self, ids: str | None) -> Sequence[ReadSpan]:
+        return (ReadSpan(BEGIN, self._table.nbytes),)
+
+    def parts(self, start: Position, stop: Position) -> Iterator[TablePart]:
+        rows = max(1, _PART_BYTES * len(self._table) // max(1, self._table.nbytes))
+        for row in range(start.row, len(self._table), rows):
+            table = self._table.slice(row, rows)
+            run = FileRows(Position(0, row), self._name, len(table))
+            yield TablePart((run,), flatten_table(table, self._columns))
+
+
+class DatasetTables(_InMemory):
     """A `TableStream` over a `datasets.Dataset` or `IterableDataset`.
 
     It uses the Arrow format of `datasets`.
     """
 
-    is_one_table = True
-    by_pandas = False
-
     def __init__(self, location: Location) -> None:
-        self.files: tuple[SourceFile, ...] = ()
         self._dataset: Any = location.dataset.with_format("arrow")
-        self._name = location.name
         self.num_rows: int | None = getattr(location.dataset, "num_rows", None)
         if location.dataset.features is not None:
             self._stored: pa.Schema = location.dataset.features.arrow_schema
         else:  # an IterableDataset without features: its first row gives the types
             first = next(iter(self._dataset.iter(batch_size=1)), None)
             self._stored = pa.schema([]) if first is None else first.schema
-        self._columns: dict[str, FlattenedColumn] = flat_columns(self._stored, self._name)
-        self.schema = pa.schema([(name, column.type) for name, column in self._columns.items()])
+        super().__init__(self._stored, location.name)
+        self.by_pandas = False
 
     def select(self, columns: list[str]) -> None:
-        self._columns = {name: self._columns[name] for name in columns}
+        super().select(columns)
         self._dataset = self._dataset.select_columns(
             list(dict.fromkeys(column.path[0] for column in self._columns.values()))
         )

@@ -17,9 +17,8 @@ from gear_data.errors import CorruptSourceError, UnknownFormatError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.sources.json_files import read_json_object
-from gear_data.ingest.sources.memory.tables import MemoryTable
 from gear_data.ingest.sources.tables.cast_tables import cast_tables, given_types
-from gear_data.ingest.sources.tables.dataset_stream import DatasetTables
+from gear_data.ingest.sources.tables.dataset_stream import DatasetTables, MemoryTable
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.arrow import ARROW
 from gear_data.ingest.sources.tables.files.kind import FileKind
