@@ -14,7 +14,6 @@ import numpy as np
 from h5py import h5d, h5p, h5z
 
 from gear_data.errors import CorruptSourceError
-from gear_data.ingest.location import SourceFile
 
 #: Filter -> upper bound on its compression ratio. Deflate: 1032 to 1 (RFC 1951). LZF: 264 bytes from 3.
 _MAX_RATIOS = {h5z.FILTER_DEFLATE: 1040, h5z.FILTER_LZF: 88}
@@ -26,14 +25,13 @@ _MARGIN_BYTES = _CHECKSUM_BYTES + 1
 KNOWN_FILTERS = {h5z.FILTER_DEFLATE, h5z.FILTER_LZF, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
 
 
-def check_chunk_sizes(dataset: h5d.DatasetID, element_bytes: int, file: SourceFile, column: str) -> None:
+def check_chunk_sizes(dataset: h5d.DatasetID, element_bytes: int, file_bytes: int) -> None:
     """Checks that every chunk of a chunked dataset can hold its elements.
 
     Args:
         dataset: a dataset with the chunked layout.
         element_bytes: bytes of one element in the file.
-        file: the file.
-        column: the name of the dataset, for the error.
+        file_bytes: the size of the file.
 
     Raises:
         CorruptSourceError: a chunk is too short, larger than the file, is uncompressed and has another size, or is
@@ -42,18 +40,18 @@ def check_chunk_sizes(dataset: h5d.DatasetID, element_bytes: int, file: SourceFi
     plist = dataset.get_create_plist()
     filters = filter_codes(plist)
     if h5z.FILTER_SZIP in filters:
-        raise unchecked_filter("is packed with SZIP", file.name, column)
+        raise unchecked_filter("is packed with SZIP")
     expected = math.prod(plist.get_chunk()) * element_bytes
     for chunk in stored_chunks(dataset):
         codes = _applied_filters(filters, chunk.filter_mask)
         upper_bound = chunk.size * math.prod(_MAX_RATIOS.get(code, 1) for code in codes)
         upper_bound -= _CHECKSUM_BYTES * codes.count(h5z.FILTER_FLETCHER32)
         too_short = upper_bound < expected and KNOWN_FILTERS.issuperset(codes)
-        if too_short or chunk.size > file.size or (not codes and chunk.size != expected):
-            raise _wrong_size(expected, f"has {chunk.size} in the file", chunk.chunk_offset[0], file.name, column)
+        if too_short or chunk.size > file_bytes or (not codes and chunk.size != expected):
+            raise _wrong_size(expected, f"has {chunk.size} in the file", chunk.chunk_offset[0])
 
 
-def unchecked_filter(problem: str, file: str, column: str) -> CorruptSourceError:
+def unchecked_filter(problem: str) -> CorruptSourceError:
     """Returns the error of a dataset whose chunks cannot be unpacked safely.
 
     libhdf5 and the SZIP library believe the sizes and settings in the file. With wrong ones they read and write other
@@ -61,8 +59,6 @@ def unchecked_filter(problem: str, file: str, column: str) -> CorruptSourceError
     """
     return CorruptSourceError(
         f"{problem}, and cannot be checked before it is read",
-        file=file,
-        column=column,
         hint="compress it with gzip: h5repack -f GZIP=4 OLD NEW",
     )
 
@@ -74,7 +70,7 @@ def stored_chunks(dataset: h5d.DatasetID) -> list[Any]:
     return chunks
 
 
-def unpack_chunk(dataset: h5d.DatasetID, offset: tuple[int, ...], element_bytes: int, file: str, column: str) -> bytes:
+def unpack_chunk(dataset: h5d.DatasetID, offset: tuple[int, ...], element_bytes: int) -> bytes:
     """Reads a chunk that is in the file, and undoes its filters.
 
     libhdf5 does not compare the size of an unpacked chunk with the size of its elements: it reads past the end of a
@@ -84,8 +80,6 @@ def unpack_chunk(dataset: h5d.DatasetID, offset: tuple[int, ...], element_bytes:
         dataset: a dataset with `KNOWN_FILTERS` only.
         offset: the place of the chunk's first element.
         element_bytes: bytes of one element in the file.
-        file: the name of the file, for the error.
-        column: the name of the dataset, for the error.
 
     Raises:
         CorruptSourceError: the chunk unpacks to more or fewer bytes than its elements take.
@@ -106,7 +100,7 @@ def unpack_chunk(dataset: h5d.DatasetID, offset: tuple[int, ...], element_bytes:
         elif len(data) == expected:
             data = np.frombuffer(data, np.uint8).reshape(element_bytes, -1).T.tobytes()
     if len(data) != expected:
-        raise _wrong_size(expected, f"unpacks to {len(data)}", offset[0], file, column)
+        raise _wrong_size(expected, f"unpacks to {len(data)}", offset[0])
     return data
 
 
@@ -133,10 +127,8 @@ def _inflate(data: bytes, limit: int) -> bytes:
     return unpacked if stream.eof or len(unpacked) == limit else b""
 
 
-def _wrong_size(expected: int, found: str, row: int, file: str, column: str) -> CorruptSourceError:
+def _wrong_size(expected: int, found: str, row: int) -> CorruptSourceError:
     return CorruptSourceError(
         f"a chunk of {expected} bytes, at its row {row}, {found}",
-        file=file,
-        column=column,
         hint="the file is damaged: download it again",
     )

@@ -62,7 +62,7 @@ class _Unpacked:
         values = np.empty((stop - start, *shape[1:]), dtype.newbyteorder("="))
         with reading(self.file, self.column):
             for offset in self._offsets(start, stop):
-                data = unpack_chunk(self.dataset, offset, element_bytes, self.file, self.column)
+                data = unpack_chunk(self.dataset, offset, element_bytes)
                 rows = np.frombuffer(data, dtype).reshape(self.chunk)[max(start - offset[0], 0) :]
                 ends = [at + step for at, step in zip(offset, self.chunk, strict=True)]
                 place = values[max(offset[0] - start, 0) : ends[0] - start]

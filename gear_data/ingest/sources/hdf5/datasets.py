@@ -25,8 +25,6 @@ import numpy as np
 from h5py import h5d
 
 from gear_data.errors import CorruptSourceError
-from gear_data.ingest.location import SourceFile
-from gear_data.ingest.pipeline.columns import LEAVE_OUT
 from gear_data.ingest.sources.hdf5.chunk_checks import (
     KNOWN_FILTERS,
     check_chunk_sizes,
@@ -35,6 +33,7 @@ from gear_data.ingest.sources.hdf5.chunk_checks import (
     unchecked_filter,
     unpack_chunk,
 )
+from gear_data.ingest.sources.hdf5.open_file import placed
 
 _SIGNATURE = b"GCOL\x01\x00\x00\x00"
 #: A reference to a heap object, as datasets and attributes store it. Lengths take 8 bytes, as h5py writes them.
@@ -64,7 +63,8 @@ def check_heaps(item: h5py.Group | h5py.Dataset) -> None:
                 hint="the file may have been truncated or changed: download it again",
             )
         if isinstance(item, h5py.Dataset) and is_variable(item.dtype):
-            _check_references(item, path, status.st_size)
+            with placed(os.path.basename(path), item.name):
+                _check_references(item, path, status.st_size)
 
 
 def is_variable(dtype: np.dtype[Any]) -> bool:
@@ -87,8 +87,6 @@ def _check_references(dataset: h5py.Dataset, path: str, file_bytes: int) -> None
         if not size_fits or outside.any():
             raise CorruptSourceError(
                 "points outside the file for its text or bytes" if size_fits else "has elements of an impossible size",
-                file=os.path.basename(path),
-                column=dataset.name,
                 hint="the file may have been truncated or changed: download it again",
             )
 
@@ -102,11 +100,10 @@ def _stored_elements(dataset: h5py.Dataset, path: str, file_bytes: int) -> Itera
                 file.seek(offset)
                 yield dataset.size, file.read(length)
         return
-    name = os.path.basename(path)
     if not KNOWN_FILTERS.issuperset(filter_codes(dataset.id.get_create_plist())):
-        raise unchecked_filter("is text or bytes behind an unknown HDF5 filter", name, dataset.name)
+        raise unchecked_filter("is text or bytes behind an unknown HDF5 filter")
     for chunk in stored_chunks(dataset.id):
-        data = unpack_chunk(dataset.id, chunk.chunk_offset, HEAP_REFERENCE_BYTES, name, dataset.name)
+        data = unpack_chunk(dataset.id, chunk.chunk_offset, HEAP_REFERENCE_BYTES)
         yield math.prod(dataset.chunks), data
 
 
@@ -146,8 +143,12 @@ _UNCHECKED_BYTES = 64 << 20
 _MAX_RATIO = 200
 
 
-def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tuple[int, ...]:
-    """Checks that a dataset is safe to read, and returns its shape.
+def check_dataset(dataset: h5d.DatasetID, file_bytes: int) -> tuple[int, ...]:
+    """Checks that a dataset with a shape is safe to read, and returns the shape.
+
+    Args:
+        dataset: the dataset.
+        file_bytes: the size of its file.
 
     Raises:
         CorruptSourceError: its data is in other files, its size is absurd, or its chunks are too short.
@@ -157,48 +158,28 @@ def check_dataset(dataset: h5d.DatasetID, file: SourceFile, column: str) -> tupl
     if layout == h5d.VIRTUAL or plist.get_external_count():
         raise CorruptSourceError(
             "keeps its data in other files, which are not followed",
-            file=file.name,
-            column=column,
             hint="write it into one file: h5py.File(new, 'w')[column] = old[column][...]",
         )
-    if shape is None:
-        raise CorruptSourceError("is a dataset without a shape", file=file.name, column=column, hint=LEAVE_OUT)
     dtype = dataset.dtype
     chunk_shape = plist.get_chunk() if layout == h5d.CHUNKED else None
-    _check_sizes(dataset, shape, dtype.itemsize, chunk_shape, file, column)
-    if chunk_shape is not None and dtype.kind in "biufS":
-        check_chunk_sizes(dataset, dataset.get_type().get_size(), file, column)
-    elif chunk_shape is not None and is_variable(dtype):
-        check_chunk_sizes(dataset, HEAP_REFERENCE_BYTES, file, column)
-    return tuple(shape)
-
-
-def _check_sizes(
-    dataset: h5d.DatasetID,
-    shape: tuple[int, ...],
-    item_bytes: int,
-    chunk_shape: tuple[int, ...] | None,
-    file: SourceFile,
-    column: str,
-) -> None:
-    """Checks the sizes of one row, of one chunk and of the whole dataset."""
-    claimed, row_bytes = math.prod(shape) * item_bytes, math.prod(shape[1:]) * item_bytes
-    chunk_bytes = math.prod(chunk_shape) * item_bytes if chunk_shape is not None else 0
+    claimed, row_bytes = math.prod(shape) * dtype.itemsize, math.prod(shape[1:]) * dtype.itemsize
+    chunk_bytes = math.prod(chunk_shape) * dtype.itemsize if chunk_shape is not None else 0
     largest = max(row_bytes, chunk_bytes)
     if largest > _MAX_PIECE_BYTES:
         piece = "row" if row_bytes > _MAX_PIECE_BYTES else "chunk"
         raise CorruptSourceError(
             f"one {piece} takes {largest} bytes, above the limit of {_MAX_PIECE_BYTES}",
-            file=file.name,
-            column=column,
             hint="write the dataset again with smaller chunks, and with the steps as its first axis",
         )
     if claimed > _UNCHECKED_BYTES:
         stored = dataset.get_storage_size()
-        if stored > file.size or claimed > stored * _MAX_RATIO:
+        if stored > file_bytes or claimed > stored * _MAX_RATIO:
             raise CorruptSourceError(
-                f"claims {claimed} bytes, but the file of {file.size} bytes stores only {stored} of them",
-                file=file.name,
-                column=column,
+                f"claims {claimed} bytes, but the file of {file_bytes} bytes stores only {stored} of them",
                 hint="if the file is correct, decompress it first: h5repack -f NONE OLD NEW",
             )
+    if chunk_shape is not None and dtype.kind in "biufS":
+        check_chunk_sizes(dataset, dataset.get_type().get_size(), file_bytes)
+    elif chunk_shape is not None and is_variable(dtype):
+        check_chunk_sizes(dataset, HEAP_REFERENCE_BYTES, file_bytes)
+    return tuple(shape)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import h5py
 
 from gear_data.common.fork_lock import fork_safe_lock
-from gear_data.errors import CorruptSourceError, errors_as
+from gear_data.errors import CorruptSourceError, GearError, errors_as
 from gear_data.ingest.location import Location, SourceFile
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
@@ -61,19 +61,23 @@ def _no_collection() -> Iterator[None]:
                 gc.enable()
 
 
-def reading(file: str, column: str | None = None, row: int | None = None) -> AbstractContextManager[None]:
-    """Converts the errors of h5py to CorruptSourceError.
+@contextmanager
+def placed(file: str, column: str | None) -> Iterator[None]:
+    """Says where errors of the block are, if they do not say it."""
+    try:
+        yield
+    except GearError as error:
+        if error.file is None:
+            error.file, error.column = file, column
+        raise
 
-    h5py raises nearly every builtin kind of error: the class depends on the error of the C library, and damaged types
-    and texts fail in NumPy and in Python's codecs.
-    """
-    return errors_as(
-        HDF5_ERRORS,
-        lambda error: CorruptSourceError(
-            f"cannot be read as HDF5: {error}",
-            file=file,
-            column=column,
-            row=row,
-            hint="the file may have been truncated: download it again",
-        ),
-    )
+
+@contextmanager
+def reading(file: str, column: str | None = None) -> Iterator[None]:
+    """Converts the errors of h5py to CorruptSourceError, and says where errors of the block are, as `placed`."""
+    hint = "the file may have been truncated: download it again"
+    with (
+        placed(file, column),
+        errors_as(HDF5_ERRORS, lambda error: CorruptSourceError(f"cannot be read as HDF5: {error}", hint=hint)),
+    ):
+        yield

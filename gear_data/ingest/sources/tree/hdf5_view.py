@@ -141,7 +141,7 @@ class Hdf5Tree:
                 return None
             if item.shape is None:
                 return TreeArray(path, (), "no value", lambda start, stop: np.zeros(0))
-            shape = check_dataset(item, self.source, path)
+            shape = check_dataset(item, self.source.size)
             return _Dataset(item, self.source, path, shape, item.dtype.newbyteorder("=")).as_array()
 
     def attributes(self, group: str) -> Mapping[str, Any]:

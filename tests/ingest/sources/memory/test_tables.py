@@ -14,7 +14,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import UnsupportedColumnError
-from gear_data.ingest.sources.memory import tables
+from gear_data.ingest.sources.tables import dataset_stream
 from tests.support.checks import warning_codes
 
 
@@ -29,7 +29,7 @@ def frame_of(rollouts: list[Any]) -> pd.DataFrame:
 def test_tables_are_read_as_files(
     sources: Any, rollouts: list[Any], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_PART_BYTES", 500)  # many parts
+    monkeypatch.setattr(dataset_stream, "_PART_BYTES", 500)  # many parts
     frame = frame_of(rollouts)
     arrow = pa.Table.from_pandas(frame)
     table: Any = {
