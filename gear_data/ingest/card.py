@@ -108,7 +108,7 @@ def dataset_card(manifest: Manifest, episodes: pa.Table) -> str:
     """
     parts = [
         f"---\n{_front_matter(manifest)}---",
-        f"# {_text(_title(manifest))}",
+        f"# {_text(_public_name(manifest).rstrip('/').rsplit('/', 1)[-1] or 'Dataset')}",
         "Trajectories for offline reinforcement learning, as shards of [Arrow](https://arrow.apache.org) IPC files: "
         "one row per step, episode after episode. `episodes.arrow` lists the first row of each episode.",
         '```python\nimport gear_data\n\nds = gear_data.open("PATH")\n```',
@@ -144,10 +144,6 @@ def _license(manifest: Manifest) -> str | None:
     metadata = manifest.provenance.get("metadata")
     license_ = metadata.get("license") if isinstance(metadata, Mapping) else None
     return license_ if isinstance(license_, str) and license_ else None
-
-
-def _title(manifest: Manifest) -> str:
-    return _public_name(manifest).rstrip("/").rsplit("/", 1)[-1] or "Dataset"
 
 
 def _public_name(manifest: Manifest) -> str:

@@ -151,15 +151,12 @@ def _without_other_files(location: Location, inputs: Sequence[MergeInput]) -> Lo
 
     A resumed merge compares the files with the files of the first run.
     """
+    listed = [{MANIFEST_NAME, *(entry.file for entry in item.manifest.files)} for item in inputs]
     parts = tuple(
-        replace(part, files=tuple(file for file in part.files if file.name in _listed(item.manifest)))
-        for part, item in zip(location.parts, inputs, strict=True)
+        replace(part, files=tuple(file for file in part.files if file.name in names))
+        for part, names in zip(location.parts, listed, strict=True)
     )
     return replace(location, files=tuple(file for part in parts for file in part.files), parts=parts)
-
-
-def _listed(manifest: Manifest) -> set[str]:
-    return {MANIFEST_NAME, *(entry.file for entry in manifest.files)}
 
 
 def _provenance(inputs: Sequence[MergeInput], identity: Mapping[str, Any], videos: LinkedVideos) -> dict[str, Any]:

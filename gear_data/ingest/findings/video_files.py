@@ -95,13 +95,9 @@ def _size(video: VideoFile, declared: DeclaredVideo) -> str | None:
 
 
 def _codec(video: VideoFile, declared: DeclaredVideo) -> str | None:
-    if declared.codec is None or _codec_name(declared.codec) == video.codec:
+    if declared.codec is None or _CODECS.get(name := declared.codec.lower(), name) == video.codec:
         return None
     return f"the metadata declares the codec {declared.codec}, and the file has {video.codec}, which is used"
-
-
-def _codec_name(name: str) -> str:
-    return _CODECS.get(name.lower(), name.lower())
 
 
 def _rate(video: VideoFile, declared: DeclaredVideo) -> str | None:

@@ -64,7 +64,9 @@ def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBloc
         BadEpisodeError: a flag is neither 0 nor 1.
     """
     block = _with_usual_names(_with_flags_of_episodes(block))
-    _check_flags(block)
+    for name in (DONES, "terminated", "truncated"):
+        if name in block.columns:
+            _check_flag(block, name)
     columns = dict(block.columns)
     last = block.offsets[1:] - 1
     dones = columns.pop(DONES, None)
@@ -139,13 +141,6 @@ def _with_usual_names(block: EpisodeBlock) -> EpisodeBlock:
 def _flag(values: npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.bool_]:
     """Returns a writable copy of a flag column, or zeros."""
     return np.zeros(count, np.bool_) if values is None else values.astype(np.bool_).copy()
-
-
-def _check_flags(block: EpisodeBlock) -> None:
-    """Raises BadEpisodeError for a flag that is neither 0 nor 1."""
-    for name in (DONES, "terminated", "truncated"):
-        if name in block.columns:
-            _check_flag(block, name)
 
 
 def _check_flag(block: EpisodeBlock, name: str) -> None:

@@ -85,10 +85,6 @@ class _ColumnInput:
         """The column's name in the source, for messages."""
         return self.spec.source or self.spec.name
 
-    @property
-    def has_extra_row(self) -> bool:
-        return len(self.array) == self.length + 1
-
 
 class EpisodeStream:
     """An `EpisodeSource` over a stream of episodes.
@@ -241,7 +237,9 @@ class EpisodeStream:
         missing = {spec.name for spec in self.columns if spec.has_final} - finals.keys()
         if finals and missing:
             raise BadEpisodeError("has no final observation, but other columns have one", column=min(missing))
-        facts = {key: _to_python(value) for key, value in values.items() if is_scalar(value)}
+        facts = {
+            key: value.item() if hasattr(value, "item") else value for key, value in values.items() if is_scalar(value)
+        }
         return _EpisodeArrays(number, length, columns, finals, facts)
 
     def _like_first(self, array: npt.NDArray[Any], name: str, source: str, number: int) -> npt.NDArray[Any]:
@@ -262,21 +260,20 @@ class EpisodeStream:
 
     def _steps_and_final(self, column: _ColumnInput) -> tuple[npt.NDArray[Any], Any]:
         """Returns a column's T steps, and its final observation if it has one."""
-        if _is_single_flag(column):
-            return _shaped(_expand_flag(column), column.spec), None
+        spec, array, length = column.spec, column.array, column.length
+        if spec.name in END_FLAGS and not spec.variable_length and array.shape == (1,) and length != 1:
+            # One flag of an episode is about its last step, as in d3rlpy.
+            return _shaped(np.concatenate([np.zeros(length - 1, array.dtype), array]), spec), None
         _check_values(column)
-        if column.has_extra_row and is_observation(column.spec.name):
+        if len(array) == length + 1 and is_observation(spec.name):
             return _observations_with_final(column)
-        if column.has_extra_row and column.spec.name.startswith("infos"):
-            return self._infos_with_reset(column), None
-        if len(column.array) != column.length:
-            raise _wrong_row_count(column)
-        return _shaped(column.array, column.spec), None
-
-    def _infos_with_reset(self, column: _ColumnInput) -> npt.NDArray[Any]:
-        """Drops infos[0], which `reset` returned; infos[t + 1] came with step t."""
-        self.findings.add(reset_info_left_out(1, self._name, column.number, column.spec.name))
-        return _shaped(column.array[1:], column.spec)
+        if len(array) == length + 1 and spec.name.startswith("infos"):
+            # `reset` returned infos[0]; infos[t + 1] came with step t.
+            self.findings.add(reset_info_left_out(1, self._name, column.number, spec.name))
+            return _shaped(array[1:], spec), None
+        if len(array) != length:
+            raise BadEpisodeError(f"has {len(array)} rows, and the episode {length} steps", column=column.source)
+        return _shaped(array, spec), None
 
     def _block(self, episodes: Sequence[_EpisodeArrays], first: int, stop: int) -> EpisodeBlock:
         columns: dict[str, npt.NDArray[Any]] = {}
@@ -316,20 +313,6 @@ class EpisodeStream:
         )
 
 
-def _is_single_flag(column: _ColumnInput) -> bool:
-    """Returns whether an episode of several steps has an end flag of one value."""
-    is_flag = column.spec.name in END_FLAGS and not column.spec.variable_length
-    return is_flag and column.array.shape == (1,) and column.length != 1
-
-
-def _expand_flag(column: _ColumnInput) -> npt.NDArray[Any]:
-    """Expands an end flag of one value to T steps.
-
-    The value is about the last step, as in d3rlpy.
-    """
-    return np.concatenate([np.zeros(column.length - 1, column.array.dtype), column.array])
-
-
 def _check_values(column: _ColumnInput) -> None:
     """Checks that values have the dtype and shape of the first episode.
 
@@ -353,11 +336,6 @@ def _check_values(column: _ColumnInput) -> None:
                 "out with --on-bad-episode skip (on_bad_episode='skip')"
             )
         raise BadEpisodeError(f"is {here}, in the first episode {first}", column=column.source, hint=hint)
-
-
-def _wrong_row_count(column: _ColumnInput) -> BadEpisodeError:
-    message = f"has {len(column.array)} rows, and the episode {column.length} steps"
-    return BadEpisodeError(message, column=column.source)
 
 
 def _observations_with_final(column: _ColumnInput) -> tuple[npt.NDArray[Any], Any]:
@@ -389,10 +367,6 @@ def _flat_values(item: Any) -> dict[str, Any]:
     values = flatten(item)
     flags = {key for key, value in values.items() if canonical_name(key) in END_FLAGS and is_scalar(value)}
     return {key: [value] if key in flags else value for key, value in values.items() if value is not None}
-
-
-def _to_python(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
 
 
 def _length(arrays: Mapping[str, npt.NDArray[Any]]) -> int:

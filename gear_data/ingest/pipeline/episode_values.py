@@ -69,7 +69,7 @@ def step_values(value: Any, column: str) -> npt.NDArray[Any]:
             column=column,
             hint="use one mapping of arrays instead: {'image': [T, ...], 'direction': [T]}",
         )
-    if (is_list or _is_object_array(value)) and len(value):
+    if (is_list or (isinstance(value, np.ndarray) and value.dtype.kind == "O")) and len(value):
         for kind in (str, bytes):
             if all(isinstance(step, kind) for step in value):
                 texts = np.empty(len(value), object)
@@ -136,7 +136,3 @@ def rows_differ(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.bool
     if a.dtype.kind == "f" and different.any():
         different &= ~((a != a) & (b != b))
     return np.asarray(different.any(axis=tuple(range(1, different.ndim))))
-
-
-def _is_object_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind == "O"

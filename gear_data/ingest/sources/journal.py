@@ -166,7 +166,7 @@ class JournalSource:
                 continue
             size, begin = 0, first
             for row in range(first, last):
-                size += sum(_bytes(values) for values in episodes[row].columns.values())
+                size += sum(int(values.nbytes) for values in episodes[row].columns.values())
                 if size >= _BLOCK_BYTES or row + 1 == last:
                     yield self._block(journal.file.name, episodes[begin : row + 1], Position(number, begin))
                     size, begin = 0, row + 1
@@ -232,10 +232,6 @@ def _video_file(journal: SourceFile, video: RecordedVideo) -> SourceFile:
     except OSError:
         return SourceFile(str(path), name, 0)
     return SourceFile(str(path), name, status.st_size, str(status.st_mtime_ns))
-
-
-def _bytes(values: Any) -> int:
-    return int(values.nbytes)
 
 
 FORMAT = Format("journal", probe, open_, suffixes=(SUFFIX,), beside=".*")

@@ -93,7 +93,11 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     trajectory_steps = batch_shape[1] if len(batch_shape) == 2 else None
 
     def open_run(i: int) -> StepArrays:
-        arrays = {key: _slice_rows(array, *runs[i]) for key, array in stored.items()}
+        first, last = runs[i]
+        arrays = {
+            key: replace(array, shape=(last - first, *array.row_shape), start=array.start + first * array.row_bytes)
+            for key, array in stored.items()
+        }
         return _step_arrays(location.name, columns, arrays, trajectory_steps)
 
     return ArraySource([location.name] * len(runs), sizes, open_run, findings, tree.facts)
@@ -289,11 +293,6 @@ def _filled_runs(location: Location, root: str, batch_shape: tuple[int, ...]) ->
     if filled < rows or not isinstance(cursor, int) or not 0 < cursor < rows:
         return [(0, filled)]
     return [(cursor, rows), (0, cursor)]
-
-
-def _slice_rows(array: StoredArray, first: int, last: int) -> StoredArray:
-    start = array.start + first * array.row_bytes
-    return replace(array, shape=(last - first, *array.row_shape), start=start)
 
 
 def _step_arrays(

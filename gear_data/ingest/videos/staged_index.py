@@ -117,7 +117,10 @@ def stage_videos(
                     path.unlink(missing_ok=True)
                 bar.update(file.size)
             _write_part(store, each, found, problems)
-    _add_findings(videos, read_staged_videos(store, videos), findings)
+    staged = read_staged_videos(store, videos)
+    for number, declared in enumerate(videos.declared):
+        if number in staged.rows:
+            findings.extend(video_findings(staged.index.file(staged.rows[number]), declared))
 
 
 def _indexed(
@@ -210,9 +213,3 @@ def read_staged_videos(store: FileStore, videos: SourceVideos) -> StagedVideos:
         store.name,
     )
     return StagedVideos(index, rows, problems)
-
-
-def _add_findings(videos: SourceVideos, staged: StagedVideos, findings: FindingLog) -> None:
-    for number, declared in enumerate(videos.declared):
-        if number in staged.rows:
-            findings.extend(video_findings(staged.index.file(staged.rows[number]), declared))

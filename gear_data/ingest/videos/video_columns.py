@@ -173,8 +173,9 @@ class WithVideoColumns(MappedSource):
             # The source may replace the state when it begins or ends.
             self.resume_state[_COUNT] = count = number + len(block)
             yield replace(block, video_times={**block.video_times, **times})
-        if self._counts and stop == END:
-            self._check_count(count)
+        for camera in self._cameras if stop == END else ():
+            if camera.by_data_file is None and camera.by_number is None and count != len(camera.files):
+                raise self._wrong_count(camera, f"the source has {count} episodes")
 
     def _bad_episodes(self) -> int:
         return sum(finding.count for finding in self.findings if finding.code == "bad-episode")
@@ -193,12 +194,6 @@ class WithVideoColumns(MappedSource):
                 column=camera.name,
                 hint="repair the source, or leave --video-column out",
             )
-
-    def _check_count(self, count: int) -> None:
-        """Raises CorruptSourceError if there are more unnumbered videos than episodes."""
-        for camera in self._cameras:
-            if camera.by_data_file is None and camera.by_number is None and count != len(camera.files):
-                raise self._wrong_count(camera, f"the source has {count} episodes")
 
     def _wrong_count(self, camera: _Camera, found: str) -> CorruptSourceError:
         return CorruptSourceError(

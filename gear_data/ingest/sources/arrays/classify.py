@@ -118,8 +118,8 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
         rows_are = row_convention(names, options.rename or {}, name)
     elif not boundaries and is_old_dreamer(names):
         rows_are = RowConvention.DREAMER
-    rename = _rename(names, rows_are, options)
-    options = replace(options, rename=rename) if rename else options
+    if rows_are is not None:
+        options = replace(options, rename=convention_names(names, rows_are, options.rename or {}))
     if options.columns is None:
         chosen = choose_columns(names, options, structure=found.values())
     else:
@@ -141,15 +141,6 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
     steps = {column: arrays[source] for source, column in chosen.items()}
     sources = found | {column: source for source, column in chosen.items()}
     return ClassifiedArrays(name, steps, sources, boundaries, episode_columns, scalars, rows_are, findings)
-
-
-def _rename(names: list[str], rows_are: RowConvention | None, options: SourceOptions) -> dict[str, str]:
-    """Returns source name -> canonical name, where they are not the usual ones.
-
-    These are the user's names, and the names of a convention of rows.
-    """
-    rename = dict(options.rename or {})
-    return rename if rows_are is None else convention_names(names, rows_are, rename)
 
 
 def _boundary_arrays(

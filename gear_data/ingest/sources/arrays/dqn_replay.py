@@ -87,21 +87,18 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
                 hint="download it; or move the other files of this checkpoint away",
             )
     # The sizes of the unpacked files: frames are compressed so well that the files say little about the work.
-    sizes = [_unpacked_bytes(checkpoint.stores[_OBSERVATION]) for checkpoint in checkpoints]
+    frames = [open_gzipped_npy(checkpoint.stores[_OBSERVATION]) for checkpoint in checkpoints]
+    sizes = [math.prod(array.shape) * array.dtype.itemsize for array in frames]
 
     def open_arrays(i: int) -> StepArrays:
         return _step_arrays(checkpoints[i], options)
 
     names, findings = [checkpoint.name for checkpoint in checkpoints], FindingLog()
-    if others := [file for file in location.with_suffix(".gz") if not _is_of_checkpoint(file)]:
+    named = [(file, PurePosixPath(file.name).name) for file in location.with_suffix(".gz")]
+    if others := [file for file, name in named if not (_STORE.fullmatch(name) or _COUNTER.fullmatch(name))]:
         message = "compressed files of no checkpoint; left out"
         findings.add(Finding("files-left-out", message, len(others), others[0].name))
     return ArraySource(names, sizes, open_arrays, findings, open_reader=_WholeFileReader)
-
-
-def _is_of_checkpoint(file: SourceFile) -> bool:
-    name = PurePosixPath(file.name).name
-    return _STORE.fullmatch(name) is not None or _COUNTER.fullmatch(name) is not None
 
 
 class _WholeFileReader(ArrayReader):
@@ -124,11 +121,6 @@ class _WholeFileReader(ArrayReader):
     def read(self, array: StoredArray, start: int, stop: int) -> npt.NDArray[Any]:
         self._read[array.file.path] = array
         return super().read(array, start, stop)
-
-
-def _unpacked_bytes(file: SourceFile) -> int:
-    array = open_gzipped_npy(file)
-    return math.prod(array.shape) * array.dtype.itemsize
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,8 @@ def _parse(
             f"its header claims {length} bytes, above the limit of {_MAX_HEADER}", file=place, hint=_WRITE_AGAIN
         )
     try:
-        shape, fortran, dtype = _parse_header(head[6], _bytes_between(stream, head, 8, prefix + length))
+        text = head[8 : prefix + length] + stream.read(max(0, prefix + length - len(head)))
+        shape, fortran, dtype = _parse_header(head[6], text)
     except Exception as error:  # NumPy passes on all errors of Python's literal parser
         raise CorruptSourceError(
             f"its header cannot be read: {type(error).__name__}: {error}", file=place, hint=_WRITE_AGAIN
@@ -259,11 +260,6 @@ def _parse(
             hint=DOWNLOAD_AGAIN,
         )
     return StoredArray(file, dtype, shape, start, member, fortran and len(shape) > 1, archive=archive)
-
-
-def _bytes_between(stream: IO[bytes], head: bytes, first: int, last: int) -> bytes:
-    """Returns the bytes [first, last) of a stream whose first bytes were read."""
-    return head[first:last] + stream.read(max(0, last - len(head)))
 
 
 @lru_cache(maxsize=_HEADERS)

@@ -61,7 +61,8 @@ def choose_cameras(
     rename = dict(options.rename or {})
     renamed = {key: rename.pop(key) if key in rename else canonical_name(key) for key in features}
     _check_requested(renamed, names, options)
-    chosen = {key: name for key, name in renamed.items() if _is_wanted(key, name, options.columns)}
+    wanted = options.columns
+    chosen = {key: name for key, name in renamed.items() if wanted is None or key in wanted or name in wanted}
     for key, name in chosen.items():
         check_lasts(key, name)
         check_column_name(name)
@@ -88,10 +89,6 @@ def check_names(cameras: Iterable[DeclaredCamera], columns: Sequence[ColumnSpec]
         taken[name] = camera.key
 
 
-def _is_wanted(key: str, name: str, columns: Sequence[str] | None) -> bool:
-    return columns is None or key in columns or name in columns
-
-
 def _check_requested(cameras: Mapping[str, str], names: Collection[str], options: SourceOptions) -> None:
     """Checks the names in `options.columns`. The error lists cameras, too."""
     rename = options.rename or {}
@@ -106,7 +103,8 @@ def _camera(key: str, name: str, feature: Mapping[str, Any], fps: float | None) 
     details = feature.get("info")
     details = details if isinstance(details, dict) else {}
     size = _sizes(feature, details)
-    rate = details["video.fps"] if _is_number(details.get("video.fps")) else 0
+    rate = details.get("video.fps")
+    rate = rate if isinstance(rate, int | float) and not isinstance(rate, bool) else 0
     frames = VideoFormat(
         size.get("height", 0),
         size.get("width", 0),
@@ -135,10 +133,6 @@ def _sizes(feature: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, 
         return dict(zip(axes, shape, strict=True))
     found = {axis: details.get(f"video.{axis}") for axis in ("height", "width", "channels")}
     return {axis: size for axis, size in found.items() if size is not None and _is_count(size)}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_count(value: Any) -> bool:

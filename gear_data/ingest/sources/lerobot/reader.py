@@ -19,7 +19,7 @@ from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.mapped_source import MappedSource
 from gear_data.ingest.source import Format, SourceOptions, SourceVideos
 from gear_data.ingest.sources.lerobot.cameras import check_names, choose_cameras
-from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, read_episode_list
+from gear_data.ingest.sources.lerobot.episode_list import read_episode_list
 from gear_data.ingest.sources.lerobot.episode_videos import find_videos
 from gear_data.ingest.sources.lerobot.export_notes import ExportNotes, FinalObservations, read_notes
 from gear_data.ingest.sources.lerobot.metadata import (
@@ -163,9 +163,13 @@ class LeRobotSource(MappedSource):
         tasks: list[str | None] = [None] * len(ids)
         if self._task is not None:
             tasks = task_texts(piece, piece.columns[self._task.name], self._tasks, self.findings)
-        if self._listed is not None:
-            tasks = [task or _first_task(self._listed, i) for task, i in zip(tasks, indices.tolist(), strict=True)]
-        metadata = {**_facts(self._listed, indices), **piece.metadata, "task": [task or None for task in tasks]}
+        facts: dict[str, list[Any]] = {}
+        if (listed := self._listed) is not None:
+            places = indices.tolist()  # -1 for an episode that is not listed
+            named = [next(iter(listed.tasks[i]), None) if i >= 0 else None for i in places]
+            tasks = [task or other for task, other in zip(tasks, named, strict=True)]
+            facts = {name: [each[i] if i >= 0 else None for i in places] for name, each in listed.facts.items()}
+        metadata = {**facts, **piece.metadata, "task": [task or None for task in tasks]}
         if self._subtask is not None and self._subtasks:
             numbers = piece.columns[self._subtask.name]
             metadata["subtasks"] = subtask_texts(piece, numbers, self._subtasks, self.findings)
@@ -241,20 +245,6 @@ def _kept_columns(
 
 def _source(spec: ColumnSpec) -> str:
     return spec.source or spec.name
-
-
-def _facts(listed: EpisodeList | None, indices: npt.NDArray[np.int64]) -> dict[str, list[Any]]:
-    """Returns the listed facts of episodes: name -> values.
-
-    Values are None for episodes that are not listed.
-    """
-    if listed is None:
-        return {}
-    return {name: [values[i] if i >= 0 else None for i in indices.tolist()] for name, values in listed.facts.items()}
-
-
-def _first_task(listed: EpisodeList, index: int) -> str | None:
-    return listed.tasks[index][0] if index >= 0 and listed.tasks[index] else None
 
 
 FORMAT = Format(

@@ -48,7 +48,10 @@ def open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) ->
         findings.extend(left_out)
         if "timeouts" in arrays:
             arrays["timeouts"] = _without_terminals(arrays, name, findings)
-    stored = {key: _stored(array, key, name) for key, array in arrays.items()}
+    stored = {
+        key: StoredArray(SourceFile("", name, array.nbytes), array.dtype, array.shape, member=key, values=array)
+        for key, array in arrays.items()
+    }
     size = sum(array.nbytes for array in arrays.values())
 
     def open_(_: int) -> StepArrays:
@@ -101,8 +104,3 @@ def _without_terminals(arrays: Mapping[str, npt.NDArray[Any]], name: str, findin
     message = "terminals and timeouts are both set; read as terminated, not truncated"
     findings.add(Finding("both-flags", message, int(both.sum()), name, int(np.argmax(both))))
     return timeouts & ~both
-
-
-def _stored(array: npt.NDArray[Any], key: str, name: str) -> StoredArray:
-    file = SourceFile("", name, array.nbytes)
-    return StoredArray(file, array.dtype, array.shape, member=key, values=array)

@@ -148,11 +148,9 @@ class MinariArrowSource:
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         groups = self._groups(start.file, min(stop.file, len(self._episodes)), _BLOCK_BYTES)
-        for position, group in read_ahead(self._read(first, last) for first, last in groups):
+        read = ((a, [ArrowEpisode.read(each, self._schema) for each in self._episodes[a:b]]) for a, b in groups)
+        for position, group in read_ahead(read):
             yield self._block(position, group)
-
-    def _read(self, first: int, last: int) -> tuple[int, list[ArrowEpisode]]:
-        return first, [ArrowEpisode.read(files, self._schema) for files in self._episodes[first:last]]
 
     def _block(self, position: int, group: list[ArrowEpisode]) -> EpisodeBlock:
         """Builds a block.

@@ -97,7 +97,7 @@ def check_structure_options(types: Mapping[str, pa.DataType], options: SourceOpt
             column=end,
             hint="leave --end-column out",
         )
-    if step is not None and not _is_integer_list(types[step]):
+    if step is not None and not (is_list(types[step]) and pa.types.is_integer(types[step].value_type)):
         raise UnsupportedColumnError(
             f"holds {types[step]}, where a list with one integer per step is expected",
             file=file,
@@ -131,7 +131,9 @@ def assign_roles(
     if not steps:
         raise UnknownFormatError("no column is a list of steps", file=file, hint="leave --format out")
     for source in facts:
-        if source not in marked and (pa.types.is_nested(types[source]) or _is_bytes(types[source])):
+        type_ = types[source]
+        is_bytes = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
+        if source not in marked and (pa.types.is_nested(type_) or is_bytes):
             raise UnsupportedColumnError(
                 f"holds {types[source]}", file=file, column=source, hint="leave it out with --columns"
             )
@@ -170,8 +172,8 @@ def _final_columns(
         steps = by_name.get(name.removeprefix(_FINAL)) if name.startswith(_FINAL) else None
         if steps is None:
             continue
-        is_number = name.startswith(_FINAL_OBSERVATION) and _is_number_of(types[source], types[steps])
-        if source in lists or is_number:
+        is_number = types[source] == types[steps].value_type and pa.types.is_primitive(types[source])
+        if source in lists or (name.startswith(_FINAL_OBSERVATION) and is_number):
             finals[source] = name.removeprefix(_FINAL)
     return finals
 
@@ -243,16 +245,3 @@ def _check_final_dtypes(
                 column=source,
                 hint="cast one of the two to the dtype of the other, or leave this one out with --columns",
             )
-
-
-def _is_number_of(type_: pa.DataType, steps: pa.DataType) -> bool:
-    """Returns whether a type is the number type in a list of steps."""
-    return bool(type_ == steps.value_type and pa.types.is_primitive(type_))
-
-
-def _is_integer_list(type_: pa.DataType) -> bool:
-    return is_list(type_) and bool(pa.types.is_integer(type_.value_type))
-
-
-def _is_bytes(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_))

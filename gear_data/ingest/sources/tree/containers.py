@@ -41,7 +41,10 @@ def containers(location: Location) -> tuple[Container, ...]:
         "HDF5": tuple(_file(file, open_tree) for file in location.with_suffix(*HDF5_SUFFIXES)),
         "npz": tuple(_file(file, open_archive) for file in location.with_suffix(_NPZ)),
         "npy": _npy_folder(location.name, location.with_suffix(_NPY)),
-        "Zarr": tuple(_store(store) for store in find_stores(location)),
+        "Zarr": tuple(
+            Container(store.name, sum(size for _, size in store.sizes()), partial(_open_store, store))
+            for store in find_stores(location)
+        ),
     }
     kinds = {kind: trees for kind, trees in found.items() if trees}
     if len(kinds) > 1:
@@ -54,10 +57,6 @@ def containers(location: Location) -> tuple[Container, ...]:
 
 def _file(file: SourceFile, open_: Callable[[SourceFile], AbstractContextManager[Tree]]) -> Container:
     return Container(file.name, file.size, partial(open_, file))
-
-
-def _store(store: ZarrStore) -> Container:
-    return Container(store.name, sum(size for _, size in store.sizes()), partial(_open_store, store))
 
 
 def _npy_folder(name: str, files: Sequence[SourceFile]) -> tuple[Container, ...]:

@@ -245,13 +245,14 @@ class _Dataset:
 
     def _read_variable(self, start: int, stop: int) -> pa.Array:
         with reading(self.source.name, self.path):
-            values = np.ravel(self._rows(start, stop)) if self.dtype.kind == "S" else self._of_any_size(start, stop)
+            values: Iterable[Any]
+            if self.dtype.kind == "S":
+                values = np.ravel(self._rows(start, stop))
+            else:
+                values = np.ravel(self._checked[start:stop]) if self.shape else [self._checked[()]]
             if self._is_text:
                 return pa.array(self._texts(values, start), VARIABLE_TYPES["string"])
             return pa.array([bytes(value) for value in values], VARIABLE_TYPES["binary"])
-
-    def _of_any_size(self, start: int, stop: int) -> Iterable[Any]:
-        return np.ravel(self._checked[start:stop]) if self.shape else [self._checked[()]]
 
     @cached_property
     def _checked(self) -> h5py.Dataset:

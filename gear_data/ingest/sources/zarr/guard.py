@@ -70,7 +70,8 @@ def guarded_version_2(metadata: Mapping[str, Any], dtype: np.dtype[Any]) -> dict
         shape = {"shape": metadata["chunks"], "dtype": dtype.str}
         compressor = {"id": BOUNDED, "codec": compressor, "limit": chunk_bytes, **shape}
     elif compressor is not None:
-        _check_compressor(compressor["id"])
+        if compressor["id"] not in COMPRESSORS:
+            raise _unsupported(f"is compressed by '{compressor['id']}'")
         limit = guarded[0]["limit"] if guarded else chunk_bytes
         compressor = {"id": BOUNDED, "codec": compressor, "limit": limit}
     return {**metadata, "compressor": compressor, "filters": guarded or None}
@@ -125,11 +126,6 @@ def _guarded_codecs(codecs: Sequence[Any], chunks: Sequence[int], dtype: np.dtyp
 def _name(codec: Any) -> str:
     """Returns the name of a codec of version 3, without the prefix of numcodecs."""
     return str(codec if isinstance(codec, str) else codec["name"]).removeprefix("numcodecs.")
-
-
-def _check_compressor(name: Any) -> None:
-    if name not in COMPRESSORS:
-        raise _unsupported(f"is compressed by '{name}'")
 
 
 def _check_filter(name: Any, config: Mapping[str, Any]) -> None:

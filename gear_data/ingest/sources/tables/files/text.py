@@ -56,7 +56,8 @@ def _refuse_numbers(file: SourceFile, separator: str) -> None:
     with stream:
         line = stream.readline(_LINE).decode("utf-8-sig", "replace").strip()
     parts = [part.strip('"') for part in re.split(r"[\s,;]+", line) if part]
-    if not (all(map(_is_value, parts)) and any(map(_is_number, parts))):
+    others = [part.lower() for part in parts if not _is_number(part)]
+    if len(others) == len(parts) or not {"true", "false"}.issuperset(others):
         return
     shown = line if len(line) <= 60 else line[:60] + "..."
     hint = "if it is data, give --no-header (header=False): the columns are '0', '1', ..., for --rename 0=NAME; if it "
@@ -64,10 +65,6 @@ def _refuse_numbers(file: SourceFile, separator: str) -> None:
     if len(parts) > 1 and separator not in line:
         hint = f"separate the columns by {separator!r}, or read the file with pandas or Polars and convert the frame"
     raise UnknownFormatError(f"has no header: its first line is {shown!r}", file=file.name, hint=hint)
-
-
-def _is_value(text: str) -> bool:
-    return _is_number(text) or text.lower() in ("true", "false")
 
 
 def _is_number(text: str) -> bool:
