@@ -58,6 +58,27 @@ class TokenColumn:
     kind: Literal["values", "text", "images"] = "values"
 
 
+@dataclass
+class _Steps:
+    """The tokens of a batch, step by step.
+
+    Attributes:
+        rest: the rest of the batch.
+        tokens: int64 [B, K, P].
+        targets: bool [B, K, P], whether a token is of an action.
+        kept: bool [B, K, P], whether a token is in the sequence; None: all are.
+        images: key -> images [B, K, ...], in order.
+        spans: the valid steps of each row.
+    """
+
+    rest: dict[str, Any]
+    tokens: Int64Array
+    targets: Mask
+    kept: Mask | None
+    images: list[tuple[str, npt.NDArray[Any]]]
+    spans: list[slice]
+
+
 @dataclass(frozen=True)
 class GatoPostprocess:
     """Replaces the observations and actions of a batch by `tokens` and `target_mask`. Picklable.
@@ -95,7 +116,10 @@ class GatoPostprocess:
 
     def __call__(self, batch: dict[str, Any], rows: BatchRows) -> dict[str, Any]:
         """Returns the batch with tokens; see `encoded` and `arranged`."""
-        return self.arranged(self.encoded(batch, rows))
+        steps = self._steps(batch)
+        if steps.kept is None and not self.tokens.ragged and SEGMENT_IDS not in batch:
+            return self._padded(steps, rows)
+        return self.arranged(self._lists(steps, rows))
 
     def encoded(self, batch: dict[str, Any], rows: BatchRows) -> dict[str, Any]:
         """Returns the batch with tokens, targets and patches as lists of B.
@@ -108,6 +132,10 @@ class GatoPostprocess:
             NonFiniteError: a continuous value is NaN.
             InvalidArgumentError: a discrete value is not 0 to bins - 1, or a text's token is not below `first`.
         """
+        return self._lists(self._steps(batch), rows)
+
+    def _steps(self, batch: dict[str, Any]) -> _Steps:
+        """Takes the columns out of a batch, and returns their tokens."""
         packed = batch.get(SEGMENT_IDS)
         batch = dict(batch)
         count, context = next(batch[each.key].shape[:2] for each in self.columns if each.role is Role.ACTION)
@@ -145,19 +173,38 @@ class GatoPostprocess:
         else:
             lengths = batch["valid_count"].tolist()
             spans = [slice(context - n, context) if self.pad_left else slice(0, n) for n in lengths]
-        for key, array in ((TOKENS, steps), (TARGETS, targets)):
-            batch[key] = [
-                array[row, span].reshape(-1) if kept is None else array[row, span][kept[row, span]]
-                for row, span in enumerate(spans)
-            ]
-        if self.tokens.patch:
-            batch.update(self._patches(images, spans, rows))
-        if self.tokens.ragged and packed is None:
-            for key in self.sequences:
-                if key in batch:
-                    batch[key] = [batch[key][row, span] for row, span in enumerate(spans)]
         if self.mask_key is not None:
             del batch[self.mask_key]
+        return _Steps(batch, steps, targets, kept, images, spans)
+
+    def _lists(self, steps: _Steps, rows: BatchRows) -> dict[str, Any]:
+        """Returns the batch with the tokens of each row."""
+        batch, kept = steps.rest, steps.kept
+        for key, array in ((TOKENS, steps.tokens), (TARGETS, steps.targets)):
+            batch[key] = [
+                array[row, span].reshape(-1) if kept is None else array[row, span][kept[row, span]]
+                for row, span in enumerate(steps.spans)
+            ]
+        if self.tokens.patch:
+            batch.update(self._patches(steps.images, steps.spans, rows))
+        if self.tokens.ragged and SEGMENT_IDS not in batch:
+            for key in self.sequences:
+                if key in batch:
+                    batch[key] = [batch[key][row, span] for row, span in enumerate(steps.spans)]
+        return batch
+
+    def _padded(self, steps: _Steps, rows: BatchRows) -> dict[str, Any]:
+        """Returns the batch with padded rows, if all steps have P tokens: `arranged`, with fewer copies."""
+        batch, (count, context, size) = steps.rest, steps.tokens.shape
+        positions, valid = np.arange(context)[None, :, None], batch["valid_count"][:, None, None]
+        padding = positions < context - valid if self.pad_left else positions >= valid
+        batch[TOKENS] = np.where(padding, self.tokens.padding, steps.tokens).reshape(count, context * size)
+        batch[TARGETS] = (steps.targets & ~padding).reshape(count, context * size)
+        if self.mask_key is not None:
+            mask: Mask = padding[..., 0] != self.mask_valid
+            batch[self.mask_key] = mask.astype(self.mask_dtype).repeat(size, 1)
+        if self.tokens.patch:
+            batch.update(self._flat(self._patches(steps.images, steps.spans, rows)))
         return batch
 
     def _patches(
@@ -199,18 +246,15 @@ class GatoPostprocess:
         batch[TOKENS], batch[TARGETS] = tokens, targets
         if self.mask_key is not None:
             batch[self.mask_key] = (valid == self.mask_valid).astype(self.mask_dtype)
-        for key in (PATCHES, PATCH_ROWS, PATCH_COLUMNS):
-            if key in batch:
-                batch[key] = np.concatenate(batch[key]) if batch[key] else self._no_patches()[key]
+        if self.tokens.patch:
+            batch |= self._flat({key: batch[key] for key in (PATCHES, PATCH_ROWS, PATCH_COLUMNS)})
         return batch
 
-    def _no_patches(self) -> dict[str, npt.NDArray[Any]]:
-        """Returns the patches of no rows."""
+    def _flat(self, patches: Mapping[str, list[npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+        """Returns the patches of all rows as arrays."""
         nothing, side = np.empty(0, np.int64), self.tokens.patch
-        return {
-            PATCHES: np.empty((0, side, side, self.tokens.channels), np.uint8), PATCH_ROWS: nothing,
-            PATCH_COLUMNS: nothing,
-        }  # fmt: skip
+        none = {PATCHES: np.empty((0, side, side, self.tokens.channels), np.uint8)}
+        return {key: np.concatenate([none.get(key, nothing), *each]) for key, each in patches.items()}
 
 
 def _intervals(values: npt.NDArray[Any], tokens: Tokens, key: str) -> tuple[Int64Array, Int64Array]:

@@ -19,7 +19,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import gear_data
-from gear_data import BatchOptions, Mixture, Pack, SequenceLoader
+from gear_data import BatchOptions, Mixture, Pack, SequenceLoader, Weighted
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.decoding.images import ImageDecoder
 from gear_data.loaders.presets.registry import GATO, resolve_preset
@@ -166,6 +166,55 @@ def test_padded_rows_have_the_tokens_of_the_lists(datasets: Any, side: str) -> N
         assert (np.delete(batch["tokens"][row], np.arange(width)[span]) == 5).all()
     assert np.array_equal(batch["patches"], np.concatenate([each[2] for each in expected]))
     assert (batch["tokens"] == 33025).sum() == len(batch["patches"]) == len(batch["patch_rows"])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_of_one_task_have_a_fixed_width(datasets: Any, side: str) -> None:
+    options = {"ragged": False, "patch": PATCH}
+    batch = BatchOptions(preset_options={"tokens": options, "side": side})
+    loader = load(datasets["atari"], 8, context=6, batch=batch)
+    padded, lists = loader.batch(1), load(datasets["atari"], 8, {"patch": PATCH}, context=6).batch(1)
+    width = 6 * (3 * 4 + 2)
+    assert padded["tokens"].shape == (8, width)
+    for row, own in enumerate(lists["tokens"]):
+        span = slice(width - len(own), width) if side == "left" else slice(0, len(own))
+        assert np.array_equal(padded["tokens"][row, span], own)
+        assert np.array_equal(padded["target_mask"][row, span], lists["target_mask"][row])
+        assert np.flatnonzero(padded["attention_mask"][row]).tolist() == list(range(span.start, span.stop))
+    for key in ("patches", "patch_rows", "patch_columns"):
+        assert np.array_equal(padded[key], np.concatenate(lists[key]))
+
+
+@pytest.mark.parametrize("options", [{"context": 3}, {"pack": 160}, {"pack": 160, "sampler": Weighted("length")}])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_dataset_that_grows(datasets: Any, tmp_path: Path, options: dict[str, Any], mixed: bool) -> None:
+    """From the step of a refresh on, the tokens are those of a new loader."""
+
+    def record(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        with gear_data.Writer(tmp_path / "ds", durability="os") as writer:
+            for length in rng.integers(1, 9, 5):
+                for _ in range(length):
+                    text = " ".join(rng.choice(WORDS, rng.integers(0, 5)))
+                    values = {"observations": rng.normal(size=3), "actions": rng.normal(size=2), "rewards": 0.0}
+                    writer.append(**{**values, "observations.text": text})
+                writer.end_episode(terminated=True)
+
+    def fresh() -> SequenceLoader:
+        ds: Any = gear_data.open(tmp_path / "ds")
+        ds = Mixture([ds, datasets["pendulum"]], join=True) if mixed else ds
+        return load(ds, 3, prefetch=0, **options)
+
+    record(0)
+    loader = fresh()
+    batches = take(loader, 2)
+    record(1)
+    assert loader.refresh() == 2
+    batches += take(loader, 2)
+    newest, resumed = fresh(), fresh()
+    same(batches[2:], [newest.batch(2), newest.batch(3)])
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    same([resumed.batch(step) for step in range(4)], batches)
 
 
 @pytest.mark.parametrize("tasks", [("babyai",), ("atari",), TASKS])
