@@ -51,19 +51,7 @@ _LICENSES = frozenset(
 #: Where GitHub and the hub begin a link of plain text. No backslash prevents these links; a comment inside does.
 _AUTOLINK = re.compile(r"(?:https?|ftp|mailto|xmpp)(?=:)|www(?=\.)|(?=@)", re.IGNORECASE)
 #: Size classes of the hub, in rows: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
-_SIZES = (
-    (10**3, "n<1K"),
-    (10**4, "1K<n<10K"),
-    (10**5, "10K<n<100K"),
-    (10**6, "100K<n<1M"),
-    (10**7, "1M<n<10M"),
-    (10**8, "10M<n<100M"),
-    (10**9, "100M<n<1B"),
-    (10**10, "1B<n<10B"),
-    (10**11, "10B<n<100B"),
-    (10**12, "100B<n<1T"),
-)
-
+_SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 #: For vectors up to this length the card shows statistics per element. For longer vectors it shows the range.
 _SHOWN_ELEMENTS = 4
 
@@ -134,9 +122,16 @@ def _front_matter(manifest: Manifest) -> str:
         data |= {"license": "other", "license_name": re.sub(r"[^\w.+-]+", "-", license_, flags=re.ASCII)}
     data["task_categories"] = ["reinforcement-learning"]
     data["tags"] = _TAGS
-    data["size_categories"] = [next((name for limit, name in _SIZES if manifest.steps < limit), "n>1T")]
+    data["size_categories"] = [_size_category(manifest.steps)]
     data["configs"] = [{"config_name": "default", "data_files": _DATA_FILES}]
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in data.items())
+
+
+def _size_category(steps: int) -> str:
+    place = max(0, len(str(steps)) - 3)  # of the first size that is larger
+    if place >= len(_SIZES):
+        return f"n>{_SIZES[-1]}"
+    return f"{_SIZES[place - 1]}<n<{_SIZES[place]}" if place else f"n<{_SIZES[0]}"
 
 
 def _license(manifest: Manifest) -> str | None:

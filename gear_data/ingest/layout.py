@@ -8,20 +8,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-#: The keys of `episodes`, of which a mapping has one.
-GROUPS, DATASETS, FILES, IDS, ENDS, PADDED = "groups", "datasets", "files", "ids", "ends", "padded"
-EPISODE_KINDS = (GROUPS, DATASETS, FILES, IDS, ENDS, PADDED)
-#: Values of `ends_are`.
-EXCLUSIVE, INCLUSIVE, FLAGS, STARTS = "exclusive", "inclusive", "flags", "starts"
-#: The keys beside `padded`, of which a mapping has one.
-LENGTHS, MASK = "lengths", "mask"
+
+class Kind:
+    """The keys of `episodes`, of which a mapping has one."""
+
+    GROUPS, DATASETS, FILES, IDS, ENDS, PADDED = ALL = ("groups", "datasets", "files", "ids", "ends", "padded")
+
+
+class EndsAre:
+    """The values of `ends_are`, and the keys beside `padded`, of which a mapping has one."""
+
+    EXCLUSIVE, INCLUSIVE, FLAGS, STARTS = OF_ENDS = ("exclusive", "inclusive", "flags", "starts")
+    LENGTHS, MASK = OF_PADDED = ("lengths", "mask")
+
+
+class ColumnRole:
+    """The values of a column's `role`: those of mappings, and further ones of built-in formats."""
+
+    STEP, WITH_FINAL, AFTER_RESET, EPISODE = OF_MAPPINGS = ("step", "with-final", "after-reset", "episode")
+    INFOS, ROW, ROWS = "infos", "row", "rows"
+
+
 #: Values of `padded`: whether the steps are the first axis.
 AXES = {("E", "T"): False, ("T", "E"): True}
-#: Values of a column's `role`.
-STEP, WITH_FINAL, AFTER_RESET, EPISODE = "step", "with-final", "after-reset", "episode"
-ROLES = (STEP, WITH_FINAL, AFTER_RESET, EPISODE)
-#: Further roles of built-in formats.
-INFOS, ROW, ROWS = "infos", "row", "rows"
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class EpisodeRule:
     @property
     def flat(self) -> bool:
         """Whether the arrays hold the steps of all episodes, one after another."""
-        return self.kind in (IDS, ENDS)
+        return self.kind in (Kind.IDS, Kind.ENDS)
 
 
 @dataclass(frozen=True)
@@ -71,14 +80,14 @@ class Column:
     name: str
     path: str
     dtype: str | None = None
-    role: str = STEP
+    role: str = ColumnRole.STEP
     next: str | None = None
     fractions: bool = False
 
     @property
     def extra_rows(self) -> int:
         """1 if the array has one row more than the episode has steps."""
-        return int(self.role in (WITH_FINAL, AFTER_RESET))
+        return int(self.role in (ColumnRole.WITH_FINAL, ColumnRole.AFTER_RESET))
 
 
 @dataclass(frozen=True)
@@ -113,20 +122,20 @@ class Layout:
     @property
     def step_columns(self) -> tuple[Column, ...]:
         """The columns with a row per step."""
-        return tuple(column for column in self.columns if column.role != EPISODE)
+        return tuple(column for column in self.columns if column.role != ColumnRole.EPISODE)
 
     @property
     def facts(self) -> tuple[Column, ...]:
         """The columns with one value per episode."""
-        return tuple(column for column in self.columns if column.role == EPISODE)
+        return tuple(column for column in self.columns if column.role == ColumnRole.EPISODE)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the mapping as a dict of the same keys as in YAML."""
         rule = self.episodes
         episodes: dict[str, Any] = {rule.kind: rule.paths[0] if len(rule.paths) == 1 else list(rule.paths)}
-        if rule.kind == PADDED:
+        if rule.kind == Kind.PADDED:
             axes = next(axes for axes, steps_first in AXES.items() if steps_first == rule.steps_first)
-            episodes = {PADDED: list(axes), str(rule.ends_are): rule.paths[0]}
+            episodes = {Kind.PADDED: list(axes), str(rule.ends_are): rule.paths[0]}
         elif rule.ends_are is not None:
             episodes["ends_are"] = rule.ends_are
         data: dict[str, Any] = {"episodes": episodes, "columns": {c.name: _column_json(c) for c in self.columns}}
@@ -136,7 +145,7 @@ class Layout:
 
 
 def _column_json(column: Column) -> Any:
-    given = _given(dtype=column.dtype, role=None if column.role == STEP else column.role, next=column.next)
+    given = _given(dtype=column.dtype, role=None if column.role == ColumnRole.STEP else column.role, next=column.next)
     return {"path": column.path, **given} if given else column.path
 
 

@@ -20,31 +20,7 @@ from typing import Any
 
 from gear_data.common.typed_json import parse_yaml
 from gear_data.errors import MappingError
-from gear_data.ingest.layout import (
-    AFTER_RESET,
-    AXES,
-    DATASETS,
-    ENDS,
-    EPISODE,
-    EPISODE_KINDS,
-    EXCLUSIVE,
-    FILES,
-    FLAGS,
-    GROUPS,
-    IDS,
-    INCLUSIVE,
-    LENGTHS,
-    MASK,
-    PADDED,
-    ROLES,
-    STARTS,
-    STEP,
-    WITH_FINAL,
-    Column,
-    EpisodeRule,
-    Layout,
-    SplitRule,
-)
+from gear_data.ingest.layout import AXES, Column, ColumnRole, EndsAre, EpisodeRule, Kind, Layout, SplitRule
 from gear_data.ingest.pipeline.names import canonical_name, is_column_name
 from gear_data.schema import DTYPES, VARIABLE_TYPES
 
@@ -86,10 +62,10 @@ def parse_mapping(data: Any, file: str) -> Layout:
         MappingError: a key or value is wrong.
     """
     keys = _Keys(data, "", file, ("episodes", "columns"), ("splits",))
-    rule = _episode_rule(keys.child("episodes", (), (*EPISODE_KINDS, "ends_are", LENGTHS, MASK)))
+    rule = _episode_rule(keys.child("episodes", (), (*Kind.ALL, "ends_are", EndsAre.LENGTHS, EndsAre.MASK)))
     columns = keys.names("columns")
     mapped = tuple(_column(columns, name, rule) for name in columns.data)
-    if not any(column.role != EPISODE for column in mapped):
+    if not any(column.role != ColumnRole.EPISODE for column in mapped):
         raise columns.error("", "has no column with a row per step", "add at least one, such as 'actions: action'")
     _refuse_repeated_paths(columns, mapped)
     splits = keys.names("splits") if "splits" in keys.data else None
@@ -146,16 +122,16 @@ class _Keys:
 
 
 def _episode_rule(keys: _Keys) -> EpisodeRule:
-    kinds = [kind for kind in EPISODE_KINDS if kind in keys.data]
+    kinds = [kind for kind in Kind.ALL if kind in keys.data]
     if len(kinds) != 1:
         found = f"has {' and '.join(kinds)}" if kinds else "does not say where the episodes are"
-        raise keys.error("", found, f"give exactly one of: {', '.join(EPISODE_KINDS)}")
+        raise keys.error("", found, f"give exactly one of: {', '.join(Kind.ALL)}")
     kind = kinds[0]
     value = keys.data[kind]
-    if kind == PADDED:
+    if kind == Kind.PADDED:
         return _padded_rule(keys)
     if (
-        kind in (ENDS, IDS)
+        kind in (Kind.ENDS, Kind.IDS)
         and isinstance(value, list)
         and value
         and all(isinstance(path, str) and path for path in value)
@@ -163,32 +139,35 @@ def _episode_rule(keys: _Keys) -> EpisodeRule:
         paths: tuple[str, ...] = tuple(value)
     else:
         paths = (keys.text(kind) or "",)
-    if kind == DATASETS and paths[0].count("*") != 1:
+    if kind == Kind.DATASETS and paths[0].count("*") != 1:
         raise keys.error(kind, f"is '{paths[0]}', without one '*'", "write one '*' for the number: actions_*")
-    for other in (key for key in (LENGTHS, MASK) if key in keys.data):
-        raise keys.error(other, f"is given, but the episodes are {kind}, not {PADDED}", "leave it out")
-    ends_are = keys.choice("ends_are", (EXCLUSIVE, INCLUSIVE, FLAGS, STARTS))
-    if (kind == ENDS) != (ends_are is not None):
-        message = "is missing" if kind == ENDS else f"is '{ends_are}', but the episodes have no ends"
-        hint = f"add ends_are: {EXCLUSIVE}, {INCLUSIVE}, {FLAGS} or {STARTS}" if kind == ENDS else "leave it out"
+    for other in (key for key in EndsAre.OF_PADDED if key in keys.data):
+        raise keys.error(other, f"is given, but the episodes are {kind}, not {Kind.PADDED}", "leave it out")
+    ends_are = keys.choice("ends_are", EndsAre.OF_ENDS)
+    if (kind == Kind.ENDS) != (ends_are is not None):
+        message = "is missing" if kind == Kind.ENDS else f"is '{ends_are}', but the episodes have no ends"
+        *first, last = EndsAre.OF_ENDS
+        hint = f"add ends_are: {', '.join(first)} or {last}" if kind == Kind.ENDS else "leave it out"
         raise keys.error("ends_are", message, hint)
-    if kind == ENDS and len(paths) > 1 and ends_are != FLAGS:
-        raise keys.error(kind, f"lists {len(paths)} arrays", f"give one, or set ends_are: {FLAGS}")
-    return EpisodeRule(kind, tuple(path if kind == FILES else path.strip("/") for path in paths), ends_are)
+    if kind == Kind.ENDS and len(paths) > 1 and ends_are != EndsAre.FLAGS:
+        raise keys.error(kind, f"lists {len(paths)} arrays", f"give one, or set ends_are: {EndsAre.FLAGS}")
+    return EpisodeRule(kind, tuple(path if kind == Kind.FILES else path.strip("/") for path in paths), ends_are)
 
 
 def _padded_rule(keys: _Keys) -> EpisodeRule:
-    value = keys.data[PADDED]
+    value = keys.data[Kind.PADDED]
     axes = tuple(axis for axis in value if axis != "...") if isinstance(value, list) else ()
     axes = axes if all(isinstance(axis, str) for axis in axes) else ()
     if axes not in AXES:
         hint = "write [E, T, ...] for arrays [episodes, steps, ...], or [T, E, ...] for [steps, episodes, ...]"
-        raise keys.error(PADDED, f"is {_shown(value)}, which names no two axes", hint)
-    given = [key for key in (LENGTHS, MASK, "ends_are") if key in keys.data]
+        raise keys.error(Kind.PADDED, f"is {_shown(value)}, which names no two axes", hint)
+    given = [key for key in (*EndsAre.OF_PADDED, "ends_are") if key in keys.data]
     if len(given) != 1 or given[0] == "ends_are":
         found = f"has {' and '.join(given)}" if given else "does not say which steps are padding"
-        raise keys.error("", found, f"beside {PADDED}, give the path of an array, {LENGTHS} or {MASK}")
-    return EpisodeRule(PADDED, ((keys.text(given[0]) or "").strip("/"),), given[0], steps_first=AXES[axes])
+        raise keys.error(
+            "", found, f"beside {Kind.PADDED}, give the path of an array, {EndsAre.LENGTHS} or {EndsAre.MASK}"
+        )
+    return EpisodeRule(Kind.PADDED, ((keys.text(given[0]) or "").strip("/"),), given[0], steps_first=AXES[axes])
 
 
 def _column(columns: _Keys, name: str, rule: EpisodeRule) -> Column:
@@ -198,27 +177,31 @@ def _column(columns: _Keys, name: str, rule: EpisodeRule) -> Column:
         column = Column(name, (path or "").strip("/"))
     else:
         keys = columns.child(name, ("path",), ("dtype", "role", "next"))
-        role = keys.choice("role", ROLES) or STEP
+        role = keys.choice("role", ColumnRole.OF_MAPPINGS) or ColumnRole.STEP
         dtype, next_path = keys.choice("dtype", (*DTYPES, *VARIABLE_TYPES)), keys.text("next")
         path = (keys.text("path") or "").strip("/")
         column = Column(name, path, dtype, role, None if next_path is None else next_path.strip("/"))
-    if canonical_name(name) != name and column.role != EPISODE:
+    if canonical_name(name) != name and column.role != ColumnRole.EPISODE:
         raise columns.error(name, "is a source's name, not a column's", f"call it '{canonical_name(name)}'")
-    if column.next is not None and column.role != STEP:
-        raise keys.error("next", f"is given together with role: {column.role}", f"leave one of them out; {STEP} has it")
-    if column.role in (WITH_FINAL, AFTER_RESET) and rule.flat:
+    if column.next is not None and column.role != ColumnRole.STEP:
+        raise keys.error(
+            "next", f"is given together with role: {column.role}", f"leave one of them out; {ColumnRole.STEP} has it"
+        )
+    if column.role in (ColumnRole.WITH_FINAL, ColumnRole.AFTER_RESET) and rule.flat:
         raise keys.error(
             "role",
             f"is '{column.role}', but all episodes are in one array (episodes.{rule.kind})",
             "name the array of the observations after each step with next: PATH, or leave role out",
         )
-    if column.path.startswith("@") and (column.role != EPISODE or rule.kind not in (GROUPS, FILES)):
+    if column.path.startswith("@") and (
+        column.role != ColumnRole.EPISODE or rule.kind not in (Kind.GROUPS, Kind.FILES)
+    ):
         raise columns.error(
             name,
             f"is the attribute '{column.path}'",
-            f"attributes need role: {EPISODE}, and episodes in groups or files",
+            f"attributes need role: {ColumnRole.EPISODE}, and episodes in groups or files",
         )
-    if rule.kind == DATASETS and not column.path.startswith("@") and column.path.count("*") != 1:
+    if rule.kind == Kind.DATASETS and not column.path.startswith("@") and column.path.count("*") != 1:
         raise columns.error(name, f"has the path '{column.path}', without one '*'", "write one '*' for the number")
     return column
 
@@ -234,12 +217,14 @@ def _refuse_repeated_paths(columns: _Keys, mapped: Iterable[Column]) -> None:
 
 
 def _split(splits: _Keys, name: str, rule: EpisodeRule) -> SplitRule:
-    keys = splits.child(name, (), (FILES, GROUPS))
-    split = SplitRule(name, keys.text(FILES), keys.text(GROUPS))
+    keys = splits.child(name, (), (Kind.FILES, Kind.GROUPS))
+    split = SplitRule(name, keys.text(Kind.FILES), keys.text(Kind.GROUPS))
     if split.files is None and split.groups is None:
-        raise keys.error("", "does not say which episodes it has", f"give {FILES} or {GROUPS}, a glob")
-    if split.groups is not None and rule.kind != GROUPS:
-        raise keys.error(GROUPS, f"is given, but the episodes are {rule.kind}, not groups", f"give {FILES} instead")
+        raise keys.error("", "does not say which episodes it has", f"give {Kind.FILES} or {Kind.GROUPS}, a glob")
+    if split.groups is not None and rule.kind != Kind.GROUPS:
+        raise keys.error(
+            Kind.GROUPS, f"is given, but the episodes are {rule.kind}, not groups", f"give {Kind.FILES} instead"
+        )
     return split
 
 

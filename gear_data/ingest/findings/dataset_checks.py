@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,16 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 
 #: The code of episodes that repeat an earlier one.
 DUPLICATE = "duplicate-episode"
+#: Findings that the checks of episodes find again.
+FOUND_AGAIN = (
+    DUPLICATE, "both-flags", "end-flag-inside", "non-finite", "non-finite-final", "observation-jump",
+    "one-step-episode",
+)  # fmt: skip
+
+
+def lasting_findings(findings: Iterable[Mapping[str, Any]], *more: str) -> Iterator[Finding]:
+    """Yields the findings of a manifest that reading the dataset does not find again, as it does `more` codes."""
+    yield from (Finding(**each) for each in findings if each["code"] not in {*FOUND_AGAIN, *more})
 
 
 def check_dataset(

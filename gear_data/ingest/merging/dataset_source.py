@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gear_data.ingest.findings.dataset_checks import DUPLICATE
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.dataset_checks import lasting_findings
+from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos, video_times
 from gear_data.ingest.source import NO_VIDEOS, Unit
 from gear_data.ingest.sources.arrays.blocks import episode_runs
@@ -23,21 +23,6 @@ from gear_data.storage.verify import check_bytes, episode_block, read_shard
 GEAR = "gear"
 #: Bytes of a block.
 _BLOCK_BYTES = 32 << 20
-#: Findings that reading the dataset finds again.
-_FOUND_AGAIN = frozenset(
-    (
-        DUPLICATE,
-        "both-flags",
-        "end-flag-inside",
-        "long-gop",
-        "non-finite",
-        "non-finite-final",
-        "observation-jump",
-        "one-step-episode",
-        "reserved-name",
-        "variable-frame-rate",
-    )
-)
 
 
 class DatasetSource:
@@ -69,9 +54,8 @@ class DatasetSource:
         self._facts = episode_metadata_names(self._episodes.column_names, self._manifest.schema)  # has `task`
         self.resume_state: dict[str, Any] = {}
         self.findings = FindingLog()
-        for finding in self._manifest.findings:
-            if finding["code"] not in _FOUND_AGAIN:
-                self.findings.add(Finding(**finding))
+        again = ("long-gop", "reserved-name", "variable-frame-rate")
+        self.findings.extend(lasting_findings(self._manifest.findings, *again))
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:

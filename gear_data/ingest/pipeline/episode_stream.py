@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from gear_data.common.paths import is_utf8
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, InvalidArgumentError
@@ -35,6 +34,7 @@ from gear_data.ingest.pipeline.episode_values import (
 )
 from gear_data.ingest.pipeline.names import canonical_name, is_observation
 from gear_data.ingest.source import SourceOptions, Unit
+from gear_data.ingest.sources.arrays.blocks import ReadEpisode, Values, block_of
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import END, EpisodeBlock, Position
 
@@ -43,25 +43,6 @@ _BLOCK_BYTES = 16 << 20
 _ATTRIBUTES = (
     "observations", "actions", "rewards", "terminations", "truncations", "terminated", "truncated", "dones", "infos",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _EpisodeArrays:
-    """One episode, ready for a block.
-
-    Attributes:
-        number: its index in the source.
-        length: its number of steps, T.
-        columns: name -> [T, ...].
-        finals: name -> the final observation: [...], or text or bytes.
-        facts: name -> a value that belongs to the whole episode.
-    """
-
-    number: int
-    length: int
-    columns: Mapping[str, npt.NDArray[Any]]
-    finals: Mapping[str, Any]
-    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -150,7 +131,7 @@ class EpisodeStream:
         return self._units
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        pending: list[_EpisodeArrays] = []
+        pending: list[ReadEpisode] = []
         size, row = 0, start.row
         last = None if stop == END else stop.row
         for number, item in enumerate(self._read_episodes(start.row, last), start.row):
@@ -168,10 +149,10 @@ class EpisodeStream:
             pending.append(episode)
             size += sum(values.nbytes for values in episode.columns.values())
             if size >= _BLOCK_BYTES:
-                yield self._block(pending, row, number + 1)
+                yield block_of(pending, self.columns, self._name, Position(0, row), number + 1 - row)
                 pending, size, row = [], 0, number + 1
         if pending:
-            yield self._block(pending, row, pending[-1].number + 1)
+            yield block_of(pending, self.columns, self._name, Position(0, row), pending[-1].number + 1 - row)
 
     def _with_episode(self, error: GearError, number: int) -> GearError:
         """Returns the error with the episode that it is about."""
@@ -201,7 +182,7 @@ class EpisodeStream:
             specs.append(ColumnSpec(name, dtype, shape, False, source_name, has_final))
         return tuple(specs)
 
-    def _read(self, item: Any, number: int) -> _EpisodeArrays:
+    def _read(self, item: Any, number: int) -> ReadEpisode:
         values = _flat_values(self._prepare(item))
         arrays: dict[str, npt.NDArray[Any]] = {}
         for source, name in self._sources.items():
@@ -227,8 +208,8 @@ class EpisodeStream:
                 column=next(source for source, name in self._sources.items() if name == "rewards"),
                 hint="if it is the reward of the whole episode, give it one row a step: 0, and the reward in the last",
             )
-        columns: dict[str, npt.NDArray[Any]] = {}
-        finals: dict[str, Any] = {}
+        columns: dict[str, Values] = {}
+        finals: dict[str, Values] = {}
         for spec in self.columns:
             column = _ColumnInput(spec, arrays[spec.name], length, number)
             columns[spec.name], final = self._steps_and_final(column)
@@ -240,7 +221,7 @@ class EpisodeStream:
         facts = {
             key: value.item() if hasattr(value, "item") else value for key, value in values.items() if is_scalar(value)
         }
-        return _EpisodeArrays(number, length, columns, finals, facts)
+        return ReadEpisode(number, length, columns, finals, facts)
 
     def _like_first(self, array: npt.NDArray[Any], name: str, source: str, number: int) -> npt.NDArray[Any]:
         """Casts values to the dtype of the first episode, or the dtype that the user chose.
@@ -258,7 +239,7 @@ class EpisodeStream:
         self.findings.add(Finding("dtype-differs", message, 1, self._name, number, source))
         return cast
 
-    def _steps_and_final(self, column: _ColumnInput) -> tuple[npt.NDArray[Any], Any]:
+    def _steps_and_final(self, column: _ColumnInput) -> tuple[Values, Values | None]:
         """Returns a column's T steps, and its final observation if it has one."""
         spec, array, length = column.spec, column.array, column.length
         if spec.name in END_FLAGS and not spec.variable_length and array.shape == (1,) and length != 1:
@@ -274,43 +255,6 @@ class EpisodeStream:
         if len(array) != length:
             raise BadEpisodeError(f"has {len(array)} rows, and the episode {length} steps", column=column.source)
         return _shaped(array, spec), None
-
-    def _block(self, episodes: Sequence[_EpisodeArrays], first: int, stop: int) -> EpisodeBlock:
-        columns: dict[str, npt.NDArray[Any]] = {}
-        variable: dict[str, pa.Array] = {}
-        for spec in self.columns:
-            values = np.concatenate([episode.columns[spec.name] for episode in episodes])
-            if spec.variable_length:
-                variable[spec.name] = pa.array(values.tolist(), spec.arrow_type)
-            else:
-                columns[spec.name] = np.ascontiguousarray(values)
-        with_final = [episode for episode in episodes if episode.finals]
-        finals = {
-            spec.name: np.stack([episode.finals[spec.name] for episode in with_final])
-            if with_final
-            else np.empty((0, *spec.shape), spec.dtype)
-            for spec in self.columns
-            if spec.has_final and not spec.variable_length
-        }
-        variable_finals = {
-            spec.name: pa.array([episode.finals[spec.name] for episode in with_final], spec.arrow_type)
-            for spec in self.columns
-            if spec.has_final and spec.variable_length
-        }
-        names = dict.fromkeys(name for episode in episodes for name in episode.facts)
-        return EpisodeBlock(
-            position=Position(0, first),
-            lengths=np.array([episode.length for episode in episodes], np.int64),
-            columns=columns,
-            sources=[self._name] * len(episodes),
-            rows=np.array([episode.number for episode in episodes], np.int64),
-            has_final=np.array([bool(episode.finals) for episode in episodes]),
-            finals=finals,
-            metadata={name: [episode.facts.get(name) for episode in episodes] for name in names},
-            variable=variable,
-            variable_finals=variable_finals,
-            source_rows=stop - first,
-        )
 
 
 def _check_values(column: _ColumnInput) -> None:
@@ -338,7 +282,7 @@ def _check_values(column: _ColumnInput) -> None:
         raise BadEpisodeError(f"is {here}, in the first episode {first}", column=column.source, hint=hint)
 
 
-def _observations_with_final(column: _ColumnInput) -> tuple[npt.NDArray[Any], Any]:
+def _observations_with_final(column: _ColumnInput) -> tuple[Values, Values | None]:
     """Splits T + 1 observations."""
     spec, array = column.spec, column.array
     if not spec.has_final:
@@ -346,7 +290,7 @@ def _observations_with_final(column: _ColumnInput) -> tuple[npt.NDArray[Any], An
             f"has {len(array)} rows for {column.length} steps, and the first episode has no final observation",
             column=column.source,
         )
-    return _shaped(array[:-1], spec), _shaped(array[-1:], spec)[0]
+    return _shaped(array[:-1], spec), _shaped(array[-1:], spec)
 
 
 def _shaped(array: npt.NDArray[Any], spec: ColumnSpec) -> npt.NDArray[Any]:

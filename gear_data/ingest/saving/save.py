@@ -13,8 +13,8 @@ import pyarrow as pa
 import xxhash
 
 from gear_data.ingest.destination import choose_target, locked_target
-from gear_data.ingest.findings.dataset_checks import DUPLICATE, check_dataset
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.dataset_checks import check_dataset, lasting_findings
+from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos
 from gear_data.ingest.merging.inputs import check_apart
 from gear_data.ingest.merging.link import EPISODES, FINALS, LinkedVideos, place_videos
@@ -42,19 +42,6 @@ from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, TABLE_FILES
 
 #: The format in the provenance of a saved view.
 FORMAT = "view"
-#: Findings that the checks of the remaining episodes find again.
-_FOUND_AGAIN = frozenset(
-    (
-        DUPLICATE,
-        "both-flags",
-        "end-flag-inside",
-        "non-finite",
-        "non-finite-final",
-        "observation-jump",
-        "one-step-episode",
-        "video-statistics-left-out",
-    )
-)
 #: Facts of a source that are wrong for a part of its episodes.
 _TOTALS = frozenset(("total_episodes", "total_steps", "total_frames"))
 
@@ -133,9 +120,7 @@ def _written(
     kept = np.zeros(source.episodes, np.bool_)
     kept[view.rows] = True
     findings = FindingLog()
-    for finding in source.findings:
-        if finding["code"] not in _FOUND_AGAIN:
-            findings.add(Finding(**finding))
+    findings.extend(lasting_findings(source.findings, "video-statistics-left-out"))
     shards = save_shards(view.files, source, tables, kept, store, findings, progress)
     episodes = tables.episodes.take(view.rows)
     ids = episodes.column("episode_id").to_numpy()

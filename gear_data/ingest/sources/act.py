@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.layout import FILES, ROW, Column, EpisodeRule
+from gear_data.ingest.layout import Column, ColumnRole, EpisodeRule, Kind
 from gear_data.ingest.location import Location
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.tree.blocks import PlacedEpisode
+from gear_data.ingest.sources.arrays.blocks import ReadEpisode
 from gear_data.ingest.sources.tree.formats import Model, TreeFormat, open_format
 from gear_data.ingest.sources.tree.hdf5_view import hdf5_trees
 from gear_data.ingest.sources.tree.source import Hooks, TreeSource
@@ -57,7 +57,7 @@ def _column(model: Model, path: str, name: str) -> Column:
     if model.array(path).rows != 1 or model.steps == 1:
         return Column(name, path)
     model.add("row-per-episode", f"has one row for {model.steps} steps; it becomes a fact of the episode", path)
-    return Column(name, path, role=ROW)
+    return Column(name, path, role=ColumnRole.ROW)
 
 
 def _check_files(trees: Sequence[Container]) -> None:
@@ -76,7 +76,7 @@ def _check_files(trees: Sequence[Container]) -> None:
         )
 
 
-def _check_lengths(tree: Tree, episode: PlacedEpisode, findings: FindingLog) -> None:
+def _check_lengths(tree: Tree, episode: ReadEpisode, findings: FindingLog) -> None:
     """Compares the lengths of the images with those that the file declares."""
     array = tree.array(_LENGTHS)
     if array is None or len(array.shape) != 2 or array.kind not in ("i", "u", "f"):
@@ -92,7 +92,7 @@ def _check_lengths(tree: Tree, episode: PlacedEpisode, findings: FindingLog) -> 
 
 
 _FORMAT = TreeFormat(
-    episodes=EpisodeRule(FILES, ("*",)),
+    episodes=EpisodeRule(Kind.FILES, ("*",)),
     steps=_ACTION,
     column=_column,
     alias=lambda path: None if path == _LENGTHS else path,

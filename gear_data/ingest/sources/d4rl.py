@@ -20,7 +20,7 @@ import numpy as np
 from gear_data.errors import CorruptSourceError, EmptySourceError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.ideas.dataset_facts import dataset_facts
-from gear_data.ingest.layout import ENDS, FLAGS, Column, EpisodeRule, Layout
+from gear_data.ingest.layout import Column, EndsAre, EpisodeRule, Kind, Layout
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.pipeline.end_flags import end_flag_columns
@@ -191,7 +191,8 @@ class D4rlSource(MappedSource):
         self._tree_source = TreeSource(
             trees,
             Layout(
-                EpisodeRule(ENDS, (datasets.paths["terminated"],), FLAGS), tuple(column.mapped for column in columns)
+                EpisodeRule(Kind.ENDS, (datasets.paths["terminated"],), EndsAre.FLAGS),
+                tuple(column.mapped for column in columns),
             ),
             TreeLayout(columns, Column("observations", observations), (), {}, datasets.file),
             Hooks(find_flat=self._find),

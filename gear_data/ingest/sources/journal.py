@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from gear_data.errors import EmptySourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
@@ -21,6 +20,7 @@ from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions, SourceVideos, Unit
+from gear_data.ingest.sources.arrays.blocks import ReadEpisode, block_of
 from gear_data.schema import ColumnSpec, VideoFormat
 from gear_data.storage.episode_block import END, EpisodeBlock, Position
 from gear_data.storage.journal.reading import Journal, is_journal, read_journal
@@ -172,45 +172,18 @@ class JournalSource:
                     size, begin = 0, row + 1
 
     def _block(self, file: str, episodes: Sequence[RecordedEpisode], position: Position) -> EpisodeBlock:
-        lengths = np.array([episode.steps for episode in episodes], np.int64)
-        last = np.cumsum(lengths) - 1
-        columns: dict[str, Any] = {}
-        variable: dict[str, pa.Array] = {}
-        for column in self._recorded:
-            name = self._names.get(column.name)
-            if name is None:
-                continue
-            values = [episode.columns[column.name] for episode in episodes]
-            if column.variable_length:
-                variable[name] = pa.concat_arrays(values)
-            else:
-                columns[name] = np.concatenate(values)
+        read = [self._read(row, episode) for row, episode in enumerate(episodes, position.row)]
+        times = {self._names[each.name]: self._times(each.name, position, episodes) for each in self._cameras}
+        return replace(block_of(read, self.columns, file, position, len(episodes)), video_times=times)
+
+    def _read(self, row: int, episode: RecordedEpisode) -> ReadEpisode:
+        """Returns an episode under the names of the columns to read."""
+        columns = {new: episode.columns[name] for name, new in self._names.items() if name in episode.columns}
         for flag in _FLAGS:
-            columns[flag] = np.zeros(int(lengths.sum()), np.bool_)
-            columns[flag][last] = [getattr(episode, flag) for episode in episodes]
-        with_final = [episode for episode in episodes if episode.finals]
-        names = dict.fromkeys(name for episode in episodes for name in episode.facts)
-        return EpisodeBlock(
-            position=position,
-            lengths=lengths,
-            columns=columns,
-            sources=[file] * len(episodes),
-            rows=np.arange(position.row, position.row + len(episodes)),
-            has_final=np.array([bool(episode.finals) for episode in episodes]),
-            finals={
-                self._names[column.name]: np.stack([episode.finals[column.name] for episode in with_final])
-                if with_final
-                else np.empty((0, *column.shape), column.numpy_dtype)
-                for column in self._recorded
-                if column.has_final and column.name in self._names
-            },
-            metadata={name: [episode.facts.get(name) for episode in episodes] for name in names},
-            variable=variable,
-            source_rows=len(episodes),
-            video_times={
-                self._names[camera.name]: self._times(camera.name, position, episodes) for camera in self._cameras
-            },
-        )
+            columns[flag] = np.zeros(episode.steps, np.bool_)
+            columns[flag][-1] = getattr(episode, flag)
+        finals = {self._names[name]: value[None] for name, value in episode.finals.items() if name in self._names}
+        return ReadEpisode(row, episode.steps, columns, finals, dict(episode.facts))
 
     def _times(self, camera: str, position: Position, episodes: Sequence[RecordedEpisode]) -> VideoTimes:
         count = len(episodes)

@@ -34,7 +34,7 @@ import pyarrow as pa
 from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.ideas.dataset_facts import dataset_facts
-from gear_data.ingest.layout import GROUPS, ROW, ROWS, WITH_FINAL, Column, EpisodeRule
+from gear_data.ingest.layout import Column, ColumnRole, EpisodeRule, Kind
 from gear_data.ingest.location import Location
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.tree.blocks import MAX_ROW_VALUES
@@ -56,7 +56,7 @@ _LISTS = frozenset({"src_demo_inds"})
 #: The group of the demonstrations, and its attributes that count: steps and demonstrations.
 _DATA, _MASKS = "data", "mask"
 _COUNTS = ("total", "num_demos")
-_EPISODES = EpisodeRule(GROUPS, (f"{_DATA}/demo_*",), numbered=True)
+_EPISODES = EpisodeRule(Kind.GROUPS, (f"{_DATA}/demo_*",), numbered=True)
 _BDDL_LANGUAGE = re.compile(r"\(:language\s+([^()]+)\)")
 
 
@@ -115,11 +115,11 @@ def _column(model: Model, path: str, name: str) -> Column | None:
             return None
         if path not in _LISTS and not path.startswith(_INITIAL_STATE):
             model.add("row-per-episode", f"has one row for {steps} steps; it becomes a fact of the episode", path)
-        return Column(name, path, role=ROWS if path in _LISTS else ROW)
+        return Column(name, path, role=ColumnRole.ROWS if path in _LISTS else ColumnRole.ROW)
     if array.rows == steps + 1 and name not in OF_STEPS:
         message = "has T + 1 rows for T steps; the last row is kept as the final observation"
         model.add("row-after-last-step", message, path)
-        return Column(name, path, role=WITH_FINAL)
+        return Column(name, path, role=ColumnRole.WITH_FINAL)
     after = _NEXT_OBSERVATIONS + path.removeprefix(_OBSERVATIONS)
     has_next = path.startswith(_OBSERVATIONS) and after in model.kinds and array.dtype not in VARIABLE_TYPES
     return Column(name, path, next=after if has_next else None)

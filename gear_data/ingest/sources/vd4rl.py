@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.layout import AFTER_RESET, ENDS, FLAGS, WITH_FINAL, Column, EpisodeRule, Layout
+from gear_data.ingest.layout import Column, ColumnRole, EndsAre, EpisodeRule, Kind, Layout
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.pipeline.names import is_observation
@@ -75,7 +75,7 @@ def open_(location: Location, options: SourceOptions) -> TreeSource:
 
     return TreeSource(
         trees,
-        Layout(EpisodeRule(ENDS, (_STEP_TYPE,), FLAGS), tuple(column.mapped for column in columns)),
+        Layout(EpisodeRule(Kind.ENDS, (_STEP_TYPE,), EndsAre.FLAGS), tuple(column.mapped for column in columns)),
         TreeLayout(columns, Column("actions", _ACTION), (), {}, names[0], flags=_FLAGS),
         Hooks(find_flat=find, whole_files=True),
         variable_bytes=size,
@@ -99,7 +99,7 @@ def _columns(file: FlatFile, options: SourceOptions) -> tuple[TreeColumn, ...]:
     return tuple(
         describe(
             file.array(path, file.tree.name),
-            Column(name, path, role=WITH_FINAL if is_observation(name) else AFTER_RESET),
+            Column(name, path, role=ColumnRole.WITH_FINAL if is_observation(name) else ColumnRole.AFTER_RESET),
             file.tree.name,
         )
         for path, name in chosen.items()

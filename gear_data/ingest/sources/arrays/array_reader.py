@@ -127,11 +127,11 @@ class ArrayReader:
         return self._archives[file.path]
 
 
-def strings(values: npt.NDArray[Any]) -> pa.Array:
-    """Returns text or byte strings [n] as an Arrow array."""
+def strings(values: npt.NDArray[Any], type_: pa.DataType = VARIABLE_TYPES["string"]) -> pa.Array:
+    """Returns text or byte strings [n] as an Arrow array; Python objects as one of `type_`."""
     if values.dtype.kind == "S":
         return pa.array(byte_strings(values), VARIABLE_TYPES["binary"])
-    return pa.array(values.tolist(), VARIABLE_TYPES["string"])
+    return pa.array(values.tolist(), type_)
 
 
 def _fortran_rows(stream: IO[bytes], array: StoredArray, start: int, stop: int) -> npt.NDArray[Any]:

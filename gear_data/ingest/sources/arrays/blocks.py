@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,10 @@ from gear_data.ingest.sources.arrays.array_reader import strings
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, RowReader, StepArrays
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
+
+Values: TypeAlias = npt.NDArray[Any] | pa.Array
+#: A fact about an episode: one value, a nested list of numbers, or None if the episode lacks it.
+Fact = str | bool | int | float | list[Any] | None
 
 
 def episode_runs(lengths: npt.NDArray[np.int64], row_bytes: int, run_bytes: int) -> list[tuple[int, int]]:
@@ -47,8 +51,8 @@ def read_block(
     lengths, starts = episodes.lengths[selected], episodes.starts[selected]
     offsets = offsets_of(lengths)
     plain_rows = _step_rows(starts - starts[0], lengths)
-    values: dict[str, npt.NDArray[Any] | pa.Array] = {}
-    finals: dict[str, npt.NDArray[Any] | pa.Array] = {}
+    values: dict[str, Values] = {}
+    finals: dict[str, Values] = {}
     for spec in columns:
         if spec.name in arrays.episode_flags:
             flag = np.zeros(int(offsets[-1]), np.bool_)
@@ -89,9 +93,7 @@ def read_block(
     )
 
 
-def _as_dtype(
-    values: npt.NDArray[Any] | pa.Array, spec: ColumnSpec, file: str, row: int
-) -> npt.NDArray[Any] | pa.Array:
+def _as_dtype(values: Values, spec: ColumnSpec, file: str, row: int) -> Values:
     """Returns values with the dtype of their column.
 
     Raises BadEpisodeError if a number would change by more than the rounding of floats.
@@ -111,12 +113,12 @@ def _as_dtype(
     return cast
 
 
-def _rows_of(values: npt.NDArray[Any] | pa.Array, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any] | pa.Array:
+def _rows_of(values: Values, rows: npt.NDArray[np.int64]) -> Values:
     return values.take(pa.array(rows)) if isinstance(values, pa.Array) else values[rows]
 
 
 def by_size(
-    values: Mapping[str, npt.NDArray[Any] | pa.Array], columns: Sequence[ColumnSpec]
+    values: Mapping[str, Values], columns: Sequence[ColumnSpec]
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
     """Returns the values of columns of a fixed size, and the others as Arrow arrays."""
     shaped: dict[str, npt.NDArray[Any]] = {}
@@ -124,7 +126,7 @@ def by_size(
     for spec in (spec for spec in columns if spec.name in values):
         found = values[spec.name]
         if spec.variable_length:
-            variable[spec.name] = found if isinstance(found, pa.Array) else strings(found)
+            variable[spec.name] = found if isinstance(found, pa.Array) else strings(found, spec.arrow_type)
         else:
             shaped[spec.name] = np.ascontiguousarray(found.reshape(len(found), *spec.shape))
     return shaped, variable
@@ -186,3 +188,70 @@ def _concatenate_blocks(blocks: Sequence[EpisodeBlock]) -> EpisodeBlock:
         },
         source_rows=sum(block.source_rows for block in blocks),
     )
+
+
+@dataclass
+class ReadEpisode:
+    """An episode that was read.
+
+    Attributes:
+        number: the number of the episode.
+        steps: the number of steps.
+        columns: name -> the rows of the steps.
+        finals: name -> one row, the final observation.
+        facts: name -> a fact about the episode.
+    """
+
+    number: int
+    steps: int
+    columns: dict[str, Values] = field(default_factory=dict)
+    finals: dict[str, Values] = field(default_factory=dict)
+    facts: dict[str, Fact] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(values.nbytes for group in (self.columns, self.finals) for values in group.values())
+
+
+def block_of(
+    episodes: Sequence[ReadEpisode], columns: Sequence[ColumnSpec], file: str, position: Position, rows: int
+) -> EpisodeBlock:
+    """Joins episodes of one file into a block.
+
+    Args:
+        episodes: the episodes.
+        columns: the columns of all episodes.
+        file: the file, or another source.
+        position: where the block starts.
+        rows: the number of source rows, of bad episodes too.
+    """
+    with_final = [episode for episode in episodes if episode.finals]
+    shaped, variable = by_size({c.name: _join([e.columns[c.name] for e in episodes]) for c in columns}, columns)
+    finals = {
+        c.name: _join([e.finals[c.name] for e in with_final])
+        if with_final
+        else np.empty((0, *c.shape), object if c.variable_length else c.dtype)
+        for c in columns
+        if c.has_final
+    }
+    shaped_finals, variable_finals = by_size(finals, columns)
+    facts = dict.fromkeys(name for episode in episodes for name in episode.facts)
+    return EpisodeBlock(
+        position=position,
+        lengths=np.array([episode.steps for episode in episodes], np.int64),
+        columns=shaped,
+        sources=[file] * len(episodes),
+        rows=np.array([episode.number for episode in episodes], np.int64),
+        has_final=np.array([bool(episode.finals) for episode in episodes]),
+        finals=shaped_finals,
+        metadata={name: [episode.facts.get(name) for episode in episodes] for name in facts},
+        variable=variable,
+        variable_finals=variable_finals,
+        source_rows=rows,
+    )
+
+
+def _join(parts: Sequence[Values]) -> Values:
+    if isinstance(parts[0], pa.Array):
+        return pa.concat_arrays(parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

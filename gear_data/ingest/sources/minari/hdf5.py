@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 
 from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.ideas.dataset_facts import dataset_facts
-from gear_data.ingest.layout import GROUPS, INFOS, STEP, WITH_FINAL, Column, EpisodeRule
+from gear_data.ingest.layout import Column, ColumnRole, EpisodeRule, Kind
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.hdf5.open_file import hdf5_files
@@ -30,12 +30,12 @@ from gear_data.ingest.sources.tree.source import Hooks, TreeSource
 from gear_data.ingest.sources.tree.view import Container
 
 _MAIN = "main_data.hdf5"
-_EPISODES = EpisodeRule(GROUPS, ("episode_*",), numbered=True)
+_EPISODES = EpisodeRule(Kind.GROUPS, ("episode_*",), numbered=True)
 _STEPS = "rewards"
 _TUPLE_ENTRY = re.compile(r"(?<=/)_index_([0-9]+)")
 _REQUIRED = ("observations", "actions", "rewards", "terminations", "truncations")
 #: Group of an array -> its role.
-_ROLES = {"observations": WITH_FINAL, "infos": INFOS}
+_ROLES = {"observations": ColumnRole.WITH_FINAL, "infos": ColumnRole.INFOS}
 #: Attributes of an episode that repeat its number or its length, or statistics of its rewards.
 _IGNORED = frozenset({"id", "rewards_max", "rewards_mean", "rewards_min", "rewards_std", "rewards_sum", "total_steps"})
 
@@ -100,7 +100,7 @@ def _root_attributes(item: Container) -> MinariMetadata:
 
 def _column(model: Model, path: str, name: str) -> Column:
     # Minari writes lists of Python numbers: an episode of whole rewards is int64, the next may be float64.
-    return Column(name, path, role=_ROLES.get(path.partition("/")[0], STEP), fractions=name == "rewards")
+    return Column(name, path, role=_ROLES.get(path.partition("/")[0], ColumnRole.STEP), fractions=name == "rewards")
 
 
 FORMAT = Format(

@@ -12,17 +12,14 @@ import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import NO_STEPS, Finding, FindingLog
-from gear_data.ingest.layout import AFTER_RESET, INFOS, ROWS, WITH_FINAL, Column
-from gear_data.ingest.sources.arrays.blocks import by_size
+from gear_data.ingest.layout import Column, ColumnRole
+from gear_data.ingest.sources.arrays.blocks import Fact, ReadEpisode
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.ingest.sources.tree.columns import TreeColumn, Values, check_matches, read_values
 from gear_data.ingest.sources.tree.episodes import MAX_FACT_VALUES, EpisodePlace
 from gear_data.ingest.sources.tree.view import GROUP, LINKS, Tree, TreeArray
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import EpisodeBlock, Position
 
-#: A fact about an episode: one value, a nested list of numbers, or None if the episode lacks it.
-Fact = str | bool | int | float | list[Any] | None
 #: Most numbers of a fact that every episode must have in the same form.
 MAX_ROW_VALUES = 1 << 16
 
@@ -57,30 +54,7 @@ class TreeLayout:
     flags: tuple[ColumnSpec, ...] = ()
 
 
-@dataclass
-class PlacedEpisode:
-    """An episode that was read.
-
-    Attributes:
-        number: the number of the episode.
-        steps: the number of steps.
-        columns: name -> the rows of the steps.
-        finals: name -> one row, the final observation.
-        facts: name -> a fact about the episode.
-    """
-
-    number: int
-    steps: int
-    columns: dict[str, Values] = field(default_factory=dict)
-    finals: dict[str, Values] = field(default_factory=dict)
-    facts: dict[str, Fact] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(values.nbytes for group in (self.columns, self.finals) for values in group.values())
-
-
-def read_place(tree: Tree, place: EpisodePlace, layout: TreeLayout, findings: FindingLog) -> PlacedEpisode:
+def read_place(tree: Tree, place: EpisodePlace, layout: TreeLayout, findings: FindingLog) -> ReadEpisode:
     """Reads an episode that has its own arrays.
 
     Raises:
@@ -101,13 +75,13 @@ class _OpenEpisode:
     findings: FindingLog
     arrays: dict[str, TreeArray] = field(default_factory=dict)
 
-    def read(self) -> PlacedEpisode:
+    def read(self) -> ReadEpisode:
         place, layout = self.place, self.layout
         self._check_contents()
         steps = self._array(layout.steps.path).rows - layout.steps.extra_rows
         if steps < 1:
             raise self._error(NO_STEPS, layout.steps.path)
-        episode = PlacedEpisode(place.number, steps)
+        episode = ReadEpisode(place.number, steps)
         for column in layout.columns:
             self._read_column(column, episode)
         episode.facts = {**self._facts(steps), **{row.name: self._row(row) for row in layout.rows}}
@@ -127,19 +101,19 @@ class _OpenEpisode:
         parent, _, name = path.rpartition("/")
         return self.tree.children(parent).get(name)
 
-    def _read_column(self, column: TreeColumn, episode: PlacedEpisode) -> None:
+    def _read_column(self, column: TreeColumn, episode: ReadEpisode) -> None:
         mapped, steps = column.mapped, episode.steps
         array = self._array(mapped.path)
         if array.finding is not None:
             self.findings.add(array.finding)
         extra = mapped.extra_rows
-        if mapped.role == INFOS and array.rows == steps + 1:
+        if mapped.role == ColumnRole.INFOS and array.rows == steps + 1:
             extra = 1
             message = "the first of T + 1 values belongs to the reset, not to a step; left out"
             label = self.place.label(array.path)
             self.findings.add(Finding("reset-info-left-out", message, 1, self.tree.name, episode.number, label))
         values = self._rows(column, mapped.path, steps + extra)
-        if mapped.role == WITH_FINAL:
+        if mapped.role == ColumnRole.WITH_FINAL:
             episode.finals[column.name] = values[steps:]
         elif extra:
             values = values[1:]
@@ -177,7 +151,7 @@ class _OpenEpisode:
         path = self.place.path(fact.mapped.path)
         if self.tree.array(path) is None and self._kind(path) is None:
             return None
-        is_list = fact.mapped.role == ROWS
+        is_list = fact.mapped.role == ColumnRole.ROWS
         rows = self._array(fact.mapped.path)
         if is_list and (count := math.prod(rows.shape)) > MAX_ROW_VALUES:
             message = f"holds {count} values, above the limit of {MAX_ROW_VALUES} for a fact"
@@ -282,45 +256,6 @@ def fact_value(array: TreeArray) -> Fact:
     return found
 
 
-def block_of(
-    episodes: Sequence[PlacedEpisode], layout: TreeLayout, file: str, position: Position, rows: int
-) -> EpisodeBlock:
-    """Joins episodes of one file into a block.
-
-    Args:
-        episodes: the episodes.
-        layout: their columns.
-        file: the name of their file.
-        position: the place of the first one.
-        rows: the number of episodes that were read, with those that were skipped.
-    """
-    columns = {c.name: _join([e.columns[c.name] for e in episodes]) for c in layout.columns}
-    finals = {c.name: _join([e.finals[c.name] for e in episodes]) for c in layout.columns if c.spec.has_final}
-    specs = [column.spec for column in layout.columns]
-    shaped, variable = by_size(columns, specs)
-    shaped_finals, variable_finals = by_size(finals, specs)
-    facts = dict.fromkeys(name for episode in episodes for name in episode.facts)
-    return EpisodeBlock(
-        position=position,
-        lengths=np.array([episode.steps for episode in episodes], np.int64),
-        sources=[file] * len(episodes),
-        rows=np.array([episode.number for episode in episodes], np.int64),
-        has_final=np.full(len(episodes), bool(finals)),
-        metadata={name: [episode.facts.get(name) for episode in episodes] for name in facts},
-        source_rows=rows,
-        columns=shaped,
-        variable=variable,
-        finals=shaped_finals,
-        variable_finals=variable_finals,
-    )
-
-
-def _join(parts: Sequence[Values]) -> Values:
-    if isinstance(parts[0], pa.Array):
-        return pa.concat_arrays(parts)
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
 @dataclass(frozen=True)
 class FlatReader:
     """A reader of the rows of arrays that hold all episodes of a tree.
@@ -368,8 +303,8 @@ def flat_arrays(name: str, columns: Sequence[TreeColumn], episodes: EpisodeRange
         arrays={column.name: (column.mapped.path, column) for column in columns},
         sources={column.name: column.mapped.path for column in columns},
         locate=lambda: episodes,
-        final_row_columns=frozenset(column.name for column in columns if column.mapped.role == WITH_FINAL),
+        final_row_columns=frozenset(column.name for column in columns if column.mapped.role == ColumnRole.WITH_FINAL),
         next_arrays={column.name: (column.mapped.next, column) for column in columns if column.mapped.next is not None},
-        shifted=frozenset(column.name for column in columns if column.mapped.role == AFTER_RESET),
+        shifted=frozenset(column.name for column in columns if column.mapped.role == ColumnRole.AFTER_RESET),
         episode_flags=tuple(episodes.flags),
     )

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.layout import ROW, ROWS, WITH_FINAL, Column
+from gear_data.ingest.layout import Column, ColumnRole
 from gear_data.ingest.pipeline.columns import LEAVE_OUT, SCALAR_COLUMNS
 from gear_data.ingest.pipeline.episode_values import cast_values
 from gear_data.ingest.source import SourceOptions
@@ -58,7 +58,7 @@ def describe(array: TreeArray, mapped: Column, file: str) -> TreeColumn:
 
     if not array.shape:
         raise error("is a scalar, where one row per step is expected", "give it role: episode in the mapping")
-    is_column = mapped.role not in (ROW, ROWS) and mapped.name not in SCALAR_COLUMNS
+    is_column = mapped.role not in (ColumnRole.ROW, ColumnRole.ROWS) and mapped.name not in SCALAR_COLUMNS
     if is_column and mapped.dtype is None and array.holds_images():
         mapped = replace(mapped, dtype="binary")
     dtype, shape = mapped.dtype or array.dtype, array.shape[1:]
@@ -83,7 +83,7 @@ def describe(array: TreeArray, mapped: Column, file: str) -> TreeColumn:
         shape = ()
     if mapped.fractions and array.kind in ("i", "u"):
         dtype = "float64"
-    has_final = mapped.role == WITH_FINAL or mapped.next is not None
+    has_final = mapped.role == ColumnRole.WITH_FINAL or mapped.next is not None
     source = None if mapped.path == mapped.name else mapped.path
     return TreeColumn(ColumnSpec(mapped.name, dtype, shape, False, source, has_final), mapped)
 

@@ -24,19 +24,7 @@ from gear_data.errors import (
     UnsupportedColumnError,
 )
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.layout import (
-    DATASETS,
-    FILES,
-    FLAGS,
-    GROUPS,
-    IDS,
-    INCLUSIVE,
-    STARTS,
-    Column,
-    EpisodeRule,
-    Layout,
-    SplitRule,
-)
+from gear_data.ingest.layout import Column, EndsAre, EpisodeRule, Kind, Layout, SplitRule
 from gear_data.ingest.pipeline.id_ranges import SEVERAL_IDS, refuse_returning_ids
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges
 from gear_data.ingest.sources.tree.view import ARRAY, GROUP, Container, Tree, TreeArray, join, matching
@@ -64,7 +52,7 @@ class EpisodePlace:
 
     def path(self, column_path: str) -> str:
         """Returns the path of a column's array in the file."""
-        if self.rule.kind == DATASETS:
+        if self.rule.kind == Kind.DATASETS:
             return column_path.replace("*", self.key)
         return f"{self.key}/{column_path}" if self.key else column_path
 
@@ -120,7 +108,7 @@ def chosen_containers(
     Raises:
         UnknownFormatError: no file matches; or a file is in no split and does not match the glob of `files`.
     """
-    patterns = [mapping.episodes.paths[0]] if mapping.episodes.kind == FILES else ["*"]
+    patterns = [mapping.episodes.paths[0]] if mapping.episodes.kind == Kind.FILES else ["*"]
     kept = [item for item in found if _is_named(item.name, patterns[0])]
     if len(kept) < len(found):
         left = [item.name for item in found if item not in kept]
@@ -156,11 +144,11 @@ def find_places(tree: Tree, rule: EpisodeRule, split: SplitRule | None) -> list[
     Raises:
         CorruptSourceError: the episodes are numbered, and two have the same number.
     """
-    if rule.kind == FILES:
+    if rule.kind == Kind.FILES:
         return [EpisodePlace("", rule, 0)]
     if rule.numbered:
         return _numbered_places(tree, rule)
-    if rule.kind == GROUPS:
+    if rule.kind == Kind.GROUPS:
         keys = matching(tree, rule.paths[0], GROUP)
         if split is not None and split.groups is not None:
             keys = [key for key in keys if fnmatchcase(key, split.groups)]
@@ -211,19 +199,19 @@ def find_flat(
     """
     arrays = [_array_of(tree, path, rule) for path in rule.paths]
     findings: tuple[Finding, ...] = ()
-    if rule.kind == IDS:
+    if rule.kind == Kind.IDS:
         episodes = _by_ids(arrays, rows, tree.name)
         return replace(episodes, facts={**episodes.facts, **_facts(tree, facts, np.arange(len(episodes)))})
-    if rule.ends_are in (FLAGS, STARTS):
+    if rule.ends_are in (EndsAre.FLAGS, EndsAre.STARTS):
         ends = np.unique(np.concatenate([_flagged(array, rows, tree.name) for array in arrays]))
-        if rule.ends_are == STARTS and len(ends) and ends[0]:
+        if rule.ends_are == EndsAre.STARTS and len(ends) and ends[0]:
             message = "the file begins inside an episode; the rest of the episode is read as an episode"
             findings = (Finding("episode-cut", message, 1, tree.name, 0, rule.paths[0]),)
-        ends = ends[ends > 0] if rule.ends_are == STARTS else ends + 1
+        ends = ends[ends > 0] if rule.ends_are == EndsAre.STARTS else ends + 1
         if rows and (not len(ends) or ends[-1] != rows):
             ends = np.append(ends, rows)  # the unfinished tail is an episode
     else:
-        ends = _listed_ends(arrays[0], rows, rule.ends_are == INCLUSIVE, tree.name)
+        ends = _listed_ends(arrays[0], rows, rule.ends_are == EndsAre.INCLUSIVE, tree.name)
     lengths = np.diff(ends, prepend=0)
     starts = ends - lengths
     empty = np.flatnonzero(lengths < 1)

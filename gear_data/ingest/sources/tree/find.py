@@ -12,19 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from gear_data.common.progress import pluralize
-from gear_data.ingest.layout import (
-    DATASETS,
-    ENDS,
-    EXCLUSIVE,
-    FILES,
-    FLAGS,
-    GROUPS,
-    IDS,
-    INCLUSIVE,
-    STARTS,
-    EpisodeRule,
-    SplitRule,
-)
+from gear_data.ingest.layout import EndsAre, EpisodeRule, Kind, SplitRule
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, FIRST_FLAGS, ONE_VALUE
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.sources.arrays.first_rows import RowConvention, row_convention
@@ -137,7 +125,7 @@ def _numbered_groups(tree: Tree, rename: Mapping[str, str]) -> FoundEpisodes | N
                     for parent, found_pattern in zip(parents, patterns, strict=True)
                 )
     reason = f"a group is an episode: {count} of {pattern}"
-    return FoundEpisodes(EpisodeRule(GROUPS, (pattern,)), reason, doubts, splits)
+    return FoundEpisodes(EpisodeRule(Kind.GROUPS, (pattern,)), reason, doubts, splits)
 
 
 def _unnamed_groups(tree: Tree) -> FoundEpisodes | None:
@@ -151,14 +139,14 @@ def _unnamed_groups(tree: Tree) -> FoundEpisodes | None:
     parent, prefix, names = max(families, key=lambda family: len(family[2]))
     pattern = join(glob.escape(parent), _pattern(prefix))
     reason = f"a group may be an episode: {len(names)} of {pattern}"
-    return FoundEpisodes(EpisodeRule(GROUPS, (pattern,)), reason, (_NO_ACTIONS,))
+    return FoundEpisodes(EpisodeRule(Kind.GROUPS, (pattern,)), reason, (_NO_ACTIONS,))
 
 
 def _unnamed_tree(tree: Tree, trees: Sequence[Container]) -> FoundEpisodes | None:
     if not any(array.shape for array in walk(tree)):
         return None
     reason = f"a file may be an episode: {pluralize(len(trees), 'file')}"
-    return FoundEpisodes(EpisodeRule(FILES, ("*",)), reason, (_NO_ACTIONS, *_file_doubts(trees)))
+    return FoundEpisodes(EpisodeRule(Kind.FILES, ("*",)), reason, (_NO_ACTIONS, *_file_doubts(trees)))
 
 
 def _families(tree: Tree, group: str, depth: int) -> Iterator[tuple[str, str, list[str]]]:
@@ -208,7 +196,7 @@ def _numbered_datasets(tree: Tree, rename: Mapping[str, str], group: str = "", d
             if all(len(array.shape) == 1 for array in arrays) and len({array.shape for array in arrays}) == 1:
                 doubts.append(f"the numbers of {pattern} may also be the elements of one action")
             reason = f"a dataset is an episode and a column: {len(numbers)} of {pattern}"
-            return FoundEpisodes(EpisodeRule(DATASETS, (pattern,)), reason, tuple(doubts))
+            return FoundEpisodes(EpisodeRule(Kind.DATASETS, (pattern,)), reason, tuple(doubts))
     for name, kind in children.items():
         if kind == GROUP and depth < _MAX_DEPTH:
             found = _numbered_datasets(tree, rename, join(group, name), depth + 1)
@@ -230,11 +218,13 @@ def _whole_tree(tree: Tree, trees: Sequence[Container], rename: Mapping[str, str
     named = {last_name(path, rename).lower(): array for path, array in reversed(arrays.items())}
     for name in _ENDS_NAMES:
         if name in named and (ends_are := _ends_are(named[name], rows)) is not None:
-            rule = EpisodeRule(ENDS, (named[name].path,), ends_are)
+            rule = EpisodeRule(Kind.ENDS, (named[name].path,), ends_are)
             return FoundEpisodes(rule, f"'{named[name].path}' has the {ends_are} ends of the episodes", doubts)
     for name in EPISODE_COLUMNS:
         if name in named and named[name].shape == (rows,) and (named[name].kind in ("i", "u") or not named[name].kind):
-            return FoundEpisodes(EpisodeRule(IDS, (named[name].path,)), f"'{named[name].path}' has the ids", doubts)
+            return FoundEpisodes(
+                EpisodeRule(Kind.IDS, (named[name].path,)), f"'{named[name].path}' has the ids", doubts
+            )
     for name in FIRST_FLAGS & named.keys():
         array = named[name]
         if array.rows == rows > 1 and array.shape[1:] in ONE_VALUE and array.kind and array.read(1, rows).any():
@@ -242,14 +232,16 @@ def _whole_tree(tree: Tree, trees: Sequence[Container], rename: Mapping[str, str
             if row_convention(others, {}, tree.name) is not RowConvention.STEPS:
                 doubts += ("the last row of an episode may be only its final observation (RLDS, Dreamer)",)
             reason = f"'{array.path}' marks the first steps"
-            return FoundEpisodes(EpisodeRule(ENDS, (array.path,), STARTS), reason, doubts)
+            return FoundEpisodes(EpisodeRule(Kind.ENDS, (array.path,), EndsAre.STARTS), reason, doubts)
     flags = [array for array in arrays.values() if _is_flag(array, rows, rename)]
     if any(array.read(0, rows - 1).any() for array in flags if rows > 1):
         paths = tuple(array.path for array in flags)
         doubts += (f"{', '.join(paths)} may not mark every end: a time limit may have none",)
-        return FoundEpisodes(EpisodeRule(ENDS, paths, FLAGS), f"{', '.join(paths)} end the episodes", doubts)
+        return FoundEpisodes(
+            EpisodeRule(Kind.ENDS, paths, EndsAre.FLAGS), f"{', '.join(paths)} end the episodes", doubts
+        )
     return FoundEpisodes(
-        EpisodeRule(FILES, ("*",)),
+        EpisodeRule(Kind.FILES, ("*",)),
         f"a file is an episode: {pluralize(len(trees), 'file')}",
         (*doubts, *_file_doubts(trees)),
     )
@@ -265,7 +257,7 @@ def _ends_are(array: TreeArray, rows: int) -> str | None:
     values = array.read(0, array.rows)
     if (values[1:] <= values[:-1]).any() or values[0] < 0:
         return None
-    return {rows: EXCLUSIVE, rows - 1: INCLUSIVE}.get(int(values[-1]))
+    return {rows: EndsAre.EXCLUSIVE, rows - 1: EndsAre.INCLUSIVE}.get(int(values[-1]))
 
 
 def _is_flag(array: TreeArray, rows: int, rename: Mapping[str, str]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gear_data.errors import EmptySourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.layout import EPISODE, ROW, ROWS, Column, EpisodeRule, Layout
+from gear_data.ingest.layout import Column, ColumnRole, EpisodeRule, Layout
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tree.blocks import TreeLayout, fact_value, type_of
@@ -186,12 +186,12 @@ def _layout(form: TreeFormat, model: Model, columns: Sequence[Column]) -> TreeLa
     with place.labels():
         described = [describe(model.array(column.path), column, tree.name) for column in columns]
     return TreeLayout(
-        columns=tuple(column for column in described if column.mapped.role not in (ROW, ROWS)),
+        columns=tuple(column for column in described if column.mapped.role not in (ColumnRole.ROW, ColumnRole.ROWS)),
         steps=Column(form.steps, form.steps),
-        facts=tuple(Column(name, path, role=EPISODE) for name, path, _ in facts),
+        facts=tuple(Column(name, path, role=ColumnRole.EPISODE) for name, path, _ in facts),
         fact_types={name: type_ for name, _, type_ in facts},
         model=f"{tree.name} {place.key.rpartition('/')[2]}".rstrip(),
-        rows=tuple(column for column in described if column.mapped.role in (ROW, ROWS)),
+        rows=tuple(column for column in described if column.mapped.role in (ColumnRole.ROW, ColumnRole.ROWS)),
         known=frozenset(model.kinds) | form.beside,
         ignored=form.ignored,
         declared=form.declared,

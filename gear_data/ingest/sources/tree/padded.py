@@ -13,11 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError
-from gear_data.ingest.layout import EPISODE, GROUPS, MASK, EpisodeRule, Layout
+from gear_data.ingest.layout import ColumnRole, EndsAre, EpisodeRule, Kind, Layout
 from gear_data.ingest.sources.tree.view import GROUP, Container, Tree, TreeArray, contents
 
 #: A group an episode, whose name is the index of the episode.
-EPISODES = EpisodeRule(GROUPS, ("*",), numbered=True)
+EPISODES = EpisodeRule(Kind.GROUPS, ("*",), numbered=True)
 
 
 def unpadded(item: Container, layout: Layout) -> Container:
@@ -39,12 +39,12 @@ def _lengths(tree: Tree, rule: EpisodeRule) -> npt.NDArray[np.int64]:
         return CorruptSourceError(message, file=tree.name, column=rule.paths[0], hint=hint)
 
     array = tree.array(rule.paths[0])
-    axes = 2 if rule.ends_are == MASK else 1
+    axes = 2 if rule.ends_are == EndsAre.MASK else 1
     if array is None or len(array.shape) != axes or array.kind not in ("b", "i", "u"):
         found = "is missing" if array is None else f"holds {array.dtype} {array.shape}"
         raise error(f"{found}, where {'flags of two axes' if axes == 2 else 'an integer an episode'} are expected")
     values = np.asarray(array.read(0, array.rows))
-    if rule.ends_are != MASK:
+    if rule.ends_are != EndsAre.MASK:
         return values.astype(np.int64)
     valid = values.astype(np.bool_).T if rule.steps_first else values.astype(np.bool_)
     lengths = valid.sum(axis=1)
@@ -100,13 +100,13 @@ class PaddedTree:
             return None
         column = next(column for column in self.layout.columns if column_path in (column.path, column.next))
         steps_axis = int(not self.layout.episodes.steps_first)
-        episodes_axis = 0 if column.role == EPISODE else 1 - steps_axis
-        if len(array.shape) <= max(episodes_axis, steps_axis * (column.role != EPISODE)):
+        episodes_axis = 0 if column.role == ColumnRole.EPISODE else 1 - steps_axis
+        if len(array.shape) <= max(episodes_axis, steps_axis * (column.role != ColumnRole.EPISODE)):
             raise self._error(f"has shape {array.shape}, without an axis of episodes or steps", path)
         if array.shape[episodes_axis] != len(self.lengths):
             where = f"'{self.layout.episodes.paths[0]}' has {len(self.lengths)}"
             raise self._error(f"has {array.shape[episodes_axis]} episodes (shape {array.shape}), where {where}", path)
-        if column.role == EPISODE:
+        if column.role == ColumnRole.EPISODE:
             read = partial(_row, array, index)
             return replace(array, path=path, shape=(1, *array.shape[1:]), read=read, raw=None)
         length, most = int(self.lengths[index]) + column.extra_rows, array.shape[steps_axis]

@@ -12,17 +12,21 @@ from typing import Any
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.ideas.dataset_facts import dataset_facts
-from gear_data.ingest.layout import FILES, GROUPS, PADDED, Column, Layout
+from gear_data.ingest.layout import Column, Kind, Layout
 from gear_data.ingest.location import files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, SourceOptions, Unit
-from gear_data.ingest.sources.arrays.blocks import episode_runs, merge_small_blocks, read_block
+from gear_data.ingest.sources.arrays.blocks import (
+    ReadEpisode,
+    block_of,
+    episode_runs,
+    merge_small_blocks,
+    read_block,
+)
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges
 from gear_data.ingest.sources.tree.blocks import (
     FlatReader,
-    PlacedEpisode,
     TreeLayout,
-    block_of,
     flat_arrays,
     read_facts,
     read_place,
@@ -68,7 +72,7 @@ def open_mapped(
     rule_text = f"{mapping.episodes.kind}: {', '.join(mapping.episodes.paths)}"
     mapping = replace(mapping, columns=_chosen(mapping, options), splits=() if rule is None else (rule,))
     trees = chosen_containers(found, mapping, rule, name)
-    if mapping.episodes.kind == PADDED:
+    if mapping.episodes.kind == Kind.PADDED:
         trees = tuple(unpadded(item, mapping) for item in trees)
         mapping = replace(mapping, episodes=UNPADDED)
     for item in trees:
@@ -119,7 +123,7 @@ def _placed_layout(tree: Tree, mapping: Layout, *, reports_names: bool, skip_bad
                 break
             continue
         if layout is not None:
-            reports = reports_names and mapping.episodes.kind in (GROUPS, FILES)
+            reports = reports_names and mapping.episodes.kind in (Kind.GROUPS, Kind.FILES)
             return replace(layout, known=frozenset(tree.names(place.key))) if reports else layout
     if first_error is not None:
         raise first_error
@@ -149,7 +153,7 @@ def _layout_of(tree: Tree, place: EpisodePlace, mapping: Layout) -> TreeLayout |
 def _metadata(tree: Tree, mapping: Layout) -> tuple[dict[str, Any], tuple[Finding, ...]]:
     """Returns the attributes of the file, and of the parent of the first episode, and findings."""
     found = dict(tree.attributes(""))
-    if mapping.episodes.kind == GROUPS:
+    if mapping.episodes.kind == Kind.GROUPS:
         places = find_places(tree, mapping.episodes, mapping.splits[0] if mapping.splits else None)
         found |= tree.attributes(places[0].key.rpartition("/")[0])
     return dataset_facts(found, tree.name)
@@ -205,7 +209,7 @@ class Hooks:
     file_facts: Callable[[Tree], Mapping[str, Mapping[str, Any]]] = lambda tree: {}
     check_file: Callable[[Tree, Sequence[EpisodePlace], FindingLog], None] = lambda tree, places, findings: None
     check_files: Callable[[Sequence[Container]], None] = lambda trees: None
-    check_episode: Callable[[Tree, PlacedEpisode, FindingLog], None] = lambda tree, episode, findings: None
+    check_episode: Callable[[Tree, ReadEpisode, FindingLog], None] = lambda tree, episode, findings: None
     find_flat: Callable[[Tree], EpisodeRanges] | None = None
     whole_files: bool = False
 
@@ -238,7 +242,7 @@ class TreeSource:
         self.resume_state: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = {}
         self.columns: tuple[ColumnSpec, ...] = (*(column.spec for column in contents.columns), *contents.flags)
-        self.num_rows: int | None = len(trees) if layout.episodes.kind == FILES else None
+        self.num_rows: int | None = len(trees) if layout.episodes.kind == Kind.FILES else None
         self.rows_are_steps = layout.episodes.flat
         self._trees = trees
         self._rule = layout.episodes
@@ -273,7 +277,7 @@ class TreeSource:
     def _pieces(self, index: int) -> tuple[list[tuple[int, int]], int]:
         """Returns (first episode, bytes) of runs of about `UNIT_BYTES`, and the tree's rows for the progress bar."""
         item = self._trees[index]
-        if self._rule.kind == FILES:
+        if self._rule.kind == Kind.FILES:
             return [(0, item.size)], 1
         with item.open() as tree:
             episodes = self._find(tree)
@@ -348,7 +352,7 @@ class TreeSource:
         if first == 0:
             self._check_file(tree, places)
         file_facts = self._hooks.file_facts(tree)
-        pending: list[PlacedEpisode] = []
+        pending: list[ReadEpisode] = []
         size, rows, position = 0, 0, Position(index, first)
         for row, place in enumerate(places[first:last], first):
             if not rows:
@@ -365,10 +369,10 @@ class TreeSource:
             pending.append(episode)
             size += episode.nbytes
             if size >= _BLOCK_BYTES:
-                yield block_of(pending, self._contents, tree.name, position, rows)
+                yield block_of(pending, self.columns, tree.name, position, rows)
                 pending, size, rows = [], 0, 0
         if pending:
-            yield block_of(pending, self._contents, tree.name, position, rows)
+            yield block_of(pending, self.columns, tree.name, position, rows)
 
     def _check_file(self, tree: Tree, places: Sequence[EpisodePlace]) -> None:
         """Reports gaps in the numbers of episodes, and runs the format's own check."""

@@ -14,19 +14,7 @@ import yaml
 
 from gear_data.common.paths import printable
 from gear_data.errors import UnknownFormatError
-from gear_data.ingest.layout import (
-    AFTER_RESET,
-    DATASETS,
-    EPISODE,
-    FILES,
-    GROUPS,
-    IDS,
-    STEP,
-    WITH_FINAL,
-    Column,
-    EpisodeRule,
-    Layout,
-)
+from gear_data.ingest.layout import Column, ColumnRole, EpisodeRule, Kind, Layout
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
 from gear_data.ingest.pipeline.names import canonical_name, is_column_name
 from gear_data.ingest.sources.tree.blocks import fact_value
@@ -110,7 +98,7 @@ def suggest(trees: Sequence[Container], rename: Mapping[str, str], ids: tuple[st
         ids: the paths of the arrays that name the episodes, if the user says which.
     """
     with trees[0].open() as tree:
-        found = FoundEpisodes(EpisodeRule(IDS, ids), USERS_IDS) if ids else find_episodes(tree, trees, rename)
+        found = FoundEpisodes(EpisodeRule(Kind.IDS, ids), USERS_IDS) if ids else find_episodes(tree, trees, rename)
         if found is None:
             return None
         if found.rule.flat:
@@ -120,10 +108,10 @@ def suggest(trees: Sequence[Container], rename: Mapping[str, str], ids: tuple[st
         samples = [_arrays_of(tree, place, found.rule) for place in (places[0], places[len(places) // 2], places[-1])]
         if not any(array.shape for array in samples[0].values()):
             return None
-        attributes = {} if found.rule.kind == DATASETS else tree.attributes(places[0].key)
+        attributes = {} if found.rule.kind == Kind.DATASETS else tree.attributes(places[0].key)
         attributes = {name: value for name, value in attributes.items() if value is not None}
         outside = _outside(tree, places, found.rule)
-        if found.rule.kind == FILES and len(trees) > 1:
+        if found.rule.kind == Kind.FILES and len(trees) > 1:
             with trees[-1].open() as last:
                 return _suggestion(
                     found, [*samples, _arrays_of(last, places[0], found.rule)], attributes, outside, rename
@@ -133,7 +121,7 @@ def suggest(trees: Sequence[Container], rename: Mapping[str, str], ids: tuple[st
 
 def _arrays_of(tree: Tree, place: EpisodePlace, rule: EpisodeRule) -> dict[str, TreeArray]:
     """Returns the arrays of an episode: path of a column -> array."""
-    if rule.kind != DATASETS:
+    if rule.kind != Kind.DATASETS:
         skip = len(place.key) + 1 if place.key else 0
         return {array.path[skip:]: array for array in walk(tree, place.key)}
     found = {}
@@ -146,9 +134,9 @@ def _arrays_of(tree: Tree, place: EpisodePlace, rule: EpisodeRule) -> dict[str, 
 
 def _outside(tree: Tree, places: Sequence[EpisodePlace], rule: EpisodeRule) -> dict[str, str]:
     """Returns the groups and arrays that are in no episode: path -> reason."""
-    if rule.kind == DATASETS:
+    if rule.kind == Kind.DATASETS:
         return {path: "is in no episode" for path in paths_below(tree) if not path[-1:].isdigit()}
-    if rule.kind != GROUPS:
+    if rule.kind != Kind.GROUPS:
         return {}
     inside = {place.key for place in places}
     parents = {key.rpartition("/")[0] for key in inside}
@@ -172,7 +160,7 @@ def _suggestion(
     left_out = dict(outside)
     roles: dict[str, str] = {}
     for path in samples[0]:
-        if path in found.rule.paths and found.rule.kind != DATASETS:
+        if path in found.rule.paths and found.rule.kind != Kind.DATASETS:
             continue
         role, why = _role(path, samples, actions, flat=found.rule.flat)
         if role is None:
@@ -189,7 +177,7 @@ def _suggestion(
         name = attribute.replace("/", ".")
         name = f"episode_{name}" if name in taken else name
         if is_column_name(name):
-            columns.append(Column(name, f"@{attribute}", None, EPISODE))
+            columns.append(Column(name, f"@{attribute}", None, ColumnRole.EPISODE))
         else:
             left_out[f"@{attribute}"] = "has no name that a fact can have"
     mapping = Layout(found.rule, tuple(columns), found.splits)
@@ -234,17 +222,17 @@ def _role(path: str, samples: Sequence[Mapping[str, TreeArray]], actions: str, *
         return None, "holds no values"
     extra = {sample[path].rows - sample[actions].rows for sample in samples if actions in sample}
     if array.shape and extra == {0}:
-        return STEP, ""
+        return ColumnRole.STEP, ""
     if not flat and array.shape and extra == {1}:
         name = canonical_name(path.rstrip("*_-. "))
         if name in SCALAR_COLUMNS or name.startswith("infos"):
             return (
-                AFTER_RESET,
+                ColumnRole.AFTER_RESET,
                 "has one row more than the actions: the first may belong to the reset, or the last be padding",
             )
-        return WITH_FINAL, ""
+        return ColumnRole.WITH_FINAL, ""
     if not flat and all(fact_value(sample[path]) is not None for sample in samples):
-        return EPISODE, ""
+        return ColumnRole.EPISODE, ""
     if not array.shape:
         return None, "is a scalar"
     # The rows may differ in one episode only.
@@ -258,7 +246,7 @@ def _next_paths(roles: Mapping[str, str], arrays: Mapping[str, TreeArray]) -> di
     found = {}
     for path in roles:
         other = "/".join(part.removeprefix(_NEXT) for part in path.split("/"))
-        both_steps = other != path and roles.get(other) == STEP == roles[path]
+        both_steps = other != path and roles.get(other) == ColumnRole.STEP == roles[path]
         if both_steps and (arrays[other].shape, arrays[other].dtype) == (arrays[path].shape, arrays[path].dtype):
             found[other] = path
     return found
@@ -266,7 +254,7 @@ def _next_paths(roles: Mapping[str, str], arrays: Mapping[str, TreeArray]) -> di
 
 def _names(roles: Mapping[str, str], actions: str, arrays: Mapping[str, TreeArray]) -> dict[str, str]:
     """Returns path -> name of a column or fact. Names are unique."""
-    shared = _shared_group(path for path, role in roles.items() if role != EPISODE)
+    shared = _shared_group(path for path, role in roles.items() if role != ColumnRole.EPISODE)
     names = {}
     for path in roles:
         name = path[len(shared) :] if path.startswith(shared) else path
@@ -274,7 +262,11 @@ def _names(roles: Mapping[str, str], actions: str, arrays: Mapping[str, TreeArra
     if ACTIONS not in names.values() and resembles_actions(actions, {}):
         names[actions] = ACTIONS
     if not any(name.split(".")[0] == _OBSERVATIONS for name in names.values()):
-        states = [path for path, name in names.items() if name.rpartition(".")[2] in _STATES and roles[path] != EPISODE]
+        states = [
+            path
+            for path, name in names.items()
+            if name.rpartition(".")[2] in _STATES and roles[path] != ColumnRole.EPISODE
+        ]
         if len(states) == 1:
             names[states[0]] = _OBSERVATIONS
     taken: set[str] = set()
