@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,9 +30,9 @@ from gear_data.loaders.normalization import (
     restored_statistics,
 )
 from gear_data.loaders.presets.batch_format import BatchFormat
-from gear_data.loaders.presets.choices import Choice, array_choice, text_choice
+from gear_data.loaders.presets.choices import Choice, array_choice, padded_choice, text_choice
 from gear_data.loaders.presets.column_outputs import column_steps
-from gear_data.loaders.presets.facts import Fact, batch_facts, format_facts, present_facts, split_columns
+from gear_data.loaders.presets.facts import Fact, batch_facts, fact_name, format_facts, present_facts, split_columns
 from gear_data.loaders.presets.gato.counts import TokenCounts, token_counts
 from gear_data.loaders.presets.goals import goal_output
 from gear_data.loaders.presets.offsets import ColumnSteps, ColumnWeights, dataset_steps, offsets_to_json
@@ -62,7 +61,14 @@ from gear_data.loaders.presets.stacked import (
     span_masks,
     stacked_schema,
 )
-from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, check_shapes, joint_outputs, masks_of, padded_like
+from gear_data.loaders.presets.unlike import (
+    DatasetOutputs,
+    PadTo,
+    check_shapes,
+    dim_mask_of,
+    joint_outputs,
+    padded_like,
+)
 from gear_data.loaders.video.resize import LETTERBOX, Size, camera_sizes, check_cameras, resized
 from gear_data.loaders.window_source import WindowSelection
 from gear_data.relative import check_relative
@@ -244,7 +250,11 @@ class LoaderComponent:
             **({} if importance is None else {"importance_weights": importance.to_json()}),
             "batch_format": self.batch_format.to_json(),
             "columns": None if request.columns is None else list(request.columns),
-            **({"facts": {fact.key: fact.names[0] for fact in facts}} if (facts := self._facts(drawn=False)) else {}),
+            **(
+                {"facts": {fact.key: fact.names[0] for fact in facts}}
+                if (facts := [fact for fact in self._facts(drawn=False) if fact.names])
+                else {}
+            ),
             **({"choose": chosen} if (chosen := self._chosen()) else {}),
             "offsets": offsets_to_json(request.offsets),
             "normalize": self.normalization_json(),
@@ -312,7 +322,8 @@ def make_components(
     names = [f"dataset {number} ({each.dataset.path})" for number, each in enumerate(datasets)]
     elements = frozenset(name for schema in schemas for spec in schema for name in spec.element_names)
     if config.pad_to is not None:
-        owns = [_own_columns(own, datasets[number], schemas, number) for number, own in enumerate(owns)]
+        found = [frozenset(present_facts(each.dataset)) for each in datasets]
+        owns = [_own_columns(own, datasets[number], schemas, found, number) for number, own in enumerate(owns)]
     elif config.joined and any(_takes_all_columns(own) for own in owns):
         shared = _shared_columns(schemas, names)
         owns = [dataclasses.replace(own, columns=shared) if _takes_all_columns(own) else own for own in owns]
@@ -399,23 +410,32 @@ def _takes_all_columns(config: LoaderConfig) -> bool:
 
 
 def _own_columns(
-    config: LoaderConfig, component: MixtureComponent, schemas: Sequence[Schema], number: int
+    config: LoaderConfig,
+    component: MixtureComponent,
+    schemas: Sequence[Schema],
+    facts: Sequence[frozenset[str]],
+    number: int,
 ) -> LoaderConfig:
-    """Returns the arguments of a dataset without the columns that only other datasets of the mixture have.
+    """Returns the arguments of a dataset without the columns and facts that only other datasets of the mixture have.
 
     Args:
         config: the arguments, with the dataset's options.
         component: the dataset, with its options, whose columns are all its own.
         schemas: the columns of all datasets.
+        facts: the facts of all datasets.
         number: of the dataset.
     """
     every = list(dict.fromkeys(name for schema in schemas for name in schema.names))
     own, options = schemas[number], component.options
 
     def has(name: Any) -> bool:
-        # A name that no dataset has is a fact, or an error of this dataset.
+        # A name that no dataset has is an error of this dataset.
         base = name.removeprefix("next_") if isinstance(name, str) else name
-        return name in own or base in own or (name not in every and base not in every)
+        return name in own or base in own or (name not in every and base not in every and not lacks_fact(name))
+
+    def lacks_fact(name: Any) -> bool:
+        fact = fact_name(name) if isinstance(name, str) else name
+        return fact not in facts[number] and any(fact in each for each in facts)
 
     changes: dict[str, Any] = {}
     if config.offsets:
@@ -424,8 +444,11 @@ def _own_columns(
         changes["relative"] = {name: value for name, value in config.relative.items() if has(name)}
     columns, normalize = config.columns, config.normalize
     if "columns" not in options and isinstance(columns, list | tuple):
-        facts = {*present_facts(component.dataset)}
-        changes["columns"] = [name for name in columns if has(name) or name in facts]
+        changes["columns"] = [name for name in columns if has(name) or name in facts[number]]
+    if "choose" not in options:
+        changes["choose"] = {
+            key: names for key, names in config.choose.items() if not all(lacks_fact(name) for name in names)
+        }
     if "normalize" not in options:
         if isinstance(normalize, Mapping):
             changes["normalize"] = {name: value for name, value in normalize.items() if has(name)}
@@ -453,23 +476,27 @@ def _padded(
             )
     formats = [each.batch_format for each in components]
     described = [
-        DatasetOutputs(name, each.outputs, frozenset((own.mask_key, own.timesteps_key, "loss_weight")), each.variable)
+        DatasetOutputs(
+            name,
+            each.outputs,
+            frozenset((own.mask_key, own.timesteps_key, "loss_weight")),
+            each.variable,
+            frozenset(fact.key for fact in each.facts),
+        )
         for name, each, own in zip(names, components, formats, strict=True)
     ]
     joint = []
     variable = {column: key for each in components for column, key in each.variable.items()}
+    facts = {fact.key: fact for each in reversed(components) for fact in each.facts}
     every = joint_outputs(described, pad_to)
     keys = {*(output.key for output in every[0]), *variable.values()}
     for name, component, outputs in zip(names, components, every, strict=True):
-        chosen = {key for choice in component.choices for key in itertools.chain(*choice.arrays.values())}
-        padded = next((o for o in outputs if o.key in chosen and masks_of(o.key) & keys), None)
-        if padded is not None:
-            raise InvalidArgumentError(
-                f"choose= draws among arrays, and pad_to changes one of them in {name}",
-                column=padded.source,
-                hint="leave the column out of choose and of pad_to, or give all datasets arrays of one shape",
-            )
-        added = [*(fact.key for fact in component.facts), *(key for choice in component.choices for key in choice.keys)]
+        choices = tuple(padded_choice(choice, outputs, name) for choice in component.choices)
+        hidden = component.hidden & {output.key for output in outputs}
+        hidden |= {mask for key in hidden if (mask := dim_mask_of(key)) in keys}
+        own = [fact.key for fact in component.facts]
+        lacking = [fact.as_absent() for key, fact in facts.items() if key not in own]
+        added = [*own, *(key for choice in choices for key in choice.keys)]
         taken = next((key for key in added if key in keys), None)
         if taken is not None:
             raise InvalidArgumentError(
@@ -489,7 +516,15 @@ def _padded(
             )
         joint.append(
             dataclasses.replace(
-                component, outputs=outputs, goals=goals, variable=variable, absent=absent, alone=component
+                component,
+                outputs=outputs,
+                goals=goals,
+                variable=variable,
+                absent=absent,
+                alone=component,
+                facts=(*component.facts, *lacking),
+                choices=choices,
+                hidden=hidden,
             )
         )
         check_batch_bytes(joint[-1].all_outputs, batch_size)

@@ -495,7 +495,7 @@ class Dataset(DatasetCore):
 
         Args:
             context: the most steps of a window; None: items are episodes.
-            columns: of windows, see `SequenceLoader`; of episodes, the columns of an item. None: all.
+            columns: of windows, see `SequenceLoader`; of episodes, the columns and facts of an item. None: all columns.
             **arguments: with `context`, arguments of `SequenceLoader` about windows: `preset`, `normalize`, `stride`.
 
         Raises:

@@ -301,15 +301,23 @@ class VariableColumns:
         """Returns a fact, or its decoder's arrays [B, ...]."""
         if fact.key not in self._decoders:
             return {fact.key: self._fact_values(step, fact, windows)}
-        if not len(windows):
-            # An episode of the view has a value.
-            view, zero = self._component(windows).dataset.view, np.zeros(1, np.int64)
+        having = np.array([bool(self._names(number, fact.key)) for number in range(len(self._components))])
+        rows = np.flatnonzero(np.broadcast_to(having[windows.source], len(windows)))
+        if not len(rows):
+            # Another window gives keys and dtypes. An episode of the view has a value.
+            owner = windows.dataset if having[windows.dataset] else int(having.argmax())
+            view, zero = self._components[owner].dataset.view, np.zeros(1, np.int64)
             episode = zero if view.rows is None else view.rows[:1]
-            one_row = self._fact(step, fact, Windows(episode, zero, zero + 1, source=windows.dataset))
-            return {name: value[:0] for name, value in one_row.items()}
+            one_row = self._fact(step, fact, Windows(episode, zero, zero + 1, source=owner))
+            return {name: np.zeros((len(windows), *value.shape[1:]), value.dtype) for name, value in one_row.items()}
         windows = replace(windows, length=np.ones(len(windows), np.int64))
-        decoded = self._decode(fact.key, self._fact_values(step, fact, windows), windows)
-        return padded(fact.key, fact.key, decoded, StepPositions((len(windows),), np.arange(len(windows))))
+        values = self._fact_values(step, fact, windows)
+        decoded = self._decode(fact.key, [values[row] for row in rows.tolist()], windows[rows])
+        return padded(fact.key, fact.key, decoded, StepPositions((len(windows),), rows))
+
+    def _names(self, number: int, key: str) -> tuple[str, ...]:
+        """Returns the columns of a fact in a dataset; none: the dataset lacks it."""
+        return next(fact.names for fact in self._components[number].facts if fact.key == key)
 
     def _fact_values(self, step: int, fact: Fact, windows: Windows) -> Any:
         """Returns the values of a fact: an array [B], or a list of B texts or bytes."""

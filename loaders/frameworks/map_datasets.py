@@ -13,6 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.conversions import check_whole_episodes
 from gear_data.errors import EpisodeIndexError, InvalidArgumentError
+from gear_data.loaders.presets.facts import FactValues, batch_facts, split_columns
 from gear_data.loaders.sequence_loader import SequenceLoader
 
 #: Arguments of a SequenceLoader that its windows do not depend on, or that the DataLoader decides.
@@ -69,22 +70,28 @@ class EpisodeDataset(TorchDataset[dict[str, Any]]):
     """Episodes of a dataset, one an item.
 
     An item has `episode_id`, each column as a tensor [T, ...] or a list of T texts or bytes, and `final_X` for each
-    column X of the final observation (None if the episode has none). Tensors are copies. Frames of cameras are decoded
+    column X of the final observation (None if the episode has none). A fact that `columns` names is a text, bytes, or a
+    tensor without axes. Tensors are copies. Frames of cameras are decoded
     when the item is read. Episodes differ in T, so a DataLoader needs `batch_size=None` or a `collate_fn`.
 
     Args:
         dataset: the dataset or view.
-        columns: names of columns; None: all.
+        columns: names of columns, and of facts: columns of the episode table, such as `task`. A fact that has the name
+            of a column, or of another key of the item, is `facts.NAME`. None: all columns.
 
     Raises:
-        UnknownNameError: a column does not exist. The error lists the columns.
-        InvalidArgumentError: the view has a step filter.
+        UnknownNameError: a column does not exist. The error lists the columns and facts.
+        InvalidArgumentError: the view has a step filter, or an episode has no value of a fact.
+        UnsupportedColumnError: the values of a fact are neither text, bytes nor numbers.
     """
 
     def __init__(self, dataset: Dataset, columns: Sequence[str] | None = None) -> None:
         check_whole_episodes(dataset)
-        names = dataset.schema.names if columns is None else columns
-        self._columns = [dataset.schema[name] for name in names]
+        schema = dataset.schema
+        names, facts = (schema.names, {}) if columns is None else split_columns(dataset, schema, columns)
+        self._columns = [schema[name] for name in names]
+        taken = [*names, *(f"final_{spec.name}" for spec in self._columns if spec.has_final)]
+        self._facts = batch_facts(dataset, facts, {}, taken, ())
         self._dataset = dataset
 
     def __len__(self) -> int:
@@ -97,11 +104,16 @@ class EpisodeDataset(TorchDataset[dict[str, Any]]):
         Raises:
             EpisodeIndexError: there is no such episode. It is an `IndexError` too.
         """
-        episode = self._dataset[_position(index, len(self), "episode")]
+        position = _position(index, len(self), "episode")
+        episode = self._dataset[position]
         item: dict[str, Any] = {"episode_id": episode.id}
         for spec in self._columns:
             values = episode[spec.name]
             item[spec.name] = values.tolist() if spec.variable_length else _tensor(values)
+        row = np.array([position if self._dataset.view.rows is None else self._dataset.view.rows[position]])
+        for fact in self._facts:
+            (value,) = FactValues(self._dataset, fact).take(row, np.zeros(1, np.int64))
+            item[fact.key] = value if fact.variable_length else _tensor(value)
         finals = episode.final or {}
         for spec in self._columns:
             if spec.has_final:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +16,7 @@ from gear_data.kernels import cpu
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.batch_request import BatchRequest
 from gear_data.loaders.presets.outputs import column_keys
+from gear_data.loaders.presets.unlike import dim_mask_of, present_of
 from gear_data.schema import ColumnSpec, Role, Schema
 from gear_data.selection.windows import Int64Array, Windows
 
@@ -148,6 +149,38 @@ def array_choice(
     if masks:
         arrays[batch_format.mask_of(key, key)] = masks
     return Choice(key, tuple(columns), arrays)
+
+
+def padded_choice(choice: Choice, outputs: Sequence[Output], dataset: str) -> Choice:
+    """Returns a choice among arrays that `pad_to` may have padded, with their masks of elements.
+
+    Args:
+        choice: the choice.
+        outputs: the arrays, padded.
+        dataset: the dataset, for errors.
+
+    Raises:
+        InvalidArgumentError: the arrays are not padded alike, or another dataset lacks one of them.
+    """
+    sources = choice.arrays.get(choice.key, ())
+    of_key = {output.key: output for output in outputs}
+    masks = tuple(dim_mask_of(source) for source in sources)
+    padded = [mask in of_key for mask in masks]
+    shapes = [list(of_key[source].shape) for source in sources]
+    if any(padded) != all(padded) or len({*map(tuple, shapes)}) > 1:
+        raise InvalidArgumentError(
+            f"choose= draws among arrays of one form, and with pad_to their steps are {shapes} in {dataset}",
+            column=choice.key,
+            hint="give pad_to a mapping with the same elements for each of these columns: " + ", ".join(choice.columns),
+        )
+    lacking = next((source for source in sources if present_of(source) in of_key), None)
+    if lacking is not None:
+        raise InvalidArgumentError(
+            f"choose= draws among arrays, and a dataset lacks '{lacking}'",
+            column=choice.key,
+            hint="name columns that all datasets have",
+        )
+    return replace(choice, arrays={**choice.arrays, dim_mask_of(choice.key): masks}) if any(padded) else choice
 
 
 def choose_arrays(

@@ -36,7 +36,7 @@ class Fact:
 
     Attributes:
         key: key of the batch.
-        names: columns of the episode table.
+        names: columns of the episode table; none: the dataset lacks the fact, and its windows have 0 or an empty text.
         dtype: NumPy name of the numbers' dtype; `string` or `binary`, whose values are a list.
         drawn: whether each window has one of the values of the columns, and of their lists. Otherwise there is one
             column.
@@ -51,6 +51,10 @@ class Fact:
     def variable_length(self) -> bool:
         """Whether the values are text or bytes."""
         return self.dtype in _TEXT
+
+    def as_absent(self) -> Fact:
+        """Returns the fact of a dataset that lacks it."""
+        return Fact(self.key, (), self.dtype)
 
 
 class FactValues:
@@ -69,6 +73,8 @@ class FactValues:
         arrays = [_array(dataset, name) for name in fact.names]
         #: int64 [n + 1]: the values of each episode; None: each has one.
         self._offsets: Int64Array | None = None
+        if not fact.names:
+            return
         if not fact.drawn:
             (self._values,) = arrays
             return
@@ -93,6 +99,9 @@ class FactValues:
             rows: int64 [n], rows of the dataset's store.
             numbers: int64 [n], which of the values of each episode.
         """
+        if not self._fact.names:
+            empty: Any = "" if self._fact.dtype == "string" else b""
+            return [empty] * len(rows) if self._fact.variable_length else np.zeros(len(rows), self._fact.dtype)
         places = rows if self._offsets is None else self._order[self._offsets[rows] + numbers]
         taken = self._values.take(pa.array(places))
         if not self._fact.variable_length:
@@ -138,7 +147,7 @@ def split_columns(dataset: Dataset, schema: Schema, columns: Sequence[str]) -> t
             steps.append(name)
             continue
         facts = _names(dataset)
-        fact = name if name in facts else name.removeprefix(_PREFIX)
+        fact = name if name in facts else fact_name(name)
         if fact not in facts:
             known = present_facts(dataset)
             names = [*schema.names, *(_PREFIX + each if each in schema else each for each in known)]
@@ -149,6 +158,11 @@ def split_columns(dataset: Dataset, schema: Schema, columns: Sequence[str]) -> t
             raise InvalidArgumentError("the fact is named twice", column=name, hint="name it once in columns=")
         found[name] = fact
     return tuple(steps), found
+
+
+def fact_name(name: str) -> str:
+    """Returns the fact that a requested name means, if it is no column."""
+    return name.removeprefix(_PREFIX)
 
 
 def format_facts(dataset: Dataset, batch_format: BatchFormat) -> dict[str, str]:

@@ -43,12 +43,14 @@ class DatasetOutputs:
         outputs: the arrays.
         common: keys of masks and numbers that belong to no column.
         text: column of text or bytes -> its key.
+        facts: keys of facts.
     """
 
     name: str
     outputs: Sequence[Output]
     common: frozenset[str | None] = frozenset()
     text: Mapping[str, str] = field(default_factory=dict)
+    facts: frozenset[str] = frozenset()
 
 
 def check_shapes(datasets: Sequence[DatasetOutputs]) -> None:
@@ -96,8 +98,13 @@ def joint_outputs(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> list[tup
         if len(numbers) < len(datasets):
             for number in range(len(datasets)):
                 masks[number].append(_mask(_PRESENT.format(key), np.array(number in numbers)))
+    facts = dict.fromkeys(key for each in datasets for key in sorted(each.facts))
+    for key in facts:
+        if not all(key in each.facts for each in datasets):
+            for number, each in enumerate(datasets):
+                masks[number].append(_mask(_PRESENT.format(key), np.array(key in each.facts)))
     for mask in masks[0]:
-        if mask.key in tables or mask.key in text:
+        if mask.key in tables or mask.key in text or mask.key in facts:
             raise InvalidArgumentError(
                 f"pad_to adds the key '{mask.key}', which the batch already has",
                 column=mask.key,
@@ -106,9 +113,14 @@ def joint_outputs(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> list[tup
     return [(*arrays, *added) for arrays, added in zip(joint, masks, strict=True)]
 
 
-def masks_of(key: str) -> set[str]:
-    """Returns the keys that the masks of an array have, if it has any."""
-    return {mask.format(key) for mask in (_DIM_MASK, _PRESENT)}
+def dim_mask_of(key: str) -> str:
+    """Returns the key of an array's mask of elements, if it is padded."""
+    return _DIM_MASK.format(key)
+
+
+def present_of(key: str) -> str:
+    """Returns the key that says which rows have an array, if a dataset lacks it."""
+    return _PRESENT.format(key)
 
 
 def padded_like(output: Output, outputs: Sequence[Output]) -> Output:

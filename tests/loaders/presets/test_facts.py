@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from itertools import islice
 from typing import Any
@@ -437,6 +438,115 @@ def test_mixtures(dataset, tmp_path):
         load(Mixture([dataset, unlike], join=True), ["observations", "level"])
     with pytest.raises(InvalidArgumentError, match="no value of the fact 'task'"):
         load(Mixture([dataset, unlike], join=True), ["observations", "task"])
+
+
+@pytest.fixture(scope="module")
+def lacking(tmp_path_factory):
+    """A dataset without most facts; its tasks are null."""
+    facts = {"task": pa.nulls(len(LENGTHS), pa.string()), "score": FACTS["score"]}
+    return write(tmp_path_factory.mktemp("lacking") / "d", facts, seed=8)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("join", [False, True])
+def test_facts_that_a_dataset_lacks(dataset, lacking, join, first):
+    datasets = [dataset, lacking] if first == 0 else [lacking, dataset]
+    mixture = Mixture(datasets, join=join, pad_to="largest")
+    names = ["task", "level", "score", "success", "blob"]
+    choose = {"phrase": "phrases"}
+    loader = load(mixture, ["observations", *names], choose=choose)
+    alone = load(dataset, names, choose=choose)
+    assert "task_present" not in alone.batch(0)
+    sources = set()
+    for step, batch in enumerate(islice(loader, 5)):
+        windows = loader.windows(step)
+        sources |= {*windows["dataset"].tolist()}
+        has = windows["dataset"] == first
+        for key in ("task", "level", "success", "blob", "phrase"):
+            assert batch[f"{key}_present"].dtype == np.bool_ and batch[f"{key}_present"].tolist() == has.tolist()
+        assert "score_present" not in batch and "phrases" not in batch
+        ids = windows["episode_id"].tolist()
+        assert batch["task"] == [TASKS[i] if own else "" for i, own in zip(ids, has, strict=True)]
+        assert batch["blob"] == [FACTS["blob"][i] if own else b"" for i, own in zip(ids, has, strict=True)]
+        for key, dtype in (("level", np.int64), ("success", np.bool_)):
+            assert batch[key].dtype == dtype
+            assert batch[key].tolist() == [FACTS[key][i] if own else 0 for i, own in zip(ids, has, strict=True)]
+        assert batch["score"].tolist() == [FACTS["score"][i] for i in ids]
+        for i, own, phrase in zip(ids, has, batch["phrase"], strict=True):
+            assert phrase in FACTS["phrases"][i] if own else phrase == ""
+    assert sources == {0, 1}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_decoders_of_facts_that_a_dataset_lacks(dataset, lacking, first):
+    def tokens(texts):
+        return {"ids": [[1, *map(ord, text)] for text in texts]}
+
+    datasets = [dataset, lacking] if first == 0 else [lacking, dataset]
+    options = {"decoders": {"task": tokens}}
+    for join in (False, True):
+        loader = load(Mixture(datasets, join=join, pad_to="largest"), ["observations", "task"], **options)
+        for step, batch in enumerate(islice(loader, 4)):
+            windows = loader.windows(step)
+            for row, (source, i) in enumerate(
+                zip(windows["dataset"].tolist(), windows["episode_id"].tolist(), strict=True)
+            ):
+                own = [1, *map(ord, TASKS[i])] if source == first else []
+                assert batch["task.ids"][row].tolist() == own + [0] * (batch["task.ids"].shape[1] - len(own))
+        # A rank without rows has the keys of the others.
+        empty = load(
+            Mixture(datasets, join=join, pad_to="largest"), ["observations", "task"], rank=2, world_size=3, **options
+        )
+        assert empty.batch(0).keys() == loader.batch(0).keys()
+
+
+def test_resuming_and_ranks_with_facts_that_a_dataset_lacks(dataset, lacking):
+    def make(**options):
+        return load(Mixture([lacking, dataset], join=True, pad_to="largest"), ["observations", "task"], **options)
+
+    first = make(prefetch=2)
+    expected_batches = list(islice(first, 5))
+    state = first.state_dict()
+    resumed = make(rank=1, world_size=2)
+    resumed.load_state_dict(state)
+    batch, whole = resumed.batch(state["step"]), make().batch(state["step"])
+    assert batch["task"] == whole["task"][4:]
+    assert batch["task_present"].tolist() == whole["task_present"][4:].tolist()
+    assert len(expected_batches) == 5
+
+
+def test_a_fact_that_a_dataset_lacks_needs_pad_to(dataset, lacking):
+    with pytest.raises(InvalidArgumentError, match="no value of the fact 'task'"):
+        load(Mixture([dataset, lacking], join=True), ["observations", "task"])
+    with pytest.raises(UnknownNameError, match="unknown column 'levl'"):
+        load(Mixture([dataset, lacking], join=True, pad_to="largest"), ["observations", "levl"])
+    # A fact that some episodes lack is still an error.
+    with pytest.raises(InvalidArgumentError, match="no value of the fact 'rating'"):
+        load(Mixture([dataset, lacking], join=True, pad_to="largest"), ["observations", "rating"])
+    with pytest.raises(InvalidArgumentError, match=r"(?s)pad_to adds the key 'level_present'"):
+        own = {"rename": {"rewards": "level_present"}}
+        mixture = Mixture([(dataset, 1, own), (lacking, 1, own)], join=True, pad_to="largest")
+        load(mixture, ["level_present", "level"])
+
+
+def test_episodes_with_facts(dataset):
+    names = ["task", "level", "rewards", "blob", "facts.terminated", "success"]
+    items = dataset[[1, 3, 4]].to_torch_dataset(columns=names)
+    for item, i in zip(items, (1, 3, 4), strict=True):
+        assert [*item] == ["episode_id", "rewards", "task", "level", "blob", "facts.terminated", "success"]
+        assert item["episode_id"] == i and item["task"] == TASKS[i] and item["blob"] == FACTS["blob"][i]
+        assert item["level"].dtype == torch.int64 and item["level"].shape == () and item["level"] == FACTS["level"][i]
+        assert item["success"].item() is FACTS["success"][i] and item["facts.terminated"].dtype == torch.bool
+        assert item["rewards"].shape == (LENGTHS[i],)
+    assert pickle.loads(pickle.dumps(items))[-1]["task"] == TASKS[4]
+    assert {*dataset.to_torch_dataset()[0]} == {"episode_id", *dataset.schema.names}
+    assert dataset.to_torch_dataset(columns=["episode_id"])[2]["facts.episode_id"] == 2
+    windows = dataset.to_torch_dataset(4, columns=["task", "level"])
+    assert (windows[0]["task"], windows[0]["level"].item()) == (TASKS[0], FACTS["level"][0])
+    with pytest.raises(InvalidArgumentError, match="no value of the fact 'rating'"):
+        dataset.to_torch_dataset(columns=["rating"])
+    with pytest.raises(UnknownNameError, match="did you mean 'level'"):
+        dataset.to_torch_dataset(columns=["levl"])
 
 
 def test_a_missing_value_is_an_error_that_names_an_episode(dataset):

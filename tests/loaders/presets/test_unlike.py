@@ -482,13 +482,49 @@ def test_columns_with_the_key_of_a_number_of_datasets(datasets: Any, spoken: Any
             SequenceLoader(Mixture(entries), BATCH)
 
 
-def test_choices_of_padded_arrays_are_refused(datasets: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"(?s)'observations'.*choose= draws among arrays"):
-        loader(datasets, choose={"seen": ["observations"]})
-    two = [(datasets[0], 1), (datasets[0].filter("length > 1"), 1)]
-    with pytest.raises(InvalidArgumentError, match=r"(?s)'actions'.*choose= draws among arrays.*and of pad_to"):
-        mixture = Mixture(two, join=True, pad_to={"actions": 3})
-        SequenceLoader(mixture, BATCH, columns=["rewards"], choose={"one": ["actions"]})
+@pytest.fixture(scope="module")
+def viewed(tmp_path_factory: pytest.TempPathFactory) -> list[gear_data.Dataset]:
+    """Two datasets with two vectors of one width, 3 and 2; the second vector is the first one plus 100."""
+    made = []
+    for number, width in enumerate((3, 2)):
+        episodes = feed_data.locomotion(LENGTHS[number], seed=number, observations=width, actions=1)
+        for episode in episodes:
+            episode["observations.other"] = episode["observations"] + 100
+        folder = tmp_path_factory.mktemp("viewed") / str(number)
+        made.append(feed_data.convert_episodes(episodes, folder, shard_bytes=1024))
+    return made
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("columns", [["rewards"], None])
+def test_choices_of_padded_arrays(viewed: Any, columns: Any, prefetch: int) -> None:
+    names = ["observations", "observations.other"]
+    mixture = Mixture(viewed, join=True, pad_to=dict.fromkeys(names, 4))
+    options: dict[str, Any] = {"context": CONTEXT, "seed": 5, "framework": "numpy", "prefetch": prefetch}
+    found = SequenceLoader(mixture, BATCH, choose={"seen": names}, columns=columns, **options)
+    whole = SequenceLoader(mixture, BATCH, **options)
+    drawn = set()
+    for batch, every in zip(itertools.islice(found, 6), whole, strict=False):
+        assert ("observations_dim_mask" in batch) == ("observations" in batch) == (columns is None)
+        widths = np.array([3, 2])[batch["source"]]
+        assert (batch["seen_dim_mask"] == (np.arange(4) < widths[:, None])).all()
+        for row in range(BATCH):
+            equal = [np.array_equal(batch["seen"][row], every[name][row]) for name in names]
+            assert sum(equal) == 1
+            drawn.add(equal.index(True))
+            assert not batch["seen"][row, :, widths[row] :].any()
+    assert drawn == {0, 1}
+
+
+def test_choices_of_arrays_that_are_padded_unlike_are_refused(datasets: Any, viewed: Any) -> None:
+    names = ["observations", "observations.other"]
+    for pad_to in ({"observations": 4}, {"observations": 4, "observations.other": 5}):
+        with pytest.raises(InvalidArgumentError, match=r"(?s)'seen'.*one form, and with pad_to.*the same elements"):
+            mixture = Mixture([viewed[0], viewed[0].filter("length > 1")], join=True, pad_to=pad_to)
+            SequenceLoader(mixture, BATCH, choose={"seen": names})
+    own = {"choose": {"seen": ["infos.count"]}}
+    with pytest.raises(InvalidArgumentError, match=r"(?s)'seen'.*a dataset lacks 'infos.count'"):
+        SequenceLoader(Mixture([(datasets[0], 1, own), (datasets[1], 1)], join=True, pad_to="largest"), BATCH)
 
 
 @pytest.mark.parametrize("join", [True, False])
