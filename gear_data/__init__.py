@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gear_data.hub.pull import PullReport, pull
     from gear_data.hub.push import PushReport, push
     from gear_data.ingest.convert import ConvertReport, convert
+    from gear_data.ingest.convert_options import ConvertOptions
     from gear_data.ingest.episode_boundaries import EpisodeBoundaries
     from gear_data.ingest.lint import LintReport, lint
     from gear_data.ingest.merge import merge
@@ -80,6 +81,7 @@ _PUBLIC = {
     "Camera": ("gear_data.recording.cameras.camera", "Camera"),
     "ColorJitter": ("gear_data.loaders.decoding.pixel_changes", "ColorJitter"),
     "ColumnSpec": ("gear_data.schema", "ColumnSpec"),
+    "ConvertOptions": ("gear_data.ingest.convert_options", "ConvertOptions"),
     "ConvertReport": ("gear_data.ingest.convert", "ConvertReport"),
     "Dataset": ("gear_data.dataset.dataset", "Dataset"),
     "DatasetReport": ("gear_data.reports.report", "DatasetReport"),
@@ -151,6 +153,7 @@ __all__ = [
     "BatchOptions",
     "Camera",
     "ColorJitter",
+    "ConvertOptions",
     "ConvertReport",
     "Dataset",
     "DatasetReport",

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import gear_data
 from gear_data.cli import (
     batches,
+    cache,
     conversion,
     curation,
     getting_started,
@@ -36,6 +37,7 @@ _GROUPS = (
     inspection,
     curation,
     batches,
+    cache,
     hub,
     tuning,
     placement,

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import gear_data
-from gear_data.errors import InvalidArgumentError
+from gear_data.common.typed_json import parse_yaml
+from gear_data.errors import GearError, InvalidArgumentError
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -39,8 +40,19 @@ def add_command(commands: Any, name: str, run: Command, summary: str, example: s
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:
-    """Declares the argument DATASET."""
-    parser.add_argument("dataset", metavar="DATASET", help="folder or URL of a GEAR dataset")
+    """Declares the argument DATASET, and the option --convert."""
+    help = "folder or URL of a GEAR dataset; or a source, as of convert, which is converted into the cache once"
+    parser.add_argument("dataset", metavar="DATASET", help=help)
+    help = "options of the conversion of a source, as YAML: '{split: train, columns: [observations, actions]}'"
+    parser.add_argument("--convert", type=_convert_options, metavar="YAML", help=help)
+
+
+def _convert_options(text: str) -> gear_data.ConvertOptions:
+    try:
+        data = parse_yaml(text.encode("utf-8", "surrogateescape"), error=InvalidArgumentError, file="--convert")
+        return gear_data.ConvertOptions.parse(data)
+    except GearError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +102,7 @@ def left_out(dataset: gear_data.Dataset) -> str:
 
 def open_dataset(options: argparse.Namespace) -> gear_data.Dataset:
     """Opens the dataset of the arguments DATASET and --where."""
-    dataset = gear_data.open(options.dataset)
+    dataset = gear_data.open(options.dataset, convert=options.convert)
     return dataset if options.where is None else dataset.filter(options.where)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from typing import Any, get_args
 
 import gear_data
@@ -216,14 +217,18 @@ def _lint_mixture(options: argparse.Namespace) -> int:
 def _add_merge(commands: Any) -> None:
     summary = "merge datasets into one; shards of equal columns are linked, not written again"
     parser = add_command(commands, "merge", _merge, summary, "gear-data merge hopper-medium/ hopper-expert/ hopper/")
-    parser.add_argument("datasets", metavar="DATASET", nargs="+", help="folders or URLs of at least two GEAR datasets")
+    parser.add_argument("datasets", metavar="DATASET", nargs="+", help="at least two GEAR datasets or sources")
     parser.add_argument("destination", metavar="DST", help="folder or URL to create for the merged dataset")
     parser.add_argument("--overwrite", action="store_true", help="replace the GEAR dataset at DST")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted merge")
 
 
 def _merge(options: argparse.Namespace) -> int:
-    report = gear_data.merge(options.datasets, options.destination, overwrite=options.overwrite, resume=options.resume)
+    from gear_data.dataset.open import dataset_place
+
+    with ExitStack() as stack:
+        places = [stack.enter_context(dataset_place(each)) for each in options.datasets]
+        report = gear_data.merge(places, options.destination, overwrite=options.overwrite, resume=options.resume)
     if options.json:
         print_json(report.to_json())
         return 0

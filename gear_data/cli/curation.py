@@ -81,7 +81,7 @@ def _filter(options: argparse.Namespace) -> int:
     if options.where is None and not options.drop_outliers and not steps:
         hint = "give --where, --drop-outliers, --where-steps, --keep-ranges or --drop-idle"
         raise InvalidArgumentError("nothing to filter by", hint=hint)
-    view = whole = gear_data.open(options.dataset)
+    view = whole = gear_data.open(options.dataset, convert=options.convert)
     dropped = []
     if options.where is not None:
         view = whole.filter(options.where)
@@ -110,7 +110,7 @@ def _add_dedupe(commands: Any) -> None:
 
 
 def _dedupe(options: argparse.Namespace) -> int:
-    whole = gear_data.open(options.dataset)
+    whole = gear_data.open(options.dataset, convert=options.convert)
     view = whole.drop_duplicates(options.near, options.tolerance)
     return _save(options, view, [_dropped("repeat an earlier episode", whole, view)])
 

@@ -20,7 +20,7 @@ def add_commands(commands: Any) -> None:
 def _add_push(commands: Any) -> None:
     summary = "push a dataset to the HuggingFace hub in one commit; continues an interrupted push"
     parser = add_command(commands, "push", _push, summary, "gear-data push hopper/ me/hopper --private")
-    parser.add_argument("dataset", metavar="DATASET", help="folder of a GEAR dataset")
+    parser.add_argument("dataset", metavar="DATASET", help="folder of a GEAR dataset, or a source")
     parser.add_argument("name", metavar="USER/NAME", help="dataset on the hub, created if it does not exist")
     parser.add_argument("--private", action="store_true", help="create a private repository")
     parser.add_argument("--revision", metavar="BRANCH", help="branch, created if it does not exist")
@@ -28,9 +28,12 @@ def _add_push(commands: Any) -> None:
 
 
 def _push(options: argparse.Namespace) -> int:
-    report = gear_data.push(
-        options.dataset, options.name, private=options.private, revision=options.revision, message=options.message
-    )
+    from gear_data.dataset.open import dataset_place
+
+    with dataset_place(options.dataset) as place:
+        report = gear_data.push(
+            place, options.name, private=options.private, revision=options.revision, message=options.message
+        )
     if options.json:
         print_json(report.to_json())
     else:

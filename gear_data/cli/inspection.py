@@ -66,7 +66,7 @@ def _add_report(commands: Any) -> None:
     parser.add_argument("--sampler", help=help)
     help = "the same of a sampler that weights each episode's steps: SQL over the episode table"
     parser.add_argument("--weights", metavar="SQL", help=help)
-    help = "another dataset, folder or URL, whose columns are compared"
+    help = "another dataset or source, whose columns are compared"
     parser.add_argument("--compare", metavar="OTHER", help=help)
 
 
@@ -129,7 +129,10 @@ def _add_verify(commands: Any) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    report = gear_data.verify(options.dataset, deep=options.deep, decode=options.decode)
+    from gear_data.dataset.open import dataset_place
+
+    with dataset_place(options.dataset, options.convert) as place:
+        report = gear_data.verify(place, deep=options.deep, decode=options.decode)
     if options.json:
         print_json(report.to_json())
     else:

@@ -34,7 +34,7 @@ def _nodes(text: str) -> list[str]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    dataset = gear_data.open(options.dataset)
+    dataset = gear_data.open(options.dataset, convert=options.convert)
     weights = options.weights
     sampler: SamplerName | gear_data.Weighted = "uniform" if weights is None else gear_data.Weighted(weights, by="step")
     placement = dataset.placement(options.nodes, sampler, options.budget)

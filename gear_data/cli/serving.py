@@ -184,6 +184,7 @@ def _writing_metrics(intake: EpisodeIntake, newest: Manifest | None, counts: Cal
 def _serve_for_reading(options: argparse.Namespace) -> int:
     from gear_data.cluster.flight.server import FlightServer
     from gear_data.cluster.server.served_generations import KEEP_SECONDS, GenerationOpener, ServedGenerations
+    from gear_data.dataset.open import dataset_place
     from gear_data.storage.dataset_files import open_files
 
     token = None if options.token_file is None else read_token(options.token_file)
@@ -192,8 +193,9 @@ def _serve_for_reading(options: argparse.Namespace) -> int:
     credentials.check(options.listen)
     if options.keep is not None and not options.keep > 0:
         raise InvalidArgumentError("--keep must be above 0")
-    opener = GenerationOpener(open_files(options.dataset), options.residency, options.transport, options.shards)
-    first = opener.first()
+    with dataset_place(options.dataset, options.convert) as place:
+        opener = GenerationOpener(open_files(place), options.residency, options.transport, options.shards)
+        first = opener.first()
     generations = ServedGenerations(first, opener, options.keep or KEEP_SECONDS)
     server = FlightServer(generations, options.listen, credentials)
     shards, verbs = first.shards, first.rdma is not None
@@ -228,6 +230,8 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
             "a server with --writable serves no shards: leave out --shards and --token-file",
             hint="writers send the token of --write-token-file",
         )
+    if options.convert is not None:
+        raise InvalidArgumentError("--convert is for a source, and --writable takes episodes", hint="leave it out")
     if options.max_episode < 1 or options.max_writers < 1:
         raise InvalidArgumentError("--max-episode and --max-writers must be at least 1")
     if options.publish_every is not None and not options.publish_every > 0:

@@ -1,4 +1,4 @@
-"""Opening a dataset: local, served by remote nodes, or on a cluster."""
+"""Opening a dataset: local, served by remote nodes, or on a cluster; or a source, from the cache."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Never, get_args
+from typing import TYPE_CHECKING, Any, Never, get_args
 
 from gear_data.cluster.addresses import is_cluster
 from gear_data.cluster.placement import Placement
@@ -20,11 +21,20 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.steps.masks import whole_view
 from gear_data.dataset.stores.store import DatasetStore, restored
 from gear_data.dataset.views import View
-from gear_data.errors import InvalidArgumentError, MissingShardsError, NodeUnreachableError, unknown_name
+from gear_data.errors import (
+    DatasetNotFoundError,
+    InvalidArgumentError,
+    MissingShardsError,
+    NodeUnreachableError,
+    unknown_name,
+)
 from gear_data.selection.samplers import AnySampler
 from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.words import ClusterName, OnBadShard, Residency, SamplerName, TransportName
+
+if TYPE_CHECKING:
+    from gear_data.ingest.convert_options import ConvertOptions
 
 _CLUSTERS = get_args(ClusterName)
 #: `follow=True` waits so long for the first generation, and looks so often.
@@ -36,9 +46,10 @@ _log = logging.getLogger(__name__)
 
 
 def open_dataset(
-    path: str | os.PathLike[str],
+    path: Any,
     residency: Residency | None = None,
     *,
+    convert: ConvertOptions | None = None,
     on_bad_shard: OnBadShard = "error",
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
@@ -49,13 +60,19 @@ def open_dataset(
     follow: bool = False,
     **unknown: Never,
 ) -> Dataset:
-    """Opens a dataset.
+    """Opens a dataset, or a source that `convert` takes.
+
+    A source is converted into the cache of this machine, and that dataset is opened. The second time, it is only
+    opened. A source that changed is converted again, with a warning. If several processes open a source, one converts
+    it, and the others wait. Camera videos stay where they are.
 
     Opening compares the manifest with the sizes of the files. Columns are mapped when they are first read. With the
     default arguments, the time to open does not grow with the number of steps.
 
     Args:
-        path: folder or URL of the dataset. From a URL (`s3://...`, or another that fsspec knows), shards are fetched
+        path: folder or URL of the dataset, or any source of `convert`: a file, a folder, a URL, a hub id, several of
+            them, or data in memory. A text USER/NAME is a hub id if there is no folder USER; any other path must exist.
+            Datasets are not cached. From a URL (`s3://...`, or another that fsspec knows), shards are fetched
             when they are first needed. `gear://host:port,host:port` names nodes that serve the dataset
             (`gear-data serve`); they send the steps that are read.
         residency: where column bytes live. None: `mmap`, or `host` with `cluster`. The videos of cameras stay in
@@ -66,15 +83,16 @@ def open_dataset(
             `pinned`: such a copy, registered with CUDA, so that GPUs read it in place.
             `device`: all columns of a fixed size in the memory of CUDA's current device. The CPU reads the columns
             from disk, so they need not fit this machine's memory. If they do not fit the device, use `Dataset.place`.
+        convert: options of the conversion, if `path` is a source. None: the defaults of `convert`.
         on_bad_shard: `error`: a shard of the wrong size raises now; other damage raises when the shard is read.
             `skip`: all shards are read and verified now. Episodes of bad shards are left out with a warning, which
             changes the fingerprint. Under torch.distributed, every rank must pass `skip`; all ranks leave out the
             shards that any rank cannot read.
-        cache_dir: folder for fetched files, shared by all processes of this machine. None: $GEAR_DATA_CACHE, else
-            `gear-data` in $XDG_CACHE_HOME or ~/.cache. Ignored if `path` is a folder.
-        cache_bytes: largest total size of the cache; the files least recently used are removed first. Files that
-            current batches need are kept even if they exceed the limit. None: 32 GiB, or half of the disk space that
-            is available if that is less.
+        cache_dir: folder for converted sources and fetched files, shared by all processes of this machine. None:
+            $GEAR_DATA_CACHE, else `gear-data` in $XDG_CACHE_HOME or ~/.cache. Ignored if `path` is a dataset's folder.
+        cache_bytes: largest total size of the fetched files. The files least recently used are removed first. Files
+            that current batches need are kept even if they exceed the limit. None: 32 GiB, or half of the disk space
+            that is available if that is less.
         cluster: `torchrun`: the nodes of this training run share the shards. Each node loads its own shards from
             `path` and reads other steps from the memory of the other nodes. Every rank must pass it. None: this
             process reads all shards itself.
@@ -94,8 +112,11 @@ def open_dataset(
             (`pinned`), or pyverbs or an RDMA device is missing (`verbs`).
         DeviceMemoryError: with `device`, the columns are larger than the device's memory.
         EmptySourceError: with `skip`, all shards are bad.
+        SourceChangedError: a source changed while it was converted.
+        StorageFullError, UnwritableError: the cache cannot be written to.
         InvalidArgumentError, UnknownNameError: an argument is invalid, or two arguments exclude each other.
         UnknownArgumentError: there is no argument of this name. It is a `TypeError` too.
+        GearError: another error of `convert`, for a source.
     """
     refuse_keywords("open", unknown, list(inspect.signature(open_dataset).parameters)[:-1])
     if on_bad_shard not in get_args(OnBadShard):
@@ -108,13 +129,74 @@ def open_dataset(
             hint="pass cluster='torchrun', or leave them out",
         )
     check_transport(transport)
-    if follow and not is_cluster(plain_path(path)):
-        _wait_for_manifest(path)
-    if cluster is not None:
-        return open_cluster(path, residency, on_bad_shard, sampler, budget, cache_dir, cache_bytes, transport)
-    if is_cluster(plain_path(path)):
-        return open_remote(path, residency, on_bad_shard, cache_dir, cache_bytes, transport, follow=follow)
-    return open_local(path, residency, on_bad_shard, cache_dir, cache_bytes)
+
+    def opened(place: str | os.PathLike[str]) -> Dataset:
+        if follow and not is_cluster(plain_path(place)):
+            _wait_for_manifest(place)
+        if cluster is not None:
+            return open_cluster(place, residency, on_bad_shard, sampler, budget, cache_dir, cache_bytes, transport)
+        if is_cluster(plain_path(place)):
+            return open_remote(place, residency, on_bad_shard, cache_dir, cache_bytes, transport, follow=follow)
+        return open_local(place, residency, on_bad_shard, cache_dir, cache_bytes)
+
+    if convert is None and cluster is None and isinstance(path, str | os.PathLike) and is_remote(plain_path(path)):
+        try:
+            return opened(path)  # of a dataset, this saves a request
+        except DatasetNotFoundError:
+            if follow or is_cluster(plain_path(path)):
+                raise
+    with dataset_place(path, convert, cache_dir, follow=follow) as place:
+        return opened(place)
+
+
+@contextmanager
+def dataset_place(
+    path: Any,
+    convert: ConvertOptions | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    *,
+    follow: bool = False,
+) -> Iterator[str | os.PathLike[str]]:
+    """Yields the folder or URL of a dataset: for a source its dataset in the cache, else the path itself.
+
+    Args:
+        path, convert, cache_dir: see `open_dataset`.
+        follow: the path is of a dataset, which may not be there yet.
+
+    Raises:
+        InvalidArgumentError: options of a conversion are given, and the path is of a dataset.
+        GearError: the errors of a conversion.
+    """
+    if follow or _is_dataset(path):
+        if convert is not None:
+            raise InvalidArgumentError(
+                f"convert= has the options of the conversion of a source, and {path} is a dataset",
+                hint="leave convert out",
+            )
+        yield path
+        return
+    # Datasets do not need it.
+    from gear_data.ingest.cached.opening import may_be_source, source_dataset
+
+    if not may_be_source(path):
+        yield path  # opening it says what is missing
+        return
+    with source_dataset(path, convert, cache_dir) as folder:
+        yield folder
+
+
+def _is_dataset(path: Any) -> bool:
+    """Returns whether a path or URL has a manifest, or names nodes. A URL costs a request."""
+    if not isinstance(path, str | os.PathLike):
+        return False
+    text = plain_path(path)
+    if not is_remote(text):
+        return os.path.lexists(os.path.join(text, MANIFEST_NAME))
+    if is_cluster(text):
+        return True
+    from gear_data.storage.remote.object_store import open_file_store
+
+    return open_file_store(text).size(MANIFEST_NAME) is not None
 
 
 def _wait_for_manifest(path: str | os.PathLike[str]) -> None:

@@ -15,7 +15,9 @@ from gear_data.common.progress import progress_bar
 from gear_data.common.typed_json import to_json_value
 from gear_data.errors import EmptySourceError, InvalidArgumentError, unknown_name
 from gear_data.ingest.card import CARD_NAME, dataset_card
+from gear_data.ingest.convert_options import ConvertOptions
 from gear_data.ingest.destination import (
+    CONTINUE,
     LockedTarget,
     abandoned_on_error,
     check_disjoint,
@@ -31,18 +33,16 @@ from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.dataset_checks import check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location
-from gear_data.ingest.mapping import load_mapping
 from gear_data.ingest.pipeline.prepare import stored_schema
-from gear_data.ingest.several.parts import check_splits, plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.several.sequence import SourceSequence
-from gear_data.ingest.source import MOVED, EpisodeSource, SourceOptions, source_videos
+from gear_data.ingest.source import MOVED, EpisodeSource, source_videos
 from gear_data.ingest.table_options import TableOptions
 from gear_data.ingest.videos.indexed_source import IndexedSource
 from gear_data.ingest.videos.placing import kept_video_bytes
 from gear_data.ingest.videos.sampled_statistics import camera_statistics
 from gear_data.ingest.videos.staged_index import stage_videos
-from gear_data.ingest.videos.storage_options import VideoStorage, video_storage
+from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.episode_tables import content_bytes
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
@@ -165,27 +165,42 @@ def convert(
     """
     start = time.perf_counter()
     refuse_keywords_of(convert, unknown, MOVED)
-    run = RunOptions(resume=resume, engine=engine, jobs=jobs, progress=progress)
-    options = SourceOptions(
+    options = ConvertOptions(
+        format=format,
+        split=split,
         columns=columns,
         rename=rename,
-        episodes=episodes,
-        on_bad_episode=on_bad_episode,
-        mapping=None if mapping is None else load_mapping(mapping),
+        mapping=mapping,
         stack=stack,
-        videos=video_storage(videos),
+        episodes=episodes,
+        videos=videos,
         tables=tables,
+        keep_encoded=keep_encoded,
         follow_links=follow_links,
+        shard_bytes=shard_bytes,
+        on_bad_episode=on_bad_episode,
+        strict=strict,
     )
-    target = choose_target(plain_path(destination), overwrite, resume)
-    options = options.with_stacked_parts()
-    sources, splits = plain_source(source), check_splits(split)
-    spec = with_parts(ConversionSpec(sources, splits, format, options, keep_encoded, strict, shard_bytes))
+    run = RunOptions(resume=resume, engine=engine, jobs=jobs, progress=progress)
+    manifest = run_conversion(options.spec(source), plain_path(destination), run, overwrite=overwrite)
+    return _report(manifest, time.perf_counter() - start)
+
+
+def run_conversion(spec: ConversionSpec, destination: str, run: RunOptions, *, overwrite: bool = False) -> Manifest:
+    """Runs a conversion, and returns the manifest of the dataset. Raises the errors of `convert`.
+
+    Args:
+        spec: the source and the options.
+        destination: the folder or URL of the dataset.
+        run: how the conversion runs.
+        overwrite: as in `convert`.
+    """
+    target = choose_target(destination, overwrite, run.resume)
+    spec = with_parts(spec)
     location = spec.locate()
     check_disjoint(location, target.folder)
-    with locked_target(target, overwrite, resume) as locked:
-        manifest = Conversion(spec, location, locked, run).run()
-    return _report(manifest, time.perf_counter() - start)
+    with locked_target(target, overwrite, run.resume) as locked:
+        return Conversion(spec, location, locked, run).run()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +212,7 @@ class RunOptions:
         engine: `local` or `ray`.
         jobs: the number of processes or Ray tasks that run at once; None chooses.
         progress: show a progress bar; None shows one on a terminal.
+        again: how a user continues a conversion that failed, for errors.
 
     Raises:
         UnknownNameError: there is no such engine.
@@ -207,6 +223,7 @@ class RunOptions:
     engine: EngineName = "local"
     jobs: int | None = None
     progress: bool | None = None
+    again: str = CONTINUE
 
     def __post_init__(self) -> None:
         if self.engine not in get_args(EngineName):
@@ -248,7 +265,7 @@ class Conversion:
             embodiments = [part.embodiment for part in self._spec.parts]
             staging_options = {**identity, "embodiments": embodiments, "tasks": [list(task.start) for task in tasks]}
             staged = StagedDataset(self._store, staging_options, resume=self._run.resume)
-            with abandoned_on_error(staged, self._target):
+            with abandoned_on_error(staged, self._target, self._run.again):
                 pool.resize(len(tasks) - 1)
                 source = self._with_indexed_videos(source)
                 opening_findings = source.findings.to_json()

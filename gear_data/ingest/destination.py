@@ -27,6 +27,8 @@ from gear_data.storage.writing.progress_files import LOCK, PROGRESS
 from gear_data.storage.writing.staging import StagedDataset, conversion_difference
 from gear_data.video.index_tables import TABLE_FILES
 
+#: How a user continues a conversion that failed.
+CONTINUE = "--resume (resume=True) continues from there"
 #: The files that a dataset's folder may hold. The hub adds `.gitattributes`.
 _DATASET_FILES = frozenset(
     (
@@ -164,8 +166,8 @@ def finished_manifest(store: FileStore, locked: LockedTarget, identity: Mapping[
 
 
 @contextmanager
-def abandoned_on_error(staged: StagedDataset, target: Target) -> Iterator[None]:
-    """Abandons the staged dataset if the body fails. The error says what is kept."""
+def abandoned_on_error(staged: StagedDataset, target: Target, again: str = CONTINUE) -> Iterator[None]:
+    """Abandons the staged dataset if the body fails. The error says what is kept, and how to continue: `again`."""
     try:
         yield
     except BaseException as error:
@@ -176,7 +178,7 @@ def abandoned_on_error(staged: StagedDataset, target: Target) -> Iterator[None]:
         # A failed overwrite keeps the old dataset, and nothing of the new one.
         if (kept.shards or kept.videos) and not target.replaces:
             files = pluralize(kept.shards, "finished shard") if kept.shards else "finished video files"
-            text = f"{files} {'is' if kept.shards == 1 else 'are'} kept: --resume (resume=True) continues from there"
+            text = f"{files} {'is' if kept.shards == 1 else 'are'} kept: {again}"
             if isinstance(error, GearError):
                 error.hint = f"{error.hint}\n  {text}" if error.hint else text
             elif isinstance(error, KeyboardInterrupt):

@@ -6,7 +6,8 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import IO, Any
@@ -185,17 +186,30 @@ def locate(source: Any, split: str | None, *, follow_links: bool = False) -> Loc
     if not isinstance(source, str | os.PathLike):
         return _object(source, split)
     text = plain_path(source)
+    if not is_remote(text) and not os.path.exists(text) and is_hub_name(text):
+        return _hub(text, split)
+    location = locate_files(text, follow_links=follow_links)
+    if location.folder:
+        return _choose_split(location, split)
+    return location if is_remote(text) else replace(location, split=split)
+
+
+def is_hub_name(text: str) -> bool:
+    """Returns whether a text has the form of a dataset's name on the HuggingFace hub, USER/NAME."""
+    return _HUB_ID.fullmatch(text) is not None and not text.lower().endswith(_DATA_SUFFIXES)
+
+
+def locate_files(text: str, *, follow_links: bool = False) -> Location:
+    """Returns the location of all files of a path or URL, of all splits. Raises the errors of `locate`."""
     if is_remote(text):
-        return _choose_split(_remote(text), split)
+        return _remote(text)
     if os.path.isdir(text):
-        return _choose_split(_local_folder(text, _Links(text, follow_links)), split)
+        return _local_folder(text, _Links(text, follow_links))
     if os.path.exists(text):
         file = _local_file(text, os.path.basename(text))
         if file is None:
             raise SourceNotFoundError("is neither a file nor a folder", file=text, hint="give a file or a folder")
-        return Location(text, (file, *_json_beside(text, file)), split=split)
-    if _HUB_ID.fullmatch(text) and not text.lower().endswith(_DATA_SUFFIXES):
-        return _hub(text, split)
+        return Location(text, (file, *_json_beside(text, file)))
     hint = None
     if any(sign in text for sign in "*?["):
         hint = "patterns are not expanded: give the folder"
@@ -355,8 +369,6 @@ def _natural_order(file: SourceFile) -> list[Any]:
 
 def _choose_split(location: Location, split: str | None) -> Location:
     """Keeps the files of one split of a folder, if names say the split."""
-    if not location.folder:
-        return location
     files, left = choose_split(location.name, location.files, split)
     return replace(location, files=tuple(files), split=left)
 
@@ -412,13 +424,32 @@ def _in_memory(source: Any, split: str | None) -> Location:
     return Location(name, arrays=source) if holds_arrays(source) else Location(name, episodes=source)
 
 
+def hub_commit(name: str) -> str:
+    """Returns the hash of the newest commit of a dataset on the hub, by one request.
+
+    Raises:
+        SourceNotFoundError: the hub has no such dataset, or cannot be reached.
+    """
+    with _typed_hub_errors(name):
+        from huggingface_hub import HfApi
+
+        return str(answer_of(lambda: HfApi().dataset_info(name), MANY).sha)
+
+
 def _hub(name: str, split: str | None) -> Location:
-    try:
+    with _typed_hub_errors(name):
         found = answer_of(lambda: import_datasets().load_dataset(name, split=split, streaming=True), MANY)
+    return Location(name, dataset=HubRows(_object(found, split if isinstance(found, dict) else None).dataset, name))
+
+
+@contextmanager
+def _typed_hub_errors(name: str) -> Iterator[None]:
+    """Converts errors of the block, which asks the hub about a dataset."""
+    try:
+        yield
     except Exception as error:  # datasets raises many kinds of errors, and so does its HTTP client
         raise SourceNotFoundError(
             f"no such file or folder, and it cannot be read as a hub dataset: {type(error).__name__}: {error}",
             file=name,
             hint="check the path; a hub dataset needs network access, and a login if it is private",
         ) from error
-    return Location(name, dataset=HubRows(_object(found, split if isinstance(found, dict) else None).dataset, name))

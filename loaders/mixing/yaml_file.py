@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +22,9 @@ from gear_data.dataset.steps.ranges import KeptRanges
 from gear_data.dataset.views import Filter, StepFilter
 from gear_data.error_text import shown
 from gear_data.errors import GearError, InvalidArgumentError, LoaderConfigError, closest_name
+from gear_data.ingest.cached.entries import read_header
+from gear_data.ingest.cached.source_state import is_hub_id
+from gear_data.ingest.convert_options import ConvertOptions
 from gear_data.relative import Relative
 from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
 from gear_data.storage.manifest import STEP_MASK
@@ -30,7 +34,7 @@ from gear_data.storage.writing.file_store import put_text
 #: A dataset, its proportion, and its options.
 Component = tuple[Dataset, Any, Mapping[str, Any]]
 #: Arguments of a mixture, which are keys of the document; and keys of a dataset in it, beside its options.
-_ARGUMENTS, _DATASET_KEYS = ("join", "pad_to", "statistics"), ("path", "share", "filters")
+_ARGUMENTS, _DATASET_KEYS = ("join", "pad_to", "statistics"), ("path", "convert", "share", "filters")
 #: Filter: a method of `Dataset` whose first argument is the key's value -> its further arguments, which are keys, too.
 _FILTERS: dict[str, tuple[str, ...]] = {
     "filter": (),
@@ -126,7 +130,12 @@ def _component(entry: Any, names: Sequence[str], place: str, file: str) -> Compo
     if not isinstance(filters, list):
         hint = "such as 'filters: [{filter: length >= 40}, {filter_steps: rewards > 0, mode: all}]'"
         raise LoaderConfigError(f"the filters of {place} are {shown(filters)}, not a list", file=file, hint=hint)
-    dataset: Dataset = _made(lambda: open_dataset(_place(path, file)), place, file)
+    convert = fields.get("convert")
+    dataset: Dataset = _made(
+        lambda: open_dataset(_place(path, file), convert=None if convert is None else ConvertOptions.parse(convert)),
+        place,
+        file,
+    )
     for number, each in enumerate(filters):
         dataset = _filtered(dataset, each, f"{place}.filters[{number}]", file)
     options = {name: fields[name] for name in names if name in fields}
@@ -170,9 +179,9 @@ def _sampler(entry: Mapping[str, Any], place: str, file: str) -> Any:
 
 def _place(path: str, file: str) -> str:
     """Returns a path or URL that is written in a file: relative to the file's folder."""
-    if is_remote(path) or os.path.isabs(path):
-        return path
     folder = os.path.dirname(file)
+    if is_remote(path) or os.path.isabs(path) or is_hub_id(path, folder):
+        return path
     return join(folder, path) if is_remote(folder) else os.path.join(folder, path)
 
 
@@ -195,7 +204,7 @@ def _entry(component: Component, name: str, folder: str) -> dict[str, Any]:
             f"the proportion of {name} is a function, and a file holds numbers",
             hint="give breakpoints: [(step, proportion), ...]",
         )
-    entry: dict[str, Any] = {"path": _written_place(str(dataset.path), folder)}
+    entry = _entry_of_source(dataset, name, folder) or {"path": _written_place(str(dataset.path), folder)}
     entry["share"] = _plain(share)
     if filters := _filters(dataset, name, folder):
         entry["filters"] = filters
@@ -208,6 +217,21 @@ def _entry(component: Component, name: str, folder: str) -> dict[str, Any]:
             )
         entry[option] = plain
     return entry
+
+
+def _entry_of_source(dataset: Dataset, name: str, folder: str) -> dict[str, Any] | None:
+    """Returns the entry of a dataset that is a source in the cache; None for another one."""
+    header = read_header(Path(dataset.path).parent) if isinstance(dataset.path, Path) else None
+    if header is None:
+        return None
+    if len(header.places) != 1:
+        raise InvalidArgumentError(
+            f"{name} is of {header.source}, and a file holds one path for each dataset",
+            hint="convert it with gear_data.convert, and mix that dataset",
+        )
+    place = header.places[0]
+    entry: dict[str, Any] = {"path": _written_place(place, folder) if os.path.isabs(place) else place}
+    return {**entry, "convert": header.options} if header.options else entry
 
 
 def _filters(dataset: Dataset, name: str, folder: str) -> list[dict[str, Any]]:

@@ -25,5 +25,6 @@ def _name(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_examples_of_a_page_run(page: Path, prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path / ".cache"))
     runner = Runner(tmp_path, prepare, monkeypatch.setenv)
     runner.run(page)

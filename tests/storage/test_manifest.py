@@ -17,6 +17,7 @@ import xxhash
 
 import gear_data
 from gear_data.errors import CorruptShardError, DatasetNotFoundError, GearError, ManifestError, VersionError
+from gear_data.storage.manifest import Manifest
 from tests.support.manifests import edited_manifest, signed
 
 
@@ -130,7 +131,7 @@ def test_no_dataset(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name, message in (("nothing", "no such"), ("file", "is a file"), ("folder", "no gear dataset here")):
         with pytest.raises(DatasetNotFoundError, match=message) as error:
-            gear_data.open(tmp_path / name)
+            Manifest.load(tmp_path / name)
         assert isinstance(error.value, FileNotFoundError)
         assert error.value.file == str(tmp_path / name)
 

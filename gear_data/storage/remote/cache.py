@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from gear_data.common.file_lock import locked
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError
@@ -38,6 +38,26 @@ _log = logging.getLogger(__name__)
 
 #: Writes the bytes of a remote file to a local one.
 Download = Callable[[BinaryIO], None]
+
+
+class CachedFile(NamedTuple):
+    """A file in the cache. The file to remove first is the smallest one.
+
+    Attributes:
+        is_complete: whether it was fetched whole.
+        used_ns: the time of its last use, in nanoseconds since 1970.
+        path: its path.
+        bytes: its size.
+    """
+
+    is_complete: bool
+    used_ns: int
+    path: Path
+    bytes: int
+
+    def remove(self) -> bool:
+        """Removes the file unless it is in use. Returns whether it is gone."""
+        return _remove_unused(self.path)
 
 
 class ShardCache:
@@ -183,8 +203,8 @@ class ShardCache:
         if self._room and size <= self._room:
             self._room -= size
             return
-        entries = self._list()
-        total = sum(bytes_ for *_, bytes_ in entries)
+        entries = self.files()
+        total = sum(file.bytes for file in entries)
         limit = self.limit
         if limit is None:
             limit = min(_DEFAULT_BYTES, (shutil.disk_usage(self._files).free + total) // 2)
@@ -198,20 +218,21 @@ class ShardCache:
             )
         many = len(entries) > _MANY_FILES
         most = limit - limit // _PARTS if many and total + size > limit else limit
-        for complete, _, path, bytes_ in sorted(entries):
-            if complete and total + size <= most:
+        for file in sorted(entries):
+            if file.is_complete and total + size <= most:
                 break
-            if _remove_unused(path):
-                total -= bytes_
+            if file.remove():
+                total -= file.bytes
         self._room = max(0, limit - total - size) // _PARTS if many else 0
 
-    def _list(self) -> list[tuple[bool, int, Path, int]]:
-        """Returns for each file whether it is complete, its time in nanoseconds, its path, and its bytes."""
-        entries = []
-        for path in self._files.iterdir():
-            with suppress(FileNotFoundError):
-                status = path.stat()
-                entries.append((path.suffix != _FETCHING, status.st_mtime_ns, path, status.st_size))
+    def files(self) -> list[CachedFile]:
+        """Returns the files in the cache, in any order."""
+        entries: list[CachedFile] = []
+        with suppress(FileNotFoundError):
+            for path in self._files.iterdir():
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    entries.append(CachedFile(path.suffix != _FETCHING, status.st_mtime_ns, path, status.st_size))
         return entries
 
 

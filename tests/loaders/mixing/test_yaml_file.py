@@ -23,6 +23,7 @@ from gear_data.errors import (
     UnknownNameError,
 )
 from tests.support.feed.batches import same, take
+from tests.support.rollouts import Rollout, write_d4rl, write_steps
 
 TEXT = """
 join: true
@@ -246,3 +247,46 @@ def test_what_a_file_cannot_hold(folder: Path, tmp_path: Path) -> None:
     share = Mixture([(ds, np.float32(0.5))])
     share.to_yaml(tmp_path / "mix.yaml")
     assert Mixture.from_yaml(tmp_path / "mix.yaml").proportions == (0.5,)
+
+
+def test_sources_in_a_file(tmp_path: Path, rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path / "cache"))
+    write_d4rl(tmp_path / "mix/hops.hdf5", rollouts)
+    write_steps(tmp_path / "mix/steps.parquet", rollouts[:9])
+    text = """
+datasets:
+  - {path: hops.hdf5, columns: [actions, rewards]}
+  - path: steps.parquet
+    convert: {columns: [actions, rewards], episodes: {episode_column: episode_index}}
+    columns: [actions, rewards]
+"""
+    (tmp_path / "mix/mix.yaml").write_text(text)
+    mixture = Mixture.from_yaml(tmp_path / "mix/mix.yaml")
+
+    def batches(mixed: Mixture) -> list[Any]:
+        return take(SequenceLoader(mixed, batch_size=4, context=3, prefetch=0), 5)
+
+    direct = [tmp_path / "hops", tmp_path / "steps"]
+    gear_data.convert(tmp_path / "mix/hops.hdf5", direct[0])
+    gear_data.convert(tmp_path / "mix/steps.parquet", direct[1])
+    columns = {"columns": ["actions", "rewards"]}
+    expected = Mixture([(gear_data.open(path), 1, columns) for path in direct])
+    same(batches(mixture), batches(expected))
+    # What is written names the sources, not the cache.
+    mixture.to_yaml(tmp_path / "mix/again.yaml")
+    written = yaml.safe_load((tmp_path / "mix/again.yaml").read_text())["datasets"]
+    assert [entry["path"] for entry in written] == ["hops.hdf5", "steps.parquet"]
+    assert written[1]["convert"] == {
+        "columns": ["actions", "rewards"],
+        "episodes": {"episode_column": "episode_index"},
+    }
+    same(batches(Mixture.from_yaml(tmp_path / "mix/again.yaml")), batches(expected))
+    in_memory = gear_data.open([rollout.columns for rollout in rollouts])
+    with pytest.raises(InvalidArgumentError, match="list in memory, and a file holds one path"):
+        Mixture([(in_memory, 1)]).to_yaml(tmp_path / "mix/bad.yaml")
+
+
+def test_wrong_options_of_a_conversion(tmp_path: Path) -> None:
+    (tmp_path / "mix.yaml").write_text("datasets: [{path: hops.hdf5, convert: {colums: [a]}}]")
+    with pytest.raises(InvalidArgumentError, match=r"datasets\[0\] of .*'colums'"):
+        Mixture.from_yaml(tmp_path / "mix.yaml")

@@ -18,7 +18,7 @@ import xxhash
 
 from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, ManifestError, StorageFullError
 from gear_data.storage.manifest import FileEntry
-from gear_data.storage.remote.cache import ShardCache, default_folder
+from gear_data.storage.remote.cache import CachedFile, ShardCache, default_folder
 
 
 def _entry(data: bytes) -> FileEntry:
@@ -76,13 +76,13 @@ def test_a_cache_of_many_files_is_listed_now_and_then(tmp_path: Path, monkeypatc
     monkeypatch.setattr("gear_data.storage.remote.cache._PARTS", 4)
     cache, other = ShardCache(tmp_path, 64_000), ShardCache(tmp_path, 64_000)
     listings = []
-    listed = cache._list
+    listed = cache.files
 
-    def count_and_list() -> list[tuple[bool, int, Path, int]]:
+    def count_and_list() -> list[CachedFile]:
         listings.append(1)
         return listed()
 
-    monkeypatch.setattr(cache, "_list", count_and_list)
+    monkeypatch.setattr(cache, "files", count_and_list)
     for number in range(300):
         for each, part in ((cache, b"mine"), (other, b"other")):
             data = b"%s %d" % (part, number)

@@ -23,6 +23,7 @@ from gear_data.errors import (
     GearError,
     ManifestError,
     RemoteError,
+    UnknownFormatError,
 )
 from gear_data.storage.remote.range_reader import filesystem_of
 from tests.support.hangs import SPECIAL_FILES, no_hang
@@ -195,7 +196,10 @@ def test_a_manifest_cannot_name_files_outside_its_folder(name: str, remote: str,
 def test_folders_without_a_dataset(memory_url: str) -> None:
     filesystem, place = filesystem_of(memory_url)
     filesystem.pipe_file(f"{place}/x", b"")
-    with pytest.raises(DatasetNotFoundError, match="no gear dataset here"):
+    with pytest.raises(UnknownFormatError, match="the format is not recognised"):
+        gear_data.open(memory_url)
+    filesystem.pipe_file(f"{place}/.progress/x", b"")
+    with pytest.raises(DatasetNotFoundError, match="did not finish"):
         gear_data.open(memory_url)
     filesystem.pipe_file(f"{place}/manifest.json", b"\xff")
     with pytest.raises(ManifestError, match=r"manifest\.json: cannot be read"):

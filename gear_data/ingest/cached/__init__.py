@@ -1,0 +1,1 @@
+"""Sources that are opened: each is converted once into the cache of this machine."""

@@ -1,0 +1,60 @@
+"""The conversions in the cache: lists, sizes, removal, what is in use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import gear_data
+from gear_data.ingest.cached.entries import cache_size, find_entries, list_entries, prune, remove_entry
+from gear_data.storage.remote.range_reader import filesystem_of
+from gear_data.storage.writing.folder_lock import folder_lock
+from tests.support.rollouts import Rollout, write_d4rl
+
+
+def test_entries_in_use_are_not_pruned(tmp_path: Path, rollouts: list[Rollout], cache: Path) -> None:
+    paths = [write_d4rl(tmp_path / f"{number}.hdf5", rollouts[: 9 + number]) for number in range(3)]
+    for number, path in enumerate(paths):
+        folder = Path(gear_data.open(path).path)
+        os.utime(folder.parent / "entry.json", (number, number))
+    used = gear_data.open(paths[0])  # also marks it as used now
+    assert [entry.source for entry in list_entries(cache)] == [str(paths[1]), str(paths[2]), str(paths[0])]
+    sizes = [entry.bytes for entry in list_entries(cache)]
+    assert cache_size(cache).bytes == sum(sizes)
+    assert prune(cache, sum(sizes)) == 0
+    assert prune(cache, sum(sizes) - 1) == sizes[0]
+    assert [entry.source for entry in list_entries(cache)] == [str(paths[2]), str(paths[0])]
+    assert prune(cache, 0) == sizes[1]
+    (entry,) = list_entries(cache)
+    assert entry.source == str(paths[0])
+    assert not remove_entry(entry.folder)
+    assert used[3]["actions"].shape[1] == 2
+    view = used.filter("length > 3")
+    del used
+    assert not remove_entry(entry.folder)
+    del view
+    assert remove_entry(entry.folder)
+    assert list_entries(cache) == []
+    assert gear_data.open(paths[0]).num_episodes == 9
+
+
+def test_an_entry_that_is_being_converted_is_kept(source: Path, cache: Path) -> None:
+    folder = Path(gear_data.open(source).path).parent
+    with folder_lock(folder, name="x", hint=""):
+        assert not remove_entry(folder)
+        assert prune(cache, 0) == 0
+    assert find_entries(cache, str(source))[0].key == folder.name
+    assert prune(cache, 0) > 0
+
+
+def test_fetched_files_are_of_the_same_cache(source: Path, rollouts_path: Path, memory_url: str, cache: Path) -> None:
+    filesystem, place = filesystem_of(memory_url)
+    filesystem.put(f"{rollouts_path}/", place, recursive=True)
+    gear_data.open(memory_url)[0]["actions"].sum()
+    gear_data.open(source)
+    size = cache_size(cache)
+    assert size.fetched == sum(path.stat().st_size for path in (cache / "files").iterdir()) > 0
+    assert size.conversions == list_entries(cache)[0].bytes > 0
+    # The file was used before the conversion.
+    assert prune(cache, size.conversions) == size.fetched
+    assert cache_size(cache).fetched == 0
