@@ -87,8 +87,11 @@ def take_next_observations(
         own, other = specs[name], specs[observations]
         if own.dtype != other.dtype:
             column = own.source or name
-            cast = f"read both as one dtype: --dtype {other.source or observations}={own.dtype}; or "
-            cast = cast if has_dtypes else ""
+            cast = ""
+            if has_dtypes and not own.variable_length and not other.variable_length:
+                dtype = np.promote_types(own.dtype, other.dtype).name
+                casts = [f"--dtype {spec.source or spec.name}={dtype}" for spec in (other, own) if spec.dtype != dtype]
+                cast = f"read both as one dtype: {' '.join(casts)}; or "
             raise UnsupportedColumnError(
                 f"is {own.dtype}, where '{other.source or observations}' is {other.dtype}; final observations must "
                 "have the dtype of the others",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from gear_data.common.paths import printable
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
-from gear_data.ingest.pipeline.names import DONES, INVALID_NAME, is_column_name, name_map, observations_before
+from gear_data.ingest.pipeline.names import (
+    DONES,
+    INVALID_NAME,
+    canonical_name,
+    is_column_name,
+    is_next,
+    name_map,
+    observations_before,
+)
 from gear_data.ingest.source import SourceOptions
 from gear_data.schema import ColumnSpec
 
@@ -126,6 +135,18 @@ def _selected(mapping: Mapping[str, str], columns: Sequence[str], structure: Set
         for source, name in mapping.items()
         if name in chosen or name in flags or observations_before(name, chosen) is not None
     }
+
+
+def leave_out(column: str) -> str:
+    """Returns the advice to leave out a column that cannot be read, by its name in the source.
+
+    End flags and next observations are read beside any `columns`, unless they have another name.
+    """
+    name = canonical_name(column)
+    if name in END_FLAGS | _OTHER_FLAGS.keys() or is_next(name):
+        rename = shlex.quote(f"{column}=infos.{name}")
+        return f"give it another name with --rename {rename} (rename={{...}}), and {LEAVE_OUT}"
+    return LEAVE_OUT
 
 
 def resolve_structure_columns(names: Iterable[str], options: SourceOptions) -> SourceOptions:

@@ -21,7 +21,7 @@ import numpy as np
 from gear_data.errors import CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.pipeline.columns import END_FLAGS, LEAVE_OUT, SCALAR_COLUMNS, choose_columns
+from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns, leave_out
 from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import Format, SourceOptions
@@ -252,7 +252,7 @@ def _stored_array(tree: _TensorTree, key: str, batch_shape: tuple[int, ...], roo
             f"holds {name}, which is not a dtype of a column",
             file=root + _META,
             column=key,
-            hint=LEAVE_OUT,
+            hint=leave_out(key),
         )
     dtype = np.dtype(name)
     if file is None or shape[: len(batch_shape)] != batch_shape or math.prod(shape) * dtype.itemsize != file.size:

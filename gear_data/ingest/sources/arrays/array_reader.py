@@ -190,7 +190,7 @@ def read_small_npz(file: SourceFile, names: Collection[str]) -> dict[str, npt.ND
             raise CorruptSourceError(
                 "holds pickled Python objects, which are never loaded",
                 file=array.place,
-                hint="save the values as numbers: np.asarray(values, 'float32')",
+                hint="save the values as numbers of one dtype in all files: np.asarray(values, 'float32')",
             )
         whole = np.empty(array.shape[::-1] if array.fortran else array.shape, array.dtype)
         with reading(file.name):

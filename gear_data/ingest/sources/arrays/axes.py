@@ -47,7 +47,7 @@ def refuse_unclear_axes(name: str, shapes: Shapes, format_name: str) -> None:
     others = "write other arrays again as [steps, ...], one episode after the other"
     if format_name != "d4rl":
         others = "if they are padded episodes, add 'episode_lengths', an array [episodes]"
-    if DONES in map(canonical_name, shapes):
+    if {"observations", "actions", "rewards", DONES} <= {*map(canonical_name, shapes)}:
         others += "; if they are steps of several environments, give --format stable-baselines3"
     raise UnknownFormatError(
         f"could mean several things: {shown} have the axes ({first}, {second}) in common, which may be "

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, LEAVE_OUT
+from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, leave_out
 from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, refuse_returning_ids
 from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, usual_name
 from gear_data.ingest.source import SourceOptions
@@ -231,7 +231,7 @@ def _padded_arrays(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64])
                 f"has shape {array.shape}, where '{reference_source}' has {reference.shape}",
                 file=classified.name,
                 column=classified.sources[name],
-                hint=LEAVE_OUT,
+                hint=leave_out(classified.sources[name]),
             )
         if has_final_row:
             with_final_row.add(name)

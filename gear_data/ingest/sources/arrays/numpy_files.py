@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from gear_data.errors import CorruptSourceError, UnsupportedColumnError, errors_as
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.pipeline.columns import LEAVE_OUT
+from gear_data.ingest.pipeline.columns import leave_out
 from gear_data.ingest.sources.arrays.step_arrays import RowArray
 from gear_data.ingest.sources.zip_members import MAX_DEFLATE_RATIO, check_member
 from gear_data.schema import DTYPES
@@ -117,7 +117,7 @@ class StoredArray(RowArray):
             UnsupportedColumnError: no column can hold the values.
         """
 
-        def error(message: str, hint: str = LEAVE_OUT) -> UnsupportedColumnError:
+        def error(message: str, hint: str = leave_out(column)) -> UnsupportedColumnError:
             return UnsupportedColumnError(message, file=self.place, column=column, hint=hint)
 
         if self.is_text:

@@ -14,7 +14,7 @@ from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatE
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.pipeline.columns import LEAVE_OUT, SCALAR_COLUMNS, choose_columns
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns, leave_out
 from gear_data.ingest.pipeline.names import DONES, name_map
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.hdf5.flat_file import flat_file, root_scalars
@@ -188,7 +188,7 @@ def read_layout(file: BufferFile, options: SourceOptions) -> BufferLayout:
                 f"has the shape {file.arrays[source].shape}, where '{by_name[DONES]}' has {shape}",
                 file=file.name,
                 column=source,
-                hint=LEAVE_OUT,
+                hint=leave_out(source),
             )
     columns = tuple(
         _column(file, source, column, next_arrays.get(column), last_row is not None)
@@ -246,7 +246,7 @@ def _column(file: BufferFile, source: str, name: str, next_source: str | None, h
             f"holds {dtype} of shape {shape} per step, and a column holds numbers or booleans",
             file=file.name,
             column=source,
-            hint=LEAVE_OUT,
+            hint=leave_out(source),
         )
     after = file.arrays.get(next_source or "")
     if after is not None and (after.dtype, after.shape[2:]) != (dtype, shape):

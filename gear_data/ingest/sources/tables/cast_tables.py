@@ -121,7 +121,7 @@ class CastTables:
                         file=file,
                         column=field.name,
                         row=row,
-                        hint="give it another type with --dtype (dtype={...})",
+                        hint="give it another type with --dtype (dtype={...}), or leave its --dtype out",
                     ) from error
             if field.name in self._fills:
                 array = pa.chunked_array([_filled(storage_array(array), self._fills[field.name])])

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from gear_data.errors import EmptySourceError, InvalidArgumentError, UnknownFormatError, UnsupportedColumnError
-from gear_data.ingest.pipeline.columns import END_FLAGS, LEAVE_OUT, SCALAR_COLUMNS
+from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, leave_out
 from gear_data.ingest.pipeline.names import DONES, is_observation
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tables.stream import TableStream
@@ -219,7 +219,7 @@ def infer_columns(
                 f"no step with values in the first {len(head)} rows",
                 file=file,
                 column=source,
-                hint=LEAVE_OUT,
+                hint=leave_out(source),
             )
         specs.append(ColumnSpec(name, dtypes[source], shape, False, source_name, has_final))
     flags = (

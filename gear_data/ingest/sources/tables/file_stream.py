@@ -40,6 +40,10 @@ _BATCH_BYTES = 16 << 20
 _HEAD_BYTES = 64 << 20
 #: Batches that are decoded for one table, so that a batch of very long episodes does not multiply the table's size.
 _BATCHES = 16
+_SEPARATELY = (
+    "convert the files of each type separately, without this column (--columns), and merge the datasets "
+    "(gear-data merge)"
+)
 
 
 class FileTables:
@@ -290,7 +294,8 @@ def _check_schema(
     if schema.equals(model) or {f.name: f.type for f in schema} == {f.name: f.type for f in model}:
         return
     first = files[0].name
-    hint = separate_datasets_hint([file.name for file in files], first, name)
+    folders = separate_datasets_hint([file.name for file in files], first, name)
+    hint = folders or _SEPARATELY
     for field in model:
         index = schema.get_field_index(field.name)
         if index < 0:
@@ -305,7 +310,7 @@ def _check_schema(
                 f"the column is {type_}, in {first} it is {field.type}",
                 file=name,
                 column=field.name,
-                hint=hint or (cast if numbers else None),
+                hint=folders or cast if numbers else hint,
             )
     for field in schema:
         if model.get_field_index(field.name) < 0:

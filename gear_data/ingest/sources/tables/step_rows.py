@@ -35,10 +35,10 @@ from gear_data.ingest.pipeline.columns import (
     END_FLAGS,
     EPISODE_COLUMNS,
     FIRST_FLAGS,
-    LEAVE_OUT,
     ORDER_COLUMNS,
     SCALAR_COLUMNS,
     choose_columns,
+    leave_out,
     resolve_structure_columns,
 )
 from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, SORT
@@ -199,7 +199,7 @@ class StepRowSource:
         if name in SCALAR_COLUMNS and shape == (1,):
             shape = ()
         if 0 in shape:
-            raise BadEpisodeError("has no elements", file=self._name, column=source, row=0, hint=LEAVE_OUT)
+            raise BadEpisodeError("has no elements", file=self._name, column=source, row=0, hint=leave_out(source))
         return ColumnSpec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=source_name)
 
     @property

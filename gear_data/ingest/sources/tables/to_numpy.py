@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from gear_data.errors import UnsupportedColumnError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
-from gear_data.ingest.pipeline.columns import END_FLAGS, LEAVE_OUT, SCALAR_COLUMNS
+from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, leave_out
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.schema import DTYPES, VARIABLE_TYPES
 
@@ -92,7 +92,7 @@ def leaf_dtype(type_: pa.DataType, *, file: str, column: str) -> str:
             f"holds {'lists of ' if leaf != type_ else ''}{leaf}, which is not a number or a boolean",
             file=file,
             column=column,
-            hint=LEAVE_OUT,
+            hint=leave_out(column),
         )
     return name
 

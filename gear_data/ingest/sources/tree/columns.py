@@ -15,7 +15,7 @@ import pyarrow as pa
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.layout import Column, ColumnRole
-from gear_data.ingest.pipeline.columns import LEAVE_OUT, SCALAR_COLUMNS
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, leave_out
 from gear_data.ingest.pipeline.episode_values import cast_values
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tree.view import TreeArray
@@ -53,7 +53,7 @@ def describe(array: TreeArray, mapped: Column, file: str) -> TreeColumn:
         UnsupportedColumnError: no column can hold the values, or not as the dtype of the layout.
     """
 
-    def error(message: str, hint: str = LEAVE_OUT) -> UnsupportedColumnError:
+    def error(message: str, hint: str = leave_out(mapped.path)) -> UnsupportedColumnError:
         return UnsupportedColumnError(message, file=file, column=array.path, hint=hint)
 
     if not array.shape:

@@ -14,7 +14,7 @@ from typing import Any
 from gear_data.errors import EmptySourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.layout import Column, ColumnRole, EpisodeRule, Layout
-from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns
+from gear_data.ingest.pipeline.columns import LEAVE_OUT, SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tree.blocks import TreeLayout, fact_value, type_of
 from gear_data.ingest.sources.tree.columns import describe, with_dtypes
@@ -61,8 +61,7 @@ class Model:
             f"is {self.kinds[path]}, which is not followed",
             file=self.tree.name,
             column=path,
-            hint="copy the data behind the link into the file, or name the columns to keep with --columns "
-            "(columns=[...]), without this one",
+            hint=f"copy the data behind the link into the file, or {LEAVE_OUT}",
         )
 
     def add(self, code: str, message: str, path: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from gear_data.common.extras import import_extra
 from gear_data.errors import CorruptSourceError, GearError, MissingExtraError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.pipeline.columns import LEAVE_OUT
+from gear_data.ingest.pipeline.columns import leave_out
 from gear_data.ingest.sources.arrays.step_arrays import RowArray
 from gear_data.ingest.sources.json_files import json_object
 from gear_data.ingest.sources.zarr.guard import guarded_version_2, guarded_version_3, sharded_chunks
@@ -101,12 +101,15 @@ class ZarrArray(RowArray):
         name = "binary" if self.is_bytes else self.dtype.newbyteorder("=").name
         if name not in DTYPES and not self.is_bytes:
             raise UnsupportedColumnError(
-                f"holds {name}, which is not a number or a boolean", file=self.place, column=column, hint=LEAVE_OUT
+                f"holds {name}, which is not a number or a boolean",
+                file=self.place,
+                column=column,
+                hint=leave_out(column),
             )
         if 0 in self.row_shape or len(self.row_shape) > MAX_AXES:
             why = "which hold no values" if 0 in self.row_shape else f"which has more than {MAX_AXES} axes"
             message = f"has steps of shape {self.row_shape}, {why}"
-            raise UnsupportedColumnError(message, file=self.place, column=column, hint=LEAVE_OUT)
+            raise UnsupportedColumnError(message, file=self.place, column=column, hint=leave_out(column))
         return name
 
     def missing_finding(self) -> Finding | None:

@@ -14,14 +14,15 @@ from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gear_data.common.extras import import_datasets
 from gear_data.common.retry import answer_of, is_transient
 from gear_data.errors import CorruptSourceError, GearError, RemoteError, errors_as
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.files.kind import UNKNOWN_ROWS, BatchSizer, FileKind, RowGroups, batch_slices
-from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns
-from gear_data.ingest.sources.tables.to_numpy import leaf_type
+from gear_data.ingest.sources.tables.flatten import FlattenedColumn, with_leaf_type
+from gear_data.ingest.sources.tables.to_numpy import is_list, leaf_type
 
 #: Yields the blocks of a file. The second argument is the schema of the source's first file, or None for that file.
 Reader = Callable[[SourceFile, pa.Schema | None], Iterator[pa.Table]]
@@ -106,12 +107,20 @@ class StreamedTable:
 
     def _name_fractions(self, error: CorruptSourceError) -> None:
         """Adds the way out to an error about fractions in a column that has whole numbers in the first rows."""
-        expected = flat_columns(self.schema, self._file.name)
+        numbers = [field.name for field in self.schema if pa.types.is_integer(leaf_type(field.type))]
+        model = pa.schema(
+            [
+                field.with_type(with_leaf_type(field.type, pa.float64())) if field.name in numbers else field
+                for field in self.schema
+            ]
+        )
         with suppress(Exception):  # the file may have other faults
-            for table in self._format.blocks(self._file, None):
-                for name, column in flat_columns(table.schema, self._file.name).items():
-                    is_whole = name in expected and pa.types.is_integer(leaf_type(expected[name].type))
-                    if is_whole and pa.types.is_floating(leaf_type(column.type)):
+            for table in self._format.blocks(self._file, model):
+                for name in numbers:
+                    values = table.column(name)
+                    while is_list(values.type):
+                        values = pc.list_flatten(values)
+                    if pa.types.is_floating(values.type) and pc.any(pc.not_equal(values, pc.floor(values))).as_py():
                         error.column = name
                         error.hint = "the first rows have whole numbers, and later rows fractions: give --dtype "
                         error.hint += f"{name}=float64 (tables=TableOptions(dtype={{{name!r}: 'float64'}}))"
@@ -123,7 +132,7 @@ def _first_schema(format: _StreamedFormat, file: SourceFile) -> pa.Schema:
     """Returns the types of the first block of a file."""
     with _typed_errors(format, file.name, 0):
         table = next(format.blocks(file, None), None)
-    if table is None:
+    if table is None or not table.num_columns:
         raise CorruptSourceError("holds no row", file=file.name, hint="leave the file out")
     return table.schema
 
