@@ -38,7 +38,8 @@ def add_commands(commands: Any) -> None:
     _add_stats(commands)
 
 
-def _add_output(parser: argparse.ArgumentParser, help: str) -> None:
+def add_output(parser: argparse.ArgumentParser, help: str) -> None:
+    """Declares OUT, and what happens to a dataset there."""
     parser.add_argument("output", metavar="OUT", help=help)
     parser.add_argument("--overwrite", action="store_true", help="replace the GEAR dataset at OUT")
     parser.add_argument("--resume", action="store_true", help="start an interrupted run again")
@@ -54,7 +55,7 @@ def _add_filter(commands: Any) -> None:
     example += "\n  gear-data filter hopper/ usual/ --drop-outliers return:3 --drop-outliers length:3"
     parser = add_command(commands, "filter", _filter, summary, example)
     add_dataset(parser)
-    _add_output(parser, "folder or URL to create for the episodes that stay")
+    add_output(parser, "folder or URL to create for the episodes that stay")
     add_where(parser)
     help = "drop the episodes whose value of a numeric column of the episode table is more than LIMIT robust standard "
     help += "deviations (1.4826 times the median absolute deviation) from the median, after --where; may be repeated"
@@ -91,7 +92,7 @@ def _filter(options: argparse.Namespace) -> int:
         for name, limit in limits.items():
             dropped.append(_dropped(f"outliers of {name}, limit {limit:g}", view, view.drop_outliers({name: limit})))
         view = view.drop_outliers(limits)
-    return _save(options, filter_steps(options, view), dropped)
+    return save_view(options, filter_steps(options, view), dropped)
 
 
 def _add_dedupe(commands: Any) -> None:
@@ -100,7 +101,7 @@ def _add_dedupe(commands: Any) -> None:
     example += "\n  gear-data dedupe hopper/ unique/ --near observations,actions --tolerance 1e-3"
     parser = add_command(commands, "dedupe", _dedupe, summary, example)
     add_dataset(parser)
-    _add_output(parser, "folder or URL to create for the episodes that stay")
+    add_output(parser, "folder or URL to create for the episodes that stay")
     help = "drop an episode if its length is that of an earlier one that stays, and these columns differ by at most "
     help += "--tolerance at each step; default: all columns are equal"
     parser.add_argument("--near", type=names, metavar="A,B", help=help)
@@ -112,7 +113,7 @@ def _add_dedupe(commands: Any) -> None:
 def _dedupe(options: argparse.Namespace) -> int:
     whole = gear_data.open(options.dataset, convert=options.convert)
     view = whole.drop_duplicates(options.near, options.tolerance)
-    return _save(options, view, [_dropped("repeat an earlier episode", whole, view)])
+    return save_view(options, view, [_dropped("repeat an earlier episode", whole, view)])
 
 
 def _add_split(commands: Any) -> None:
@@ -121,7 +122,7 @@ def _add_split(commands: Any) -> None:
     example += "\n  gear-data split robot/ tasks/ --by task"
     parser = add_command(commands, "split", _split, summary, example)
     add_dataset(parser)
-    _add_output(parser, "folder or URL to create, with a dataset for each part")
+    add_output(parser, "folder or URL to create, with a dataset for each part")
     add_where(parser)
     how = parser.add_mutually_exclusive_group(required=True)
     help = "names of the parts and their fractions, which add up to 1"
@@ -253,7 +254,7 @@ def _dropped(reason: str, before: gear_data.Dataset, after: gear_data.Dataset) -
     return {"reason": reason, "episodes": len(gone), "of": len(before), "first_ids": gone[:_SHOWN_IDS].tolist()}
 
 
-def _save(options: argparse.Namespace, view: gear_data.Dataset, dropped: Sequence[dict[str, Any]]) -> int:
+def save_view(options: argparse.Namespace, view: gear_data.Dataset, dropped: Sequence[dict[str, Any]]) -> int:
     """Saves a view, and prints what stays and what leaves."""
     kept = {
         "kept": len(view),

@@ -154,7 +154,7 @@ def _reading_metrics(generations: ServedGenerations, counts: CallCounts) -> list
     if served is None:
         return metrics
     manifest = served.shards.manifest
-    size = sum(manifest.shards[number].entry.bytes for number in served.shards.shards)
+    size = sum(manifest.shards[number].bytes for number in served.shards.shards)
     return [
         Metric("shards", "Shards that this node serves.", len(served.shards.shards)),
         Metric("shard_bytes", "Bytes of these shards.", size),
@@ -167,7 +167,7 @@ def _writing_metrics(intake: EpisodeIntake, newest: Manifest | None, counts: Cal
     from gear_data.cluster.server.prometheus import Metric, call_metrics
 
     published = [0, 0, 0, 0] if newest is None else [
-        newest.generation, newest.steps, len(newest.shards), sum(shard.entry.bytes for shard in newest.shards)
+        newest.generation, newest.steps, len(newest.shards), sum(shard.bytes for shard in newest.shards)
     ]  # fmt: skip
     generation, steps, shards, size = published
     return [

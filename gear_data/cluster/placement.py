@@ -268,7 +268,7 @@ def _extended_shares(
 
 def _place_owned(shards: Sequence[ShardEntry], held: list[set[int]], added: Iterable[int], budget: int | None) -> None:
     """Adds each of some shards to the node with the fewest bytes, from the largest shard to the smallest."""
-    sizes = [shard.entry.bytes for shard in shards]
+    sizes = [shard.bytes for shard in shards]
     used = [sum(sizes[shard] for shard in own) for own in held]
     for shard in sorted(added, key=lambda shard: (-sizes[shard], shards[shard].entry.file)):
         node = min(range(len(held)), key=lambda node: used[node])
@@ -296,7 +296,7 @@ def _replicate(
         held: the shards of each node; replicas are added.
         candidates: the shards that each node may get; None: all.
     """
-    sizes = [shard.entry.bytes for shard in shards]
+    sizes = [shard.bytes for shard in shards]
     drawn = [shard for shard in range(len(shards)) if shares[shard] > 0]
     drawn.sort(key=lambda shard: (-shares[shard] / sizes[shard], shards[shard].entry.file))
     for node, own in enumerate(held):
@@ -313,7 +313,7 @@ def _placement(
 ) -> Placement:
     return Placement(
         tuple(names),
-        tuple(shard.entry.bytes for shard in shards),
+        tuple(shard.bytes for shard in shards),
         tuple(float(share) for share in shares),
         tuple(tuple(sorted(each)) for each in held),
     )

@@ -68,6 +68,26 @@ def process_folder() -> Path:
     return folder
 
 
+class OwnedFolder:
+    """A new folder of this process. It is removed when the object is no longer used, or as `process_folder` is.
+
+    Attributes:
+        path: the folder.
+
+    Raises:
+        OSError: the folder cannot be created.
+    """
+
+    def __init__(self) -> None:
+        self.path, lock = _create_scratch()
+        self.remove = Finalize(self, _removed, (self.path, lock), exitpriority=0)
+
+
+def _removed(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
 def _create_scratch() -> tuple[Path, int]:
     """Creates a scratch folder and locks it.
 

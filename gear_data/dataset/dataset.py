@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import datasets
     import polars as pl
 
+    from gear_data.dataset.editing.values import ColumnValues
     from gear_data.ingest.saving.save import SaveReport
     from gear_data.loaders.frameworks.map_datasets import EpisodeDataset, WindowDataset
     from gear_data.reports.report import DatasetReport
@@ -356,6 +357,96 @@ class Dataset(DatasetCore):
         from gear_data.dataset.curation.save import save_view
 
         return save_view(self.store, self.view, path, overwrite=overwrite, resume=resume, progress=progress)
+
+    def with_column(self, name: str, values: ColumnValues, *, role: str | None = None) -> Dataset:
+        """Returns the dataset with one more column, of which each step has a value.
+
+        The new values are files beside the shards, which are not written again. They are in a temporary folder
+        ($TMPDIR) as long as the returned dataset is used; `save` keeps them, and links the shards. The call reads all
+        shards once, because the contents of the episodes change, and with them the fingerprint: it is the one of a
+        conversion with the column.
+
+        Args:
+            name: of the column. Its first part says its role, as in `observations.embedding`.
+            values: one of these:
+                an array [num_steps, *shape], for all steps in order, of numbers, text or bytes.
+                a Polars expression over the step columns, or SQL text for one. It is evaluated for each episode
+                separately, so `pl.col("rewards").cum_sum()` begins again with every episode. A single value is
+                repeated.
+                a function that takes an `Episode` and returns an array [T, *shape] or a list of T values.
+            role: puts the column under the name of a role: with `observation`, `depth` becomes `observations.depth`.
+                None: the name stays.
+
+        Raises:
+            InvalidArgumentError: the name is taken or invalid, there are more or fewer values than steps, some are
+                null, a function or expression gives another dtype or shape in a later episode, this is a view of some
+                episodes, the dataset grows, or other nodes serve it.
+            UnsupportedColumnError: a dataset cannot store the values.
+            UnknownNameError: the expression names a column that does not exist, or the role does not exist.
+            CorruptShardError: a shard is damaged.
+            StorageFullError, UnwritableError: the temporary folder cannot be written to.
+        """
+        from gear_data.dataset.editing.dataset import with_column
+
+        return Dataset(*with_column(self, name, values, role))
+
+    def rename(self, names: Mapping[str, str]) -> Dataset:
+        """Returns the dataset with other names of columns or cameras. No file of steps is written.
+
+        The masks of columns are renamed with them, and `returns_to_go` leaves with `rewards`. Shards are read once if
+        the order of the names changes: the contents of episodes are hashed in this order. See `with_column`.
+
+        Args:
+            names: name -> new name.
+
+        Raises:
+            UnknownNameError: a column does not exist. The error lists the columns.
+            InvalidArgumentError: a new name is taken or invalid, every dataset has the column (`terminated`,
+                `truncated`), the dataset grows, or other nodes serve it.
+            CorruptShardError: a shard is damaged.
+        """
+        from gear_data.dataset.editing.dataset import renamed
+
+        return Dataset(*renamed(self, names))
+
+    def drop(self, names: str | Sequence[str]) -> Dataset:
+        """Returns the dataset without some columns or cameras.
+
+        No file of steps is written: the shards keep the bytes of the columns, and nothing reads them. The masks of
+        columns leave with them, and `returns_to_go` with `rewards`. The call reads all shards once. See `with_column`.
+
+        Args:
+            names: a column, or several.
+
+        Raises:
+            UnknownNameError: a column does not exist. The error lists the columns.
+            InvalidArgumentError: there are no names, every dataset has the column (`terminated`, `truncated`), the
+                dataset grows, or other nodes serve it.
+            CorruptShardError: a shard is damaged.
+        """
+        from gear_data.dataset.editing.dataset import dropped
+
+        return Dataset(*dropped(self, names))
+
+    def with_facts(self, table: Any) -> Dataset:
+        """Returns the dataset with facts about its episodes: further columns of the episode table.
+
+        Contents and fingerprint stay. `save` writes the table, and links the shards. See `with_column`.
+
+        Args:
+            table: a Polars or pandas frame, an Arrow table, or a dictionary of columns. With a column `episode_id`, a
+                row is about that episode, and other episodes get null or keep their value. Without, there is a row for
+                each episode of this dataset or view, in order. A fact that exists is replaced. `task` sets the tasks.
+
+        Raises:
+            EpisodeIndexError: the dataset or view has no episode of an id.
+            InvalidArgumentError: the table has more or fewer rows, an id twice, or no facts; a column has the name of
+                one that every episode table has; the dataset grows, or other nodes serve it.
+            UnsupportedColumnError: an episode table cannot have values of a type.
+        """
+        from gear_data.dataset.editing.dataset import with_more_facts
+
+        return Dataset(*with_more_facts(self, table))
 
     def drop_outliers(self, limits: Mapping[str, float]) -> Dataset:
         """Returns a view without the episodes whose value is far from the median.

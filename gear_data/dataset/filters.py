@@ -108,7 +108,7 @@ def true_rows(frame: pl.DataFrame, expression: pl.Expr) -> npt.NDArray[np.bool_]
 
     values = cudf.true_values(frame, expression, column_names(expression))
     if values is None:
-        values = _evaluate(frame, expression)
+        values = evaluate(frame, expression)
     if values.dtype != pl.Boolean:
         raise InvalidArgumentError(
             f"a filter must be true or false, but {expression} is {values.dtype}",
@@ -137,7 +137,7 @@ def row_values(frame: pl.DataFrame, expression: pl.Expr, purpose: str) -> npt.ND
     """
     import polars as pl
 
-    values = _evaluate(frame, expression)
+    values = evaluate(frame, expression)
     if not (values.dtype.is_numeric() or values.dtype == pl.Boolean):
         raise InvalidArgumentError(f"{purpose} must be numbers, but {expression} is {values.dtype}")
     if len(values) not in (1, len(frame)):
@@ -148,7 +148,11 @@ def row_values(frame: pl.DataFrame, expression: pl.Expr, purpose: str) -> npt.ND
     return np.array(np.broadcast_to(numbers, len(frame)))
 
 
-def _evaluate(frame: pl.DataFrame, expression: pl.Expr) -> pl.Series:
+def evaluate(frame: pl.DataFrame, expression: pl.Expr) -> pl.Series:
+    """Returns the values of an expression over the columns of a frame.
+
+    Raises InvalidArgumentError if Polars cannot evaluate it, or if it gives several columns.
+    """
     import polars as pl
 
     try:

@@ -30,7 +30,7 @@ from gear_data.errors import (
 )
 from gear_data.selection.samplers import AnySampler
 from gear_data.storage.dataset_files import DatasetFiles, open_files
-from gear_data.storage.manifest import MANIFEST_NAME
+from gear_data.storage.manifest import MANIFEST_NAME, files_elsewhere
 from gear_data.words import ClusterName, OnBadShard, Residency, SamplerName, TransportName
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def open_cluster(
 
     def assign_shards(opened: DatasetFiles, nodes: Sequence[str]) -> tuple[Placement, Placement]:
         # Placement needs only the tables; this machine may lack the shards of other nodes.
-        shards = frozenset(shard.entry.file for shard in opened.manifest().shards)
+        shards = files_elsewhere(opened.manifest(), ())
         whole = Dataset(DatasetStore(opened, "mmap", shards), View())
         return whole.placement(nodes, sampler, budget), whole.placement(nodes, sampler)
 

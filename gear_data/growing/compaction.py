@@ -8,6 +8,7 @@ Eviction by weight writes shards again without the episodes that leave: see `gea
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,12 +20,13 @@ from gear_data.errors import CorruptShardError
 from gear_data.growing.draft import Draft, DraftPart, without_episodes
 from gear_data.growing.part_statistics import join_statistics, part_file, rewrite_statistics
 from gear_data.ingest.videos.draft import video_bytes
+from gear_data.schema import Schema
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.episode_tables import with_values
 from gear_data.storage.generations.growth import Part
 from gear_data.storage.manifest import FileEntry, ShardEntry
-from gear_data.storage.verify import check_bytes
+from gear_data.storage.verify import read_shard
 from gear_data.storage.writing.file_store import LocalFileStore
 
 
@@ -73,7 +75,7 @@ def rewritten_parts(
         pieces = []
         for number, entry in enumerate(shards, first):
             here = shard == number
-            pieces += _rows(_batch(store, entry), start[here], length[here])
+            pieces += _rows(_batch(store, draft.schema, entry), start[here], length[here])
         (batch,) = pa.Table.from_batches(pieces).combine_chunks().to_batches()
         write_ipc(path, batch)
         written = FileEntry(file, path.stat().st_size, checksum(path))
@@ -109,14 +111,13 @@ def _rows(batch: pa.RecordBatch, start: npt.NDArray[np.int64], length: npt.NDArr
     ]
 
 
-def _batch(store: LocalFileStore, shard: ShardEntry) -> pa.RecordBatch:
-    path = store.path(shard.entry.file)
+def _batch(store: LocalFileStore, schema: Schema, shard: ShardEntry) -> pa.RecordBatch:
     try:
-        # Else the new checksum would hide damage.
-        check_bytes(path, shard.entry)
-        with pa.memory_map(str(path)) as source:
-            return pa.ipc.open_file(source).get_batch(0)
-    except (pa.ArrowException, OSError) as error:
+        # Compares checksums, too: else the new checksum would hide damage.
+        return read_shard(lambda entry: nullcontext(store.path(entry.file)), schema, shard)
+    except OSError as error:
         raise CorruptShardError(
-            f"cannot be read: {error}", file=str(path), hint="restore it, or write it again with 'gear-data repair'"
+            f"cannot be read: {error}",
+            file=str(store.path(shard.entry.file)),
+            hint="restore it, or write it again with 'gear-data repair'",
         ) from error

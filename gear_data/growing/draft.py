@@ -54,7 +54,7 @@ class DraftPart:
     @property
     def bytes(self) -> int:
         """The size of the shards and video files."""
-        return sum(shard.entry.bytes for shard in self.shards) + self.video_bytes
+        return sum(shard.bytes for shard in self.shards) + self.video_bytes
 
 
 @dataclass(frozen=True, eq=False)

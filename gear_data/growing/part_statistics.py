@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.signed_text import sign, text_checksum
@@ -29,6 +29,7 @@ from gear_data.storage.statistics import (
     merged_samples,
     merged_statistics,
 )
+from gear_data.storage.verify import read_shard
 from gear_data.storage.writing.file_store import LocalFileStore, put_text
 
 
@@ -81,7 +82,7 @@ def rewrite_statistics(
         lengths: int64 [episodes], steps of its episodes.
     """
     running = RunningStatistics(schema)
-    _update(running, store.path(shard.entry.file), schema, lengths)
+    _update(running, store, shard, schema, lengths)
     found = [_read(store.path(part_file(part)), schema) or {} for part in parts]
     cameras = {
         camera.name: merged_samples([each[camera.name] for each in found])
@@ -100,7 +101,7 @@ def merged_parts(store: LocalFileStore, draft: Draft) -> dict[str, ColumnStatist
         if statistics is None:
             running = RunningStatistics(draft.schema)
             for number, shard in enumerate(part.shards, first):
-                _update(running, store.path(shard.entry.file), draft.schema, lengths[shards == number])
+                _update(running, store, shard, draft.schema, lengths[shards == number])
             statistics = running.result()
             write_statistics(store, part.part.name, statistics)
         found.append(statistics)
@@ -123,15 +124,15 @@ def _read(path: Path, schema: Schema) -> dict[str, ColumnStatistics] | None:
 
 def _update(
     running: RunningStatistics,
-    path: Path,
+    store: LocalFileStore,
+    shard: ShardEntry,
     schema: Schema,
     lengths: npt.NDArray[np.int64],
 ) -> None:
     """Adds the steps of a shard."""
-    with pa.memory_map(str(path)) as source:
-        batch = pa.ipc.open_file(source).get_batch(0)
-        columns = {
-            column.name: array_values(batch.column(column.name)).reshape(len(batch), *column.shape)
-            for column in schema.fixed_columns
-        }
-        running.update(columns, lengths)
+    batch = read_shard(lambda entry: nullcontext(store.path(entry.file)), schema, shard)
+    columns = {
+        column.name: array_values(batch.column(column.name)).reshape(len(batch), *column.shape)
+        for column in schema.fixed_columns
+    }
+    running.update(columns, lengths)

@@ -150,7 +150,7 @@ def _downloaded(
         tables = [entry.file for entry in manifest.tables.values()]
         if all(file in there for file in tables):
             _download(name, commit, tables, staging, sum(entry.bytes for entry in manifest.tables.values()))
-            entries = [*(shard.entry for shard in manifest.shards), *_videos(staging, manifest)]
+            entries = [*(file for shard in manifest.shards for file in shard.files), *_videos(staging, manifest)]
         else:
             entries = []
         card = [CARD_NAME] if CARD_NAME in there else []

@@ -24,7 +24,8 @@ from gear_data.residency.remote_mmap import CachedShards
 from gear_data.residency.shards import Shards
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import CachedFiles, DatasetFiles
-from gear_data.storage.manifest import ShardEntry
+from gear_data.storage.edits.files import EditedFiles
+from gear_data.storage.manifest import FileEntry, ShardEntry
 from gear_data.storage.mapped_shards import MappedShards, check_file_size, map_file
 from gear_data.words import Residency
 
@@ -92,8 +93,10 @@ def open_shards(
         load = partial(host_shards, files, schema, bad=bad, registrable=residency == "pinned")
         return JoinedShards([load((shard,)) for shard in shards]) if grows else load(shards)
 
-    def map_shard(shard: int) -> pa.Buffer:
-        entry = shards[shard].entry
+    def map_shard(shard: int) -> tuple[pa.Buffer, ...]:
+        return tuple(map_entry(entry) for entry in shards[shard].files)
+
+    def map_entry(entry: FileEntry) -> pa.Buffer:
         if entry.file in bad:
             # Pages of zeros take no memory.
             return pa.py_buffer(np.zeros(entry.bytes, np.uint8))
@@ -104,6 +107,6 @@ def open_shards(
             files.mapped.add(entry, path)
         return buffer
 
-    if isinstance(files, CachedFiles):
+    if isinstance(files, CachedFiles | EditedFiles) and files.cache is not None:
         return CachedShards(schema, shards, map_shard, files)
     return MappedShards(schema, shards, map_shard, files.mapped)

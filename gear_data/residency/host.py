@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -98,7 +99,7 @@ def host_shards(
     # Two kinds of segments have two keys: a process that wants the write seal must not find a segment without it.
     segment = Segment(f"pinned.{key}" if registrable else key, layout.end, registrable)
     buffer = shared_buffer(segment, lambda descriptor: _fill(descriptor, files, pieces))
-    mapped = MappedShards(schema, places, lambda shard: buffer, files.mapped)
+    mapped = MappedShards(schema, places, lambda shard: (buffer,), files.mapped)
     for shard in range(len(shards)):
         mapped.touch(shard)
     return mapped
@@ -140,15 +141,15 @@ def _place_columns(schema: Schema, shards: Sequence[ShardEntry]) -> tuple[_Layou
     for shard in shards:
         buffers, variable = {}, {}
         for column in schema:
-            start = shard.buffers[column.name]
+            start, file = shard.buffers[column.name], shard.files[shard.file_of(column.name)]
             if column.variable_length:
                 known = shard.variable[column.name]
-                buffers[column.name] = place(shard.entry, start, known.bytes)
-                offsets = place(shard.entry, known.offsets, (shard.steps + 1) * OFFSET_BYTES)
+                buffers[column.name] = place(file, start, known.bytes)
+                offsets = place(file, known.offsets, (shard.steps + 1) * OFFSET_BYTES)
                 variable[column.name] = replace(known, offsets=offsets)
             else:
-                buffers[column.name] = place(shard.entry, start, shard.steps * column.row_bytes)
-        placed.append(replace(shard, buffers=buffers, variable=variable))
+                buffers[column.name] = place(file, start, shard.steps * column.row_bytes)
+        placed.append(replace(shard, buffers=buffers, variable=variable, added=()))
     return layout, tuple(placed)
 
 
@@ -176,7 +177,9 @@ class Contents:
         """
         digest = xxhash.xxh3_128(json.dumps(self.schema.to_json()).encode())
         for shard in self.shards:
-            known = ["bad"] if shard.entry.file in self.bad else [shard.to_json(), *self.files.identity(shard.entry)]
+            known: list[Any] = ["bad"]
+            if shard.entry.file not in self.bad:
+                known = [shard.to_json(), *(part for file in shard.files for part in self.files.identity(file))]
             digest.update(json.dumps(known).encode())
         return digest.hexdigest()
 

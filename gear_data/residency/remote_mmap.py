@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import CachedFiles
+from gear_data.storage.edits.files import EditedFiles
 from gear_data.storage.manifest import ShardEntry
 from gear_data.storage.mapped_shards import MappedShards, ShardLease
 
@@ -36,31 +37,31 @@ class CachedShards(MappedShards):
         self,
         schema: Schema,
         shards: tuple[ShardEntry, ...],
-        map_shard: Callable[[int], pa.Buffer],
-        files: CachedFiles,
+        map_shard: Callable[[int], tuple[pa.Buffer, ...]],
+        files: CachedFiles | EditedFiles,
     ) -> None:
         super().__init__(schema, shards, map_shard, files.mapped)
         self._files = files
         self._noted: dict[int, float] = {}
 
-    def touch(self, shard: int) -> pa.Buffer:
-        """Returns the buffer of a shard, which stays mapped as long as the buffer lives.
+    def touch(self, shard: int) -> tuple[pa.Buffer, ...]:
+        """Returns the buffers of a shard, which stays mapped as long as the buffers live.
 
         Safe to call from several threads.
         """
-        buffer = self._buffers.get(shard)
-        if buffer is None:
-            buffer = self._buffers.setdefault(shard, self._map_shard(shard))
+        buffers = self._buffers.get(shard)
+        if buffers is None:
+            buffers = self._buffers.setdefault(shard, self._map_shard(shard))
             self._noted[shard] = time.monotonic()
             # To fetch this file, the cache may have removed others. A mapping of a removed file keeps its disk space.
             for mapped in list(self._buffers):
-                if not self._files.holds(self._shards[mapped].entry):
+                if not all(map(self._files.holds, self._shards[mapped].files)):
                     self._buffers.pop(mapped, None)
         elif time.monotonic() - self._noted.get(shard, 0.0) > _NOTE_SECONDS:
             self._noted[shard] = time.monotonic()
-            if not self._files.mark_used(self._shards[shard].entry):
+            if False in map(self._files.mark_used, self._shards[shard].files):
                 self._buffers.pop(shard, None)
-        return buffer
+        return buffers
 
     @property
     def all_mapped(self) -> bool:
@@ -71,6 +72,6 @@ class CachedShards(MappedShards):
         buffers = [self.touch(shard) for shard in shards]
         # The addresses of other shards stay uninitialised, because no window of the lease's holder reads them.
         addresses = np.empty(self.addresses.shape, np.int64)
-        for shard, buffer in zip(shards, buffers, strict=True):
-            addresses[shard] = self._addresses_in(shard, buffer)
+        for shard, mapped in zip(shards, buffers, strict=True):
+            addresses[shard] = self._addresses_in(shard, mapped)
         return ShardLease(addresses, buffers)

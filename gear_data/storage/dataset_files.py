@@ -370,6 +370,11 @@ class CachedFiles:
         return self._cache.mark_used(entry)
 
 
+def cache_of(files: DatasetFiles) -> ShardCache | None:
+    """Returns the cache that keeps fetched files of a dataset at a URL; None of other datasets."""
+    return getattr(files, "cache", None)
+
+
 def open_files(
     path: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None = None, cache_bytes: int | None = None
 ) -> DatasetFiles:

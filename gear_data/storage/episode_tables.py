@@ -92,16 +92,13 @@ def episode_rows(
     """
     count, offsets = len(block), block.offsets
     last = offsets[1:] - 1
-    rewards = block.columns.get("rewards")
-    returns = None if rewards is None or rewards.ndim > 1 else np.add.reduceat(rewards.astype(np.float64), offsets[:-1])
-    has_rewards = block.has_rewards
     metadata = dict(block.metadata)
     values: dict[str, Any] = {
         "episode_id": np.arange(first_id, first_id + count),
         "shard": np.full(count, shard, np.int32),
         "start": offsets[:-1] + first_step,
         "length": block.lengths,
-        "return": pa.nulls(count, pa.float64()) if returns is None else pa.array(returns, mask=~has_rewards),
+        "return": episode_returns(block),
         "terminated": block.columns["terminated"][last],
         "truncated": block.columns["truncated"][last],
         "source": list(block.sources),
@@ -118,6 +115,14 @@ def episode_rows(
         for name, numbers in zip(segment_columns(camera), (segments.file, segments.first_frame), strict=True):
             table = table.append_column(name, pa.array(numbers, pa.int64()))
     return table.append_column(SOURCE_ROW, pa.array(block.rows, pa.int64()))
+
+
+def episode_returns(block: EpisodeBlock) -> pa.Array:
+    """Returns the column `return` of the episode table: see `episode_rows`."""
+    rewards = block.columns.get("rewards")
+    if rewards is None or rewards.ndim > 1:
+        return pa.nulls(len(block), pa.float64())
+    return pa.array(np.add.reduceat(rewards.astype(np.float64), block.offsets[:-1]), mask=~block.has_rewards)
 
 
 def _metadata_array(name: str, items: Sequence[Any], block: EpisodeBlock) -> pa.Array:

@@ -6,8 +6,8 @@ It is written last, so a folder without it is no dataset.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,8 +25,9 @@ from gear_data.storage.statistics import ColumnStatistics, StatisticsRecord, sta
 from gear_data.storage.variable_columns import OFFSET_BYTES, VariableBuffers
 from gear_data.video.index_tables import TABLE_FILES
 
-#: Newest known version. Datasets without a step mask are of version 1: an older gear-data would ignore the mask.
-FORMAT_VERSION = 2
+#: Newest known version. A dataset has the lowest version that reads it: 3 if its columns were edited (see
+#: `ShardEntry.names`), 2 if it has a step mask, which version 1 would ignore, else 1.
+FORMAT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 #: The table of the steps that windows may use, and its file.
 STEP_MASK, STEP_MASK_FILE = "step_mask", "step_mask.arrow"
@@ -50,6 +51,26 @@ class FileEntry:
     checksum: str
 
 
+@dataclass(frozen=True)
+class AddedFile:
+    """A file beside a shard, with columns that were added to the dataset later.
+
+    Attributes:
+        file, bytes, checksum: see `FileEntry`.
+        columns: the columns that it holds, by their names in the schema.
+    """
+
+    file: str
+    bytes: Count
+    checksum: str
+    columns: tuple[str, ...]
+
+    @property
+    def entry(self) -> FileEntry:
+        """The file."""
+        return FileEntry(self.file, self.bytes, self.checksum)
+
+
 @resolved
 class ShardRecord(msgspec.Struct, frozen=True):
     """One shard in JSON. See `ShardEntry`."""
@@ -61,18 +82,23 @@ class ShardRecord(msgspec.Struct, frozen=True):
     steps: Count
     buffers: dict[str, Count]
     variable: dict[str, VariableBuffers] = {}
+    added: tuple[AddedFile, ...] = ()
+    names: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard.
+    """One shard: a file of whole episodes, and files of columns that were added later.
 
     Attributes:
         entry: file of the shard.
         episodes: number of episodes.
         steps: number of steps.
-        buffers: column -> byte offset of the column's values in the file.
+        buffers: column -> byte offset of the column's values in its file.
         variable: variable-length column -> its further buffers.
+        added: files of further columns of the same steps.
+        names: column -> its name in its file, where it differs: the dataset was edited, and its files may have columns
+            that the schema does not have. None: the file has exactly the columns of the schema.
     """
 
     entry: FileEntry
@@ -80,6 +106,30 @@ class ShardEntry:
     steps: int
     buffers: Mapping[str, int]
     variable: Mapping[str, VariableBuffers] = field(default_factory=dict)
+    added: tuple[AddedFile, ...] = ()
+    names: Mapping[str, str] | None = None
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """All files of the shard: `entry`, then the files of `added`."""
+        return (self.entry, *(added.entry for added in self.added))
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(file.bytes for file in self.files)
+
+    def file_of(self, column: str) -> int:
+        """Returns the index in `files` of the file that holds a column."""
+        return next((index for index, added in enumerate(self.added, 1) if column in added.columns), 0)
+
+    def placed(self, names: Sequence[str]) -> ShardEntry:
+        """Returns the shard with other names of its files, in the order of `files`."""
+        return replace(
+            self,
+            entry=replace(self.entry, file=names[0]),
+            added=tuple(replace(added, file=name) for added, name in zip(self.added, names[1:], strict=True)),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON form of a `ShardRecord`."""
@@ -91,24 +141,30 @@ class ShardEntry:
         }
         if self.variable:
             data["variable"] = {name: msgspec.to_builtins(item) for name, item in self.variable.items()}
+        if self.added:
+            data["added"] = msgspec.to_builtins(self.added)
+        if self.names is not None:
+            data["names"] = dict(self.names)
         return data
 
     @staticmethod
     def from_record(record: ShardRecord) -> ShardEntry:
         """Returns the shard of a record."""
         entry = FileEntry(record.file, record.bytes, record.checksum)
-        return ShardEntry(entry, record.episodes, record.steps, record.buffers, record.variable)
+        return ShardEntry(
+            entry, record.episodes, record.steps, record.buffers, record.variable, record.added, record.names
+        )
 
     def holds(self, column: ColumnSpec) -> bool:
-        """Returns whether a column's buffers are known and end within the file."""
+        """Returns whether a column's buffers are known and end within its file."""
         if column.name not in self.buffers or column.variable_length is not (column.name in self.variable):
             return False
-        values = self.buffers[column.name]
+        values, size = self.buffers[column.name], self.files[self.file_of(column.name)].bytes
         if not column.variable_length:
-            return values + self.steps * column.row_bytes <= self.entry.bytes
+            return values + self.steps * column.row_bytes <= size
         buffers = self.variable[column.name]
         offsets_end = buffers.offsets + (self.steps + 1) * OFFSET_BYTES
-        return max(offsets_end, values + buffers.bytes) <= self.entry.bytes
+        return max(offsets_end, values + buffers.bytes) <= size
 
 
 @resolved
@@ -180,7 +236,13 @@ class Manifest:
     @property
     def files(self) -> tuple[FileEntry, ...]:
         """All files that the manifest lists: tables, then shards."""
-        return (*self.tables.values(), *(shard.entry for shard in self.shards))
+        return (*self.tables.values(), *(file for shard in self.shards for file in shard.files))
+
+    @property
+    def _version(self) -> int:
+        if any(shard.names is not None or shard.added for shard in self.shards):
+            return 3
+        return 2 if STEP_MASK in self.tables else 1
 
     def to_text(self) -> str:
         """Returns the text of manifest.json."""
@@ -194,7 +256,7 @@ class Manifest:
     def _unsigned_text(self) -> str:
         document = {
             "format": "gear",
-            "version": FORMAT_VERSION if STEP_MASK in self.tables else 1,
+            "version": self._version,
             "checksum": "",
             "episodes": self.episodes,
             "steps": self.steps,
@@ -334,6 +396,13 @@ class Manifest:
         for shard in self.shards:
             if not shard.episodes or not shard.steps:
                 raise ManifestError(f"shard {shard.entry.file} has no episodes or no steps", file=name, hint=_RESTORE)
+            held = [column for added in shard.added for column in added.columns]
+            if len(set(held)) != len(held) or not set(held) <= set(shard.buffers):
+                raise ManifestError(
+                    f"the files beside shard {shard.entry.file} have the columns {', '.join(held)}",
+                    file=name,
+                    hint=_RESTORE,
+                )
             for column in self.schema:
                 if not shard.holds(column):
                     raise ManifestError(
@@ -357,6 +426,14 @@ def _check_checksum(text: str, data: dict[str, Any], name: str) -> None:
         raise ManifestError(
             f"its bytes were changed: their checksum is {found}, it says {stored!r:.80}", file=name, hint=_RESTORE
         )
+
+
+def files_elsewhere(manifest: Manifest, here: Iterable[int]) -> frozenset[str]:
+    """Returns the names of the files of all shards but some, which are given by their numbers."""
+    known = set(here)
+    return frozenset(
+        file.file for index, shard in enumerate(manifest.shards) if index not in known for file in shard.files
+    )
 
 
 def check_inside(name: str, manifest: str) -> None:

@@ -116,7 +116,7 @@ class MappedShards:
     Args:
         schema: all columns.
         shards: sizes and buffer offsets of each shard.
-        map_shard: returns the memory of a shard.
+        map_shard: returns the memory of each file of a shard, in the order of `ShardEntry.files`.
         mapped: checks the files that are mapped.
 
     Attributes:
@@ -128,7 +128,7 @@ class MappedShards:
         self,
         schema: Schema,
         shards: tuple[ShardEntry, ...],
-        map_shard: Callable[[int], pa.Buffer],
+        map_shard: Callable[[int], tuple[pa.Buffer, ...]],
         mapped: MappedFiles,
     ) -> None:
         self._schema = schema
@@ -137,24 +137,27 @@ class MappedShards:
         self._mapped = mapped
         #: Checks mapped files of the dataset before a batch: see `MappedFiles.check`.
         self.check: Callable[[], None] = mapped.check
-        self._buffers: dict[int, pa.Buffer] = {}
+        self._buffers: dict[int, tuple[pa.Buffer, ...]] = {}
         self._ready: set[int] = set()
         self.addresses: npt.NDArray[np.int64] = np.zeros((len(shards), len(schema)), np.int64)
 
-    def touch(self, shard: int) -> pa.Buffer:
-        """Maps a shard. Thread-safe."""
+    def touch(self, shard: int) -> tuple[pa.Buffer, ...]:
+        """Maps the files of a shard, and returns their memory. Thread-safe."""
         if shard not in self._ready:
             # setdefault is atomic. If two threads arrive at once, both use the mapping that one of them stored, and the
             # other mapping is dropped before any read.
-            buffer = self._buffers.setdefault(shard, self._map_shard(shard))
-            self.addresses[shard] = self._addresses_in(shard, buffer)
+            buffers = self._buffers.setdefault(shard, self._map_shard(shard))
+            self.addresses[shard] = self._addresses_in(shard, buffers)
             # Last, so that a shard is ready only after its addresses are set.
             self._ready.add(shard)
         return self._buffers[shard]
 
-    def _addresses_in(self, shard: int, buffer: pa.Buffer) -> list[int]:
+    def _addresses_in(self, shard: int, buffers: tuple[pa.Buffer, ...]) -> list[int]:
         entry = self._shards[shard]
-        return [0 if column.variable_length else buffer.address + entry.buffers[column.name] for column in self._schema]
+        return [
+            0 if column.variable_length else buffers[entry.file_of(column.name)].address + entry.buffers[column.name]
+            for column in self._schema
+        ]
 
     def lease(self, shards: Sequence[int]) -> ShardLease:
         """Maps shards and returns their addresses. Thread-safe."""
@@ -182,7 +185,7 @@ class MappedShards:
             array = self.values(shard, index)[first:last]
             return python_values(validated(array, file=entry.entry.file, column=spec.name))
         values = np.frombuffer(
-            self._checked(shard), spec.storage_dtype, entry.steps * spec.size, entry.buffers[spec.name]
+            self._checked(shard, spec.name), spec.storage_dtype, entry.steps * spec.size, entry.buffers[spec.name]
         )
         return values.view(spec.numpy_dtype).reshape(entry.steps, *spec.shape)[first:last]
 
@@ -196,8 +199,8 @@ class MappedShards:
             CorruptShardError: the first or last offset does not fit the values, or the file was truncated. Other
                 offsets are not checked.
         """
-        entry, spec, buffer = self._shards[shard], self._schema.columns[index], self._checked(shard)
-        buffers = entry.variable[spec.name]
+        entry, spec = self._shards[shard], self._schema.columns[index]
+        buffer, buffers = self._checked(shard, spec.name), entry.variable[spec.name]
         offsets = buffer.slice(buffers.offsets, (entry.steps + 1) * OFFSET_BYTES)
         values = buffer.slice(entry.buffers[spec.name], buffers.bytes)
         return array_over(spec.arrow_type, entry.steps, offsets, values, file=entry.entry.file, column=spec.name)
@@ -206,8 +209,9 @@ class MappedShards:
         """Returns one shard, in the same mapping."""
         return MappedShards(self._schema, (self._shards[shard],), lambda _: self.touch(shard), self._mapped)
 
-    def _checked(self, shard: int) -> pa.Buffer:
-        """Returns the memory of a shard whose file has its size now."""
-        buffer = self.touch(shard)
-        self._mapped.check_file(self._shards[shard].entry.file)
-        return buffer
+    def _checked(self, shard: int, column: str) -> pa.Buffer:
+        """Returns the memory of the file that has a shard's column. The file has its size now."""
+        buffers, entry = self.touch(shard), self._shards[shard]
+        index = entry.file_of(column)
+        self._mapped.check_file(entry.files[index].file)
+        return buffers[index]

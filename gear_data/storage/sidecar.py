@@ -211,18 +211,18 @@ def read_rewards(files: DatasetFiles, schema: Schema, shard: ShardEntry) -> npt.
     Raises:
         CorruptShardError: the file is missing or truncated, or cannot be read.
     """
-    spec = schema[REWARDS]
-    with files.local(shard.entry) as path:
+    spec, entry = schema[REWARDS], shard.files[shard.file_of(REWARDS)]
+    with files.local(entry) as path:
         try:
             values = np.fromfile(path, spec.storage_dtype, shard.steps, offset=shard.buffers[REWARDS])
         except OSError as error:
             raise CorruptShardError(
-                f"cannot be read: {error}", file=files.name(shard.entry), column=REWARDS, hint=_REPAIR
+                f"cannot be read: {error}", file=files.name(entry), column=REWARDS, hint=_REPAIR
             ) from error
     if len(values) != shard.steps:
         raise CorruptShardError(
             f"the file ends after {len(values)} of {shard.steps} rewards",
-            file=files.name(shard.entry),
+            file=files.name(entry),
             column=REWARDS,
             hint=_REPAIR,
         )
@@ -362,7 +362,7 @@ def _shard_names(manifest: Manifest, contents: str) -> list[str]:
 
 
 def _inputs(shard: ShardEntry) -> list[Any]:
-    return [shard.entry.checksum, shard.steps, shard.buffers[REWARDS]]
+    return [shard.files[shard.file_of(REWARDS)].checksum, shard.steps, shard.buffers[REWARDS]]
 
 
 def _contents(manifest: Manifest) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Never
 
@@ -24,6 +25,7 @@ from gear_data.errors import (
     StorageFullError,
     UnwritableError,
 )
+from gear_data.schema import Schema
 from gear_data.storage.arrow_files import array_values, buffer_offsets, read_table
 from gear_data.storage.arrow_footer import check_blocks
 from gear_data.storage.atomic import checksum
@@ -158,21 +160,26 @@ def _checks(
         tables[name] = table
 
     def check_shard(index: int, shard: ShardEntry) -> None:
-        with files.local(shard.entry) as path:
-            check_bytes(path, shard.entry)
-            batch = read_shard(path, manifest, shard)
-            if "episodes" in tables and (tables.keys() == manifest.tables.keys()):
-                episodes = tables["episodes"].slice(rows[index].start, shard.episodes)
-                block = episode_block(batch, manifest, episodes, tables.get("finals"), *indexes)
-                contents = content_hashes(block, manifest.schema)
-                if recomputation is not None:
-                    recomputation.add(index, block, contents, episodes)
-                _check_contents(contents, episodes, path)
+        batch = read_shard(files.local, manifest.schema, shard)
+        if "episodes" in tables and (tables.keys() == manifest.tables.keys()):
+            episodes = tables["episodes"].slice(rows[index].start, shard.episodes)
+            block = episode_block(batch, manifest, episodes, tables.get("finals"), *indexes)
+            contents = content_hashes(block, manifest.schema)
+            if recomputation is not None:
+                recomputation.add(index, block, contents, episodes)
+            _check_contents(contents, episodes, files.name(shard.entry))
+
+    def check_added(entry: FileEntry) -> None:
+        with files.local(entry) as path:
+            check_bytes(path, entry)
 
     for name, entry in manifest.tables.items():
         yield entry, lambda name=name, entry=entry: check_table(name, entry)
     for index, shard in enumerate(manifest.shards):
+        # A shard is damaged if a file of its added columns is. Readers of the report look for `shard.entry`.
         yield shard.entry, lambda index=index, shard=shard: check_shard(index, shard)
+        for added in shard.added:
+            yield added.entry, lambda entry=added.entry: check_added(entry)
     for videos in indexes:
         yield from video_checks(files, videos, decode=decode)
 
@@ -222,32 +229,80 @@ def _shard_rows(manifest: Manifest) -> list[slice]:
     return [slice(end - shard.episodes, end) for end, shard in zip(ends, manifest.shards, strict=True)]
 
 
-def read_shard(path: Path, manifest: Manifest, shard: ShardEntry) -> pa.RecordBatch:
-    try:
-        with open_regular(path), pa.memory_map(str(path)) as source:
-            check_blocks(source.read_buffer(), str(path), _REPAIR)
-            reader = pa.ipc.open_file(source)
-            if reader.num_record_batches != 1:
-                raise CorruptShardError(
-                    f"has {reader.num_record_batches} record batches, not 1", file=str(path), hint=_REPAIR
-                )
-            batch = reader.get_batch(0)
-        batch.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptShardError(f"not valid Arrow data: {error}", file=str(path), hint=_REPAIR) from error
-    if not batch.schema.equals(manifest.schema.to_arrow(), check_metadata=False):
-        raise CorruptShardError("its columns differ from the manifest's schema", file=str(path), hint=_REPAIR)
-    if len(batch) != shard.steps:
-        raise CorruptShardError(
-            f"has {len(batch)} rows, but the manifest says {shard.steps}", file=str(path), hint=_REPAIR
-        )
-    for column in manifest.schema:
-        nulls = batch.column(column.name).null_count
-        if nulls:
-            raise CorruptShardError(f"contains {nulls} nulls", file=str(path), column=column.name, hint=_REPAIR)
-    if buffer_offsets(path, manifest.schema) != (shard.buffers, shard.variable):
-        raise CorruptShardError("its buffer offsets differ from the manifest", file=str(path), hint=_REPAIR)
-    return batch
+#: Yields the local path of a file, as `DatasetFiles.local`.
+_Local = Callable[[FileEntry], AbstractContextManager[Path]]
+
+
+def read_shard(local: _Local, schema: Schema, shard: ShardEntry) -> pa.RecordBatch:
+    """Reads a shard with its added columns, and compares its files with their checksums.
+
+    Args:
+        local: yields the local path of a file, as `DatasetFiles.local`.
+        schema: the columns.
+        shard: the shard.
+
+    Returns:
+        The columns of the schema, in order, over mapped files.
+
+    Raises:
+        CorruptShardError: a file is damaged, or is not what the manifest describes.
+        DatasetReplacedError: the dataset was replaced.
+    """
+    if shard.names is None and not shard.added:
+        return _read_file(local, shard.entry, schema, shard, exact=True)
+    held = [[column for column in schema if shard.file_of(column.name) == index] for index in range(len(shard.files))]
+    batches = [
+        _read_file(local, entry, Schema(tuple(columns)), shard, exact=False)
+        for entry, columns in zip(shard.files, held, strict=True)
+    ]
+    arrays = [batches[shard.file_of(column.name)].column(column.name) for column in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema.to_arrow())
+
+
+def _read_file(local: _Local, entry: FileEntry, schema: Schema, shard: ShardEntry, *, exact: bool) -> pa.RecordBatch:
+    """Reads some columns of a shard from one of its files.
+
+    Args:
+        local: see `read_shard`.
+        entry: the file.
+        schema: the columns.
+        shard: the shard.
+        exact: whether the file has no other columns.
+    """
+    names = shard.names or {}
+    stored = Schema(tuple(replace(column, name=names.get(column.name, column.name)) for column in schema))
+    with local(entry) as path:
+        check_bytes(path, entry)
+        try:
+            with open_regular(path), pa.memory_map(str(path)) as source:
+                check_blocks(source.read_buffer(), str(path), _REPAIR)
+                reader = pa.ipc.open_file(source)
+                if reader.num_record_batches != 1:
+                    raise CorruptShardError(
+                        f"has {reader.num_record_batches} record batches, not 1", file=str(path), hint=_REPAIR
+                    )
+                batch = reader.get_batch(0)
+            batch.validate(full=True)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptShardError(f"not valid Arrow data: {error}", file=str(path), hint=_REPAIR) from error
+        if not exact and set(stored.names) <= set(batch.schema.names):
+            batch = batch.select(list(stored.names))
+        if not batch.schema.equals(stored.to_arrow(), check_metadata=False):
+            raise CorruptShardError("its columns differ from the manifest's schema", file=str(path), hint=_REPAIR)
+        if len(batch) != shard.steps:
+            raise CorruptShardError(
+                f"has {len(batch)} rows, but the manifest says {shard.steps}", file=str(path), hint=_REPAIR
+            )
+        for column in stored:
+            nulls = batch.column(column.name).null_count
+            if nulls:
+                raise CorruptShardError(f"contains {nulls} nulls", file=str(path), column=column.name, hint=_REPAIR)
+        buffers, variable = buffer_offsets(path, stored)
+    for column, each in zip(schema, stored, strict=True):
+        known = shard.buffers[column.name], shard.variable.get(column.name)
+        if (buffers[each.name], variable.get(each.name)) != known:
+            raise CorruptShardError("its buffer offsets differ from the manifest", file=str(path), hint=_REPAIR)
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema.to_arrow())
 
 
 def episode_block(
@@ -295,13 +350,13 @@ def episode_block(
     )
 
 
-def _check_contents(contents: list[bytes], episodes: pa.Table, path: Path) -> None:
+def _check_contents(contents: list[bytes], episodes: pa.Table, file: str) -> None:
     expected = episodes.column("content").to_pylist()
     for episode, (found, stored) in enumerate(zip(contents, expected, strict=True)):
         if found != stored:
             raise CorruptShardError(
                 f"episode {episodes.column('episode_id')[episode]} differs from its content hash in the episode table",
-                file=str(path),
+                file=file,
                 row=int(episodes.column("start")[episode].as_py()),
                 hint=_REPAIR,
             )

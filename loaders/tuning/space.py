@@ -116,7 +116,7 @@ def _residencies(
         left_out["residency"] = str(reason)
         return (None,)
     found = ["mmap", "host"] + (["pinned", "device"] if kernels else [])
-    size = sum(shard.entry.bytes for shard in dataset.manifest.shards)
+    size = sum(shard.bytes for shard in dataset.manifest.shards)
     for name in found[1:]:
         if name == dataset.residency:
             continue

@@ -182,7 +182,7 @@ def test_ranks_and_the_node_s_server_share_one_copy(gpu: StandInGpu, path: Path,
     report, lease = _start_server(request, membership.placement, 0, create_run_credentials(tls=False))
     assert report.server is not None
     assert lease is not None
-    address = datasets[0].store.shards.local.touch(0).address  # type: ignore[union-attr]
+    address = datasets[0].store.shards.local.touch(0)[0].address  # type: ignore[union-attr]
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     (inode,) = [line[4] for line in lines if line[0].startswith(f"{address:x}-")]
     found = holders(inode)

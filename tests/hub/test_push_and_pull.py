@@ -120,6 +120,15 @@ def test_another_dataset_takes_the_place_of_the_first(dataset: Path, hub: Hub, c
     assert hub.repositories[NAME].branches["small"][-1] == branch["commit"] != hub.repositories[NAME].head("main")
 
 
+def test_an_edited_dataset_is_pushed_and_pulled(dataset: Path, client: Client, tmp_path: Path) -> None:
+    edited = gear_data.open(dataset).with_column("double", lambda episode: 2 * episode["rewards"]).drop("actions")
+    edited.save(tmp_path / "edited", progress=False)
+    client.run("push", tmp_path / "edited", NAME)
+    client.run("pull", NAME, tmp_path / "out")
+    assert _data_files(tmp_path / "out") == _data_files(tmp_path / "edited")
+    assert gear_data.open(tmp_path / "out").fingerprint == edited.fingerprint
+
+
 def test_a_killed_push_continues(dataset: Path, hub: Hub, client: Client) -> None:
     """The second run sends no file that the first one has sent, and one commit has all files."""
     arrived, go_on = threading.Event(), threading.Event()

@@ -365,7 +365,7 @@ def test_resumes_to_the_same_bytes(kind: str, sources: Any, tmp_path: Path, monk
 def test_values_are_views_of_the_mapping(converted: Path) -> None:
     ds = gear_data.open(converted)
     index, shards = ds.schema.index("texts"), ds.store.shards
-    mapping = shards.touch(1)
+    (mapping,) = shards.touch(1)
     array = shards.values(1, index)
     assert isinstance(array, pa.LargeStringArray)
     assert array.null_count == 0

@@ -25,6 +25,7 @@ from gear_data.residency import open_shards
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.identity import dataset_identity
+from gear_data.storage.manifest import files_elsewhere
 from gear_data.storage.mapped_shards import ShardLease
 from gear_data.storage.variable_columns import OFFSET_BYTES, validated, value_bytes, value_offsets
 from gear_data.storage.videos.stored_packets import read_video_index, stored_packets
@@ -97,8 +98,7 @@ class ShardServer:
                 f"the shards are 0 to {count - 1}; {list(shards or [])} were requested", hint="choose some of those"
             )
         entries = tuple(self.manifest.shards[shard] for shard in self.shards)
-        served = {entry.entry.file for entry in entries}
-        files.check(self.manifest, frozenset(shard.entry.file for shard in self.manifest.shards) - served)
+        files.check(self.manifest, files_elsewhere(self.manifest, self.shards))
         self._schema = self.manifest.schema
         self._stored = open_shards(residency, files, self._schema, entries, grows=self.manifest.growth is not None)
         self.in_memory = residency != "mmap"

@@ -33,7 +33,7 @@ from gear_data.residency.plan import ResidencyPlan
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.identity import dataset_identity
-from gear_data.storage.manifest import Manifest
+from gear_data.storage.manifest import Manifest, files_elsewhere
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import PacketBytes
 
@@ -111,8 +111,7 @@ class PartitionedDatasetStore(ClusterDatasetStore):
         return store if self.discount is None else store.with_discount(self.discount)
 
     def _check_files(self) -> None:
-        here = {self.manifest.shards[shard].entry.file for shard in self._member.shards}
-        self.files.check(self.manifest, frozenset(shard.entry.file for shard in self.manifest.shards) - here)
+        self.files.check(self.manifest, files_elsewhere(self.manifest, self._member.shards))
 
     def _open_shards(self) -> Shards:
         member = self._member

@@ -117,10 +117,10 @@ class BucketGenerations(GenerationStore[SealedName]):
         # The next publication needs the tables, and small shards at the end.
         needed, size = {entry.file for entry in newest.tables.values()}, 0
         for shard in reversed(newest.shards):
-            size += shard.entry.bytes
+            size += shard.bytes
             if size > self._shard_bytes:
                 break
-            needed.add(shard.entry.file)
+            needed |= {entry.file for entry in shard.files}
         self.files.keep_only(needed)
 
     @contextmanager

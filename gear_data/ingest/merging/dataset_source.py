@@ -17,7 +17,7 @@ from gear_data.schema import ColumnSpec
 from gear_data.storage.dataset_files import open_files
 from gear_data.storage.episode_block import EpisodeBlock, Position
 from gear_data.storage.episode_tables import episode_metadata_names, read_episodes, read_finals
-from gear_data.storage.verify import check_bytes, episode_block, read_shard
+from gear_data.storage.verify import episode_block, read_shard
 
 #: Name of the format. It is never recognised: only `merge` reads datasets.
 GEAR = "gear"
@@ -79,7 +79,7 @@ class DatasetSource:
 
     def units(self) -> Sequence[Unit]:
         shards = self._manifest.shards
-        return [Unit(Position(index, 0), shard.entry.bytes) for index, shard in enumerate(shards)]
+        return [Unit(Position(index, 0), shard.bytes) for index, shard in enumerate(shards)]
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         first = 0
@@ -91,9 +91,7 @@ class DatasetSource:
     def _shard_blocks(self, index: int, first: int) -> Iterator[EpisodeBlock]:
         """Yields the episodes of a shard, of which the first has the id `first`."""
         shard, manifest = self._manifest.shards[index], self._manifest
-        with self._files.local(shard.entry) as path:
-            check_bytes(path, shard.entry)
-            batch = read_shard(path, manifest, shard)
+        batch = read_shard(self._files.local, manifest.schema, shard)
         episodes = self._episodes.slice(first, shard.episodes)
         block = episode_block(batch, manifest, episodes, self._finals, self._index)
         times = {}
@@ -110,7 +108,7 @@ class DatasetSource:
             video_times=times,
             metadata={name: episodes.column(name).to_pylist() for name in self._facts},
         )
-        bytes_per_step = max(1, shard.entry.bytes // shard.steps)
+        bytes_per_step = max(1, shard.bytes // shard.steps)
         for begin, end in episode_runs(block.lengths, bytes_per_step, _BLOCK_BYTES):
             piece = block.slice(begin, end)
             yield replace(piece, source_rows=int(piece.lengths.sum()))

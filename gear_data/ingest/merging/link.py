@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +61,32 @@ def link_shards(inputs: Sequence[MergeInput], store: FileStore, progress: bool |
     """
     shards: list[ShardEntry] = []
     linked = 0
-    total = sum(shard.entry.bytes for item in inputs for shard in item.manifest.shards)
+    total = sum(shard.bytes for item in inputs for shard in item.manifest.shards)
     with progress_bar(total, "merge", "B", progress) as bar:
         for part, item in enumerate(inputs):
             for index, shard in enumerate(item.manifest.shards):
-                name = f"shards/{part:05d}-{index:06d}.arrow"
-                with item.files.local(shard.entry) as path:
-                    linked += place_file(store, path, shard.entry, name, item.files)
-                shards.append(replace(shard, entry=replace(shard.entry, file=name)))
-                bar.update(shard.entry.bytes)
+                placed, links = place_shard(store, shard, f"shards/{part:05d}-{index:06d}.arrow", item.files)
+                linked += links
+                shards.append(placed)
+                bar.update(shard.bytes)
     return LinkedShards(tuple(shards), linked)
+
+
+def place_shard(store: FileStore, shard: ShardEntry, name: str, source: DatasetFiles) -> tuple[ShardEntry, bool]:
+    """Links or copies the files of a shard. Returns the shard in the new dataset, and whether all are links.
+
+    Args:
+        store: the folder of the new dataset.
+        shard: the shard.
+        name: the name of its first file in the new dataset.
+        source: the files of its dataset.
+    """
+    names = [name, *(f"{name.removesuffix('.arrow')}-{number}.arrow" for number in range(1, len(shard.files)))]
+    links = True
+    for entry, each in zip(shard.files, names, strict=True):
+        with source.local(entry) as path:
+            links &= place_file(store, path, entry, each, source)
+    return shard.placed(names), links
 
 
 def place_file(store: FileStore, path: Path, entry: FileEntry, name: str, source: DatasetFiles) -> bool:

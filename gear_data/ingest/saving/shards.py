@@ -13,7 +13,7 @@ import pyarrow as pa
 from gear_data.common.progress import progress_bar
 from gear_data.ingest.findings.episode_checks import check_episodes, check_finite
 from gear_data.ingest.findings.log import FindingLog
-from gear_data.ingest.merging.link import place_file
+from gear_data.ingest.merging.link import place_shard
 from gear_data.ingest.pipeline.end_flags import check_end_flags
 from gear_data.ingest.sources.arrays.blocks import episode_runs
 from gear_data.schema import Schema
@@ -23,7 +23,7 @@ from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_block import EpisodeBlock, offsets_of
 from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics
-from gear_data.storage.verify import check_bytes, episode_block, read_shard
+from gear_data.storage.verify import episode_block, read_shard
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.shard_buffer import ShardBuffer
 
@@ -96,30 +96,27 @@ def save_shards(
     ranges = [slice(end - shard.episodes, end) for end, shard in zip(ends, manifest.shards, strict=True)]
     used = [index for index, rows in enumerate(ranges) if kept[rows].any()]
     statistics = RunningStatistics(manifest.schema)
-    writer = _ShardWriter(store, manifest.schema, max(shard.entry.bytes for shard in manifest.shards))
+    writer = _ShardWriter(store, manifest.schema, max(shard.bytes for shard in manifest.shards))
     linked = whole = 0
-    with progress_bar(sum(manifest.shards[i].entry.bytes for i in used), "save", "B", progress) as bar:
+    with progress_bar(sum(manifest.shards[i].bytes for i in used), "save", "B", progress) as bar:
         for index in used:
             shard, mine = manifest.shards[index], kept[ranges[index]]
-            with files.local(shard.entry) as path:
-                check_bytes(path, shard.entry)
-                batch = read_shard(path, manifest, shard)
-                if mine.all():
-                    name = writer.next_name()
-                    linked += place_file(store, path, shard.entry, name, files)
-                    whole += 1
-                    starts = tables.episodes.column("start").to_numpy()[ranges[index]]
-                    writer.add_whole(replace(shard, entry=replace(shard.entry, file=name)), starts)
-                episodes = tables.episodes.slice(ranges[index].start, shard.episodes)
-                block = episode_block(batch, manifest, episodes, tables.finals)
-                for piece in _pieces(_readable(block, files.name(shard.entry), manifest.schema), mine, shard):
-                    check_end_flags(piece, findings)
-                    check_finite(piece, findings, strict=False, rows_are_steps=True)
-                    check_episodes(piece, findings, rows_are_steps=True)
-                    statistics.update(piece.columns, piece.lengths)
-                    if not mine.all():
-                        writer.append(piece)
-            bar.update(shard.entry.bytes)
+            batch = read_shard(files.local, manifest.schema, shard)
+            if mine.all():
+                placed, links = place_shard(store, shard, writer.next_name(), files)
+                linked += links
+                whole += 1
+                writer.add_whole(placed, tables.episodes.column("start").to_numpy()[ranges[index]])
+            episodes = tables.episodes.slice(ranges[index].start, shard.episodes)
+            block = episode_block(batch, manifest, episodes, tables.finals)
+            for piece in _pieces(_readable(block, files.name(shard.entry), manifest.schema), mine, shard):
+                check_end_flags(piece, findings)
+                check_finite(piece, findings, strict=False, rows_are_steps=True)
+                check_episodes(piece, findings, rows_are_steps=True)
+                statistics.update(piece.columns, piece.lengths)
+                if not mine.all():
+                    writer.append(piece)
+            bar.update(shard.bytes)
     writer.flush()
     return SavedShards(
         tuple(writer.shards), linked, whole, np.concatenate(writer.shard), np.concatenate(writer.start),
@@ -139,7 +136,7 @@ def _readable(block: EpisodeBlock, file: str, schema: Schema) -> EpisodeBlock:
 
 def _pieces(block: EpisodeBlock, kept: npt.NDArray[np.bool_], shard: ShardEntry) -> Iterator[EpisodeBlock]:
     """Yields runs of adjacent episodes that stay, of about `_BLOCK_BYTES`."""
-    steps = max(1, _BLOCK_BYTES * shard.steps // shard.entry.bytes)
+    steps = max(1, _BLOCK_BYTES * shard.steps // shard.bytes)
     changes = np.flatnonzero(np.diff(kept)) + 1
     for first, last in pairwise([0, *changes.tolist(), len(kept)]):
         if not kept[first]:

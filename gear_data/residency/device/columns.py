@@ -135,7 +135,7 @@ class DeviceCopy:
         count = len(self._steps)
         whole = np.arange(count), np.zeros(count, np.int64), self._steps
         if self._residency == "pinned" and isinstance(self._shards, MappedShards):
-            memory = register(self._shards.touch(0))
+            memory = register(self._shards.touch(0)[0])
             if memory is not None:
                 addresses = np.where(self._shards.addresses, self._shards.addresses + memory.shift, 0)
                 return DeviceColumns(*whole, addresses, None, (memory,), os.getpid())

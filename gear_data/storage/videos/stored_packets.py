@@ -8,7 +8,7 @@ from typing import Any
 
 from gear_data.common.paths import is_remote, join
 from gear_data.storage.arrow_files import read_table
-from gear_data.storage.dataset_files import CachedFiles, DatasetFiles
+from gear_data.storage.dataset_files import DatasetFiles, cache_of
 from gear_data.storage.manifest import Manifest, check_inside
 from gear_data.storage.remote.cache import ShardCache, default_folder
 from gear_data.storage.videos.mapped import mapped_packets
@@ -75,14 +75,14 @@ def stored_packets(files: DatasetFiles, index: VideoIndex) -> PacketBytes:
     Raises:
         ManifestError: the path of a file leaves the dataset's folder.
     """
-    at_url = isinstance(files, CachedFiles)
+    known = cache_of(files)
     names: list[str] = index.files.column("file").to_pylist()
-    urls = [_url(files, name) if at_url and not _is_place(name) else name for name in names]
+    urls = [_url(files, name) if known is not None and not _is_place(name) else name for name in names]
     remote = frozenset(number for number, url in enumerate(urls) if is_remote(url))
     local = mapped_packets(files, index)
     if not remote:
         return local
-    cache = files.cache if isinstance(files, CachedFiles) else ShardCache(default_folder(), None)
+    cache = ShardCache(default_folder(), None) if known is None else known
     from gear_data.storage.videos.fetched import FetchedPackets
 
     fetched = FetchedPackets(index, urls, cache)

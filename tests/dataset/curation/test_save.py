@@ -222,7 +222,7 @@ gear_data.open(sys.argv[1])[3:30].save(sys.argv[2], progress=False)
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("function", "call"), [
-    ("ingest.saving.shards.write_ipc", 1), ("ingest.saving.shards.place_file", 3),
+    ("ingest.saving.shards.write_ipc", 1), ("ingest.saving.shards.place_shard", 3),
     ("ingest.saving.save.write_table", 2), ("ingest.merging.linked_dataset.put_text", 1),
     ("storage.writing.staging.put_text", 1),
 ])  # fmt: skip

@@ -112,7 +112,7 @@ def test_host_and_pinned_have_a_copy_each(gpu: StandInGpu, path: Path) -> None:
     again = gear_data.open(path, residency="pinned")
     assert len({inode for _, inode in mappings("pinned")}) == 1
     with pytest.raises(DeviceError, match="Permission denied") as error:
-        RegisteredMemory(host.store.shards.touch(0))  # type: ignore[attr-defined]
+        RegisteredMemory(host.store.shards.touch(0)[0])  # type: ignore[attr-defined]
     assert FALLBACK_VARIABLE in str(error.value.hint)
     del pinned, again
 

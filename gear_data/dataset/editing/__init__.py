@@ -1,0 +1,1 @@
+"""Editing a dataset: columns and facts that are added, renamed or dropped."""
