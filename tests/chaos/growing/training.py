@@ -2,29 +2,33 @@
 
 A Writer publishes several generations a second, and the oldest episodes leave. A run takes generations and updates
 weights at random steps, and writes checkpoints. It is killed with SIGKILL, and goes on from its last checkpoint with
-another number of ranks, of prefetched batches, or with DataLoader's workers. Every batch equals, bit for bit, that of
+another number of ranks, of prefetched batches, or with DataLoader's workers. The ranks are loaders of one process, or
+processes of torch.distributed. In every second case the dataset has a camera. Every batch equals, bit for bit, that of
 one process that reads the same generations from the same steps on.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import json
 import multiprocessing
 import os
 import random
+import signal
 import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed
 from torch.utils.data import DataLoader
 
 import gear_data
@@ -37,6 +41,7 @@ from tests.support.chaos.write_paths import warm_up
 STEPS, MAX_STEPS = 200, 700
 #: Most generations: the Writer holds a descriptor of each.
 _MOST_HELD = 400
+CAMERA = "observations.images.front"
 #: Seconds after which a process counts as hanging.
 _HANGS = 240.0
 #: Steps between an event and the step from which it holds. No world builds so many batches ahead.
@@ -48,12 +53,17 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class _Plan:
-    """A loader, as one process would make it."""
+    """A loader, as one process would make it.
+
+    Attributes:
+        has_camera: whether the dataset has one.
+    """
 
     kind: str
     seed: int
     context: int
     preset: str
+    has_camera: bool
 
     def loader(self, dataset: gear_data.Dataset, **placement: Any) -> gear_data.SequenceLoader:
         sampler: Any = "uniform"
@@ -70,16 +80,22 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _World:
-    """How a process reads."""
+    """How a life of the run reads.
+
+    Attributes:
+        has_processes: whether each rank is a process of torch.distributed; else this process has a loader for each.
+    """
 
     ranks: int
+    has_processes: bool
     workers: int
     prefetch: int
 
     @staticmethod
     def draw(rng: random.Random) -> _World:
-        ranks = rng.choice((1, 2, 3, 4))
-        return _World(ranks, rng.choice((0, 0, 2)) if ranks < 3 else 0, rng.choice((0, 1, 2, 5)))
+        ranks, has_processes = rng.choice(((1, False), (2, False), (2, True), (3, False), (3, True), (4, False)))
+        workers = rng.choice((0, 0, 2)) if ranks < 3 and not has_processes else 0
+        return _World(ranks, has_processes, workers, rng.choice((0, 1, 2, 5)))
 
 
 def run(seed: int, limit: Limit) -> ChaosResult:
@@ -91,84 +107,118 @@ def run(seed: int, limit: Limit) -> ChaosResult:
     failures: list[str] = []
     for number in limit.numbers():
         rng, kind = random.Random(f"{seed} {number}"), KINDS[number % len(KINDS)]
-        plan = _Plan(kind, rng.randrange(1 << 30), rng.choice((1, 4, 9)), rng.choice(("raw", "decision_transformer")))
+        has_camera = (number + number // len(KINDS)) % 2 == 0
+        preset = "raw" if has_camera else rng.choice(("raw", "decision_transformer"))
+        plan = _Plan(kind, rng.randrange(1 << 30), rng.choice((1, 4, 9)), preset, has_camera)
         with tempfile.TemporaryDirectory(prefix="gear-training-") as scratch:
             found = _case(Path(scratch), rng, plan, notes)
-        tried[kind] += 1
+        tried[f"{kind}, with a camera" if has_camera else kind] += 1
         failures += [f"case {number}: {plan}: {failure}" for failure in found]
     text = ", ".join(f"{what} {count}" for what, count in sorted(notes.items()))
     return ChaosResult("training", seed, tried.total(), dict(tried), tuple(failures), notes=(text,))
 
 
 def _case(folder: Path, rng: random.Random, plan: _Plan, notes: Counter[str]) -> list[str]:
-    writer = _start(folder, "writer", write, rng.randrange(1 << 30))
+    writer = _start(folder, write, rng.randrange(1 << 30), plan.has_camera)
     while writer.is_alive() and not (folder / "began").exists():
         time.sleep(0.01)
     lives, stuck = 0, False
-    while not stuck and not list(folder.glob("failed-*")) and _checkpoint(folder)["step"] < STEPS:
+    failures = folder / "failures"
+    failures.touch()
+    while not stuck and not failures.stat().st_size and _checkpoint(folder)["step"] < STEPS:
         lives += 1
-        life = _start(folder, f"life-{lives}", train, plan, _World.draw(rng), rng.randrange(1 << 30))
+        world = _World.draw(rng)
+        life = _start(folder, live, plan, world, rng.randrange(1 << 30))
         if rng.random() < 0.6 and lives < 8:
             life.join(rng.uniform(0.1, 2.5))
             notes["kills"] += life.is_alive()
-            life.kill()
-            life.join()
+            _kill(life)
         else:
             stuck = _outlives(life)
         notes["lives"] += 1
+        notes["lives of several processes"] += world.has_processes
     (folder / "stop").touch()
     stuck = _outlives(writer) or stuck
-    if not stuck and not list(folder.glob("failed-*")):
-        stuck = _outlives(_start(folder, "reference", compare, plan))
-        found = _checkpoint(folder)
-        notes["generations"] += len({each["generation"] for each in found["events"] if "generation" in each})
-        notes["updates"] += sum("ids" in each for each in found["events"])
-    return [path.read_text() for path in sorted(folder.glob("failed-*"))] + ["a process hangs"] * stuck
+    if not stuck and not failures.stat().st_size:
+        stuck = _outlives(_start(folder, compare, plan))
+        events = _checkpoint(folder)["events"]
+        notes["generations"] += len({each["generation"] for each in events if "generation" in each})
+        notes["updates"] += sum("ids" in each for each in events)
+    found = failures.read_text()
+    return [f"a process hangs: {found}" if stuck else found] if stuck or found else []
 
 
-def _start(folder: Path, name: str, role: Callable[..., None], *arguments: Any) -> Any:
-    process = _FORK.Process(target=_told, args=(folder, name, role, *arguments))
+def _start(folder: Path, role: Callable[..., None], *arguments: Any) -> Any:
+    process = _FORK.Process(target=_in_session, args=(folder, role, *arguments))
     process.start()
     return process
 
 
-def _told(folder: Path, name: str, role: Callable[..., None], *arguments: Any) -> None:
-    """Runs a role, and writes its failure into a file."""
-    try:
-        role(folder, *arguments)
-    except BaseException:
-        (folder / f"failed-{name}").write_text(traceback.format_exc())
+def _in_session(folder: Path, role: Callable[..., None], *arguments: Any) -> None:
+    os.setsid()
+    _told(folder, role, *arguments)
+
+
+def _told(folder: Path, role: Callable[..., None], *arguments: Any) -> None:
+    """Runs a role, and writes its failure into a file. SIGUSR1 writes the stacks of all threads there."""
+    with open(folder / "failures", "a") as failures:
+        faulthandler.register(signal.SIGUSR1, failures)
+        try:
+            role(folder, *arguments)
+        except BaseException:
+            failures.write(traceback.format_exc())
 
 
 def _outlives(process: Any) -> bool:
     process.join(_HANGS)
     alive = process.is_alive()
     if alive:
-        process.kill()
+        os.killpg(process.pid, signal.SIGUSR1)
+        time.sleep(1)
+        _kill(process)
     return bool(alive)
+
+
+def _kill(process: Any) -> None:
+    """Kills a process and its ranks."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has not made its session, or has ended
+        process.kill()
+    process.join()
 
 
 # The Writer
 
 
-def write(folder: Path, seed: int) -> None:
+def write(folder: Path, seed: int, has_camera: bool) -> None:
     """Publishes generations until the file `stop` is there. It reads all of them, so that none is removed."""
-    rng, held, number = random.Random(seed), list[gear_data.Dataset](), 0
-    with gear_data.Writer(folder / "data", durability="os", max_steps=MAX_STEPS, shard_bytes=2048) as writer:
+    rng, held, number, seen = random.Random(seed), list[gear_data.Dataset](), 0, dict[str, Any]()
+    cameras = {CAMERA: gear_data.Camera(fps=10)} if has_camera else {}
+    states = "observations.state" if has_camera else "observations"
+    with gear_data.Writer(
+        folder / "data", durability="os", max_steps=MAX_STEPS, shard_bytes=2048, cameras=cameras
+    ) as writer:
         while not (folder / "stop").exists():
             if len(held) == _MOST_HELD:
                 time.sleep(0.1)
                 continue
             for _ in range(rng.randint(1, 6) if held else 12):
                 for t in range(rng.randint(1, 25)):
-                    writer.append(observations=[float(number), float(t)], actions=[t / 10], rewards=float(number % 7))
-                writer.end_episode(terminated=bool(number % 2), final=[float(number), -1.0])
+                    if has_camera:
+                        seen[CAMERA] = np.full((32, 32, 3), (8 * number + t) % 256, np.uint8)
+                    seen[states] = [float(number), float(t)]
+                    writer.append(actions=[t / 10], rewards=float(number % 7), **seen)
+                final = None if has_camera else [float(number), -1.0]
+                writer.end_episode(terminated=bool(number % 2), final=final)
                 number += 1
+            begun = time.monotonic()
             with _alone(folder):
                 writer.seal()
                 held.append(gear_data.open(folder / "data"))
             (folder / "began").touch()
-            time.sleep(rng.uniform(0, 0.3))
+            # Others get the lock about half of the time.
+            time.sleep(rng.uniform(0, 0.3) + time.monotonic() - begun)
 
 
 @contextmanager
@@ -181,18 +231,40 @@ def _alone(folder: Path) -> Iterator[None]:
 # The training run
 
 
-def train(folder: Path, plan: _Plan, world: _World, seed: int) -> None:
+def live(folder: Path, plan: _Plan, world: _World, seed: int) -> None:
     """Goes on from the last checkpoint, and writes further ones."""
+    if not world.has_processes:
+        train(folder, plan, world, seed, None)
+        return
+    ranks = [_FORK.Process(target=_told, args=(folder, _join, plan, world, seed, rank)) for rank in range(world.ranks)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+
+
+def _join(folder: Path, plan: _Plan, world: _World, seed: int, rank: int) -> None:
+    """Trains as one rank of torch.distributed."""
+    meeting = f"file://{folder}/ranks-{os.getppid()}"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world.ranks)
+    train(folder, plan, world, seed, rank)
+    torch.distributed.destroy_process_group()
+
+
+def train(folder: Path, plan: _Plan, world: _World, seed: int, own: int | None) -> None:
+    """Trains as one rank of torch.distributed, or as all ranks of the world if `own` is None."""
     rng, found = random.Random(seed), _checkpoint(folder)
-    with _alone(folder):
-        datasets = [gear_data.open(folder / "data") for _ in range(world.ranks)]
-    placed = [{"rank": rank, "world_size": world.ranks, "prefetch": world.prefetch} for rank in range(world.ranks)]
-    loaders = [plan.loader(each, **place) for each, place in zip(datasets, placed, strict=True)]
+    places = [{"rank": rank, "world_size": world.ranks} for rank in range(world.ranks)] if own is None else [{}]
+    with _alone(folder) if own is None else nullcontext():
+        datasets = [gear_data.open(folder / "data") for _ in places]
+    loaders = [
+        plan.loader(each, prefetch=world.prefetch, **place) for each, place in zip(datasets, places, strict=True)
+    ]
     if found["step"]:
         for loader in loaders:
             loader.load_state_dict(found["state"])
     else:
-        found["events"] = [{"step": 0, "from_step": 0, "generation": datasets[0].generation}]
+        found["events"] = [{"step": 0, "from_step": 0, "generation": _generation(loaders[0])}]
     if world.workers:
         _read_by_workers(folder, loaders, world, found, min(STEPS - found["step"], rng.randint(1, 20)))
         return
@@ -200,16 +272,25 @@ def train(folder: Path, plan: _Plan, world: _World, seed: int) -> None:
     while found["step"] < STEPS:
         step = found["step"]
         batch = _joined([next(each) for each in iterators])
+        if own is not None:
+            parts: list[Any] = [None] * world.ranks
+            torch.distributed.all_gather_object(parts, batch)
+            batch = _joined(parts)
         found["digests"].append(_digest(batch))
         found["step"] += 1
         if rng.random() < 0.15:
-            found["events"] += _refreshed(folder, loaders, step + 1)
+            found["events"] += _refreshed(folder, loaders, step + 1, own)
         if plan.kind.startswith("weights") and rng.random() < 0.3:
-            found["events"].append(_updated(rng, plan, loaders, batch, step + 1))
+            found["events"].append(_updated(rng, plan, loaders, batch, step + 1, world, own))
         if rng.random() < 0.2 or found["step"] == STEPS:
             found["state"] = loaders[0].state_dict()
-            _write_checkpoint(folder, found)
-        time.sleep(0.01)  # so that the dataset grows meanwhile
+            if not own:
+                _write_checkpoint(folder, found)
+        time.sleep(0.05 if plan.has_camera else 0.01)  # so that the dataset grows meanwhile
+
+
+def _generation(loader: gear_data.SequenceLoader) -> int:
+    return int(loader.dataset.generation)  # type: ignore[union-attr]
 
 
 def _read_by_workers(
@@ -227,31 +308,42 @@ def _read_by_workers(
     _write_checkpoint(folder, {**found, "state": {**state, "step": found["step"]}})
 
 
-def _refreshed(folder: Path, loaders: list[gear_data.SequenceLoader], step: int) -> list[dict[str, Any]]:
+def _refreshed(
+    folder: Path, loaders: list[gear_data.SequenceLoader], step: int, own: int | None
+) -> list[dict[str, Any]]:
     """Takes the newest generation on all ranks, and returns what a replay must do; nothing if there is none."""
-    before = loaders[0].dataset.generation  # type: ignore[union-attr]
-    with _alone(folder):
+    before = _generation(loaders[0])
+    with _alone(folder) if own is None else nullcontext():
         firsts = {loader.refresh(from_step=step + _AHEAD) for loader in loaders}
-    (generation,) = {loader.dataset.generation for loader in loaders}  # type: ignore[union-attr]
+    (generation,) = {_generation(loader) for loader in loaders}
     (first,) = firsts
     return [{"step": step, "from_step": first, "generation": generation}] if generation != before else []
 
 
 def _updated(
-    rng: random.Random, plan: _Plan, loaders: list[gear_data.SequenceLoader], batch: Batch, step: int
-) -> dict[str, Any]:
+    rng: random.Random, plan: _Plan, loaders: list[gear_data.SequenceLoader], batch: Batch, step: int, world: _World,
+    own: int | None,
+) -> dict[str, Any]:  # fmt: skip
     """Updates weights of the episodes of a batch, as priorities are, and returns what a replay must do."""
     rows = rng.sample(range(len(batch["start"])), 4)
-    event = {
-        "step": step,
-        "from_step": step + _AHEAD,
-        "ids": [int(batch["episode_id"][row]) for row in rows],
-        "values": [rng.choice((0.5, 1.0, 3.0, 20.0)) for _ in rows],
-        "steps": [int(batch["start"][row]) for row in rows] if plan.kind.endswith("steps") else None,
-    }
+    values = [rng.choice((0.5, 1.0, 3.0, 20.0)) for _ in rows]
+    # Each process updates a part. All ranks apply the parts in the order of the ranks.
+    parts = [list(range(rank, 4, world.ranks)) for rank in range(world.ranks)]
+
+    def event(places: list[int]) -> dict[str, Any]:
+        chosen = [rows[place] for place in places]
+        return {
+            "step": step,
+            "from_step": step + _AHEAD,
+            "ids": [int(batch["episode_id"][row]) for row in chosen],
+            "values": [values[place] for place in places],
+            "steps": [int(batch["start"][row]) for row in chosen] if plan.kind.endswith("steps") else None,
+        }
+
+    together = event([place for part in parts for place in part])
     for loader in loaders:
-        _update(loader, event)
-    return event
+        _update(loader, together if own is None else event(parts[own]))
+    return together
 
 
 def _update(loader: gear_data.SequenceLoader, event: dict[str, Any]) -> None:
