@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from gear_data.cli.arguments import add_command, add_dataset, print_json, size
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials, read_token
 from gear_data.cluster.transport_names import AUTO, TRANSPORTS
+from gear_data.common.cancellation import take
 from gear_data.common.paths import plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.recording.rate_limit.limit import RateLimit
@@ -240,9 +242,10 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
     token = None if options.write_token_file is None else read_token(options.write_token_file)
     credentials = ServerCredentials.from_files(token, options.tls_cert, options.tls_key)
     credentials.check(options.listen)
-    ended = threading.Event()
+    # A handler must not wait for a lock that this thread has, and a signal just before a wait does not end it.
+    signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda received, _: signals.put(received))
     folder = Path(plain_path(options.dataset))
     with only_server(folder), ExitStack() as stack:
         seal_options = SealOptions(
@@ -265,7 +268,7 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
             print(f"takes episodes for {options.dataset} at gear://{address}")
             _print_metrics(report)
         sys.stdout.flush()
-        ended.wait()
+        take(signals)
         intake.close()
         publication = sink.close()
     if options.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import random
@@ -141,6 +142,20 @@ def test_an_open_episode_ends_as_truncated(tmp_path: Path, server: WriteServerPr
     server.end()
     ds = gear_data.open(tmp_path / "sent")
     assert ds.episodes.select("length", "truncated").rows() == [(2, True)]
+
+
+def test_a_signal_that_interrupts_no_wait_ends_the_server(server: WriteServerProcess) -> None:
+    """A signal just before a wait does not interrupt it; nor does one that another thread gets."""
+    with Writer(server.url, durability="flush") as writer:
+        add_episode(writer, 0)
+    threads = Path(f"/proc/{server.pid}/task")
+    other = next(
+        int(thread.name)
+        for thread in threads.iterdir()
+        if int(thread.name) != server.pid and "SigBlk:\t0000000000000000" in (thread / "status").read_text()
+    )
+    assert ctypes.CDLL(None).tgkill(server.pid, other, signal.SIGTERM) == 0
+    assert server.report()["episodes"] == 1
 
 
 def test_a_server_that_is_killed_again_and_again(tmp_path: Path) -> None:

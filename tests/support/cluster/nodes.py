@@ -56,6 +56,10 @@ class NodeProcess:
         self._running.send_signal(signal.SIGCONT)
 
     @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    @property
     def is_running(self) -> bool:
         return self._running.poll() is None
 

@@ -33,6 +33,10 @@ class WriteServerProcess(NodeProcess):
     def end(self) -> dict[str, Any]:
         """Ends the process by SIGTERM, and returns its report."""
         self._running.send_signal(signal.SIGTERM)
+        return self.report()
+
+    def report(self) -> dict[str, Any]:
+        """Returns the report of a process that has got a signal."""
         printed = self._running.communicate(timeout=60)[0]
         if not printed:
             raise RuntimeError(f"the server printed no report: it ended with {self._running.returncode}")
