@@ -8,6 +8,8 @@ dataset no more than sixty. The datasets have 7 to 32 elements of an action, 19.
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,7 @@ import psutil
 from common import progress, synthetic_episodes, write_parquet
 
 import gear_data
-from gear_data import Camera, Mixture, SequenceLoader
+from gear_data import Camera, Mixture, SequenceLoader, VideoOptions
 
 WIDTH, CONTEXT, ROWS = 32, 20, 256
 #: Frames of a camera, and windows of a batch with cameras: each has one frame of both.
@@ -68,13 +70,15 @@ def record(folder: Path, episodes: int, frames: int) -> gear_data.Dataset:
 
 
 def divided(recorded: gear_data.Dataset, folder: Path, count: int) -> list[gear_data.Dataset]:
-    """Saves the recorded episodes as `count` datasets."""
-    made = []
-    for number in range(count):
-        path = folder / f"cameras-{count}-{number}"
-        recorded.select(range(number, len(recorded), count)).save(path, progress=False)
-        made.append(gear_data.open(path))
-    return made
+    """Returns `count` datasets with as many steps together: linked copies of one that is saved.
+
+    Saving each would wait for the disk.
+    """
+    paths = [folder / f"cameras-{count}-{number}" for number in range(count)]
+    recorded.select(range(0, len(recorded), count)).save(paths[0], progress=False)
+    for path in paths[1:]:
+        shutil.copytree(paths[0], path, copy_function=os.link)
+    return [gear_data.open(path) for path in paths]
 
 
 def loader_of(datasets: Sequence[gear_data.Dataset], cameras: bool) -> SequenceLoader:
@@ -86,7 +90,9 @@ def loader_of(datasets: Sequence[gear_data.Dataset], cameras: bool) -> SequenceL
         entries = [(each, 1, {"stack": {"actions": part}}) for each, part in zip(datasets, parts, strict=True)]
     mixture = Mixture(entries, join=True, pad_to={"actions": WIDTH})
     rows, context = (CAMERA_ROWS, 1) if cameras else (ROWS, CONTEXT)
-    return SequenceLoader(mixture, rows, context=context, seed=1, prefetch=0)
+    # Equal files share decoded frames: without a cache, all mixtures decode as much.
+    video = VideoOptions(cache_bytes=0)
+    return SequenceLoader(mixture, rows, context=context, seed=1, prefetch=0, video=video)
 
 
 def _microseconds(iterator: Iterator[Any], batches: int) -> float:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,10 @@ def exported(datasets: Sequence[gear_data.Dataset], folder: Path, steps: int, ca
         until = int(np.searchsorted(np.cumsum(dataset.lengths), steps // len(datasets))) + 1
         part = dataset if until >= len(dataset) else dataset.select(range(until))
         path = folder / f"lerobot-{_NAMES[cameras]}-{len(datasets)}-{number}"
-        gear_data.export(part, path, format="lerobot", fps=FPS, progress=False)
+        if cameras and folders:  # the datasets are copies of the first one
+            shutil.copytree(folders[0], path, copy_function=os.link)
+        else:
+            gear_data.export(part, path, format="lerobot", fps=FPS, progress=False)
         folders.append(str(path))
     return folders
 
