@@ -44,7 +44,7 @@ _MODULES = (
     "tables.episode_rows",
     "tables.step_rows",
     "arrays.dqn_replay",
-    "stable_baselines3.reader",
+    "stable_baselines3",
     "d3rlpy",
     "arrays.ogbench",
     "arrays.npz",

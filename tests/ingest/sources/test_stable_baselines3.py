@@ -23,8 +23,7 @@ import gear_data
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError
 from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources import unrecognised
-from gear_data.ingest.sources.stable_baselines3 import layout, reader
+from gear_data.ingest.sources import stable_baselines3, unrecognised
 from tests.support.checks import check_units, warning_codes
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -161,12 +160,12 @@ def test_small_pieces_make_the_same(piece: int, suffix: str, tmp_path: Path, mon
     buffer, streams = filled(40, 3, 95)
     source = save(tmp_path / f"buffer{suffix}", buffer.arrays)
     whole = gear_data.convert(source, tmp_path / "whole").fingerprint
-    monkeypatch.setattr(reader, "_BLOCK_BYTES", piece)
-    monkeypatch.setattr(reader, "UNIT_BYTES", piece)
-    monkeypatch.setattr(layout, "_SCAN_BYTES", piece)
+    monkeypatch.setattr(stable_baselines3, "_BLOCK_BYTES", piece)
+    monkeypatch.setattr(stable_baselines3, "UNIT_BYTES", piece)
+    monkeypatch.setattr(stable_baselines3, "_SCAN_BYTES", piece)
     assert gear_data.convert(source, tmp_path / "d").fingerprint == whole
     check(gear_data.open(tmp_path / "d"), expected_episodes(streams, 55), False)
-    units = check_units(lambda: reader.open_(locate(str(source), None), SourceOptions()))
+    units = check_units(lambda: stable_baselines3.open_(locate(str(source), None), SourceOptions()))
     assert units == 1 if suffix == ".npz" else units > 1
 
 

@@ -22,8 +22,7 @@ from gear_data.errors import CorruptSourceError
 from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.lerobot.cameras import DeclaredCamera
-from gear_data.ingest.sources.lerobot.episode_list import VIDEOS, EpisodeList
-from gear_data.ingest.sources.lerobot.metadata import LeRobotInfo, misread, read_int
+from gear_data.ingest.sources.lerobot.metadata import VIDEOS, EpisodeList, LeRobotInfo, misread, read_int
 from gear_data.schema import ColumnSpec
 from gear_data.video.declared_places import DeclaredPlaces
 from gear_data.video.segments import VideoTimes

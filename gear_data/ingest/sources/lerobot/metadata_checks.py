@@ -14,8 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.sources.lerobot.episode_list import EpisodeList, data_file_key
-from gear_data.ingest.sources.lerobot.metadata import PERSISTENT, SUBTASK, SUBTASKS, LeRobotInfo
+from gear_data.ingest.sources.lerobot.metadata import (
+    PERSISTENT,
+    SUBTASK,
+    SUBTASKS,
+    EpisodeList,
+    LeRobotInfo,
+    data_file_key,
+)
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock
 

@@ -19,7 +19,6 @@ from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.mapped_source import MappedSource
 from gear_data.ingest.source import Format, SourceOptions, SourceVideos
 from gear_data.ingest.sources.lerobot.cameras import check_names, choose_cameras
-from gear_data.ingest.sources.lerobot.episode_list import read_episode_list
 from gear_data.ingest.sources.lerobot.episode_videos import find_videos
 from gear_data.ingest.sources.lerobot.export_notes import ExportNotes, FinalObservations, read_notes
 from gear_data.ingest.sources.lerobot.metadata import (
@@ -29,6 +28,7 @@ from gear_data.ingest.sources.lerobot.metadata import (
     SUBTASK,
     TASK,
     LeRobotInfo,
+    read_episode_list,
     read_info,
     read_subtasks,
     read_tasks,
