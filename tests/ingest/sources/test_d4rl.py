@@ -326,8 +326,8 @@ def test_chunks_that_are_too_short(packing: str | None, spoil: Any) -> None:
         read(spoil(short))
 
 
-@pytest.mark.parametrize("filters", [{"compression": "lzf"}, {"shuffle": True, "fletcher32": True}, {"scaleoffset": 3}])
-def test_chunks_of_every_filter_are_read(filters: Any, sources: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("filters", [{"compression": "lzf"}, {"shuffle": True, "fletcher32": True}])
+def test_chunks_of_checked_filters_are_read(filters: Any, sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(4)
     values = np.arange(sum(map(len, rollouts)), dtype=np.float64)
     source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts)

@@ -207,7 +207,7 @@ def test_datasets_that_were_packed_with_szip_are_refused(tmp_path: Path) -> None
         for name, values in {**steps, "terminals": np.arange(9) == 8, "timeouts": np.zeros(9, bool)}.items():
             file[name] = values
         file.create_dataset("infos/packed", data=np.arange(9.0), compression="szip", chunks=(9,))
-    with pytest.raises(CorruptSourceError, match=r"is packed with SZIP[^$]*h5repack -f GZIP=4") as error:
+    with pytest.raises(CorruptSourceError, match=r"is packed with SZIP[^$]*create_dataset") as error:
         gear_data.convert(tmp_path / "a.h5", tmp_path / "d", progress=False)
     assert (Path(str(error.value.file)).name, error.value.column) == ("a.h5", "infos/packed")
     gear_data.convert(tmp_path / "a.h5", tmp_path / "d", columns=[*steps], progress=False)

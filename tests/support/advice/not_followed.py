@@ -42,7 +42,7 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "copy the arrays of steps to a new file",
         "cut recordings with --max-episode-steps (episodes=EpisodeBoundaries(max_episode_steps=...)), or keep fewer arrays with --columns",  # noqa: E501
         "download the store again; if it is complete, write the array again with less compression",
-        "if the file is correct, decompress it first: h5repack -f NONE OLD NEW",
+        "if the file is correct, write it again without compression: …)",
         "metadata is smaller: check that this is the right file, or download it again",
         "say where the episodes are with --map: see 'gear-data lint SRC --suggest-map'",
         "the first axis must be the steps",
@@ -62,7 +62,6 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "; or load the arrays: gear_data.convert reads a mapping of arrays, with a row a step",
         "cast one of the two to the dtype of the other, or leave this one out with --columns",
         "check the version of the Lance table",
-        "compress it with gzip: h5repack -f GZIP=4 OLD NEW",
         "convert a copy without it",
         "convert one of the two: …",
         "convert one of them again with --rename, so that the names of the columns differ, or leave the column out with --columns",  # noqa: E501

@@ -24,6 +24,7 @@ from gear_data.errors import (
     UnsupportedColumnError,
 )
 from gear_data.ingest.lint import suggest_mapping
+from gear_data.ingest.sources.hdf5.chunk_checks import WRITE_AGAIN
 from tests.support.advice.arrays import npz_files, part_of, without
 from tests.support.advice.places import ARRAYS_OF_STEPS, convert, converted
 from tests.support.advice.rows import (
@@ -120,6 +121,22 @@ def lerobot_rows(**columns: Any) -> Callable[[Path], Path]:
     return make
 
 
+def pack(file: h5py.File, **options: Any) -> None:
+    """Adds a packed dataset to each episode."""
+    for i in range(2):
+        file.create_dataset(f"data/demo_{i}/level", data=np.arange(12).reshape(6, 2), chunks=(6, 2), **options)
+
+
+def follow_statements(source: Path) -> Path:
+    """Executes the statements of the advice for each dataset that is packed."""
+    for i in range(2):
+        statements = f"{WRITE_AGAIN}, compression='gzip')"
+        exec(statements, {"h5py": h5py, "FILE": source, "COLUMN": f"data/demo_{i}/level"})
+    with h5py.File(source) as file:
+        assert file["data/demo_1/level"][...].tolist() == np.arange(12).reshape(6, 2).tolist()
+    return source
+
+
 ROBOTS: dict[str, Advice | Scene] = {
     "robomimic and another layout": Advice(
         lambda folder: (
@@ -167,6 +184,16 @@ ROBOTS: dict[str, Advice | Scene] = {
             ]
         ),
     ),
+    **{
+        f"HDF5, packed with {name}": Advice(
+            edited(hdf5("data/demo_{}/", ACTIONS, ACTIONS), lambda file, options=options: pack(file, **options)),
+            CorruptSourceError,
+            "write it again with h5py",
+            source=follow_statements,
+        )
+        for name, options in {"scale-offset": {"scaleoffset": 0}, "SZIP": {"compression": "szip"}}.items()
+        if name != "SZIP" or h5py.h5z.filter_avail(h5py.h5z.FILTER_SZIP)
+    },
     "D4RL, without rewards: renamed": Advice(
         edited(hdf5("", {**FLAT, "terminals": END, "timeouts": END}), lambda file: file.move("rewards", "payoff")),
         UnknownFormatError,

@@ -17,6 +17,13 @@ from gear_data.errors import CorruptSourceError
 
 #: Filter -> upper bound on its compression ratio. Deflate: 1032 to 1 (RFC 1951). LZF: 264 bytes from 3.
 _MAX_RATIOS = {h5z.FILTER_DEFLATE: 1040, h5z.FILTER_LZF: 88}
+#: Filters whose output has no bound: libhdf5 believes the sizes and settings in the file.
+_REFUSED = {h5z.FILTER_SZIP: "SZIP", h5z.FILTER_NBIT: "N-bit", h5z.FILTER_SCALEOFFSET: "scale-offset"}
+#: Python that writes a dataset again, up to the options of its compression.
+WRITE_AGAIN = (
+    "with h5py.File(FILE, 'r+') as file: data, dtype = file[COLUMN][...], file[COLUMN].dtype; del file[COLUMN]; "
+    "file.create_dataset(COLUMN, data=data, dtype=dtype"
+)
 #: Bytes of the fletcher32 checksum, which follows the data.
 _CHECKSUM_BYTES = 4
 #: Bytes beyond its elements that a chunk is unpacked to: a checksum and one more, which shows that it is too long.
@@ -35,12 +42,12 @@ def check_chunk_sizes(dataset: h5d.DatasetID, element_bytes: int, file_bytes: in
 
     Raises:
         CorruptSourceError: a chunk is too short, larger than the file, is uncompressed and has another size, or is
-            packed with SZIP.
+            packed with SZIP, N-bit or scale-offset.
     """
     plist = dataset.get_create_plist()
     filters = filter_codes(plist)
-    if h5z.FILTER_SZIP in filters:
-        raise unchecked_filter("is packed with SZIP")
+    if refused := next((_REFUSED[code] for code in filters if code in _REFUSED), None):
+        raise unchecked_filter(f"is packed with {refused}")
     expected = math.prod(plist.get_chunk()) * element_bytes
     for chunk in stored_chunks(dataset):
         codes = _applied_filters(filters, chunk.filter_mask)
@@ -59,7 +66,7 @@ def unchecked_filter(problem: str) -> CorruptSourceError:
     """
     return CorruptSourceError(
         f"{problem}, and cannot be checked before it is read",
-        hint="compress it with gzip: h5repack -f GZIP=4 OLD NEW",
+        hint=f"if you trust the file, write it again with h5py: {WRITE_AGAIN}, compression='gzip')",
     )
 
 

@@ -27,6 +27,7 @@ from h5py import h5d
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.sources.hdf5.chunk_checks import (
     KNOWN_FILTERS,
+    WRITE_AGAIN,
     check_chunk_sizes,
     filter_codes,
     stored_chunks,
@@ -176,7 +177,7 @@ def check_dataset(dataset: h5d.DatasetID, file_bytes: int) -> tuple[int, ...]:
         if stored > file_bytes or claimed > stored * _MAX_RATIO:
             raise CorruptSourceError(
                 f"claims {claimed} bytes, but the file of {file_bytes} bytes stores only {stored} of them",
-                hint="if the file is correct, decompress it first: h5repack -f NONE OLD NEW",
+                hint=f"if the file is correct, write it again without compression: {WRITE_AGAIN})",
             )
     if chunk_shape is not None and dtype.kind in "biufS":
         check_chunk_sizes(dataset, dataset.get_type().get_size(), file_bytes)

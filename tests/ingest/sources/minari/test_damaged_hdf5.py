@@ -303,7 +303,7 @@ def test_text_behind_an_unknown_filter_is_refused(edit: Any, monkeypatch: pytest
     file.close()
     with pytest.raises(CorruptSourceError, match="cannot be checked before it is read") as error:
         blocks(source)
-    assert "h5repack" in str(error.value)
+    assert "h5py" in str(error.value)
 
 
 def test_endless_groups(edit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
