@@ -66,7 +66,6 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "convert one of the two: …",
         "convert one of them again with --rename, so that the names of the columns differ, or leave the column out with --columns",  # noqa: E501
         "convert one of them again without the column, or under another name (--rename)",
-        "convert one of: …",
         "convert the column to one type and shape first",
         "convert the journals one by one, and merge the datasets",
         "convert the other stores separately",
@@ -94,7 +93,6 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "if you trust the file, save its arrays, and convert …:\n\n…\n",
         "keep at least one column of steps with --columns (columns=[...])",
         "keep one of the two files",
-        "leave --reset-steps out (reset_steps=None)",
         "load it with such a version, call flatten_indices(), and save it again",
         "move these files to another folder: …; or leave them out with --on-bad-episode skip",
         "name a key with --episode-column or --end-column (episodes=EpisodeBoundaries(...))",
@@ -111,7 +109,6 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "save a plain one: data.to_tensordict().contiguous().memmap(folder)",
         "save buffer[:].transpose(0, 1).contiguous().memmap(folder) instead",
         "save data.transpose(0, 1).contiguous().memmap(folder) instead",
-        "save it with TensorDict.memmap(folder)",
         "set $GEAR_DATA_CACHE (cache_dir=) to another folder",
         "sort the rows by …, or remove … to leave the final observations out",
         "such as {split: train}",
