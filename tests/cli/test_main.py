@@ -49,7 +49,7 @@ def test_bad_usage_is_status_2(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["convrt", "a", "b"], "argument COMMAND: unknown value 'convrt'\n  did you mean 'convert'? known: card, "),
+        (["convrt", "a", "b"], "argument COMMAND: unknown value 'convrt'\n  did you mean 'convert'? known: cache, "),
         (["convert", "a", "b", "--overwrit"], "unknown option '--overwrit'\n  did you mean '--overwrite'?\n"),
         (["convert", "a", "b", "--shard-byte=3"], "unknown option '--shard-byte'\n  did you mean '--shard-bytes'?\n"),
         (

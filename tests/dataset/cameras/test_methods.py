@@ -27,6 +27,9 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception] | None]] = {
     "to_hf": (lambda ds: ds.to_hf([FRONT]), UnsupportedColumnError),
     "to_torch_dataset": (lambda ds: ds.to_torch_dataset(columns=[FRONT])[1], None),
     "drop_duplicates": (lambda ds: ds.drop_duplicates([FRONT]), UnsupportedColumnError),
+    "with_column": (lambda ds: ds.with_column("level", pl.col(FRONT)), UnsupportedColumnError),
+    "rename": (lambda ds: ds.rename({FRONT: "observations.images.other"}), None),
+    "drop": (lambda ds: ds.drop(FRONT), None),
     # The columns of these are the episode table's.
     "drop_outliers": (lambda ds: ds.drop_outliers({FRONT: 3.0}), UnknownNameError),
     "filter": (lambda ds: ds.filter(pl.col(FRONT) > 0), UnknownNameError),
@@ -38,7 +41,7 @@ OTHERS = {
     "all_steps", "at_generation", "discount", "episode", "episode_ids", "episode_table", "episodes", "final",
     "fingerprint", "generation", "is_remote", "keep_ranges", "lengths", "num_episodes", "num_steps", "offsets",
     "place", "placement", "refresh", "report", "save", "schema", "select", "shards", "sizes", "split", "statistics",
-    "step_mask", "step_mask_mode", "steps_left_out", "with_discount",
+    "step_mask", "step_mask_mode", "steps_left_out", "with_discount", "with_facts",
 }  # fmt: skip
 
 
@@ -89,6 +92,16 @@ def test_another_discount_keeps_the_cameras(filmed: Filmed) -> None:
     assert [spec.name for spec in ds.schema.videos] == [FRONT, WRIST]
     np.testing.assert_array_equal(ds[1][FRONT][0], filmed.frames[FRONT][1][0])
     assert ds[1]["returns_to_go"].shape == ds[1]["rewards"].shape
+
+
+def test_cameras_leave_and_get_other_names(filmed: Filmed) -> None:
+    ds = gear_data.open(filmed.path)
+    renamed = ds.rename({FRONT: "observations.images.other"})
+    assert {spec.name for spec in renamed.schema.videos} == {"observations.images.other", WRIST}
+    np.testing.assert_array_equal(renamed[1]["observations.images.other"], filmed.frames[FRONT][1])
+    dropped = ds.drop(FRONT)
+    assert [spec.name for spec in dropped.schema.videos] == [WRIST]
+    np.testing.assert_array_equal(dropped[1][WRIST], filmed.frames[WRIST][1])
 
 
 def test_sizes_and_plans_are_about_the_shards(filmed: Filmed) -> None:
