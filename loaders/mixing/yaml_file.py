@@ -132,7 +132,9 @@ def _component(entry: Any, names: Sequence[str], place: str, file: str) -> Compo
         raise LoaderConfigError(f"the filters of {place} are {shown(filters)}, not a list", file=file, hint=hint)
     convert = fields.get("convert")
     dataset: Dataset = _made(
-        lambda: open_dataset(_place(path, file), convert=None if convert is None else ConvertOptions.parse(convert)),
+        lambda: open_dataset(
+            _source_place(path, file), convert=None if convert is None else ConvertOptions.parse(convert)
+        ),
         place,
         file,
     )
@@ -177,10 +179,16 @@ def _sampler(entry: Mapping[str, Any], place: str, file: str) -> Any:
     )
 
 
+def _source_place(path: str, file: str) -> str:
+    """Returns the place of a source: as `_place`, or an id of the hub, which only a file of this machine can have."""
+    folder = os.path.dirname(file)
+    return path if not is_remote(folder) and is_hub_id(path, folder) else _place(path, file)
+
+
 def _place(path: str, file: str) -> str:
     """Returns a path or URL that is written in a file: relative to the file's folder."""
     folder = os.path.dirname(file)
-    if is_remote(path) or os.path.isabs(path) or is_hub_id(path, folder):
+    if is_remote(path) or os.path.isabs(path):
         return path
     return join(folder, path) if is_remote(folder) else os.path.join(folder, path)
 
@@ -230,6 +238,12 @@ def _entry_of_source(dataset: Dataset, name: str, folder: str) -> dict[str, Any]
             hint="convert it with gear_data.convert, and mix that dataset",
         )
     place = header.places[0]
+    of_hub = not (os.path.isabs(place) or is_remote(place))
+    if of_hub and (is_remote(folder) or not is_hub_id(place, folder)):
+        raise InvalidArgumentError(
+            f"{name} is the hub's dataset {place}, and a file in this folder would read a path beside it",
+            hint="write the mixture into another folder of this machine, or convert the dataset and mix that",
+        )
     entry: dict[str, Any] = {"path": _written_place(place, folder) if os.path.isabs(place) else place}
     return {**entry, "convert": header.options} if header.options else entry
 

@@ -62,6 +62,33 @@ def parquet(rollouts: list[Rollout]) -> bytes:
     return file.getvalue()
 
 
+MIXED = """
+from pathlib import Path
+import gear_data
+
+Path("mix.yaml").write_text("datasets: [{path: me/hops}]")
+mixture = gear_data.Mixture.from_yaml("mix.yaml")
+mixture.to_yaml("again.yaml")
+assert gear_data.Mixture.from_yaml("again.yaml").fingerprint == mixture.fingerprint
+Path("other/me").mkdir(parents=True)
+for place in ("other/mix.yaml", "memory://mixtures/mix.yaml"):
+    try:
+        mixture.to_yaml(place)
+    except gear_data.errors.InvalidArgumentError as error:
+        print(error)
+"""
+
+
+def test_a_mixture_in_a_file_has_a_dataset_of_the_hub(
+    hub: Hub, rollouts: list[Rollout], tmp_path: Path, cache: Path
+) -> None:
+    hub.add("me/hops", {"steps.parquet": parquet(rollouts)})
+    known = {**os.environ, **hub.environment(), "HF_HOME": str(tmp_path / "home")}
+    command = [python(), "-c", MIXED]
+    done = subprocess.run(command, env=known, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.stdout.count("a file in this folder would read a path beside it") == 2, done.stderr
+
+
 def test_a_dataset_of_the_hub_is_known_by_its_commit(
     hub: Hub, rollouts: list[Rollout], tmp_path: Path, cache: Path
 ) -> None:
