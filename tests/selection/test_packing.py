@@ -10,7 +10,7 @@ import pytest
 
 from gear_data.kernels import cpu
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.packing import DrawnRows, OrderedRows, SplitRows, packed_rows
+from gear_data.selection.packing import DrawnRows, OrderedRows, RowSize, SplitRows, packed_rows
 from gear_data.selection.samplers import Candidates, Fifo, Shuffle, Uniform
 from gear_data.selection.windows import WindowRule, Windows
 
@@ -80,7 +80,7 @@ def test_windows_are_cut_at_the_ends_of_rows() -> None:
 def bound(sampler: Any, lengths: Any, context: int, steps: int, *, split: bool = False, **rule: Any) -> Any:
     anchors = Anchors(np.asarray(lengths), None, None, None, WindowRule(context, **rule))
     selector = sampler.bind(Candidates(anchors, lambda *_: np.empty(0)), 3)
-    return packed_rows(selector, anchors, 3, steps, split=split)
+    return packed_rows(selector, anchors, 3, RowSize(steps, steps), split=split)
 
 
 def keys(windows: Windows) -> list[tuple[int, int]]:
