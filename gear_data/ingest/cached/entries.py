@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -196,24 +196,24 @@ def prune(cache: Path, max_bytes: int) -> int:
     """
     if max_bytes < 0:
         raise InvalidArgumentError(f"a cache cannot have {max_bytes} bytes", hint="give 0 or more")
-    before = total = cache_size(cache).bytes
-    for bytes_, remove in _candidates(cache):
+    candidates = _candidates(cache)
+    before = total = sum(bytes_ for bytes_, _ in candidates)
+    for bytes_, remove in candidates:
         if total <= max_bytes:
             break
         total -= bytes_ if remove() else 0
     return before - total
 
 
-def _candidates(cache: Path) -> Iterator[tuple[int, Callable[[], bool]]]:
-    """Yields the size of each entry and file, and a function that removes it; what leaves first comes first."""
+def _candidates(cache: Path) -> list[tuple[int, Callable[[], bool]]]:
+    """Returns the size of each entry and file, and a function that removes it; what leaves first comes first."""
     found: list[tuple[bool, float, int, Callable[[], bool]]] = [
         (entry.source is not None, entry.used, entry.bytes, partial(remove_entry, entry.folder))
         for entry in list_entries(cache)
     ]
     files = ShardCache(cache, None).files()
     found += [(file.is_complete, file.used_ns / 1e9, file.bytes, file.remove) for file in files]
-    for _, _, bytes_, remove in sorted(found, key=lambda item: item[:2]):
-        yield bytes_, remove
+    return [(bytes_, remove) for _, _, bytes_, remove in sorted(found, key=lambda item: item[:2])]
 
 
 def mark_used(folder: Path) -> None:
