@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
@@ -44,11 +45,14 @@ from gear_data.storage.journal.quarantine import keep_only, set_aside
 from gear_data.storage.journal.reading import Extent, Journal, read_journal
 from gear_data.storage.journal.videos import VIDEOS as JOURNAL_VIDEOS
 from gear_data.storage.journal.writing import SUFFIX
-from gear_data.storage.manifest import Manifest
+from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.writing.progress_files import PROGRESS
 
 #: Errors of a conversion that are about the episodes.
 _UNFIT = (BadEpisodeError, CorruptSourceError, EmptySourceError, InvalidArgumentError, UnsupportedColumnError)
+
+#: Names of files before their renames.
+_UNRENAMED = re.compile(rf"\.(?:{re.escape(MANIFEST_NAME)}|{re.escape(CARD_NAME)})(?:\..+)?\.tmp")
 
 _log = logging.getLogger(__name__)
 
@@ -149,12 +153,14 @@ def episode_table(folder: Path, manifest: Manifest | None) -> pa.Table | None:
 
 
 def _is_unfinished(folder: Path) -> bool:
-    """Returns whether a folder is empty, or has what a killed writer left of the first generation."""
+    """Returns whether a folder is empty, or has what other writers, running or killed, make of the first generation."""
     if not folder.is_dir():
         return False
     names = {path.name for path in folder.iterdir()}
-    return names <= {PROGRESS, "shards", VIDEOS, CARD_NAME, *GROWING_FOLDERS} and (
-        names <= {PROGRESS} or journals_of(folder).exists()
+    names -= {name for name in names if _UNRENAMED.fullmatch(name)}
+    return MANIFEST_NAME in names or (
+        names <= {PROGRESS, "shards", VIDEOS, CARD_NAME, *GROWING_FOLDERS}
+        and (names <= {PROGRESS} or journals_of(folder).exists())
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import DatasetNotFoundError
+from gear_data.growing.folder import generations
 from gear_data.growing.folder.generations import FolderGenerations
 from gear_data.recording.journal_folder import JournalFolder
 from gear_data.recording.writer import Writer
@@ -129,6 +130,39 @@ def test_killed_inside_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with Writer(tmp_path / "recorded") as writer:
         add_episode(writer, 1)
     assert gear_data.open(tmp_path / "recorded").episodes["number"].to_list() == [0, 1]
+
+
+@pytest.mark.parametrize("has_links", [True, False], ids=["links", "no-links"])
+def test_killed_before_each_rename(has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the first generation has its temporary name for good. Another Writer goes on."""
+    if not has_links:
+        monkeypatch.setattr(generations, "link_file", lambda *_: False)
+
+    def record_and_die(folder: Path, survived: int) -> None:
+        left = iter(range(survived))
+        writer = Writer(folder)
+        add_episode(writer, 0)
+        with monkeypatch.context() as patch:
+            replace = os.replace
+            patch.setattr(os, "replace", lambda *names: os._exit(9) if next(left, None) is None else replace(*names))
+            writer.seal()
+        os._exit(9 if next(left, None) is None else 0)
+
+    renames, found = 0, set[str]()
+    while True:
+        folder = tmp_path / str(renames)
+        child = multiprocessing.get_context("fork").Process(target=record_and_die, args=(folder, renames))
+        child.start()
+        child.join()
+        if child.exitcode == 0:
+            break
+        assert child.exitcode == 9
+        found |= {path.name for path in folder.glob(".*.tmp")}
+        with Writer(folder) as writer:
+            add_episode(writer, 1)
+        assert gear_data.open(folder).episodes["number"].to_list() == [0, 1]
+        renames += 1
+    assert {name.split(".")[1] for name in found} == {"manifest", "README"}
 
 
 def test_killed_before_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,10 @@ class Bucket:
         self.conditional.check()
         if self.newest() is not None:
             return
-        for file in self.objects.files():
+        files = self.objects.files()
+        if MANIFEST_NAME in files:
+            return  # another writer has published since
+        for file in files:
             folder, separator, _ = file.partition("/")
             if folder == PROGRESS:
                 raise DestinationExistsError(

@@ -175,6 +175,34 @@ def test_a_lost_race_is_merged_again(url: str, server: S3Server) -> None:
     second.close()
 
 
+def test_a_first_generation_while_another_writer_opens(url: str, server: S3Server) -> None:
+    """The first generation appears before each request of the opening."""
+    request = 0
+    while True:
+        place = f"{url}/{request}"
+        first, seen = gear_data.Writer(place), []
+        add_episodes(first, [0])
+
+        def interfere(method: str, path: str, count: int = request, first: gear_data.Writer = first) -> None:
+            seen.append(path)
+            if len(seen) == count + 1:
+                first.seal()
+
+        server.before = interfere
+        second = gear_data.Writer(place)
+        server.reset()
+        if len(seen) <= request:
+            break
+        add_episodes(second, [1])
+        second.close()
+        assert numbers_in(gear_data.open(place)) == [0, 1]
+        first.close()
+        request += 1
+    assert request > 2
+    first.close()
+    second.close()
+
+
 def puts_manifest(method: str, path: str) -> bool:
     return method == "PUT" and path.endswith("live/manifest.json")
 
