@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gear_data.evaluation.episodes import Evaluation, evaluate
     from gear_data.evaluation.normalizer import Normalizer
     from gear_data.evaluation.rollout import Rollout
+    from gear_data.examples.files import example
     from gear_data.exports.batches import export_batches
     from gear_data.exports.registry import export
     from gear_data.hub.pull import PullReport, pull
@@ -130,6 +131,7 @@ _PUBLIC = {
     "Writer": ("gear_data.recording.writer", "Writer"),
     "convert": ("gear_data.ingest.convert", "convert"),
     "evaluate": ("gear_data.evaluation.episodes", "evaluate"),
+    "example": ("gear_data.examples.files", "example"),
     "export": ("gear_data.exports.registry", "export"),
     "export_batches": ("gear_data.exports.batches", "export_batches"),
     "lint": ("gear_data.ingest.lint", "lint"),
@@ -203,6 +205,7 @@ __all__ = [
     "convert",
     "errors",
     "evaluate",
+    "example",
     "export",
     "export_batches",
     "lint",

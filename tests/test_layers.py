@@ -30,7 +30,7 @@ TESTS = Path(__file__).parent
 LAYERS = (
     ("error_text", "version", "words"),
     ("errors",),
-    ("schema", "stacking", "relative", "common"),
+    ("schema", "stacking", "relative", "common", "examples"),
     ("video",),
     ("storage", "kernels"),
     ("ingest", "selection"),

@@ -34,7 +34,7 @@ def write_rollouts(path: Path, episodes: int, seed: int, progress: bool | None) 
     """
     datasets = import_datasets()
     columns = make_rollouts(episodes, seed, progress)
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     rows = datasets.Dataset.from_dict({name: list(values) for name, values in columns.items()})
     bars_were_disabled = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
