@@ -16,9 +16,9 @@ from gear_data.storage.manifest import Manifest
 
 
 def find_bad_shards(files: DatasetFiles) -> frozenset[str]:
-    """Verifies a dataset and returns the file names of its bad shards.
+    """Verifies a dataset and returns the names of its damaged files, and of the shards that have one.
 
-    Each bad shard gives a warning. Among several ranks, a shard is bad if it is bad on any of them.
+    Each damaged file gives a warning. Among several ranks, a shard is bad if it is bad on any of them.
 
     Raises:
         CorruptShardError: a table is damaged. No episode can be read without the tables.
@@ -37,7 +37,8 @@ def find_bad_shards(files: DatasetFiles) -> frozenset[str]:
     for file, error in _of_all_ranks(manifest, {file: str(error) for file, error in errors.items()}).items():
         warnings.warn(f"{path}: {file} is left out: {error}", RuntimeWarning, stacklevel=4)
         errors[file] = error
-    return frozenset(errors)
+    shards = (shard.entry.file for shard in manifest.shards if any(file.file in errors for file in shard.files))
+    return frozenset(errors).union(shards)
 
 
 def _of_all_ranks(manifest: Manifest, errors: dict[str, str]) -> dict[str, str]:

@@ -121,7 +121,7 @@ def repair(
             raise CorruptShardError(
                 f"is damaged: {bad[entry.file]}", file=str(folder / entry.file), hint=_CONVERT_AGAIN
             )
-    damaged = [index for index, shard in enumerate(manifest.shards) if shard.entry.file in bad]
+    damaged = [index for index, shard in enumerate(manifest.shards) if any(file.file in bad for file in shard.files)]
     index = read_index(open_files(folder), manifest)
     videos = [] if index is None else [name for name in index.files.column("file").to_pylist() if name in bad]
     # A repair that was killed may have left the folder of its progress.

@@ -143,6 +143,7 @@ def _checks(
     tables: dict[str, pa.Table] = {}
     indexes: list[VideoIndex] = []
     rows = _shard_rows(manifest)
+    bad_added: set[str] = set()
 
     def check_table(name: str, entry: FileEntry) -> None:
         with files.local(entry) as path:
@@ -160,6 +161,9 @@ def _checks(
         tables[name] = table
 
     def check_shard(index: int, shard: ShardEntry) -> None:
+        if bad_added.intersection(added.file for added in shard.added):
+            check_bytes_of(shard.entry)
+            return
         batch = read_shard(files.local, manifest.schema, shard)
         if "episodes" in tables and (tables.keys() == manifest.tables.keys()):
             episodes = tables["episodes"].slice(rows[index].start, shard.episodes)
@@ -169,17 +173,22 @@ def _checks(
                 recomputation.add(index, block, contents, episodes)
             _check_contents(contents, episodes, files.name(shard.entry))
 
-    def check_added(entry: FileEntry) -> None:
+    def check_bytes_of(entry: FileEntry) -> None:
         with files.local(entry) as path:
             check_bytes(path, entry)
+
+    def check_added(entry: FileEntry) -> None:
+        bad_added.add(entry.file)
+        check_bytes_of(entry)
+        bad_added.remove(entry.file)
 
     for name, entry in manifest.tables.items():
         yield entry, lambda name=name, entry=entry: check_table(name, entry)
     for index, shard in enumerate(manifest.shards):
-        # A shard is damaged if a file of its added columns is. Readers of the report look for `shard.entry`.
-        yield shard.entry, lambda index=index, shard=shard: check_shard(index, shard)
         for added in shard.added:
             yield added.entry, lambda entry=added.entry: check_added(entry)
+        # If an added file is damaged, only the bytes of the shard's own file are checked: each file is reported once.
+        yield shard.entry, lambda index=index, shard=shard: check_shard(index, shard)
     for videos in indexes:
         yield from video_checks(files, videos, decode=decode)
 
