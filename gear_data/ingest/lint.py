@@ -11,20 +11,19 @@ from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError
-from gear_data.ingest.engine.spec import ConversionSpec
+from gear_data.ingest.convert_options import ConvertOptions
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.dataset_checks import check_dataset
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import locate
-from gear_data.ingest.mapping import load_mapping
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
-from gear_data.ingest.several.parts import check_splits, plain_source
+from gear_data.ingest.several.parts import plain_source
 from gear_data.ingest.several.plan import with_parts
-from gear_data.ingest.source import MOVED, SourceOptions, source_videos
+from gear_data.ingest.source import MOVED, source_videos
 from gear_data.ingest.sources.tree import reader
 from gear_data.ingest.table_options import TableOptions
 from gear_data.ingest.videos.staged_index import stage_videos
-from gear_data.ingest.videos.storage_options import LINK, VideoStorage, video_storage
+from gear_data.ingest.videos.storage_options import LINK, VideoStorage
 from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.episode_block import BEGIN, END
 from gear_data.storage.writing.file_store import LocalFileStore
@@ -108,20 +107,21 @@ def lint(
         GearError: the source cannot be read.
     """
     refuse_keywords_of(lint, unknown, MOVED)
-    options = SourceOptions(
+    options = ConvertOptions(
+        format=format,
+        split=split,
         columns=columns,
         rename=rename,
-        episodes=episodes,
-        on_bad_episode="skip",
-        mapping=None if mapping is None else load_mapping(mapping),
+        mapping=mapping,
         stack=stack,
-        videos=video_storage(videos),
+        episodes=episodes,
+        videos=videos,
         tables=tables,
+        keep_encoded=keep_encoded,
         follow_links=follow_links,
+        on_bad_episode="skip",
     )
-    spec = with_parts(
-        ConversionSpec(plain_source(source), check_splits(split), format, options.with_stacked_parts(), keep_encoded)
-    )
+    spec = with_parts(options.spec(source))
     location = spec.locate()
     opened, format_name, reason = spec.open(location, threads=len(os.sched_getaffinity(0)))
     opened.units()  # refuses files that do not fit together, before reading
