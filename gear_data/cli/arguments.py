@@ -15,6 +15,9 @@ from gear_data.errors import GearError, InvalidArgumentError
 
 Command = Callable[[argparse.Namespace], int]
 
+#: Most numbers that an option names, such as ids of episodes. A list of them fits in memory.
+_MOST_NUMBERS = 1 << 24
+
 
 def add_command(commands: Any, name: str, run: Command, summary: str, example: str) -> argparse.ArgumentParser:
     """Declares a command and returns its parser.
@@ -57,7 +60,8 @@ def _convert_options(text: str) -> gear_data.ConvertOptions:
 
 def add_where(parser: argparse.ArgumentParser) -> None:
     """Declares the option --where."""
-    help = "use only the episodes that satisfy SQL over the episode table, such as 'return > 100 AND length >= 20'"
+    help = "use only the episodes that satisfy SQL over the episode table, such as 'return > 100 AND length >= 20', "
+    help += "or 'return > quantile(return, 0.2)', which drops the worst fifth"
     parser.add_argument("--where", metavar="SQL", help=help)
 
 
@@ -149,6 +153,27 @@ def stacking(text: str) -> tuple[str, list[str]]:
     """Parses 'NEW=A,B' to ('NEW', ['A', 'B'])."""
     new, parts = renaming(text)
     return new, names(parts)
+
+
+def numbers(what: str, example: str) -> Callable[[str], list[int]]:
+    """Returns a parser of numbers and ranges of them: '3,7-9' becomes [3, 7, 8, 9].
+
+    Args:
+        what: what the numbers are, for the error.
+        example: what the user may write, for the error.
+    """
+
+    def parse(text: str) -> list[int]:
+        found = [re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip()) for part in text.split(",")]
+        ranges = [range(int(each[1]), int(each[2] or each[1]) + 1) for each in found if each is not None]
+        if None in found or not all(ranges):
+            raise argparse.ArgumentTypeError(f"expected {what}, such as {example}, in ascending ranges, not {text!r}")
+        count = sum(map(len, ranges))
+        if count > _MOST_NUMBERS:
+            raise argparse.ArgumentTypeError(f"names {count:,} {what}, and takes at most {_MOST_NUMBERS:,}: {text!r}")
+        return sorted(set().union(*ranges))
+
+    return parse
 
 
 def size(text: str) -> int:

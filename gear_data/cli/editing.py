@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import gear_data
-from gear_data.cli.arguments import add_command, add_dataset, names, renaming
+from gear_data.cli.arguments import add_command, add_dataset, names, numbers, renaming
 from gear_data.cli.curation import add_output, save_view
 from gear_data.common.paths import is_remote
 from gear_data.errors import InvalidArgumentError
@@ -37,15 +37,8 @@ def add_commands(commands: Any) -> None:
     parser.set_defaults(dry_run=False)
 
 
-def _ids(text: str) -> list[int]:
-    """Parses '3,7-9' to [3, 7, 8, 9]."""
-    ids: set[int] = set()
-    for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
-        if found is None or (found[2] is not None and int(found[2]) < int(found[1])):
-            raise argparse.ArgumentTypeError(f"expected ids of episodes, such as 3,17-20, not {text!r}")
-        ids.update(range(int(found[1]), int(found[2] or found[1]) + 1))
-    return sorted(ids)
+#: Parses '3,7-9' to [3, 7, 8, 9].
+_ids = numbers("ids of episodes", "3,17-20")
 
 
 def _task(text: str) -> tuple[list[int] | None, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from gear_data.cli.arguments import add_command, add_dataset, print_json, size
+from gear_data.cli.arguments import add_command, add_dataset, numbers, print_json, size
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials, read_token
 from gear_data.cluster.transport_names import AUTO, TRANSPORTS
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from gear_data.cluster.writing.intake import EpisodeIntake
     from gear_data.storage.manifest import Manifest
 
-#: Largest shard number in --shards. No dataset has as many shards, and a list of 2^24 numbers fits in memory.
-_LAST_SHARD = 1 << 24
+#: Parses '0-3,7' to [0, 1, 2, 3, 7].
+_shard_numbers = numbers("numbers of shards", "0-7 or 0,3,5-9")
+#: Most parts in --shards I/N.
+_MOST_PARTS = 1 << 24
 #: Memory for episodes that are being received.
 _WRITE_MEMORY_BYTES = 1 << 30
 #: Seconds that a server waits for the end of running calls.
@@ -100,23 +102,12 @@ def _shards(text: str) -> list[int] | ShardPart:
     """Parses '0-3,7' to [0, 1, 2, 3, 7], and '1/3' to the first of three parts."""
     number, slash, count = text.partition("/")
     if slash:
-        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= _LAST_SHARD):
+        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= _MOST_PARTS):
             raise argparse.ArgumentTypeError(f"expected a part such as 1/3, 2/3 or 3/3, not {text!r}")
         from gear_data.cluster.placement import ShardPart
 
         return ShardPart(int(number), int(count))
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or not (last if dash else first).isdecimal():
-            raise argparse.ArgumentTypeError(f"expected shards such as 0-7 or 0,3,5-9, not {text!r}")
-        begin, end = int(first), int(last or first)
-        if end < begin or end > _LAST_SHARD:
-            raise argparse.ArgumentTypeError(
-                f"expected shards from 0 to {_LAST_SHARD} in ascending ranges, not {part!r}"
-            )
-        found.update(range(begin, end + 1))
-    return sorted(found)
+    return _shard_numbers(text)
 
 
 def _rate_limit(options: argparse.Namespace) -> RateLimit | None:

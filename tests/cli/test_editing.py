@@ -11,6 +11,7 @@ import pytest
 
 import gear_data
 from gear_data.cli import main
+from gear_data.cli.arguments import numbers
 from tests.support.rollouts import make_rollouts
 
 
@@ -83,8 +84,18 @@ def test_all_episodes_deleted(path: Path, tmp_path: Path, capsys: pytest.Capture
     assert "no episode was selected" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("ids", ["x", "5-3", "1,,2", "-1"])
-def test_wrong_ids(ids: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("ids", "message"), [
+    *((ids, "expected ids of episodes") for ids in ("x", "5-3", "1,,2", "-1", "9" * 19, "1-" + "9" * 5000)),
+    ("0-99999999999", "names 100,000,000,000 ids of episodes, and takes at most 16,777,216"),
+    ("0-8388607,8388608-16777216", "names 16,777,217 ids"),
+])  # fmt: skip
+def test_wrong_ids(ids: str, message: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["edit", str(path), str(tmp_path / "out"), f"--delete-episodes={ids}"])
-    assert "expected ids of episodes" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+
+
+def test_numbers() -> None:
+    parse = numbers("ids of episodes", "3,17-20")
+    assert parse("7-9, 3,8") == [3, 7, 8, 9]
+    assert parse("999999999999999999") == [999_999_999_999_999_999]
