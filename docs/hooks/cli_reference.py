@@ -22,6 +22,18 @@ $ gear-data --help
 
 The exit status is 0, 1 (the work failed, or `lint` or `verify` found a problem) or 2 (bad usage). This page is
 generated from the parser of `gear-data`.
+
+## Completion
+
+The shell completes commands, options and fixed words with argcomplete:
+
+```text
+pip install 'gear-data[completion]'
+eval "$(register-python-argcomplete gear-data)"
+```
+
+Put the second line into `~/.bashrc`, or into `~/.zshrc` after `autoload -U compinit && compinit`. Each Tab runs
+`gear-data`.
 """
 
 
@@ -44,8 +56,8 @@ def page() -> str:
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Returns command -> its parser."""
-    groups = [action for action in cli.build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    return {name: parser for group in groups for name, parser in group.choices.items()}
+    (group,) = (each for each in cli.build_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    return {name: group.choices[name] for names in cli.PURPOSES.values() for name in names}
 
 
 def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -29,10 +29,11 @@ from gear_data.cli import (
     tuning,
 )
 from gear_data.cli.arguments import Command, print_json
+from gear_data.common.extras import import_extra
 from gear_data.errors import GearError, InvalidArgumentError, UnknownArgumentError, UnknownNameError, closest_name
 
-#: Groups of commands, in the order of `gear-data --help`.
-_GROUPS = (
+#: Modules of commands.
+_MODULES = (
     conversion,
     recording,
     inspection,
@@ -46,6 +47,18 @@ _GROUPS = (
     serving,
     getting_started,
 )
+#: Purpose -> its commands, as `gear-data --help` shows them.
+PURPOSES = {
+    "data": ("convert", "record", "journal", "merge", "filter", "edit", "dedupe", "split", "repair", "cache"),
+    "look": ("inspect", "report", "verify", "lint"),
+    "train": ("feed", "tune", "doctor", "demo"),
+    "share": ("export", "push", "pull", "card"),
+    "serve": ("serve", "plan"),
+}
+#: Earlier name of a command -> what has taken its place.
+_RENAMED = {"stats": "inspect --full"}
+#: The shell sets it when it asks for completions.
+_COMPLETION = "_ARGCOMPLETE"
 
 
 class Parser(argparse.ArgumentParser):
@@ -72,6 +85,8 @@ class Parser(argparse.ArgumentParser):
         self._fail(InvalidArgumentError(message))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.dest == "command" and value in _RENAMED:
+            raise argparse.ArgumentError(action, f"'{value}' is now 'gear-data {_RENAMED[value]}'")
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(action, f"unknown value '{value}'\n  {closest_name(value, action.choices)}")
 
@@ -91,9 +106,33 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {error}\n")
 
 
+class _Commands(Parser):
+    """The parser of `gear-data`, whose help shows the commands by purpose."""
+
+    def format_help(self) -> str:
+        """Returns the help."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        (commands,) = (each for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        lines = {each.dest: each for each in commands._choices_actions}
+        for title, actions in (
+            *((purpose, [lines[name] for name in names]) for purpose, names in PURPOSES.items()),
+            ("options", [each for each in self._actions if each.option_strings]),
+        ):
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    if _COMPLETION in os.environ:
+        import_extra("argcomplete", "completion").autocomplete(parser)
+    options = parser.parse_args(arguments)
     run: Command = options.run
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -127,11 +166,13 @@ def _print_error(options: argparse.Namespace, error: Exception) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of `gear-data` with all its commands."""
-    parser = Parser(
-        prog="gear-data", description="Convert trajectory datasets to Arrow shards; inspect, feed and export them."
+    parser = _Commands(
+        prog="gear-data",
+        description="Convert trajectory datasets to Arrow shards; inspect, feed and export them.",
+        epilog="gear-data COMMAND --help shows the options of a command.",
     )
     parser.add_argument("--version", action="version", version=f"gear-data {gear_data.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in _GROUPS:
-        group.add_commands(commands)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    for module in _MODULES:
+        module.add_commands(commands)
     return parser

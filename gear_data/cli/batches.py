@@ -22,9 +22,11 @@ from gear_data.common.progress import advance_with_text, format_bytes, pluralize
 from gear_data.errors import InvalidArgumentError
 from gear_data.exports.lerobot.videos.codecs import CODECS
 
+#: Steps of a window that is no whole episode.
+_CONTEXT = 20
 #: Defaults of the batch options of `feed` and `export`.
 _BATCH_DEFAULTS = {
-    "batch_size": 256, "context": 20, "preset": "raw", "seed": 0, "sampler": "uniform", "resize": None,
+    "batch_size": 256, "context": None, "preset": "raw", "seed": 0, "sampler": "uniform", "resize": None,
     "decode_threads": None,
 }  # fmt: skip
 
@@ -40,7 +42,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
     add_where(parser)
     add_step_filters(parser)
     parser.add_argument("--batch-size", type=int, metavar="B", help="windows per batch, default 256")
-    parser.add_argument("--context", type=int, metavar="K", help="steps per window, default 20")
+    parser.add_argument("--context", type=int, metavar="K", help=f"steps per window, default {_CONTEXT}")
     help = "raw (default), decision_transformer, corl, d3rlpy, jat, lerobot, gato, openpi, octo or groot"
     parser.add_argument("--preset", help=help)
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the sampler, default 0")
@@ -49,7 +51,7 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resize", type=frame_size, metavar="HxW", help=help)
     help = "threads that decode cameras, default the cores"
     parser.add_argument("--decode-threads", type=int, metavar="N", help=help)
-    parser.set_defaults(**_BATCH_DEFAULTS)
+    parser.set_defaults(**_BATCH_DEFAULTS, pack=None)
 
 
 def open_windows(options: argparse.Namespace) -> gear_data.Dataset:
@@ -61,8 +63,13 @@ def open_windows(options: argparse.Namespace) -> gear_data.Dataset:
 
 
 def batch_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the arguments of `SequenceLoader` that the options of batches give."""
+    """Returns the arguments of `SequenceLoader` that the options of batches give.
+
+    Without --context, a window has 20 steps; with --pack, it is a whole episode.
+    """
     values = {name: getattr(options, name) for name in _BATCH_DEFAULTS}
+    if values["context"] is None and options.pack is None:
+        values["context"] = _CONTEXT
     video = gear_data.VideoOptions(threads=values.pop("decode_threads"))
     return {**values, "video": video}
 
@@ -77,6 +84,8 @@ def _add_feed(commands: Any) -> None:
     parser = add_command(commands, "feed", _feed, summary, example)
     add_dataset(parser)
     add_batch_options(parser)
+    help = "fill rows of STEPS steps with whole windows; without --context, with whole episodes. --batch-size is rows"
+    parser.add_argument("--pack", type=int, metavar="STEPS", help=help)
     parser.add_argument("--steps", type=int, default=1000, metavar="N", help="number of batches, default 1000")
     parser.add_argument("--prefetch", type=int, default=2, metavar="N", help="batches to prefetch, default 2")
 
@@ -86,9 +95,9 @@ def _feed(options: argparse.Namespace) -> int:
         raise InvalidArgumentError(f"steps must be at least 1, not {options.steps}")
     dataset = open_windows(options)
     # A warm-up: the first batches compile kernels and load pages.
-    for _ in _loader(options, dataset, prefetch=options.prefetch, steps=min(options.steps, 20)):
+    for _ in _loader(options, dataset, pack=options.pack, prefetch=options.prefetch, steps=min(options.steps, 20)):
         pass
-    loader = _loader(options, dataset, prefetch=options.prefetch, steps=options.steps)
+    loader = _loader(options, dataset, pack=options.pack, prefetch=options.prefetch, steps=options.steps)
     with progress_bar(options.steps, "feed", "batch", None) as bar:
         advance = advance_with_text(bar, _recent_rates(loader))
         for _ in loader:

@@ -1,4 +1,4 @@
-"""`gear-data filter`, `split`, `dedupe` and `stats`."""
+"""`gear-data filter`, `split` and `dedupe`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def add_commands(commands: Any) -> None:
     _add_filter(commands)
     _add_dedupe(commands)
     _add_split(commands)
-    _add_stats(commands)
 
 
 def add_output(parser: argparse.ArgumentParser, help: str) -> None:
@@ -161,7 +160,7 @@ def _split(options: argparse.Namespace) -> int:
     for folder, (value, view) in zip(_folder_names(views), views.items(), strict=True):
         output = join(options.output, folder)
         report = view.save(output, overwrite=options.overwrite, resume=options.resume)
-        parts[folder] = {"value": _plain(value), **report.to_json()}
+        parts[folder] = {"value": plain(value), **report.to_json()}
         if not options.json:
             print(summary_of(report, output))
     if options.json:
@@ -169,7 +168,7 @@ def _split(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Returns a value of the episode table as JSON has it. Dates become text."""
     return value if isinstance(value, bool | int | str | None) else str(value)
 
@@ -189,60 +188,6 @@ def _folder_names(values: Iterable[Any]) -> list[str]:
 def _folder_name(value: Any) -> str:
     text = "null" if value is None else str(value)
     return re.sub(r"[^\w.+-]+", "-", text).strip("-.")[:_NAME_CHARACTERS] or "part"
-
-
-def _add_stats(commands: Any) -> None:
-    summary = "show statistics and exact quantiles of every column and element, and of returns and lengths"
-    example = "gear-data stats hopper/ --columns actions,rewards --quantiles 0.01,0.5,0.99"
-    example += "\n  gear-data stats robot/ --by task --columns actions --json"
-    parser = add_command(commands, "stats", _stats, summary, example)
-    add_dataset(parser)
-    add_where(parser)
-    parser.add_argument("--columns", type=names, metavar="A,B", help="columns to show; default: all of a fixed size")
-    help = "probabilities of the quantiles, default 0.01,0.5,0.99; the columns are read once more for them"
-    parser.add_argument("--quantiles", type=_numbers, default=[0.01, 0.5, 0.99], metavar="P,Q", help=help)
-    parser.add_argument("--by", metavar="COLUMN", help="show each value of a column of the episode table separately")
-
-
-def _numbers(text: str) -> list[float]:
-    """Parses '0.01,0.99'."""
-    try:
-        return [float(each) for each in names(text)]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, not {text!r}") from error
-
-
-def _stats(options: argparse.Namespace) -> int:
-    from gear_data.dataset.curation.column_statistics import statistics_rows
-
-    dataset = open_dataset(options)
-    views: dict[Any, gear_data.Dataset] = {None: dataset} if options.by is None else dataset.split_by(options.by)
-    groups = []
-    for value, view in views.items():
-        rows = statistics_rows(view, options.columns, options.quantiles)
-        groups.append({"value": _plain(value), "episodes": len(view), "steps": view.num_steps, "rows": rows})
-        if not options.json:
-            name = "" if options.by is None else f"{options.by} {value}: "
-            print(f"{name}{pluralize(len(view), 'episode')}, {pluralize(view.num_steps, 'step')}")
-            print("\n".join([*_statistics_table(rows), ""]))
-    if options.json:
-        print_json({"by": options.by, "groups": groups})
-    return 0
-
-
-def _statistics_table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the rows of `statistics_rows` as an aligned table."""
-    from gear_data.cli.description import table
-    from gear_data.dataset.curation.column_statistics import MOMENTS
-
-    probabilities = list(rows[0]["quantiles"])
-    lines = [["column", "count", "not finite", *MOMENTS, *(f"q{each}" for each in probabilities)]]
-    for row in rows:
-        element = row["element"] if row["name"] is None else row["name"]
-        name = row["column"] if element is None else f"{row['column']}[{element}]"
-        numbers = [row[kind] for kind in MOMENTS] + [row["quantiles"][each] for each in probabilities]
-        lines.append([name, f"{row['count']:,}", f"{row['not_finite']:,}", *(f"{number:.5g}" for number in numbers)])
-    return table(lines)
 
 
 def _dropped(reason: str, before: gear_data.Dataset, after: gear_data.Dataset) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from gear_data.cli.arguments import (
     add_dataset,
     add_where,
     is_mixture,
+    names,
     open_dataset,
     open_mixture_facts,
     print_json,
 )
+from gear_data.cli.curation import plain
 from gear_data.common.progress import format_bytes, pluralize
 from gear_data.errors import InvalidArgumentError
 from gear_data.storage.atomic import write_text
@@ -30,21 +33,80 @@ def add_commands(commands: Any) -> None:
 
 def _add_inspect(commands: Any) -> None:
     summary = "show the columns, statistics, returns and lengths of a dataset"
-    parser = add_command(commands, "inspect", _inspect, summary, "gear-data inspect hopper/")
+    example = "gear-data inspect hopper/\n  gear-data inspect hopper/ --full --columns actions,rewards"
+    example += "\n  gear-data inspect robot/ --full --by task --quantiles 0.01,0.5,0.99 --json"
+    parser = add_command(commands, "inspect", _inspect, summary, example)
     add_dataset(parser)
     add_where(parser)
+    help = "also show statistics and exact quantiles of every column and element, and of returns and lengths"
+    parser.add_argument("--full", action="store_true", help=help)
+    help = "for --full: columns to show; default: all of a fixed size"
+    parser.add_argument("--columns", type=names, metavar="A,B", help=help)
+    help = "for --full: probabilities of the quantiles, default 0.01,0.5,0.99; the columns are read once more for them"
+    parser.add_argument("--quantiles", type=_probabilities, metavar="P,Q", help=help)
+    help = "for --full: show each value of a column of the episode table separately"
+    parser.add_argument("--by", metavar="COLUMN", help=help)
+
+
+def _probabilities(text: str) -> list[float]:
+    """Parses '0.01,0.99'."""
+    try:
+        return [float(each) for each in names(text)]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, not {text!r}") from error
 
 
 def _inspect(options: argparse.Namespace) -> int:
     from gear_data.cli.description import describe
     from gear_data.reports.facts import summarize
 
+    if not options.full:
+        given = [name for name in ("columns", "quantiles", "by") if getattr(options, name) is not None]
+        if given:
+            raise InvalidArgumentError(f"--{given[0]} is for --full", hint="add --full")
     dataset = open_dataset(options)
+    groups = _full(dataset, options) if options.full else []
     if options.json:
-        print_json(summarize(dataset))
-    else:
-        print(describe(dataset))
+        print_json({**summarize(dataset), **({"by": options.by, "groups": groups} if options.full else {})})
+        return 0
+    print(describe(dataset))
+    for group in groups:
+        name = "" if options.by is None else f"{options.by} {group['value']}: "
+        print(f"\n{name}{pluralize(group['episodes'], 'episode')}, {pluralize(group['steps'], 'step')}")
+        print("\n".join(_statistics_table(group["rows"])))
     return 0
+
+
+def _full(dataset: gear_data.Dataset, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns the statistics of the dataset, or of each value of the column --by."""
+    from gear_data.dataset.curation.column_statistics import statistics_rows
+
+    views: dict[Any, gear_data.Dataset] = {None: dataset} if options.by is None else dataset.split_by(options.by)
+    probabilities = [0.01, 0.5, 0.99] if options.quantiles is None else options.quantiles
+    return [
+        {
+            "value": plain(value),
+            "episodes": len(view),
+            "steps": view.num_steps,
+            "rows": statistics_rows(view, options.columns, probabilities),
+        }
+        for value, view in views.items()
+    ]
+
+
+def _statistics_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the rows of `statistics_rows` as an aligned table."""
+    from gear_data.cli.description import table
+    from gear_data.dataset.curation.column_statistics import MOMENTS
+
+    probabilities = list(rows[0]["quantiles"])
+    lines = [["column", "count", "not finite", *MOMENTS, *(f"q{each}" for each in probabilities)]]
+    for row in rows:
+        element = row["element"] if row["name"] is None else row["name"]
+        name = row["column"] if element is None else f"{row['column']}[{element}]"
+        numbers = [row[kind] for kind in MOMENTS] + [row["quantiles"][each] for each in probabilities]
+        lines.append([name, f"{row['count']:,}", f"{row['not_finite']:,}", *(f"{number:.5g}" for number in numbers)])
+    return table(lines)
 
 
 def _add_report(commands: Any) -> None:

@@ -5,6 +5,7 @@ Why: docs/explanation/decisions/expressions.md
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from gear_data.kernels.cuda import cudf
 if TYPE_CHECKING:
     import polars as pl
 
+#: A text or a name in quotes; or else the function `quantile`, which Polars' SQL has by the name `quantile_cont`.
+_QUANTILE = re.compile(r"""('[^']*'|"[^"]*")|\bquantile(?=\s*\()""", re.IGNORECASE)
 #: Largest number of rows that `check_row_wise` evaluates a second time: of a block, for each of true and false.
 _PROBES = 8
 
@@ -27,7 +30,8 @@ def parse(expression: pl.Expr | str, names: Sequence[str]) -> pl.Expr:
     """Returns an expression over columns of the given names.
 
     Args:
-        expression: a Polars expression, the name of a column, or SQL text (`polars.sql_expr`).
+        expression: a Polars expression, the name of a column, or SQL text (`polars.sql_expr`), which also has
+            `quantile(x, p)`: the quantile with linear interpolation.
         names: the known columns.
 
     Raises:
@@ -54,11 +58,13 @@ def _from_sql(text: str) -> pl.Expr:
     import polars as pl
 
     try:
-        return pl.sql_expr(text)
+        return pl.sql_expr(_QUANTILE.sub(lambda found: found[1] or "quantile_cont", text))
     except pl.exceptions.PolarsError as error:
-        raise InvalidArgumentError(
-            f"{text!r} is not a valid SQL expression: {error}", hint="put names with dots or spaces in double quotes"
-        ) from error
+        reason, hint = str(error), "put names with dots or spaces in double quotes"
+        if "QUANTILE" in reason:
+            reason = reason.replace("QUANTILE_CONT", "quantile")
+            hint = "give values and a number from 0 to 1, such as quantile(return, 0.2)"
+        raise InvalidArgumentError(f"{text!r} is not a valid SQL expression: {reason}", hint=hint) from error
 
 
 def column_names(expression: pl.Expr) -> list[str]:

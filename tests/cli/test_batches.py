@@ -31,6 +31,19 @@ def test_feed_json(rollouts_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert 0 <= facts["wait_fraction"] <= 1
 
 
+def test_feed_packs_rows(rollouts_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = gear_data.open(rollouts_path)
+    for context in (None, 3):
+        options = [] if context is None else ["--context", context]
+        facts = run_json(capsys, "feed", rollouts_path, "--batch-size", 4, "--pack", 64, "--steps", 9, *options)
+        batches = list(gear_data.SequenceLoader(dataset, 4, context=context, pack=64, preset="raw", seed=0, steps=9))
+        masks = np.concatenate([batch["mask"].numpy() for batch in batches])
+        assert masks.shape == (36, 64)
+        assert facts["pad_fraction"] == pytest.approx(1 - masks.mean())
+    assert main(["feed", str(rollouts_path), "--pack", "1"]) == 2
+    assert "larger pack, context=" in capsys.readouterr().err
+
+
 def on_a_terminal(*arguments: object) -> str:
     """Runs `gear-data` with standard error on a terminal, and returns what the terminal got."""
     leader, follower = pty.openpty()

@@ -1,4 +1,4 @@
-"""`gear-data filter`, `split`, `dedupe` and `stats`."""
+"""`gear-data filter`, `split` and `dedupe`."""
 
 from __future__ import annotations
 
@@ -62,6 +62,14 @@ def test_filter_needs_a_condition(path: Path, tmp_path: Path) -> None:
         main(["filter", str(path), str(tmp_path / "out"), "--drop-outliers", "return"])
 
 
+def test_filter_drops_the_worst_fifth(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = _json(capsys, "filter", path, tmp_path / "out", "--where", "return > quantile(return, 0.2)")
+    returns = gear_data.open(path).episodes["return"].to_numpy()
+    kept = returns[returns > np.quantile(returns, 0.2)]
+    assert 0 < done["kept"] == len(kept) < 30
+    np.testing.assert_array_equal(gear_data.open(tmp_path / "out").episodes["return"].to_numpy(), kept)
+
+
 def test_dedupe(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exact = _json(capsys, "dedupe", path, tmp_path / "exact")
     assert exact["episodes"] == 25 and exact["dropped"][0]["first_ids"] == [20, 22, 24, 26, 28]
@@ -110,43 +118,3 @@ def test_wrong_splits(arguments: list[str], path: Path, tmp_path: Path) -> None:
 def test_splits_that_cannot_be_parsed(arguments: list[str], path: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["split", str(path), str(tmp_path / "out"), *arguments])
-
-
-def test_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rng = np.random.default_rng(4)
-    lengths, tasks = [5, 9, 2, 7], ["a", "b", None, "a"]
-    episodes: list[dict[str, Any]] = [
-        {"observations": rng.normal(size=(n, 2)), "actions": rng.integers(0, 9, n), "rewards": rng.normal(size=n),
-         "prompt": ["x"] * n, "task": task}
-        for n, task in zip(lengths, tasks, strict=True)
-    ]  # fmt: skip
-    episodes[1]["observations"][3:5, 1] = [np.nan, np.inf]
-    gear_data.convert(episodes, tmp_path / "data", progress=False)
-    found = _json(capsys, "stats", tmp_path / "data", "--by", "task", "--quantiles", "0.25,1")
-    assert [(group["value"], group["episodes"], group["steps"]) for group in found["groups"]] == [
-        ("a", 2, 12), ("b", 1, 9), (None, 1, 2)
-    ]  # fmt: skip
-    for group, chosen in zip(found["groups"], ([0, 3], [1], [2]), strict=True):
-        rows = {(row["column"], row["element"]): row for row in group["rows"]}
-        assert ("prompt", None) not in rows
-        every = {name: np.concatenate([episodes[i][name] for i in chosen]).astype(np.float64)
-                 for name in ("observations", "actions", "rewards")}  # fmt: skip
-        for key, values in (
-            (("observations", 0), every["observations"][:, 0]),
-            (("observations", 1), every["observations"][:, 1]),
-            (("actions", None), every["actions"]),
-            (("rewards", None), every["rewards"]),
-            (("episodes.length", None), np.array([lengths[i] for i in chosen], np.float64)),
-            (("episodes.return", None), np.array([episodes[i]["rewards"].sum() for i in chosen])),
-        ):
-            row, finite = rows[key], values[np.isfinite(values)]
-            assert (row["count"], row["not_finite"]) == (len(finite), len(values) - len(finite))
-            moments = [finite.mean(), finite.std(), finite.min(), finite.max()]
-            np.testing.assert_allclose([row[kind] for kind in ("mean", "std", "min", "max")], moments, atol=1e-12)
-            expected = np.quantile(finite, [0.25, 1])
-            np.testing.assert_allclose([row["quantiles"]["0.25"], row["quantiles"]["1"]], expected, rtol=1e-12)
-    assert main(["stats", str(tmp_path / "data"), "--columns", "observations", "--where", "length = 9"]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("observations[1]"))
-    assert line.split()[1:3] == ["7", "2"]
-    for wrong in (["--columns", "prompt"], ["--columns", "nothing"], ["--quantiles", "2"], ["--by", "return"]):
-        assert main(["stats", str(tmp_path / "data"), *wrong]) in (1, 2)

@@ -116,3 +116,49 @@ def test_inspect_shows_cameras(rollouts: list[Any], rollouts_path: Path, capsys:
     # A view has the files of its episodes.
     view = run_json(capsys, "inspect", rollouts_path, "--where", "episode_id < 3")
     assert (view["cameras"][WRIST]["files"], view["cameras"][FRONT]["files"]) == (3, 1)
+
+
+def test_inspect_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(4)
+    lengths, tasks = [5, 9, 2, 7], ["a", "b", None, "a"]
+    episodes: list[dict[str, Any]] = [
+        {"observations": rng.normal(size=(n, 2)), "actions": rng.integers(0, 9, n), "rewards": rng.normal(size=n),
+         "prompt": ["x"] * n, "task": task}
+        for n, task in zip(lengths, tasks, strict=True)
+    ]  # fmt: skip
+    episodes[1]["observations"][3:5, 1] = [np.nan, np.inf]
+    gear_data.convert(episodes, tmp_path / "data", progress=False)
+    found = run_json(capsys, "inspect", tmp_path / "data", "--full", "--by", "task", "--quantiles", "0.25,1")
+    assert (found["episodes"], found["by"]) == (4, "task")
+    assert [(group["value"], group["episodes"], group["steps"]) for group in found["groups"]] == [
+        ("a", 2, 12), ("b", 1, 9), (None, 1, 2)
+    ]  # fmt: skip
+    for group, chosen in zip(found["groups"], ([0, 3], [1], [2]), strict=True):
+        rows = {(row["column"], row["element"]): row for row in group["rows"]}
+        assert ("prompt", None) not in rows
+        every = {name: np.concatenate([episodes[i][name] for i in chosen]).astype(np.float64)
+                 for name in ("observations", "actions", "rewards")}  # fmt: skip
+        for key, values in (
+            (("observations", 0), every["observations"][:, 0]),
+            (("observations", 1), every["observations"][:, 1]),
+            (("actions", None), every["actions"]),
+            (("rewards", None), every["rewards"]),
+            (("episodes.length", None), np.array([lengths[i] for i in chosen], np.float64)),
+            (("episodes.return", None), np.array([episodes[i]["rewards"].sum() for i in chosen])),
+        ):
+            row, finite = rows[key], values[np.isfinite(values)]
+            assert (row["count"], row["not_finite"]) == (len(finite), len(values) - len(finite))
+            moments = [finite.mean(), finite.std(), finite.min(), finite.max()]
+            np.testing.assert_allclose([row[kind] for kind in ("mean", "std", "min", "max")], moments, atol=1e-12)
+            expected = np.quantile(finite, [0.25, 1])
+            np.testing.assert_allclose([row["quantiles"]["0.25"], row["quantiles"]["1"]], expected, rtol=1e-12)
+    assert (
+        main(["inspect", str(tmp_path / "data"), "--full", "--columns", "observations", "--where", "length = 9"]) == 0
+    )
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("observations[1]"))
+    assert line.split()[1:3] == ["7", "2"]
+    for wrong in (["--columns", "prompt"], ["--columns", "nothing"], ["--quantiles", "2"], ["--by", "return"]):
+        assert main(["inspect", str(tmp_path / "data"), "--full", *wrong]) in (1, 2)
+    for option in ("columns", "quantiles", "by"):
+        assert main(["inspect", str(tmp_path / "data"), f"--{option}", "1"]) == 2
+        assert f"--{option} is for --full" in capsys.readouterr().err

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 
 import gear_data
-from gear_data.cli import main
+from gear_data.cli import build_parser, main
 from tests.support.command_line import run_json
 
 COMMANDS = (
@@ -26,6 +29,34 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
         main([command, "--help"])
     assert exit_.value.code == 0
     assert f"example:\n  gear-data {command}" in capsys.readouterr().out
+
+
+def test_help_shows_each_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    titles = [line for line in printed.splitlines() if re.fullmatch(r"[a-z]+:", line)]
+    assert titles == ["data:", "look:", "train:", "share:", "serve:", "options:"]
+    (group,) = (each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    shown = re.findall(r"^ {2,4}([a-z]+) {2,}[a-z]", printed, re.MULTILINE)
+    assert sorted(shown) == sorted(group.choices)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("line", "words"), [
+    ("gear-data ver", {"verify "}), ("gear-data feed x --pa", {"--pack "}),
+    ("gear-data convert a b --engine ", {"local", "ray"}),
+])  # fmt: skip
+def test_completion(line: str, words: set[str], tmp_path: Path) -> None:
+    """argcomplete's protocol: the line in the environment, and completions in a file."""
+    pytest.importorskip("argcomplete")
+    found = tmp_path / "found"
+    variables = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    subprocess.run(
+        [sys.executable, "-m", "gear_data.cli"], check=True,
+        env={**os.environ, **variables, "_ARGCOMPLETE_STDOUT_FILENAME": str(found)},
+    )  # fmt: skip
+    assert set(found.read_text().split("\n")) == words
 
 
 @pytest.mark.parametrize(
@@ -50,6 +81,7 @@ def test_bad_usage_is_status_2(arguments: list[str]) -> None:
     ("arguments", "words"),
     [
         (["convrt", "a", "b"], "argument COMMAND: unknown value 'convrt'\n  did you mean 'convert'? known: cache, "),
+        (["stats", "a"], "argument COMMAND: 'stats' is now 'gear-data inspect --full'"),
         (["convert", "a", "b", "--overwrit"], "unknown option '--overwrit'\n  did you mean '--overwrite'?\n"),
         (["convert", "a", "b", "--shard-byte=3"], "unknown option '--shard-byte'\n  did you mean '--shard-bytes'?\n"),
         (

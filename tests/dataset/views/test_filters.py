@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 import gear_data
+from gear_data.dataset import filters
 from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, UnknownNameError
 from tests.support.views import TASKS, check_view, ids_of, total
 
@@ -42,6 +43,39 @@ def test_aggregates_are_over_the_view(ds: gear_data.Dataset, rollouts: list[Any]
         check_view(view.filter(best), rollouts, [i for i in ids if total(rollouts[i]) >= median - 1e-9])
 
 
+@pytest.mark.parametrize("p", [0, 0.05, 0.1, 0.2, 0.25, 0.3, 0.5, 0.7, 0.9, 0.99, 1])
+def test_quantiles_are_those_of_numpy(p: float) -> None:
+    rng = np.random.default_rng(0)
+    for n in [*range(1, 40), 1001, 4097]:
+        for values in (rng.normal(size=n), rng.integers(0, 9, n), rng.integers(0, 10**6, n)):
+            frame = pl.DataFrame({"return": values})
+            for text in (f"return > quantile(return, {p})", f"return > Quantile (return, {p})"):
+                found = filters.true_rows(frame, filters.parse(text, ["return"]))
+                np.testing.assert_array_equal(found, values > np.quantile(values, p))
+
+
+def test_quantiles_are_over_the_view(ds: gear_data.Dataset, rollouts: list[Any]) -> None:
+    for view in (ds, ds.filter("terminated")):
+        ids = ids_of(view)
+        lengths = np.array([len(rollouts[i]) for i in ids])
+        kept = [i for i, length in zip(ids, lengths, strict=True) if length > np.quantile(lengths, 0.2)]
+        check_view(view.filter("length > quantile(length, 0.2)"), rollouts, kept)
+
+
+def test_null_and_nan_in_quantiles() -> None:
+    """Null is left out, and NaN is the largest value."""
+    frame = pl.DataFrame({"return": [None, float("nan"), 1.0, 2.0, 3.0, 4.0]})
+    found = filters.true_rows(frame, filters.parse("return > quantile(return, 0.5)", ["return"]))
+    assert found.tolist() == [False, True, False, False, False, True]  # of 1, 2, 3, 4, NaN
+
+
+def test_quantile_in_quotes_is_no_function() -> None:
+    names = ["task", "quantile(x)", "quantile"]
+    frame = pl.DataFrame({"task": ["quantile(a)", "it's quantile(a)"], "quantile(x)": [1, 3], "quantile": [0, 1]})
+    for text in ("task = 'quantile(a)'", '"quantile(x)" < 2', "quantile < 1", "task <> 'it''s quantile(a)'"):
+        assert filters.true_rows(frame, filters.parse(text, names)).tolist() == [True, False]
+
+
 @pytest.mark.parametrize(
     ("expression", "error", "words"),
     [
@@ -55,6 +89,8 @@ def test_aggregates_are_over_the_view(ds: gear_data.Dataset, rollouts: list[Any]
         (pl.col("task").str.to_integer() > 3, InvalidArgumentError, ["Polars cannot evaluate", "pick the cup"]),
         (pl.col("length").head(3) > 3, InvalidArgumentError, ["3 for 30"]),
         (3, InvalidArgumentError, ["3"]),
+        ("length > quantile(length, 20)", InvalidArgumentError, ["quantile value must be between 0 and 1", "(return,"]),
+        ("length > quantile(length)", InvalidArgumentError, ["quantile expects 2", "such as quantile(return, 0.2)"]),
         ("length > 1000", EmptySourceError, ["length", "1 to 12", "1000"]),
         ("task = 'sing' AND level > 2", EmptySourceError, ["'open' to 'place the cup'", "0 to 6"]),
     ],
