@@ -18,6 +18,7 @@ from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentE
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
 from gear_data.ingest.videos.placing import VIDEOS
+from gear_data.storage.atomic import is_unrenamed
 from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.manifest import MANIFEST_NAME, STEP_MASK_FILE, Manifest
 from gear_data.storage.remote.object_store import open_file_store
@@ -108,6 +109,9 @@ def locked_target(target: Target, overwrite: bool, resume: bool) -> Iterator[Loc
     """
     store = open_file_store(target.folder)
     if resume and store.size(MANIFEST_NAME) is not None and not store.files(PROGRESS):
+        if isinstance(store, LocalFileStore):
+            with suppress(OSError):
+                (store.folder / PROGRESS).rmdir()  # the last thing to remove, which a killed process leaves
         yield LockedTarget(target, ())
         return
     with _remove_new_folders_on_error(target.folder), store.locked(PROGRESS, wait=resume) as lock:
@@ -278,7 +282,11 @@ def _local_staging(target: Path, overwrite: bool, resume: bool) -> Path:
             "a mount point cannot be replaced in one step", file=str(target), hint="convert into a folder inside it"
         )
     if overwrite and is_ours:
-        foreign = sorted(path.name for path in target.iterdir() if path.name not in _DATASET_FILES)
+        foreign = sorted(
+            path.name
+            for path in target.iterdir()
+            if path.name not in _DATASET_FILES and not is_unrenamed(path.name, MANIFEST_NAME, CARD_NAME)
+        )
         if foreign:
             raise DestinationExistsError(
                 f"holds files that are not part of a dataset and would be lost: {', '.join(foreign[:5])}",

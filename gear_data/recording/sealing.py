@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
@@ -37,7 +36,7 @@ from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.recording.acceptance.checks import Acceptance
 from gear_data.recording.journal_folder import JournalFolder, journals_of, segment_of, visit_left_behind
 from gear_data.recording.publisher import JournalPublisher
-from gear_data.storage.atomic import typed_write_errors
+from gear_data.storage.atomic import is_unrenamed, typed_write_errors
 from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.generations.growth import GROWING_FOLDERS
 from gear_data.storage.journal.episode_log import last_sequences
@@ -50,9 +49,6 @@ from gear_data.storage.writing.progress_files import PROGRESS
 
 #: Errors of a conversion that are about the episodes.
 _UNFIT = (BadEpisodeError, CorruptSourceError, EmptySourceError, InvalidArgumentError, UnsupportedColumnError)
-
-#: Names of files before their renames.
-_UNRENAMED = re.compile(rf"\.(?:{re.escape(MANIFEST_NAME)}|{re.escape(CARD_NAME)})(?:\..+)?\.tmp")
 
 _log = logging.getLogger(__name__)
 
@@ -156,8 +152,7 @@ def _is_unfinished(folder: Path) -> bool:
     """Returns whether a folder is empty, or has what other writers, running or killed, make of the first generation."""
     if not folder.is_dir():
         return False
-    names = {path.name for path in folder.iterdir()}
-    names -= {name for name in names if _UNRENAMED.fullmatch(name)}
+    names = {path.name for path in folder.iterdir() if not is_unrenamed(path.name, MANIFEST_NAME, CARD_NAME)}
     return MANIFEST_NAME in names or (
         names <= {PROGRESS, "shards", VIDEOS, CARD_NAME, *GROWING_FOLDERS}
         and (names <= {PROGRESS} or journals_of(folder).exists())

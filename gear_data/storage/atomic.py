@@ -70,6 +70,11 @@ def atomic_file(path: Path, mark: str = "") -> Iterator[Path]:
         raise
 
 
+def is_unrenamed(name: str, *files: str) -> bool:
+    """Returns whether a name is the temporary one of a file of these (`atomic_file`), which a killed process leaves."""
+    return name.endswith(".tmp") and name.startswith(tuple(f".{file}." for file in files))
+
+
 def link_file(source: Path, path: Path) -> bool:
     """Gives a file a second name, a hard link, if the file systems allow it.
 

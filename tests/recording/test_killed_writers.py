@@ -161,6 +161,7 @@ def test_killed_before_each_rename(has_links: bool, tmp_path: Path, monkeypatch:
         with Writer(folder) as writer:
             add_episode(writer, 1)
         assert gear_data.open(folder).episodes["number"].to_list() == [0, 1]
+        assert not list(folder.glob(".*.tmp"))
         renames += 1
     assert {name.split(".")[1] for name in found} == {"manifest", "README"}
 

@@ -9,12 +9,14 @@ from pathlib import Path, PurePosixPath
 
 from gear_data.errors import GearError
 from gear_data.growing.part_statistics import part_file
+from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.videos.draft import kept_videos
 from gear_data.ingest.videos.placing import VIDEOS
+from gear_data.storage.atomic import is_unrenamed
 from gear_data.storage.dataset_files import SIDECARS
 from gear_data.storage.generations.growth import GENERATIONS, GROWING_FOLDERS, generation_file
 from gear_data.storage.generations.leases import remove_unread
-from gear_data.storage.manifest import Manifest
+from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.quantiles.files import QUANTILES
 from gear_data.storage.sidecar import COLUMN, sidecar_files
 from gear_data.video.index_tables import TABLE_FILES
@@ -54,6 +56,7 @@ def sweep(folder: Path, newest: Manifest) -> None:
             return
     found = [str(path.relative_to(folder)) for each in _FOLDERS for path in (folder / each).glob("*")]
     found += [str(path.relative_to(folder)) for path in (folder / VIDEOS).rglob("*") if path.is_file()]
+    found += [path.name for path in folder.glob(".*.tmp") if is_unrenamed(path.name, MANIFEST_NAME, CARD_NAME)]
     if growth.base is not None:
         found += _FIRST_TABLES
     _sweep_sidecars(folder, manifests)

@@ -268,6 +268,52 @@ def _discounted(folder: Path) -> None:
             raise RuntimeError("return-to-go is not finite")
 
 
+def _saved(folder: Path, view: Callable[[gear_data.Dataset], gear_data.Dataset], **options: Any) -> None:
+    view(gear_data.open(folder / "source")).save(folder / "data", progress=False, **options)
+
+
+def _save_again(folder: Path, view: Callable[[gear_data.Dataset], gear_data.Dataset]) -> None:
+    try:
+        _saved(folder, view, resume=True)
+    except ResumeError as error:  # killed before it wrote its options
+        if "--overwrite" not in str(error) or list((folder / "data").rglob("*.arrow")):
+            raise
+        _saved(folder, view, overwrite=True)
+
+
+def _some_episodes(dataset: gear_data.Dataset) -> gear_data.Dataset:
+    return dataset.filter("length > 5")
+
+
+def _edited(dataset: gear_data.Dataset) -> gear_data.Dataset:
+    values = np.arange(dataset.num_steps, dtype=np.float32)
+    return dataset.with_column("advantages", values).rename({"actions": "observations.control"}).drop("rewards")
+
+
+def _to_save(folder: Path) -> None:
+    write_d4rl(folder / "a.hdf5", make_rollouts(12, seed=3))
+    gear_data.convert(folder / "a.hdf5", folder / "source", **OPTIONS)
+
+
+def _opened(folder: Path) -> None:
+    """Opens the source, which converts it into the cache."""
+    dataset = gear_data.open(folder / "source", convert=gear_data.ConvertOptions(shard_bytes=1024))
+    for episode, rollout in zip(dataset, make_rollouts(12, seed=3), strict=True):
+        np.testing.assert_array_equal(episode["rewards"], rollout.columns["rewards"])
+
+    for header in folder.glob("cache/datasets/*/entry.json"):  # it has the time
+        header.unlink()
+
+
+def _relative(folder: Path) -> None:
+    dataset = gear_data.open(folder / "data")
+    gear_data.relative_statistics(dataset, "actions", "observations", (0, 4), progress=False)
+
+
+def _report(folder: Path) -> None:
+    gear_data.report(gear_data.open(folder / "data")).save(folder / "report.html")
+
+
 def _exports() -> tuple[WritePath, ...]:
     names = {"parquet": "out", "d4rl": "out.hdf5", "npz": "out.npz", "minari": "out-v0", "lerobot": "out"}
     paths = []
@@ -309,6 +355,13 @@ WRITE_PATHS = (
         partial(_merge, overwrite=True),
         _whole,
     ),
+    *(
+        WritePath(name, _to_save, partial(_saved, view=view), partial(_save_again, view=view), _whole_or_refused)
+        for name, view in (("save", _some_episodes), ("save of edited columns", _edited))
+    ),
+    WritePath("open of a source", _source, _opened, _opened),
+    WritePath("relative statistics", _dataset, _relative, _relative, _whole),
+    WritePath("report", _dataset, _report, _report, _whole),
     WritePath("repair", _damaged, _repair, _repair),
     WritePath("verify", _dataset, _verify, _verify, _whole),
     *_exports(),
