@@ -153,6 +153,8 @@ def _add_export(commands: Any) -> None:
     help = "for lerobot: encode all videos as av1 or h264; default: copy videos where possible, encode others as av1"
     parser.add_argument("--video-codec", choices=CODECS, help=help)
     parser.add_argument("--batches", type=int, metavar="N", help="export N batches instead of the dataset")
+    help = "replace the export at OUT; nothing that is no export is removed"
+    parser.add_argument("--overwrite", action="store_true", help=help)
     add_batch_options(parser)
 
 
@@ -173,6 +175,7 @@ def _export(options: argparse.Namespace) -> int:
             fps=options.fps,
             videos=options.videos,
             video_codec=options.video_codec,
+            overwrite=options.overwrite,
         )
         written = f"{pluralize(report.episodes, 'episode')}, {pluralize(report.steps, 'step')}"
         if report.left_out:
@@ -188,7 +191,11 @@ def _export(options: argparse.Namespace) -> int:
                     f"{flag} does not apply to batches", hint=f"use {flag} to export a dataset with --format lerobot"
                 )
         report = gear_data.export_batches(
-            _loader(options, dataset), options.output, batches=options.batches, format=options.format or "safetensors"
+            _loader(options, dataset),
+            options.output,
+            batches=options.batches,
+            format=options.format or "safetensors",
+            overwrite=options.overwrite,
         )
         written = (
             f"{report.batches:,} batch{'' if report.batches == 1 else 'es'}, {pluralize(report.windows, 'window')}"

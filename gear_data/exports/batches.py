@@ -69,6 +69,7 @@ def export_batches(
     *,
     batches: int,
     format: BatchFileFormat = "safetensors",
+    overwrite: bool = False,
     progress: bool | None = None,
     **unknown: Never,
 ) -> BatchExportReport:
@@ -84,6 +85,7 @@ def export_batches(
         format: `safetensors`, `npz` or `parquet` (a row per window, with lists as nested as the array). In safetensors
             and npz, tensors of different lengths become `KEY.values` and `KEY.offsets`. Only Parquet stores text and
             bytes.
+        overwrite: as in `export`.
         progress: show a bar; None shows one only on a terminal.
 
     Raises:
@@ -92,7 +94,7 @@ def export_batches(
         InvalidArgumentError: `batches` is below 1; the destination has the name of a file; npz or parquet cannot store
             bfloat16 tensors; safetensors or npz cannot store text.
         EmptySourceError: the loader has no more batches.
-        DestinationExistsError: the destination is not empty.
+        DestinationExistsError: the destination is not empty and, with `overwrite`, no export.
         StorageFullError: the disk is full.
         UnwritableError: the system refuses the write.
     """
@@ -102,7 +104,7 @@ def export_batches(
     check_range("batches", batches, 1)
     target = export_target(destination, format, ())
     entries: list[dict[str, Any]] = []
-    with atomic_folder(target) as folder, progress_bar(batches, "export", "batch", progress) as bar:
+    with atomic_folder(target, overwrite) as folder, progress_bar(batches, "export", "batch", progress) as bar:
         for batch in islice(loader, batches):
             step = loader.state_dict()["step"] - 1
             name = f"batch-{len(entries):06d}.{format}"

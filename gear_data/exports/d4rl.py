@@ -14,7 +14,7 @@ import h5py
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.metadata import metadata_names
-from gear_data.exports.destination import FILE_SUFFIXES, atomic_file_or_folder
+from gear_data.exports.destination import FILE_SUFFIXES, MARK, atomic_file_or_folder
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, exported_files
 from gear_data.exports.flat import flat_blocks, flat_columns
 from gear_data.exports.hdf5 import create_hdf5
@@ -30,7 +30,7 @@ def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> 
         MissingColumnError: see `flat_columns`.
         UnsupportedColumnError: see `flat_columns`.
     """
-    with atomic_file_or_folder(destination, FILE_SUFFIXES["d4rl"], "data.hdf5") as path:
+    with atomic_file_or_folder(destination, FILE_SUFFIXES["d4rl"], "data.hdf5", options.overwrite) as path:
         columns = flat_columns(dataset, "D4RL")
         total = dataset.num_steps * len(columns)
         size = sum(column.bytes for column in columns)
@@ -40,6 +40,7 @@ def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> 
                 for start, values in flat_blocks(dataset, column):
                     target[start : start + len(values)] = values
                     bar.update(len(values))
+            file["rewards"].attrs[MARK] = True  # an attribute of the file would be metadata of the dataset
             left_out = _write_metadata(file, source_metadata(dataset))
     return exported_files(destination, [*metadata_names(dataset), *left_out])
 

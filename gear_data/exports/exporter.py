@@ -9,6 +9,7 @@ from pathlib import Path
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.episode_blocks import block_ranges
 from gear_data.errors import MissingColumnError
+from gear_data.exports.destination import folder_files
 
 #: Column bytes that are read and written together. In Parquet this is the size of a row group: small enough for
 #: streaming readers, large enough to compress well.
@@ -26,12 +27,14 @@ class ExportOptions:
         fps: steps per second, for formats with a clock.
         videos: write columns of uint8 frames as videos, for formats with videos.
         video_codec: codec of all videos. None: copy files and packets where it is possible.
+        overwrite: replace an export at the destination.
     """
 
     progress: bool | None = None
     fps: float | None = None
     videos: bool = False
     video_codec: str | None = None
+    overwrite: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,5 @@ def exported_files(destination: Path, left_out: Sequence[str] = (), notes: Seque
     """Lists the written file, or all files of the written folder."""
     if destination.is_file():
         return ExportedFiles((destination.name,), destination.stat().st_size, tuple(left_out), tuple(notes))
-    paths = sorted(path for path in destination.rglob("*") if path.is_file())
-    names = tuple(path.relative_to(destination).as_posix() for path in paths)
-    return ExportedFiles(names, sum(path.stat().st_size for path in paths), tuple(left_out), tuple(notes))
+    sizes = folder_files(destination)
+    return ExportedFiles(tuple(sizes), sum(size or 0 for size in sizes.values()), tuple(left_out), tuple(notes))

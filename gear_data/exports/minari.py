@@ -73,7 +73,7 @@ def export_minari(dataset: Dataset, destination: Path, options: ExportOptions) -
         )
     paths = _paths(dataset)
     with (
-        atomic_folder(destination) as folder,
+        atomic_folder(destination, options.overwrite) as folder,
         progress_bar(dataset.num_steps, "export", "step", options.progress) as bar,
     ):
         (folder / "data").mkdir()

@@ -10,7 +10,7 @@ from numpy.lib import format as npy
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.metadata import metadata_names
-from gear_data.exports.destination import FILE_SUFFIXES, atomic_file_or_folder
+from gear_data.exports.destination import FILE_SUFFIXES, MARK, atomic_file_or_folder
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, exported_files
 from gear_data.exports.flat import flat_blocks, flat_columns
 
@@ -24,7 +24,7 @@ def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> E
         MissingColumnError: see `flat_columns`.
         UnsupportedColumnError: see `flat_columns`.
     """
-    with atomic_file_or_folder(destination, FILE_SUFFIXES["npz"], "data.npz") as path:
+    with atomic_file_or_folder(destination, FILE_SUFFIXES["npz"], "data.npz", options.overwrite) as path:
         columns = flat_columns(dataset, "npz")
         total = dataset.num_steps * len(columns)
         with progress_bar(total, "export", "row", options.progress) as bar, zipfile.ZipFile(path, "w") as archive:
@@ -36,4 +36,5 @@ def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> E
                     for _, values in flat_blocks(dataset, column):
                         member.write(values.reshape(-1).view("u1").data)
                         bar.update(len(values))
+            archive.comment = MARK.encode()
     return exported_files(destination, metadata_names(dataset))

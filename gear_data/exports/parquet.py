@@ -32,11 +32,11 @@ def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) 
     shards = _shard_runs(dataset)
     with progress_bar(dataset.num_steps, "export", "step", options.progress) as bar:
         if destination.suffix in FILE_SUFFIXES["parquet"]:
-            with atomic_new_file(destination) as temporary:
+            with atomic_new_file(destination, options.overwrite) as temporary:
                 _write(dataset, temporary, shards, bar)
             return exported_files(destination)
         names = [f"data/train-{i:05d}-of-{len(shards):05d}.parquet" for i in range(len(shards))]
-        with atomic_folder(destination) as folder:
+        with atomic_folder(destination, options.overwrite) as folder:
             (folder / "data").mkdir()
             for shard, name in zip(shards, names, strict=True):
                 _write(dataset, folder / name, [shard], bar)

@@ -68,6 +68,7 @@ def export(
     fps: float | None = None,
     videos: bool = False,
     video_codec: ExportCodec | None = None,
+    overwrite: bool = False,
     progress: bool | None = None,
     **unknown: Never,
 ) -> ExportReport:
@@ -89,6 +90,8 @@ def export(
         video_codec: only for `lerobot`: encode all videos as `av1` or `h264`, with LeRobot's settings. None: copy the
             files of cameras whose episodes are all exported, and the packets of other episodes that begin with a key
             frame, in files without B frames. Encode other episodes as `av1`.
+        overwrite: replace an export at the destination, once the new one is complete. Files that are no export, and
+            folders to which files were added, are refused.
         progress: show a bar; None shows one only on a terminal.
 
     Raises:
@@ -101,7 +104,7 @@ def export(
         UnsupportedColumnError: the format cannot hold a column, a camera, the final observations or the end flags.
         CorruptShardError: a video is damaged.
         MissingExtraError: videos are encoded, and PyAV is not installed.
-        DestinationExistsError: the destination is not empty.
+        DestinationExistsError: the destination is not empty and, with `overwrite`, no export.
         StorageFullError: the disk is full.
         UnwritableError: the system refuses the write.
     """
@@ -124,7 +127,7 @@ def export(
             hint="give fps only for lerobot, as a positive number",
         )
     _check_videos(dataset, format, videos, video_codec)
-    written = EXPORTERS[format](dataset, target, ExportOptions(progress, fps, videos, video_codec))
+    written = EXPORTERS[format](dataset, target, ExportOptions(progress, fps, videos, video_codec, overwrite))
     return ExportReport(
         written.files, written.bytes, dataset.num_episodes, dataset.num_steps, written.left_out, written.notes
     )

@@ -7,6 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gear_data.exports.destination import MARK
+
 
 class TableWriter:
     """Writer of one Parquet file. Each table becomes a row group.
@@ -33,4 +35,5 @@ class TableWriter:
     def close(self) -> None:
         """Completes the file."""
         if self._writer is not None:
+            self._writer.add_key_value_metadata({MARK: ""})
             self._writer.close()

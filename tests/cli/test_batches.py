@@ -17,6 +17,7 @@ import pytest
 
 import gear_data
 from gear_data.cli import main
+from gear_data.exports.destination import LISTING
 from tests.support.command_line import run_json
 
 
@@ -85,7 +86,7 @@ def test_export_dataset_and_batches(rollouts_path: Path, tmp_path: Path, capsys:
     facts = run_json(capsys, "export", rollouts_path, tmp_path / "batches", *options)
     assert facts["batches"] == 3
     assert facts["seed"] == 9
-    assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == sorted(facts["files"])
+    assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == sorted([*facts["files"], LISTING])
 
 
 def test_where_chooses_episodes(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import gear_data
@@ -12,8 +18,12 @@ from gear_data.cli import main
 from gear_data.errors import (
     DestinationExistsError,
     InvalidArgumentError,
+    MissingColumnError,
     UnknownNameError,
 )
+from gear_data.exports import parquet
+from gear_data.exports.destination import LISTING
+from tests.support.exports import FORMATS
 from tests.support.stopped_process import Stop, stoppable
 
 
@@ -156,3 +166,133 @@ def test_the_lock_of_a_killed_export_is_removed(rollouts_path: Path, tmp_path: P
     with pytest.raises(DestinationExistsError, match="already exists"):
         gear_data.export(ds, tmp_path / "out.npz", "npz")
     assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
+
+
+def _bytes(path: Path) -> dict[str, bytes]:
+    """Returns the name and the bytes of a file, or of each file of a folder."""
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return {str(each.relative_to(path.parent)): each.read_bytes() for each in files}
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "d4rl folder", "npz folder", "parquet file"])
+def test_an_export_replaces_an_export(format: str, rollouts_path: Path, tmp_path: Path) -> None:
+    format, _, kind = format.partition(" ")
+    name, arguments = FORMATS[format]
+    target = tmp_path / "new" / {"": name, "folder": "folder", "file": "out.parquet"}[kind]
+    ds = gear_data.open(rollouts_path)
+    gear_data.export(ds, target, format, **arguments)
+    with pytest.raises(DestinationExistsError, match=r"replace it: overwrite=True \(--overwrite\)"):
+        gear_data.export(ds[:10], target, format, **arguments)
+    before = _bytes(target)
+    if format in ("d4rl", "npz", "minari"):
+        with pytest.raises(MissingColumnError):
+            gear_data.export(ds.drop("rewards"), target, format, overwrite=True)
+    assert _bytes(target) == before
+    report = gear_data.export(ds[:10], target, format, overwrite=True, **arguments)
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+    fresh = tmp_path / "fresh" / target.name
+    expected = gear_data.export(ds[:10], fresh, format, **arguments)
+    assert (report, _bytes(target).keys()) == (expected, _bytes(fresh).keys())
+    gear_data.convert(target, tmp_path / "again", progress=False)
+    assert gear_data.open(tmp_path / "again").fingerprint == ds[:10].fingerprint
+    assert "gear_data_export" not in str(gear_data.open(tmp_path / "again").manifest.to_text())
+
+
+def test_batches_replace_batches(rollouts_path: Path, tmp_path: Path) -> None:
+    ds = gear_data.open(rollouts_path)
+    for seed in (1, 2):
+        loader = gear_data.SequenceLoader(ds, 2, context=2, seed=seed)
+        gear_data.export_batches(loader, tmp_path / "out", batches=3 - seed, overwrite=True)
+    assert json.loads((tmp_path / "out/batches.json").read_text())["seed"] == 2
+    assert not (tmp_path / "out/batch-000001.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "what", ["added", "added folder", "changed", "link", "no listing", "damaged listing", "dataset"]
+)
+def test_nothing_but_an_export_is_replaced(what: str, rollouts_path: Path, tmp_path: Path) -> None:
+    ds, out = gear_data.open(rollouts_path), tmp_path / "out"
+    gear_data.export(ds, out)
+    file = min((out / "data").iterdir())
+    if what == "added":
+        (out / "notes.md").write_text("mine")
+    elif what == "added folder":
+        (out / "data/more").mkdir()
+        (out / "data/more/.hidden").write_text("mine")
+    elif what == "changed":
+        file.write_bytes(file.read_bytes() + b"1")
+    elif what == "link":
+        (out / "elsewhere").symlink_to(rollouts_path)
+    elif what == "no listing":
+        (out / LISTING).unlink()
+    elif what == "damaged listing":
+        (out / LISTING).write_text("[]")
+    else:
+        out = tmp_path / "dataset"
+        shutil.copytree(rollouts_path, out)
+    before = _bytes(out)
+    with pytest.raises(DestinationExistsError, match="overwrite replaces only exports"):
+        gear_data.export(ds[:3], out, overwrite=True)
+    assert _bytes(out) == before and sorted(path.name for path in tmp_path.iterdir()) == sorted({"out", out.name})
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.npz", "x.hdf5", "x"])
+def test_a_file_that_is_no_export_is_kept(name: str, rollouts_path: Path, tmp_path: Path) -> None:
+    """A valid file of the same format, and a damaged one."""
+    path, format = tmp_path / name, {".npz": "npz", ".hdf5": "d4rl"}.get(Path(name).suffix, "parquet")
+    rewards = np.ones(3)
+    if format == "npz":
+        np.savez(path, rewards=rewards)
+    elif format == "d4rl":
+        with h5py.File(path, "w") as file:
+            file["rewards"] = rewards
+    else:
+        pq.write_table(pa.table({"rewards": rewards}), path)
+    for data in (path.read_bytes(), b"", b"x" * 1000):
+        path.write_bytes(data)
+        with pytest.raises(DestinationExistsError, match="this file is none"):
+            gear_data.export(gear_data.open(rollouts_path), path, format, overwrite=True)
+        assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("name", ["out", "out.parquet"])
+def test_a_file_that_is_added_during_the_export_is_kept(
+    name: str, rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds, path = gear_data.open(rollouts_path), tmp_path / name
+    gear_data.export(ds, path)
+    before, write = _bytes(path), parquet._write
+
+    def interfere(*arguments: Any) -> None:
+        write(*arguments)
+        if path.is_dir():
+            (path / "notes.md").write_text("mine")
+        else:
+            path.write_text("mine")
+
+    monkeypatch.setattr(parquet, "_write", interfere)
+    with pytest.raises(DestinationExistsError, match=f"{path}: overwrite replaces only exports"):
+        gear_data.export(ds[:3], path, overwrite=True)
+    assert _bytes(path) == ({**before, "out/notes.md": b"mine"} if path.is_dir() else {name: b"mine"})
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_a_link_to_an_export_stays(rollouts_path: Path, tmp_path: Path) -> None:
+    ds = gear_data.open(rollouts_path)
+    for name in ("out", "out.npz"):
+        format: Any = "npz" if name == "out.npz" else "parquet"
+        gear_data.export(ds, tmp_path / "real" / name, format)
+        (tmp_path / name).symlink_to(f"real/{name}")
+        gear_data.export(ds[:3], tmp_path / name, format, overwrite=True)
+        assert (tmp_path / name).is_symlink()
+        gear_data.convert(tmp_path / "real" / name, tmp_path / f"again-{name}", progress=False)
+        assert len(gear_data.open(tmp_path / f"again-{name}")) == 3
+
+
+def test_the_command_replaces_an_export(rollouts_path: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out"
+    for further in ([], ["--batches", "2"]):
+        assert main(["export", str(rollouts_path), str(out), "--overwrite", *further]) == 0
+    assert main(["export", str(rollouts_path), str(out)]) == 1
+    assert "replace it: overwrite=True (--overwrite)" in capsys.readouterr().err
+    assert (out / "batches.json").exists() and not (out / "data").exists()

@@ -13,6 +13,7 @@ import gear_data
 from gear_data.errors import (
     UnsupportedColumnError,
 )
+from gear_data.exports.destination import LISTING
 from tests.support.exports import FORMATS, concatenated, convert_again, convert_rollouts, export_to
 
 
@@ -34,8 +35,8 @@ def test_flat_arrays(format: str, rollouts: list[Any], rollouts_path: Path, tmp_
 def test_flat_arrays_in_a_folder(format: str, rollouts_path: Path, tmp_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
     report = gear_data.export(ds, tmp_path / "folder", format)
-    (file,) = (tmp_path / "folder").iterdir()
-    assert report.files == (file.name,)
+    file, listing = sorted((tmp_path / "folder").iterdir(), reverse=True)
+    assert report.files == (file.name,) and listing.name == LISTING
     assert report.bytes == file.stat().st_size
     assert convert_again(tmp_path / "folder", tmp_path).fingerprint == ds.fingerprint
 

@@ -45,7 +45,7 @@ def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) 
     tasks = _tasks(dataset)
     bar = progress_bar(dataset.num_steps * (1 + len(cameras)), "export", "step", options.progress)
     with (
-        atomic_folder(destination) as folder,
+        atomic_folder(destination, options.overwrite) as folder,
         bar,
         DataFilesWriter(folder, dataset, columns, tasks.numbers, fps) as writer,
     ):
