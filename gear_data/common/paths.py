@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
 
 from gear_data.errors import InvalidArgumentError
 
@@ -53,3 +55,30 @@ def printable(text: str) -> str:
 def join(url: str, name: str) -> str:
     """Returns the URL or path of a file in a folder; of the folder if `name` is empty."""
     return f"{url.rstrip('/')}/{name}" if name else url
+
+
+def without_folders(location: str) -> str:
+    """Returns the last part of a local path, without the folders of this machine. URLs and hub ids stay whole.
+
+    A relative path of one folder looks like a hub id, USER/NAME, and stays whole, too.
+    """
+    is_local = location.startswith(("/", ".", "~")) or (location.count("/") > 1 and not is_remote(location))
+    return location.rstrip("/").rsplit("/", 1)[-1] if is_local else location
+
+
+def with_short_paths(value: Any, locations: Iterable[str]) -> Any:
+    """Returns a JSON value with `without_folders` of some locations in all of its texts."""
+    short = {each: name for each in locations if (name := without_folders(each)) and name != each}
+    ordered = sorted(short, key=len, reverse=True)  # a path before the folder that it is in
+
+    def shortened(value: Any) -> Any:
+        if isinstance(value, str):
+            for each in ordered:
+                value = value.replace(each, short[each])
+        elif isinstance(value, dict):
+            value = {key: shortened(each) for key, each in value.items()}
+        elif isinstance(value, list | tuple):
+            value = [shortened(each) for each in value]
+        return value
+
+    return shortened(value)

@@ -76,7 +76,8 @@ def push(
     The hub shows the dataset once all its files are there: an interrupted push leaves the repository as it was. Files
     whose contents the hub has are not sent again, so the same call continues an interrupted push. Each file is compared
     with its checksum before. README.md and the files that the manifest lists are pushed, and nothing else in the
-    folder. Shards, tables and videos of a dataset that was there before are removed; other files stay.
+    folder. Shards, tables and videos of a dataset that was there before are removed; other files stay. The manifest on
+    the hub names local sources without their folders.
 
     The token is the one of `hf auth login`, or of the environment variable HF_TOKEN.
 
@@ -107,7 +108,7 @@ def push(
             hint="save it first: gear_data.open(...).save",
         )
     files = open_files(folder)
-    manifest = files.manifest()
+    manifest = files.manifest().without_folders()
     if manifest.growth is not None:
         raise InvalidArgumentError(
             "the dataset grows, and the hub keeps one state of it",

@@ -94,9 +94,11 @@ def dataset_card(manifest: Manifest, episodes: pa.Table) -> str:
         manifest: the dataset's manifest.
         episodes: the dataset's episode table. The card uses `length` and `return`.
     """
+    manifest = manifest.without_folders()
+    source = str(manifest.provenance.get("source", ""))
     parts = [
         f"---\n{_front_matter(manifest)}---",
-        f"# {_text(_public_name(manifest).rstrip('/').rsplit('/', 1)[-1] or 'Dataset')}",
+        f"# {_text(source.rstrip('/').rsplit('/', 1)[-1] or 'Dataset')}",
         "Trajectories for offline reinforcement learning, as shards of [Arrow](https://arrow.apache.org) IPC files: "
         "one row per step, episode after episode. `episodes.arrow` lists the first row of each episode.",
         '```python\nimport gear_data\n\nds = gear_data.open("PATH")\n```',
@@ -139,17 +141,6 @@ def _license(manifest: Manifest) -> str | None:
     metadata = manifest.provenance.get("metadata")
     license_ = metadata.get("license") if isinstance(metadata, Mapping) else None
     return license_ if isinstance(license_, str) and license_ else None
-
-
-def _public_name(manifest: Manifest) -> str:
-    """Returns the names of the sources without local folders.
-
-    URLs and hub ids are complete. Of a path on this machine only the last part is shown.
-    """
-    names = str(manifest.provenance.get("source", "")).split(", ")
-    return ", ".join(
-        name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".", "~")) else name for name in names
-    )
 
 
 def _sizes(manifest: Manifest, episodes: pa.Table) -> str:
@@ -207,7 +198,7 @@ def _source(manifest: Manifest) -> str:
     provenance = manifest.provenance
     files = provenance.get("source_files")
     rows = [
-        ["source", _code(_public_name(manifest))],
+        ["source", _code(provenance.get("source", ""))],
         ["files", str(len(files)) if isinstance(files, Sequence) and files else "none"],
         ["format", f"{_code(provenance.get('format'))}: {_text(provenance.get('reason', ''))}"],
     ]

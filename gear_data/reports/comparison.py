@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.paths import without_folders
 from gear_data.dataset.dataset import Dataset
 from gear_data.reports.distributions import (
     counts_between,
@@ -48,10 +49,10 @@ def compare(sample: StepSample, other: Dataset) -> dict[str, Any]:
         mine, yours = _dimensions(sample, ours[name]), _dimensions(second, theirs[name])
         for label, one, two in zip(dimension_labels(ours[name]), mine, yours, strict=True):
             rows.append(_difference(label, one, two))
-    summary = summarize(other)
+    summary = summarize(other, folders=False)
     names = ("episodes", "steps", "fingerprint", "source", "format", "bytes", "return", "length")
     return {
-        "path": str(other.path),
+        "path": without_folders(str(other.path)),
         "facts": {name: summary[name] for name in names},
         "sampled": not (sample.complete and second.complete),
         "drift": DRIFT,

@@ -12,11 +12,16 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.schema import ColumnSpec
 
 
-def summarize(dataset: Dataset) -> dict[str, Any]:
+def summarize(dataset: Dataset, *, folders: bool = True) -> dict[str, Any]:
     """Returns counts, columns, cameras, ranges, fingerprint and source, JSON-able.
 
     `return` is the range of the finite returns; null if there are none. `bytes` counts no video files.
+
+    Args:
+        dataset: the dataset or view.
+        folders: name local sources with their folders.
     """
+    manifest = dataset.manifest if folders else dataset.manifest.without_folders()
     return {
         "episodes": dataset.num_episodes,
         "steps": dataset.num_steps,
@@ -25,12 +30,12 @@ def summarize(dataset: Dataset) -> dict[str, Any]:
         "return": _range(finite_returns(dataset)),
         "length": _range(dataset.lengths.astype(np.float64)),
         "fingerprint": dataset.fingerprint,
-        "source": dataset.manifest.provenance.get("source"),
-        "format": dataset.manifest.provenance.get("format"),
+        "source": manifest.provenance.get("source"),
+        "format": manifest.provenance.get("format"),
         "generation": dataset.generation,
         "shards": len(dataset.manifest.shards),
         "bytes": sum(entry.bytes for entry in dataset.manifest.files),
-        "findings": [dict(finding) for finding in dataset.manifest.findings],
+        "findings": [dict(finding) for finding in manifest.findings],
     }
 
 
@@ -74,10 +79,11 @@ def _range(values: npt.NDArray[np.float64]) -> dict[str, float] | None:
 def provenance(dataset: Dataset) -> dict[str, Any]:
     """Returns the facts of the source that are short enough to read, name -> text or number.
 
-    Options stand under `options.NAME`, and the source's own metadata under `metadata.NAME`.
+    Local sources are named without their folders. Options stand under `options.NAME`, and the source's own metadata
+    under `metadata.NAME`.
     """
     found: dict[str, Any] = {}
-    for name, value in dataset.manifest.provenance.items():
+    for name, value in dataset.manifest.without_folders().provenance.items():
         if name in ("options", "metadata") and isinstance(value, Mapping):
             found |= {f"{name}.{key}": _readable(each) for key, each in value.items()}
         elif name not in ("tasks", "source_files", "videos"):

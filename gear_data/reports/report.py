@@ -13,6 +13,7 @@ from typing import Any, Never
 import numpy as np
 
 from gear_data.common.keywords import check_range, refuse_keywords_of
+from gear_data.common.paths import without_folders
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.reports.advice import advice_for
@@ -138,11 +139,11 @@ def report(
         bar.update(1)
     viewed = viewer_data(dataset, viewed_positions(dataset, flags, sample.positions, int(frames)), int(frames))
     name = str(dataset.path).rstrip("/").rsplit("/", 1)[-1]
-    summary = summarize(dataset)
+    summary = summarize(dataset, folders=False)
     facts = {
         "title": f"{name}: gear-data report",
         "name": name,
-        "path": str(dataset.path),
+        "path": without_folders(str(dataset.path)),
         "version": VERSION,
         "summary": summary,
         "provenance": provenance(dataset),

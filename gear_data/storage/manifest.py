@@ -6,7 +6,7 @@ It is written last, so a folder without it is no dataset.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from gear_data.common.paths import with_short_paths
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import Count, check_json, parse_json, resolved
@@ -32,6 +33,8 @@ MANIFEST_NAME = "manifest.json"
 #: The table of the steps that windows may use, and its file.
 STEP_MASK, STEP_MASK_FILE = "step_mask", "step_mask.arrow"
 
+#: Most datasets inside a folder that an error names.
+_SHOWN_DATASETS = 10
 #: Remedy for a manifest that cannot be used.
 _RESTORE = "restore manifest.json, or convert again"
 
@@ -243,6 +246,12 @@ class Manifest:
         if any(shard.names is not None or shard.added for shard in self.shards):
             return 3
         return 2 if STEP_MASK in self.tables else 1
+
+    def without_folders(self) -> Manifest:
+        """Returns the manifest with the names of local sources in place of their paths, for others to read."""
+        sources = list(_sources(self.provenance))
+        findings = with_short_paths([dict(each) for each in self.findings], sources)
+        return replace(self, provenance=with_short_paths(dict(self.provenance), sources), findings=tuple(findings))
 
     def to_text(self) -> str:
         """Returns the text of manifest.json."""
@@ -470,13 +479,31 @@ def fingerprint(schema: Schema, contents: bytes) -> str:
     return digest.hexdigest()
 
 
+def _sources(facts: Any) -> Iterator[str]:
+    """Yields the paths, URLs and names under `source` in a provenance, at any depth.
+
+    Of several sources, `source` has all of them in one text, and `parts` or `merged` has each.
+    """
+    if isinstance(facts, list | tuple):
+        for each in facts:
+            yield from _sources(each)
+    elif isinstance(facts, Mapping):
+        for name, value in facts.items():
+            if name == "source" and isinstance(value, str):
+                if not {"parts", "merged"} & facts.keys():
+                    yield value
+            else:
+                yield from _sources(value)
+
+
 def not_a_dataset(folder: str, *, exists: bool, unfinished: bool) -> DatasetNotFoundError:
     """Returns the error for a folder without a manifest."""
     if Path(f"{folder}.journal").is_dir():
         return DatasetNotFoundError(
             "a Writer records here and has not sealed the dataset, or its process died",
             file=folder,
-            hint=f"make the dataset of its finished episodes: gear-data convert {folder}.journal {folder}",
+            hint="wait for its first generation: gear_data.open(..., follow=True); or make the dataset of its finished "
+            f"episodes: gear-data convert {folder}.journal {folder}",
         )
     if not exists:
         return DatasetNotFoundError("no such dataset", file=folder, hint="check the path or URL")
@@ -486,8 +513,9 @@ def not_a_dataset(folder: str, *, exists: bool, unfinished: bool) -> DatasetNotF
             file=folder,
             hint="run the same convert again with --resume (resume=True)",
         )
-    return DatasetNotFoundError(
-        f"no gear dataset here: it has no {MANIFEST_NAME}",
-        file=folder,
-        hint="create one with 'gear-data convert SRC DST'",
-    )
+    inside = sorted(path.parent.name for path in Path(folder).glob(f"*/{MANIFEST_NAME}"))
+    hint = "create one with 'gear-data convert SRC DST'"
+    if inside:
+        more = f", and {len(inside) - _SHOWN_DATASETS} more" if len(inside) > _SHOWN_DATASETS else ""
+        hint = f"open one of the datasets inside: {', '.join(inside[:_SHOWN_DATASETS])}{more}"
+    return DatasetNotFoundError(f"no gear dataset here: it has no {MANIFEST_NAME}", file=folder, hint=hint)

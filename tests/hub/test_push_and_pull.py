@@ -79,7 +79,9 @@ def client(hub: Hub, tmp_path: Path) -> Client:
 
 
 def _data_files(folder: Path) -> dict[str, bytes]:
+    """Returns the files that are pushed. The manifest on the hub names no local folder."""
     contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    contents["manifest.json"] = Manifest.load(folder).without_folders().to_text().encode()
     return {name: data for name, data in contents.items() if name != "notes.txt" and not name.startswith("sidecars")}
 
 
@@ -110,6 +112,8 @@ def test_another_dataset_takes_the_place_of_the_first(dataset: Path, hub: Hub, c
     files = dict(hub.repositories[NAME].files())
     assert files.pop("LICENSE") == b"mine" and files.pop(".gitattributes")
     assert files == _data_files(tmp_path / "few")
+    assert str(tmp_path) in (tmp_path / "few/manifest.json").read_text()
+    assert not any(str(tmp_path).encode() in data for data in files.values())
     assert report["removed"] == len(Manifest.load(dataset).shards) - len(Manifest.load(tmp_path / "few").shards)
     assert len(hub.uploads) > uploads
     assert client.run("pull", NAME, tmp_path / "out")["episodes"] == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -93,6 +94,17 @@ def test_figures(tmp_path: Path, folder: Path, sources: Any) -> None:
     assert cells(text, "`returns_to_go`")[3] == "return to go, derived"
     assert "# hops.parquet\n" in text
     assert str(tmp_path) not in text
+
+
+def test_no_folder_of_this_machine_is_shown(tmp_path: Path, folder: Path) -> None:
+    shutil.copy(tmp_path / "hops.parquet", tmp_path / "more.parquet")
+    gear_data.convert([tmp_path / "hops.parquet", tmp_path / "more.parquet"], tmp_path / "two", progress=False)
+    gear_data.open(tmp_path / "two")[:50].save(tmp_path / "view", progress=False)
+    for name in ("d", "two", "view"):
+        text = write_card(tmp_path / name)
+        assert str(tmp_path) in (tmp_path / name / "manifest.json").read_text()
+        assert str(tmp_path) not in text
+    assert cells(write_card(tmp_path / "two"), "source")[1] == "`hops.parquet, more.parquet`"
 
 
 def test_findings_are_listed(tmp_path: Path, sources: Any) -> None:

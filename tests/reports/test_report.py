@@ -164,6 +164,8 @@ def test_the_file_has_the_facts_and_a_notebook_shows_it(make: Make, tmp_path: Pa
     assert found["summary"]["fingerprint"] == dataset.fingerprint
     assert {row["statistic"] for row in found["comparison"]["rows"]} == {0}
     assert json.loads(json.dumps(report.to_json())) == {name: found[name] for name in report.facts}
+    assert str(tmp_path) not in text and found["provenance"]["source"] == "source-1.parquet"
+    assert found["path"] == found["comparison"]["path"] == "made-1"
     frame = report._repr_html_()
     (source,) = re.findall(r'srcdoc="([^"]*)"', frame)
     assert html.unescape(source) == text

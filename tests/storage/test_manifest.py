@@ -284,3 +284,34 @@ def test_a_manifest_that_contradicts_itself(change: Any, message: str, edit: Any
     path = edit(change)
     with pytest.raises(ManifestError, match=message):
         gear_data.open(path)
+
+
+def test_names_without_folders(rollouts_path: Path, tmp_path: Path) -> None:
+    """The source, its parts, the reason, and findings have no folder of this machine; hub ids and URLs stay."""
+    manifest = Manifest.load(rollouts_path)
+    home = "/home/me, and you/data"
+    nested = {"source": f"{home}/hopper", "reason": f"{home}/hopper/a.h5: a group is an episode"}
+    short, walker = {"source": "hopper", "reason": "hopper/a.h5: a group is an episode"}, {"source": "walker"}
+    finding = {"code": "nan", "count": 1, "file": "a.h5", "row": None, "column": None}
+    provenance = {
+        "source": f"{home}/a.parquet, me/hopper, hf://datasets/me/x, a/b/c.npz",
+        "reason": f"{home}/a.parquet: a row is an episode",
+        "parts": [{"source": f"{home}/a.parquet"}, {"source": "me/hopper"}, {"source": "a/b/c.npz"}, {"source": "/"}],
+        "view": {
+            "provenance": {"merged": [nested, {"source": f"{home}/walker"}], "source": f"{home}/hopper, {home}/walker"}
+        },
+        "tasks": [[0, 0, 1]],
+        "metadata": {"description": "/observations/x and /actions"},
+    }
+    findings = ({**finding, "message": f"{home}/a.parquet is odd"},)
+    found = replace(manifest, provenance=provenance, findings=findings).without_folders()
+    assert found.provenance == {
+        "source": "a.parquet, me/hopper, hf://datasets/me/x, c.npz",
+        "reason": "a.parquet: a row is an episode",
+        "parts": [{"source": "a.parquet"}, {"source": "me/hopper"}, {"source": "c.npz"}, {"source": "/"}],
+        "view": {"provenance": {"merged": [short, walker], "source": "hopper, walker"}},
+        "tasks": [[0, 0, 1]],
+        "metadata": {"description": "/observations/x and /actions"},
+    }
+    assert found.findings == ({**finding, "message": "a.parquet is odd"},)
+    assert Manifest.from_text(found.to_text(), "manifest.json").provenance == found.provenance
