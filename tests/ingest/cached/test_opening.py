@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,12 @@ def test_what_is_not_there_is_an_error_about_the_path(
     monkeypatch.setattr(location, "answer_of", asked)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
+    name = rollouts_path.name
+    for number in range(12):
+        shutil.copytree(rollouts_path, tmp_path / f"parts/{number:02}")
+    names = ", ".join(f"{number:02}" for number in range(10))
+    with pytest.raises(DatasetNotFoundError, match=f"datasets inside: {names}, and 2 more$"):
+        gear_data.open(tmp_path / "parts")
     (tmp_path / "empty").mkdir()
     for path in ("missing", "missing/", "runs/missing", "a/b/c", Path("user/name"), "./user/name", "user/x.hdf5"):
         with pytest.raises(DatasetNotFoundError, match="no such dataset"):
@@ -217,7 +224,9 @@ def test_what_is_not_there_is_an_error_about_the_path(
     with pytest.raises(SourceNotFoundError, match=r"missing\.hdf5"):
         gear_data.open(["missing.hdf5", "empty"])
     # A folder whose manifest is missing is no source of Arrow files, and neither is a folder of datasets.
-    with pytest.raises(DatasetNotFoundError, match="no gear dataset here"):
+    with pytest.raises(
+        DatasetNotFoundError, match=f"no gear dataset here.*\n  open one of the datasets inside: {name}$"
+    ):
         gear_data.open(rollouts_path.parent)
     (rollouts_path / "manifest.json").unlink()
     with pytest.raises(DatasetNotFoundError, match="no gear dataset here"):
