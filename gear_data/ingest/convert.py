@@ -42,13 +42,14 @@ from gear_data.ingest.videos.indexed_source import IndexedSource
 from gear_data.ingest.videos.placing import kept_video_bytes
 from gear_data.ingest.videos.sampled_statistics import camera_statistics
 from gear_data.ingest.videos.staged_index import stage_videos
-from gear_data.ingest.videos.storage_options import VideoStorage
+from gear_data.ingest.videos.storage_options import LINK, VideoStorage
 from gear_data.storage.atomic import swap_folders
 from gear_data.storage.episode_tables import content_bytes
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import put_text
 from gear_data.storage.writing.staging import MergedTasks, StagedDataset, TaskResult
+from gear_data.video.index_tables import files_fact
 from gear_data.words import EngineName, OnBadEpisode, SourceFormat, VideoMode
 
 
@@ -213,6 +214,8 @@ class RunOptions:
         jobs: the number of processes or Ray tasks that run at once; None chooses.
         progress: show a progress bar; None shows one on a terminal.
         again: how a user continues a conversion that failed, for errors.
+        whole_videos: whether video files at URLs are read whole. Otherwise only their indexes are: frames have no
+            checksums and cameras no statistics.
 
     Raises:
         UnknownNameError: there is no such engine.
@@ -224,6 +227,7 @@ class RunOptions:
     jobs: int | None = None
     progress: bool | None = None
     again: str = CONTINUE
+    whole_videos: bool = True
 
     def __post_init__(self) -> None:
         if self.engine not in get_args(EngineName):
@@ -281,7 +285,7 @@ class Conversion:
                     "metadata": to_json_value(source.metadata),
                 }
                 if videos is not None:
-                    provenance["videos"] = {"mode": self._spec.options.videos.mode, "bytes": videos.bytes}
+                    provenance["videos"] = files_fact(self._spec.options.videos.mode, videos.bytes, videos.index.files)
                 if isinstance(opened, SourceSequence):
                     provenance["parts"] = to_json_value(opened.part_records())
                 cameras = camera_statistics(source, merged.episodes, findings, shareable=self._is_shareable())
@@ -300,7 +304,8 @@ class Conversion:
             return source
         cores = len(os.sched_getaffinity(0)) if self._run.jobs is None else self._run.jobs
         mode, progress = self._spec.options.videos.mode, self._run.progress
-        stage_videos(videos, self._store, mode, source.findings, jobs=cores, progress=progress)
+        whole = self._run.whole_videos or mode != LINK
+        stage_videos(videos, self._store, mode, source.findings, jobs=cores, progress=progress, whole=whole)
         return self._spec.with_stored_cameras(source, self._store, threads=cores)
 
     def _worker_counts(self) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from gear_data.ingest.splits import choose_split, several_splits
 from gear_data.ingest.table_options import TableOptions
 from gear_data.storage.remote.hub_rows import HubRows
 from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
+from gear_data.storage.remote.range_requests import contents_name
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".feather", ".json", ".jsonl", ".csv", ".tsv", ".tar")
@@ -46,6 +47,7 @@ class SourceFile:
         size: the size in bytes.
         stamp: the modification time or ETag. It changes when the file changes.
         filesystem: an fsspec file system, or None for a local file.
+        contents: the name by which a server can be asked for these contents (`contents_name`); empty if it has none.
     """
 
     path: str
@@ -53,6 +55,7 @@ class SourceFile:
     size: int
     stamp: str = ""
     filesystem: Any = None
+    contents: str = ""
 
     def open(self) -> IO[bytes]:
         """Opens the file. Raises CorruptSourceError if that fails."""
@@ -358,7 +361,8 @@ def _remote(url: str) -> Location:
                 raise RemoteError(
                     "the server does not report the size of the file", file=path, hint="download it first"
                 )
-            files.append(SourceFile(path, name, int(info["size"]), stamp, filesystem))
+            contents = contents_name(filesystem, path, info)
+            files.append(SourceFile(path, name, int(info["size"]), stamp, filesystem, contents))
     return Location(url, tuple(sorted(files, key=_natural_order)), folder=folder)
 
 

@@ -26,9 +26,9 @@ from gear_data.storage.statistics import ColumnStatistics, StatisticsRecord, sta
 from gear_data.storage.variable_columns import OFFSET_BYTES, VariableBuffers
 from gear_data.video.index_tables import TABLE_FILES
 
-#: Newest known version. A dataset has the lowest version that reads it: 3 if its columns were edited (see
-#: `ShardEntry.names`), 2 if it has a step mask, which version 1 would ignore, else 1.
-FORMAT_VERSION = 3
+#: Newest known version. A dataset has the lowest version that reads it: 4 if it has video files without checksums, 3 if
+#: its columns were edited (see `ShardEntry.names`), 2 if it has a step mask, which version 1 would ignore, else 1.
+FORMAT_VERSION = 4
 MANIFEST_NAME = "manifest.json"
 #: The table of the steps that windows may use, and its file.
 STEP_MASK, STEP_MASK_FILE = "step_mask", "step_mask.arrow"
@@ -243,6 +243,9 @@ class Manifest:
 
     @property
     def _version(self) -> int:
+        videos = self.provenance.get("videos")
+        if isinstance(videos, Mapping) and videos.get("unread"):
+            return 4
         if any(shard.names is not None or shard.added for shard in self.shards):
             return 3
         return 2 if STEP_MASK in self.tables else 1

@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+#: The beginning of a checksum of bytes.
+_OF_BYTES = "xxh3-128:"
 #: Flags of a packet: it is a key frame; its frame is not shown (an edit list cuts it off).
 KEY, DISCARD = 1, 2
 
@@ -22,7 +24,8 @@ class Packets:
         position: int64 [n], the first byte of each packet in the file.
         size: int32 [n], bytes.
         flags: uint8 [n], `KEY` and `DISCARD`, combined by or.
-        digest: uint64 [n], xxh3-64 of each packet's bytes.
+        digest: uint64 [n], xxh3-64 of each packet's bytes; of its place and the file's `checksum` if the file was not
+            read.
     """
 
     pts: npt.NDArray[np.int64]
@@ -54,6 +57,11 @@ class ColorProperties:
     transfer: int = 2
 
 
+def is_of_bytes(checksum: str) -> bool:
+    """Returns whether a file's checksum is one of its bytes, and no name that a server gives its contents."""
+    return checksum.startswith(_OF_BYTES)
+
+
 @dataclass(frozen=True, eq=False)
 class VideoFile:
     """A video file: everything that decoding needs except the bytes of its packets.
@@ -61,7 +69,8 @@ class VideoFile:
     Attributes:
         file: path in the dataset's folder (`videos/...`); an absolute path or a URL if conversion only linked the file.
         size: bytes of the file.
-        checksum: `xxh3-128:HEX` of the file.
+        checksum: `xxh3-128:HEX` of the file. Of a file that was not read, the name that its server gives its contents
+            (`contents_name`).
         codec: FFmpeg's name of the codec, such as `av1`, `h264`, `hevc` or `mpeg4`.
         extradata: the codec's parameters from the container.
         pixel_format: FFmpeg's name, such as `yuv420p`.
@@ -82,6 +91,11 @@ class VideoFile:
     colors: ColorProperties
     time_base: Fraction
     packets: Packets
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the file was read whole. Otherwise only the index in it was, and no checksum of bytes is known."""
+        return is_of_bytes(self.checksum)
 
     @cached_property
     def frames(self) -> npt.NDArray[np.int64]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.errors import CorruptShardError
-from gear_data.video.file_index import DISCARD, ColorProperties, Packets, VideoFile
+from gear_data.video.file_index import DISCARD, ColorProperties, Packets, VideoFile, is_of_bytes
 from gear_data.video.frame_groups import FrameGroups, frame_groups
 
 #: Names of the tables in the manifest, and of their files.
@@ -144,6 +144,18 @@ class VideoIndex:
 
     def _groups(self, number: int) -> FrameGroups:
         return frame_groups(self.file(number))
+
+
+def files_fact(mode: str, size: int, files: pa.Table) -> dict[str, Any]:
+    """Returns the fact `videos` of a dataset's provenance.
+
+    Args:
+        mode: `keep` or `link`.
+        size: bytes of the files in the dataset's folder.
+        files: a table of `FILES_SCHEMA`. Files that were not read are counted as `unread`.
+    """
+    unread = sum(not is_of_bytes(each) for each in files.column("checksum").to_pylist())
+    return {"mode": mode, "bytes": size, **({"unread": unread} if unread else {})}
 
 
 def index_tables(videos: Sequence[VideoFile]) -> tuple[pa.Table, pa.Table]:

@@ -201,7 +201,14 @@ class _Entry:
         from gear_data.ingest.convert import RunOptions, run_conversion
 
         options = self._source.options
-        run = RunOptions(resume=True, engine=options.engine, jobs=options.jobs, progress=options.progress, again=_AGAIN)
+        run = RunOptions(
+            resume=True,
+            engine=options.engine,
+            jobs=options.jobs,
+            progress=options.progress,
+            again=_AGAIN,
+            whole_videos=False,
+        )
         try:
             try:
                 return run_conversion(options.spec(self._source.source), str(self.dataset), run)

@@ -30,7 +30,7 @@ from gear_data.storage.videos.mapped import is_kept, video_entry
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.placing import place
 from gear_data.storage.writing.staging import renumbered_episodes, renumbered_finals, with_new_ids, write_table
-from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_TABLE, TABLE_FILES, VideoIndex
+from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_TABLE, TABLE_FILES, VideoIndex, files_fact
 from gear_data.video.segments import segment_columns
 
 EPISODES, FINALS = "episodes.arrow", "finals.arrow"
@@ -201,11 +201,12 @@ def link_videos(inputs: Sequence[MergeInput], store: FileStore) -> LinkedVideos:
         files.append(table)
         packets.append(index.packets)
         kept, linked = kept + size, linked and not size
+    listed = pa.concat_tables(files)
     tables = {
-        name: write_table(store, TABLE_FILES[name], pa.concat_tables(parts))
-        for name, parts in ((FILES_TABLE, files), (PACKETS_TABLE, packets))
+        name: write_table(store, TABLE_FILES[name], table)
+        for name, table in ((FILES_TABLE, listed), (PACKETS_TABLE, pa.concat_tables(packets)))
     }
-    return LinkedVideos(tables, {"mode": LINK if linked else KEEP, "bytes": kept})
+    return LinkedVideos(tables, files_fact(LINK if linked else KEEP, kept, listed))
 
 
 def place_videos(source: DatasetFiles, index: VideoIndex, store: FileStore, folder: str) -> tuple[pa.Table, int]:

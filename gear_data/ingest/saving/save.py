@@ -38,7 +38,7 @@ from gear_data.storage.manifest import STEP_MASK, STEP_MASK_FILE, FileEntry, Man
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.staging import with_new_ids, write_table
-from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, TABLE_FILES, VideoIndex
+from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, TABLE_FILES, VideoIndex, files_fact
 
 #: The format in the provenance of a saved view.
 FORMAT = "view"
@@ -181,7 +181,7 @@ def _videos(
     tables: dict[str, FileEntry] = {}
     for name, each in ((FILES_TABLE, table), (PACKETS_TABLE, left.packets)):
         tables[name] = write_table(store, TABLE_FILES[name], each)
-    return LinkedVideos(tables, {"mode": KEEP if kept else LINK, "bytes": kept}), statistics, episodes
+    return LinkedVideos(tables, files_fact(KEEP if kept else LINK, kept, table)), statistics, episodes
 
 
 def _provenance(view: SavedView, identity: Mapping[str, Any], videos: LinkedVideos) -> dict[str, Any]:

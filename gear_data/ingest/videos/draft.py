@@ -21,7 +21,7 @@ from gear_data.storage.videos.mapped import is_kept
 from gear_data.storage.writing.file_store import LocalFileStore
 from gear_data.storage.writing.placing import place
 from gear_data.storage.writing.staging import write_table
-from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_TABLE
+from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_TABLE, files_fact
 from gear_data.video.segments import segment_columns
 
 
@@ -47,7 +47,7 @@ class DraftVideos:
         """Returns the fact `videos` of the provenance."""
         sizes = zip(self.names, self.files.column("bytes").to_pylist(), strict=True)
         kept = [size for name, size in sizes if is_kept(name)]
-        return {"mode": KEEP if kept else LINK, "bytes": sum(kept)}
+        return files_fact(KEEP if kept else LINK, sum(kept), self.files)
 
 
 def read_videos(folder: Path, manifest: Manifest) -> DraftVideos | None:

@@ -58,6 +58,11 @@ def camera_statistics(
     if not isinstance(source, IndexedSource):
         return {}
     index, files = source.staged.index, indexed_files(source)
+    if not all(index.file(number).was_read for number in range(len(index))):
+        for spec in source.videos.columns:
+            message = "the video files were not read, only their indexes; the camera has no statistics"
+            findings.add(Finding("video-statistics-left-out", message, column=spec.name))
+        return {}
     return sampled_statistics(source.videos.columns, index, files, episodes, findings, shareable=shareable)
 
 

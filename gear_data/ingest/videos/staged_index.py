@@ -7,7 +7,9 @@ each of the files of one part. A killed run continues after the last part, and w
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.findings.video_files import video_findings
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import SourceVideos
+from gear_data.ingest.videos.file_parts import fetch_index
 from gear_data.ingest.videos.placing import kept_names, linked_name, place
 from gear_data.ingest.videos.storage_options import KEEP
 from gear_data.storage.arrow_files import write_ipc
@@ -45,6 +48,8 @@ from gear_data.video.indexing.indexer import index_files
 
 #: A part ends with this many files, or bytes of files.
 _PART_FILES, _PART_BYTES = 64, 256 << 20
+#: Files at URLs that are fetched at once, in parts and whole.
+_IN_PARTS, _WHOLE = 32, 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +73,9 @@ class StagedVideos:
 
 
 def stage_videos(
-    videos: SourceVideos, store: FileStore, mode: str, findings: FindingLog, *, jobs: int, progress: bool | None
-) -> None:
+    videos: SourceVideos, store: FileStore, mode: str, findings: FindingLog, *, jobs: int, progress: bool | None,
+    whole: bool = True,
+) -> None:  # fmt: skip
     """Indexes all video files of a source, and places them in the dataset's folder.
 
     Parts that an earlier run finished are left as they are.
@@ -81,6 +87,7 @@ def stage_videos(
         findings: receives the findings about the files.
         jobs: number of processes that index files.
         progress: show a bar; None shows one on a terminal.
+        whole: whether files at URLs are read whole. Otherwise only their indexes are, where `fetch_index` can.
 
     Raises:
         MissingExtraError: PyAV is not installed.
@@ -97,7 +104,7 @@ def stage_videos(
         progress_bar(total, "videos", "B", progress) as bar,
         scratch_folder() as folder,
     ):
-        indexed = _indexed(videos.files, numbers, folder, jobs)
+        indexed = _indexed([videos.files[number] for number in numbers], folder, jobs, whole)
         for each, part in missing.items():
             found: dict[int, VideoFile] = {}
             problems: dict[int, str] = {}
@@ -106,7 +113,7 @@ def stage_videos(
                 file = videos.files[number]
                 if isinstance(result, GearError):
                     problems[number] = result.message
-                elif videos.declared[number].checksum not in (None, result.checksum):
+                elif result.was_read and videos.declared[number].checksum not in (None, result.checksum):
                     problems[number] = "differs from its checksum"
                 elif mode == KEEP:
                     place(store, path, names[number], result)
@@ -124,27 +131,50 @@ def stage_videos(
 
 
 def _indexed(
-    files: Sequence[SourceFile], numbers: Sequence[int], folder: Path, jobs: int
+    files: Sequence[SourceFile], folder: Path, jobs: int, whole: bool
 ) -> Iterator[tuple[Path, VideoFile | GearError]]:
     """Yields a local path of each file, and its index.
 
-    Remote files are downloaded into a folder first.
+    Remote files, or their parts, are fetched into a folder first, several at once.
     """
-    paths: list[Path] = []
+    places: list[tuple[Path, str]] = []
 
-    def inputs() -> Iterator[tuple[Path, str]]:
-        for number in numbers:
-            file = files[number]
-            path = Path(file.path)
-            if file.filesystem is not None:
-                path = folder / str(number)
-                with file.open() as source, typed_write_errors(path), open(path, "wb") as target:
-                    shutil.copyfileobj(source, target, 8 << 20)
-            paths.append(path)
-            yield path, file.name
+    def inputs() -> Iterator[tuple[Path, str, str]]:
+        pending: deque[Future[tuple[Path, str, str]]] = deque()
+        ahead = _WHOLE if whole else _IN_PARTS
+        threads = ThreadPoolExecutor(ahead, "gear-fetch")
+        try:
+            for number, file in enumerate(files):
+                pending.append(threads.submit(_fetched, file, folder / str(number), whole))
+                if len(pending) > ahead:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            threads.shutdown(cancel_futures=True)
 
-    for number, result in enumerate(index_files(inputs(), jobs)):
-        yield paths[number], result
+    def listed() -> Iterator[tuple[Path, str, str]]:
+        for each in inputs():
+            places.append((each[0], each[2]))
+            yield each
+
+    for number, result in enumerate(index_files(listed(), jobs)):
+        path, contents = places[number]
+        if contents and isinstance(result, GearError):
+            # FFmpeg may need more of it than its first packets. If it is damaged, the whole file says how.
+            (result,) = index_files([_fetched(files[number], path, whole=True)], 1)
+        yield path, result
+
+
+def _fetched(file: SourceFile, path: Path, whole: bool) -> tuple[Path, str, str]:
+    """Returns a local path of a file, its name, and the name of its contents if it was fetched in parts."""
+    if file.filesystem is None:
+        return Path(file.path), file.name, ""
+    if not whole and fetch_index(file, path):
+        return path, file.name, file.contents
+    with file.open() as source, typed_write_errors(path), open(path, "wb") as target:
+        shutil.copyfileobj(source, target, 8 << 20)
+    return path, file.name, ""
 
 
 def _parts(files: Sequence[SourceFile]) -> list[range]:

@@ -7,6 +7,7 @@ from typing import IO, Any
 
 from gear_data.common.retry import requests_of, with_retries
 from gear_data.errors import InvalidArgumentError, MissingExtraError, RemoteError
+from gear_data.storage.remote.range_requests import request_range
 
 #: Bytes of the read buffer, so that small reads share a request.
 _BUFFER = 2 << 20
@@ -57,10 +58,15 @@ class RangeReader(io.RawIOBase):
     """Unbuffered reader of a remote file.
 
     It keeps no connection open between reads, so no idle connection can break. See `open_range_reader`.
+
+    Args:
+        filesystem, path, size, name: see `open_range_reader`.
+        contents: the name of its contents (`contents_name`). A file with other contents is a RemoteError.
     """
 
-    def __init__(self, filesystem: Any, path: str, size: int, name: str) -> None:
+    def __init__(self, filesystem: Any, path: str, size: int, name: str, contents: str = "") -> None:
         super().__init__()
+        self._contents = contents
         self._filesystem = filesystem
         self._path = path
         self._size = size
@@ -99,7 +105,7 @@ class RangeReader(io.RawIOBase):
         return len(data)
 
     def _range(self, first: int, last: int) -> bytes:
-        data: bytes = self._filesystem.cat_file(self._path, start=first, end=last)
+        data = request_range(self._filesystem, self._path, first, last, self._contents)
         if len(data) > last - first:
             raise RemoteError(
                 "its server does not support range requests", file=self.name, hint="download the file first"

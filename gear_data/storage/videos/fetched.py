@@ -49,7 +49,8 @@ class FetchedPackets:
     """`PacketBytes` of video files at URLs.
 
     Pages (`Pages`) that are not in the cache are fetched, adjacent ones in one request, and several requests at once.
-    Each page is compared with the packets' checksums, and is fetched again if it differs.
+    Each page is compared with the packets' checksums, and is fetched again if it differs. A file that was not read has
+    no checksums: its server is asked for the contents that it had.
 
     Args:
         index: the files.
@@ -191,8 +192,10 @@ class FetchedPackets:
     def _request(self, file: int, first: int, last: int) -> memoryview:
         # The file system is asked for each time: a parent's file system does not work in a forked child.
         filesystem, path = filesystem_of(self._urls[file])
+        video = self._index.file(file)
+        contents = "" if video.was_read else video.checksum
         # Without a buffer: a buffered reader requests at least 2 MiB.
-        reader = RangeReader(filesystem, path, self._index.file(file).size, self._urls[file])
+        reader = RangeReader(filesystem, path, video.size, self._urls[file], contents)
         reader.seek(first)
         data, done = memoryview(bytearray(last - first)), 0
         while count := reader.readinto(data[done:]):

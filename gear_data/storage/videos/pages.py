@@ -27,13 +27,13 @@ class Pages:
         bounds: int64 [n + 1], rising: page i has the bytes bounds[i] to bounds[i + 1] of the file.
         positions: int64 [packets], rising: the first byte of each packet.
         sizes: int32 [packets], the bytes of each packet.
-        digests: uint64 [packets], xxh3-64 of each packet.
+        digests: uint64 [packets], xxh3-64 of each packet; None if the file was not read.
     """
 
     bounds: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int32]
-    digests: npt.NDArray[np.uint64]
+    digests: npt.NDArray[np.uint64] | None
 
     def of_range(self, first: int, last: int) -> range:
         """Returns the pages that have the bytes first to last of the file."""
@@ -47,6 +47,8 @@ class Pages:
     def is_sound(self, page: int, data: memoryview) -> bool:
         """Returns whether the bytes of a page have the packets of the index."""
         first, last = self.span(page)
+        if self.digests is None:
+            return len(data) == last - first
         low, high = np.searchsorted(self.positions, [first, last]).tolist()
         return len(data) == last - first and all(
             position + size > last
@@ -71,4 +73,5 @@ def file_pages(video: VideoFile, groups: FrameGroups) -> Pages:
     for start in starts.tolist():
         if start - bounds[-1] >= PAGE_BYTES:
             bounds.append(start)
-    return Pages(np.array([*bounds, end], np.int64), positions, packets.size[order], packets.digest[order])
+    digests = packets.digest[order] if video.was_read else None
+    return Pages(np.array([*bounds, end], np.int64), positions, packets.size[order], digests)

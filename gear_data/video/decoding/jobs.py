@@ -11,6 +11,7 @@ import xxhash
 
 from gear_data.video.decoding.decoder import EncodedPacket, undecodable
 from gear_data.video.index_tables import VideoIndex
+from gear_data.video.indexing.entry_points import strict_entry_test
 from gear_data.video.packet_bytes import ByteRange
 
 #: Most bytes between two packets that are read with them. Other streams of the file lie there.
@@ -135,6 +136,10 @@ def cut_packets(
             at, copied = at + 1, np.array(data[at + 1]).data
         begin = position - ranges[at][1]
         encoded = copied[begin : begin + size]
-        if xxhash.xxh3_64_intdigest(encoded) != digest:
+        if not video.was_read:
+            if number == job.first and not strict_entry_test(video.codec, video.extradata)(bytes(encoded)):
+                problem = f"packet {number} at byte {position} is no whole picture, and its file says so"
+                raise undecodable(video, min(job.frames.values()), problem)
+        elif xxhash.xxh3_64_intdigest(encoded) != digest:
             raise undecodable(video, min(job.frames.values()), f"packet {number} at byte {position} has changed")
         yield EncodedPacket(pts, encoded)

@@ -24,14 +24,18 @@ _AGAIN = "copy or download the file again; --on-bad-episode skip leaves its epis
 _ENCODE = "encode the video again (ffmpeg -i OLD -c:v libx264 -g 2 NEW.mp4), or use --videos frames"
 
 
-def index_file(path: Path, file: str) -> VideoFile:
+def index_file(path: Path, file: str, contents: str = "") -> VideoFile:
     """Indexes a video file. Reads the whole file once, and decodes no frame.
+
+    Of a file at a URL, `path` may have the beginning and the index of the file, and a hole for the rest. Its packets
+    are then known by their places in the file, and whether decoding can begin with a packet is tested when it is read.
 
     FFmpeg parses the file in this process: `index_files` does so in a worker process that may crash.
 
     Args:
         path: the file.
         file: its name in the index, and in errors.
+        contents: the name of the file's contents, if `path` has a hole; else empty.
 
     Raises:
         CorruptSourceError: the file cannot be read, is no video, is damaged, or has several video streams. Or its
@@ -49,8 +53,13 @@ def index_file(path: Path, file: str) -> VideoFile:
     try:
         with av.open(str(path), metadata_errors="ignore") as container:
             stream = _video_stream(container, file)
-            packets = _packets(container, stream, data, file)
-            return _described(stream, packets, data, size, file)
+            if not contents:
+                checksum = f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}"
+                return _described(stream, _packets(container, stream, data, file, ""), checksum, size, file)
+            # FFmpeg's parsers would look for key frames in the hole.
+            with av.open(str(path), metadata_errors="ignore", options={"fflags": "+noparse+nofillin"}) as unparsed:
+                packets = _packets(unparsed, _video_stream(unparsed, file), data, file, contents)
+            return _described(stream, packets, contents, size, file)
     except GearError:  # a ValueError, too
         raise
     except (av.error.FFmpegError, ValueError) as error:
@@ -79,7 +88,7 @@ def _video_stream(container: Any, file: str) -> Any:
     return stream
 
 
-def _packets(container: Any, stream: Any, data: memoryview, file: str) -> Packets:
+def _packets(container: Any, stream: Any, data: memoryview, file: str, contents: str) -> Packets:
     found: list[tuple[int, int, int, int, int]] = []
     total = 0
     can_begin = entry_test(stream.codec_context.codec.canonical_name, bytes(stream.codec_context.extradata or b""))
@@ -97,9 +106,10 @@ def _packets(container: Any, stream: Any, data: memoryview, file: str) -> Packet
             raise CorruptSourceError(
                 f"the bytes of packet {len(found)} are not stored in one piece", file=file, hint=_ENCODE
             )
-        key = packet.is_keyframe and can_begin(payload)
+        key = packet.is_keyframe and (bool(contents) or can_begin(payload))
         flags = KEY * key | DISCARD * packet.is_discard
-        found.append((packet.pts, first, size, flags, xxhash.xxh3_64_intdigest(payload)))
+        hashed = f"{contents} {first} {size}".encode() if contents else payload
+        found.append((packet.pts, first, size, flags, xxhash.xxh3_64_intdigest(hashed)))
     columns = zip(*found, strict=True) if found else ((),) * 5
     types = (np.int64, np.int64, np.int32, np.uint8, np.uint64)
     packets = Packets(*(np.array(column, dtype) for column, dtype in zip(columns, types, strict=True)))
@@ -123,12 +133,12 @@ def _check(packets: Packets, file: str) -> None:
         raise CorruptSourceError(f"two frames have the presentation time {twice}", file=file, hint=_ENCODE)
 
 
-def _described(stream: Any, packets: Packets, data: memoryview, size: int, file: str) -> VideoFile:
+def _described(stream: Any, packets: Packets, checksum: str, size: int, file: str) -> VideoFile:
     context = stream.codec_context
     return VideoFile(
         file=file,
         size=size,
-        checksum=f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}",
+        checksum=checksum,
         codec=context.codec.canonical_name,
         extradata=bytes(context.extradata or b""),
         pixel_format=context.pix_fmt,

@@ -11,6 +11,8 @@ from functools import partial
 
 #: Types of H.264's NAL units (ITU-T H.264, table 7-1), and of the SEI message for recovery points (D.1.8).
 _SLICE, _IDR_SLICE, _SEI, _RECOVERY_POINT = 1, 5, 6, 6
+#: Types of HEVC's NAL units at which decoding can begin (ITU-T H.265, table 7-1: BLA, IDR, CRA).
+_RANDOM_ACCESS = range(16, 22)
 
 
 def entry_test(codec: str, extradata: bytes) -> Callable[[bytes], bool]:
@@ -27,6 +29,21 @@ def entry_test(codec: str, extradata: bytes) -> Callable[[bytes], bool]:
     return lambda packet: True
 
 
+def strict_entry_test(codec: str, extradata: bytes) -> Callable[[bytes], bool]:
+    """Returns a function that says whether decoding can begin with a packet, of which only the container says so.
+
+    It looks for what FFmpeg's parsers look for. Decoders of other codecs refuse to begin elsewhere.
+
+    Args:
+        codec, extradata: see `entry_test`.
+    """
+    if codec == "h264":
+        return partial(_is_entry_of_h264, extradata=extradata)
+    if codec == "hevc":
+        return partial(_is_entry_of_hevc, extradata=extradata)
+    return entry_test(codec, extradata)
+
+
 def _is_intra(packet: bytes) -> bool:
     """Returns whether a packet of MPEG-4 part 2 holds an I picture."""
     start = packet.find(b"\0\0\1\xb6")
@@ -39,21 +56,43 @@ def _is_whole(packet: bytes, extradata: bytes) -> bool:
     With periodic intra refresh, each frame refreshes a part of the picture. Muxers flag the first frame of a period.
     After it, `recovery_frame_cnt` frames pass until all parts are right.
     """
-    for unit in _units(packet, extradata):
+    for unit in _units(packet, extradata, 4):
         kind = unit[0] & 31
         if kind in (_SLICE, _IDR_SLICE):
             break
-        if kind == _SEI and _recovers_later(unit):
+        if kind == _SEI and _recovery(unit) is False:
             return False
     return True
 
 
-def _units(packet: bytes, extradata: bytes) -> Iterator[bytes]:
-    """Yields the NAL units of a packet, which have at least one byte."""
-    if not extradata.startswith(b"\1") or len(extradata) < 5:  # Annex B
+def _is_entry_of_h264(packet: bytes, extradata: bytes) -> bool:
+    """Returns whether a packet has an IDR picture, or a recovery point of a whole picture before the first slice."""
+    for unit in _units(packet, extradata, 4):
+        kind = unit[0] & 31
+        if kind in (_SLICE, _IDR_SLICE):
+            return kind == _IDR_SLICE
+        if kind == _SEI and (whole := _recovery(unit)) is not None:
+            return whole
+    return False
+
+
+def _is_entry_of_hevc(packet: bytes, extradata: bytes) -> bool:
+    """Returns whether a packet has a picture for random access."""
+    return any(unit[0] >> 1 & 63 in _RANDOM_ACCESS for unit in _units(packet, extradata, 21))
+
+
+def _units(packet: bytes, extradata: bytes, place: int) -> Iterator[bytes]:
+    """Yields the NAL units of a packet, which have at least one byte.
+
+    Args:
+        packet: the packet.
+        extradata: the codec's parameters.
+        place: the byte of `extradata` whose last two bits are the bytes of a unit's length, minus 1.
+    """
+    if not extradata.startswith(b"\1") or len(extradata) <= place:  # Annex B
         yield from (unit for unit in packet.split(b"\0\0\1") if unit)
         return
-    size, first = (extradata[4] & 3) + 1, 0
+    size, first = (extradata[place] & 3) + 1, 0
     while first + size < len(packet):
         first, length = first + size, int.from_bytes(packet[first : first + size], "big")
         if length:
@@ -61,8 +100,8 @@ def _units(packet: bytes, extradata: bytes) -> Iterator[bytes]:
         first += length
 
 
-def _recovers_later(unit: bytes) -> bool:
-    """Returns whether an SEI unit has a recovery point whose `recovery_frame_cnt` is above 0."""
+def _recovery(unit: bytes) -> bool | None:
+    """Returns whether an SEI unit has a recovery point whose `recovery_frame_cnt` is 0; None if it has none."""
     data = unit[1:].replace(b"\0\0\3", b"\0\0")
     at = 0
     while at + 2 < len(data):
@@ -76,6 +115,6 @@ def _recovers_later(unit: bytes) -> bool:
         kind, size = values
         # An Exp-Golomb code of 0 is one bit, 1.
         if kind == _RECOVERY_POINT and at < len(data):
-            return data[at] < 128
+            return data[at] >= 128
         at += size
-    return False
+    return None

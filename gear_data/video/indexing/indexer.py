@@ -21,11 +21,11 @@ SECONDS, SECONDS_PER_BYTE = 60.0, 2e-7
 _AHEAD = 4
 
 
-def index_files(inputs: Iterable[tuple[Path, str]], jobs: int) -> Iterator[VideoFile | GearError]:
+def index_files(inputs: Iterable[tuple[Path, str, str]], jobs: int) -> Iterator[VideoFile | GearError]:
     """Yields the index of each file, or its error, in the order of the files.
 
     Args:
-        inputs: the path of each file, and its name in the index.
+        inputs: the path of each file, its name in the index, and the name of its contents (see `index_file`).
         jobs: number of worker processes.
 
     Yields:
@@ -40,21 +40,21 @@ def index_files(inputs: Iterable[tuple[Path, str]], jobs: int) -> Iterator[Video
     for worker in started:
         workers.put(worker)
 
-    def run(path: Path, file: str) -> VideoFile | GearError:
+    def run(path: Path, file: str, contents: str) -> VideoFile | GearError:
         worker = workers.get()
         seconds = SECONDS
         with suppress(OSError):
             seconds += path.stat().st_size * SECONDS_PER_BYTE
         try:
-            return worker.run(index_file, path, file, file=file, seconds=seconds)
+            return worker.run(index_file, path, file, contents, file=file, seconds=seconds)
         finally:
             workers.put(worker)
 
     pending: deque[Future[VideoFile | GearError]] = deque()
     threads = ThreadPoolExecutor(jobs, "gear-index")
     try:
-        for path, file in inputs:
-            pending.append(threads.submit(run, path, file))
+        for each in inputs:
+            pending.append(threads.submit(run, *each))
             if len(pending) >= jobs * _AHEAD:
                 yield pending.popleft().result()
         while pending:

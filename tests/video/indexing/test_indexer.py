@@ -19,9 +19,10 @@ from gear_data.errors import CorruptSourceError, GearError
 from gear_data.video.file_index import KEY, VideoFile
 from gear_data.video.frame_groups import frame_groups
 from gear_data.video.indexing.demux import index_file
-from gear_data.video.indexing.entry_points import entry_test
+from gear_data.video.indexing.entry_points import entry_test, strict_entry_test
 from gear_data.video.indexing.indexer import index_files
 from gear_data.video.indexing.worker_process import WorkerProcess
+from tests.support.cameras.encoded import ENCODINGS, Encoding, encode
 from tests.support.cameras.filmed import FPS, decoded, moving_bar, write_video
 
 FRAMES = 24
@@ -35,7 +36,7 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def only(path: Path) -> VideoFile | GearError:
-    (result,) = index_files([(path, "cameras/bar.mp4")], 1)
+    (result,) = index_files([(path, "cameras/bar.mp4", "")], 1)
     return result
 
 
@@ -76,7 +77,7 @@ def test_results_are_in_order_and_errors_do_not_stop(video: Path, tmp_path: Path
     (tmp_path / "text.mp4").write_text("no video at all")
     (tmp_path / "empty.mp4").touch()
     paths = [video, tmp_path / "text.mp4", video, tmp_path / "none.mp4", tmp_path / "empty.mp4", video]
-    results = list(index_files([(path, str(number)) for number, path in enumerate(paths)], 2))
+    results = list(index_files([(path, str(number), "") for number, path in enumerate(paths)], 2))
     assert [isinstance(each, VideoFile) for each in results] == [True, False, True, False, False, True]
     for number, result in enumerate(results):
         assert result.file == str(number)
@@ -142,6 +143,18 @@ def test_frames_of_periodic_intra_refresh_are_read_in_any_order(tmp_path: Path) 
     frames, expected = gear_data.open(tmp_path / "d")[0]["observations.top"], decoded(tmp_path / "bar.mp4")
     for number in (20, 3, 9, 8, 23, 0):
         np.testing.assert_array_equal(frames[number], expected[number])
+
+
+@pytest.mark.parametrize("name", [*(each for each in ENCODINGS if not each.startswith(("av1", "vp9"))), "refresh"])
+def test_the_strict_test_finds_the_key_frames_of_the_parsers(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "v.mp4"
+    encode(path, Encoding("libx264", REFRESH) if name == "refresh" else ENCODINGS[name])
+    found = index_file(path, "v.mp4")
+    can_begin = strict_entry_test(found.codec, found.extradata)
+    content = path.read_bytes()
+    places = zip(found.packets.position.tolist(), found.packets.size.tolist(), strict=True)
+    flags = [can_begin(content[first : first + size]) for first, size in places]
+    assert flags == (found.packets.flags & KEY > 0).tolist()
 
 
 @pytest.mark.parametrize(
@@ -221,7 +234,7 @@ def test_a_worker_that_hangs_is_killed(video: Path) -> None:
 @pytest.mark.processes
 def test_no_process_is_left(video: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
-    for _ in index_files([(video, "bar.mp4")] * 9, 2):
+    for _ in index_files([(video, "bar.mp4", "")] * 9, 2):
         break  # the generator is closed in the middle
     assert {child.pid for child in psutil.Process().children()} == before
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("gear-index")]

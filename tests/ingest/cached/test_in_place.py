@@ -1,0 +1,160 @@
+"""LeRobot sets in a bucket: their video files are not read when they are opened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+import gear_data
+from gear_data.errors import CorruptShardError, RemoteError, VersionError
+from gear_data.ingest.videos import file_parts
+from gear_data.storage import manifest as manifests
+from gear_data.storage.remote import range_reader
+from gear_data.storage.videos import pages
+from tests.ingest.videos.test_file_parts import remuxed
+from tests.support.cameras.encoded import ENCODINGS, encode
+from tests.support.makers.videos import lerobot_videos
+from tests.support.remote import check_equal_batches
+from tests.support.rollouts import make_rollouts
+from tests.support.s3.server import S3Server, s3_server
+
+pytestmark = pytest.mark.processes
+
+CAMERAS = ("observations.images.front", "observations.images.wrist")
+URL = "s3://bucket/robot"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    monkeypatch.setattr(file_parts, "_AHEAD_BYTES", 16 << 10)
+    monkeypatch.setattr(pages, "PAGE_BYTES", 4 << 10)
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The name and the bytes of each range of a video file that is requested."""
+    found: list[tuple[str, int]] = []
+    request = range_reader.request_range
+
+    def counted(filesystem: Any, path: str, first: int, last: int, contents: str = "") -> bytes:
+        if path.endswith(".mp4"):
+            found.append((path, last - first))
+        return request(filesystem, path, first, last, contents)
+
+    monkeypatch.setattr(range_reader, "request_range", counted)
+    return found
+
+
+@pytest.fixture
+def robot(tmp_path: Path) -> Path:
+    """A LeRobot set with two cameras, of four episodes of 40 steps and more."""
+    rollouts = [each for each in make_rollouts(20, seed=3, max_length=80) if len(each) > 40]
+    lerobot_videos(tmp_path / "robot", rollouts[:4])
+    for number, path in enumerate(sorted((tmp_path / "robot").rglob("*.mp4"))):
+        codec = ("h264 with B frames", "h264, open groups", "hevc, open groups", "av1", "mpeg4")[number % 5]
+        frames = len(rollouts[int(path.stem[-1])])
+        encode(path, ENCODINGS[codec], frames=frames, height=192, width=256, seed=number)
+    return tmp_path / "robot"
+
+
+def upload(folder: Path) -> Any:
+    import s3fs
+
+    filesystem = s3fs.S3FileSystem(skip_instance_cache=True)
+    filesystem.put(f"{folder}/", "bucket/robot", recursive=True)
+    return filesystem
+
+
+def check_frames(dataset: Any, other: Any) -> None:
+    for episode in range(len(other)):
+        for camera in CAMERAS:
+            np.testing.assert_array_equal(dataset[episode][camera][:], other[episode][camera][:])
+
+
+def test_only_the_indexes_of_videos_are_read(
+    server: S3Server, robot: Path, fetched: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    upload(robot)
+    dataset, local = gear_data.open(URL), gear_data.open(robot)
+    files = list(robot.rglob("*.mp4"))
+    assert len({name for name, _ in fetched}) == len(files)
+    assert sum(size for _, size in fetched) < sum(file.stat().st_size for file in files) / 2
+    fetched.clear()
+    check_frames(dataset, local)
+    used = sum(file.stat().st_size for file in files)
+    assert 0 < sum(size for _, size in fetched) < used
+    assert check_equal_batches(dataset, local, columns=[*CAMERAS], preset="raw", framework="numpy", steps=4) == 4
+    fetched.clear()
+    check_frames(gear_data.open(URL), local)
+    assert not fetched
+    assert json.loads((Path(dataset.path) / "manifest.json").read_text())["version"] == 4
+    assert "statistics" in str(dataset.manifest.findings) and not {*CAMERAS} & {*dataset.manifest.statistics}
+    assert gear_data.verify(dataset.path).ok
+    dataset[:2].save(tmp_path / "saved")
+    check_frames(gear_data.open(tmp_path / "saved"), local[:2])
+    assert json.loads((tmp_path / "saved" / "manifest.json").read_text())["version"] == 4
+
+
+def test_an_older_version_refuses_files_without_checksums(
+    server: S3Server, robot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(robot)
+    path = gear_data.open(URL).path
+    monkeypatch.setattr(manifests, "FORMAT_VERSION", 3)
+    with pytest.raises(VersionError, match="version 4 is newer than 3"):
+        gear_data.open(path)
+
+
+def test_a_file_that_was_replaced_is_an_error(server: S3Server, robot: Path) -> None:
+    name = "videos/chunk-000/observation.images.wrist/episode_000001.mp4"
+    # Frames that no other test has decoded.
+    encode(robot / name, ENCODINGS["h264"], frames=80, height=192, width=256, seed=99)
+    filesystem = upload(robot)
+    dataset = gear_data.open(URL)
+    content = (robot / name).read_bytes()
+    for other in (content[:-100], content[:500] + b"\1" + content[501:]):
+        filesystem.pipe_file(f"bucket/robot/{name}", other)
+        with pytest.raises(RemoteError, match=r"episode_000001.mp4: was replaced since the dataset was made"):
+            dataset[1][CAMERAS[1]][:]
+    assert len(dataset[0][CAMERAS[1]][:])
+
+
+def test_files_without_one_index_are_read_whole(
+    server: S3Server, robot: Path, fetched: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    folder = robot / "videos/chunk-000/observation.images.front"
+    first = folder / "episode_000000.mp4"
+    remuxed(first, tmp_path / "fragmented.mp4", "frag_keyframe+empty_moov").replace(first)
+    upload(robot)
+    dataset = gear_data.open(URL)
+    check_frames(dataset, gear_data.open(robot))
+    sizes = {f"bucket/{file.relative_to(robot.parent)}": file.stat().st_size for file in folder.iterdir()}
+    assert [name.rpartition("/")[2] for name, size in sizes.items() if (name, size) in fetched] == [first.name]
+
+
+def test_frames_at_which_decoding_cannot_begin_are_an_error(server: S3Server, robot: Path) -> None:
+    """With periodic intra refresh, a file says of incomplete pictures that they are key frames."""
+    path = robot / "videos/chunk-000/observation.images.front/episode_000000.mp4"
+    with av.open(str(path)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", 30, options={"x264-params": "intra-refresh=1:keyint=8:bframes=0"})
+        stream.height, stream.width, stream.pix_fmt = *frames[0].shape[:2], "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    upload(robot)
+    dataset, local = gear_data.open(URL), gear_data.open(robot)
+    last = len(frames) - 1
+    with pytest.raises(CorruptShardError, match="no whole picture, and its file says so"):
+        dataset[0][CAMERAS[0]][last]
+    whole = gear_data.open(URL, convert=gear_data.ConvertOptions(videos="frames"))
+    np.testing.assert_array_equal(whole[0][CAMERAS[0]][last], local[0][CAMERAS[0]][last])
