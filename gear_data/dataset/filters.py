@@ -206,7 +206,7 @@ def check_row_wise(frame: pl.DataFrame, expression: pl.Expr, found: npt.NDArray[
             if true_rows(frame.slice(row, 1), expression)[0] != outcome:
                 raise InvalidArgumentError(
                     f"{expression} depends on more than one step",
-                    hint="compare with a number that you computed before, such as ds.statistics['rewards'].mean",
+                    hint="compare with a number that you computed before, such as ds.quantiles('rewards', [0.2])[0, 0]",
                 )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 import gear_data
 from gear_data.errors import DatasetNotFoundError, DestinationExistsError, ResumeError
+from gear_data.exports.destination import refuse_existing
 from tests.support.chaos import object_folder
 from tests.support.rollouts import make_rollouts, write_d4rl
 
@@ -320,7 +321,24 @@ def _exports() -> tuple[WritePath, ...]:
     for format, name in names.items():
         job = partial(_export, format=format, name=name, **({"fps": 50} if format == "lerobot" else {}))
         paths.append(WritePath(f"export as {format}", _dataset, job, partial(_unless_done, job=job)))
+    for name in ("out", "out.parquet"):
+        job = partial(_export, format="parquet", name=name, overwrite=True)
+        before, check = partial(_exported, name=name), partial(_an_export, name=name)
+        paths.append(WritePath(f"export --overwrite to {name}", before, job, job, check))
     return tuple(paths)
+
+
+def _exported(folder: Path, name: str) -> None:
+    """Writes a dataset, and an export of a part of it."""
+    _dataset(folder)
+    gear_data.export(gear_data.open(folder / "data")[:5], folder / name, progress=False)
+
+
+def _an_export(folder: Path, name: str) -> None:
+    """Checks that there is the old or the new export, whole."""
+    if not (folder / name).exists():
+        raise RuntimeError("the old export is gone")
+    refuse_existing(folder / name, overwrite=True)
 
 
 _BUCKET = f"{object_folder.PROTOCOL}://"
