@@ -58,12 +58,12 @@ test-newest:
 	rm -rf .venv-newest
 	$(MAKE) first-tier VENV=.venv-newest CONSTRAINTS=/dev/null
 
-test-oldest: PACKAGES := --resolution lowest-direct -e '.[torch,video,zarr,report,s3,metrics,tls]'
+test-oldest: PACKAGES := --resolution lowest-direct -e '.[hdf5,images,torch,video,zarr,report,s3,metrics,tls]'
 # The tests of other folders need packages that have no versions for these.
 test-oldest: TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/residency tests/storage tests/video
 # LeRobot asks for an older PyAV than the extra `video`, and reads with that one too. Its versions after 0.4.4 need
 # Python 3.12.
-test-lerobot: PACKAGES := -e . 'lerobot[dataset]>=0.4.4'
+test-lerobot: PACKAGES := -e '.[hdf5,images]' 'lerobot[dataset]>=0.4.4'
 test-lerobot: ON_TOP := 'av>=18'
 test-lerobot: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot
 test-oldest test-lerobot: test-%:

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import os
+import platform
 import resource
 import shutil
 import subprocess
@@ -14,10 +15,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from gear_data.cli.gpu.sharing import describe_sharing
+from gear_data.common.extras import EXTRAS
 from gear_data.common.progress import format_bytes
 from gear_data.kernels.cuda.nvml import driver, gpu_count
 
@@ -48,10 +53,56 @@ class MachineCheck:
 def examine() -> list[MachineCheck]:
     """Runs all checks. A failure is a result; nothing raises."""
     checks: list[Callable[[], MachineCheck]] = [
-        _cpu, _kernels, _torch, _gpu, _gpu_sharing, _cupy, _cuda_kernels, _cudf, _rdma, _pyverbs, _rdma_to_gpu,
-        _locked_memory, _shared_memory, _open_files,
+        _packages, _cpu, _kernels, _torch, _gpu, _gpu_sharing, _cupy, _cuda_kernels, _cudf, _rdma, _pyverbs,
+        _rdma_to_gpu, _locked_memory, _shared_memory, _open_files,
     ]  # fmt: skip
-    return [check() for check in checks]
+    return [*(check() for check in checks), *map(_extra, EXTRAS)]
+
+
+def _packages() -> MachineCheck:
+    wanted = ("gear-data", *(each.name for each in _required("")))
+    versions = {name: _version(name) for name in wanted}
+    texts = (f"{name} {version or 'missing'}" for name, version in versions.items())
+    found = ", ".join([f"Python {platform.python_version()}", *texts])
+    is_complete = None not in versions.values()
+    return MachineCheck("packages", is_complete, found, None if is_complete else "pip install gear-data")
+
+
+def _extra(name: str) -> MachineCheck:
+    """Returns whether the packages of an extra are installed."""
+    needed = _required(name)
+    versions = {each.name: _version(each.name) for each in needed}
+    missing = [
+        f"{each.name}{each.specifier}"
+        for each in needed
+        if not each.specifier.contains(versions[each.name] or "0.dev0", prereleases=True)
+    ]
+    if not missing and needed:
+        installed = ", ".join(f"{package} {version}" for package, version in versions.items())
+        return MachineCheck(f"extra {name}", True, f"{installed}, for {EXTRAS[name]}")
+    remedy = f"pip install 'gear-data[{name}]', for {EXTRAS[name]}"
+    return MachineCheck(f"extra {name}", False, f"missing: {', '.join(missing)}", remedy)
+
+
+def _required(extra: str) -> list[Requirement]:
+    """Returns the packages that an extra of gear-data asks for, also through other extras. "" is the base install."""
+    try:
+        lines = metadata.requires("gear-data") or []
+    except metadata.PackageNotFoundError:  # a source tree on the path
+        return []
+    found: dict[str, Requirement] = {}
+    for each in map(Requirement, lines):
+        if (each.marker is not None and each.marker.evaluate({"extra": extra})) or (each.marker is None and not extra):
+            inner = [item for name in sorted(each.extras) for item in _required(name)]
+            found |= {item.name: item for item in (inner if each.name == "gear-data" else [each])}
+    return list(found.values())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _cpu() -> MachineCheck:

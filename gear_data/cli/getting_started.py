@@ -16,7 +16,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_doctor(commands: Any) -> None:
-    summary = "check this machine's CPU, GPU, RDMA and limits, and print how to fix problems"
+    summary = "check the packages, extras, CPU, GPU, RDMA and limits of this machine, and print how to fix problems"
     parser = add_command(commands, "doctor", _doctor, summary, "gear-data doctor --warm")
     help = "also compile all CPU kernels into Numba's cache now, so that no later run waits for that"
     parser.add_argument("--warm", action="store_true", help=help)
@@ -38,7 +38,7 @@ def _doctor(options: argparse.Namespace) -> int:
             print(f"all CPU kernels are in the cache, after {warmed:.0f} s")
         for check in checks:
             remedy = f"\n    {check.remedy}" if check.remedy else ""
-            print(f"{'yes' if check.ok else 'no ':<4}{check.name:<15}{check.found}{remedy}")
+            print(f"{'yes' if check.ok else 'no ':<4}{check.name:<18}{check.found}{remedy}")
     return 0
 
 

@@ -11,16 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+
+from gear_data.common.extras import PIL
 
 #: Pillow's modes with 8 bits per channel -> number of channels. Their pixels are stored unchanged.
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
-
-#: Exceptions that Pillow raises for damaged images, and for images that would exhaust memory.
-DECODE_ERRORS = (
-    OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
-    Image.DecompressionBombError, Image.DecompressionBombWarning,
-)  # fmt: skip
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 
@@ -92,26 +87,40 @@ def byte_strings(rows: npt.NDArray[Any]) -> list[bytes]:
     return [row.rstrip(b"\0") if is_numpy and not looks_like_image(row) else without_padding(row) for row in found]
 
 
+def decode_errors() -> tuple[type[Exception], ...]:
+    """Returns the exceptions that Pillow raises for damaged images, and for images that would exhaust memory.
+
+    Raises:
+        MissingExtraError: Pillow is not installed.
+    """
+    return (
+        OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error,
+        PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning,
+    )  # fmt: skip
+
+
 @contextmanager
-def open_image(encoded: bytes) -> Iterator[Image.Image]:
+def open_image(encoded: bytes) -> Iterator[PIL.Image.Image]:
     """Opens a PNG, JPEG, WebP, BMP or GIF. Only its header is read.
 
     Raises:
-        UnreadableImage: Pillow raised one of `DECODE_ERRORS`, here or inside the block.
+        UnreadableImage: Pillow raised one of `decode_errors()`, here or inside the block.
+        MissingExtraError: Pillow is not installed.
     """
+    errors = decode_errors()
     try:
-        with Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
+        with PIL.Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
             yield image
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
         raise OversizedImage(f"is too large: {error}") from error
-    except UnidentifiedImageError as error:
+    except PIL.UnidentifiedImageError as error:
         # Pillow's own message shows a memory address instead of a reason.
         raise UnreadableImage(f"is no PNG, JPEG, WebP, BMP or GIF ({len(encoded)} bytes)") from error
-    except DECODE_ERRORS as error:
+    except errors as error:
         raise UnreadableImage(f"is damaged: {error}") from error
 
 
-def kind_of(image: Image.Image) -> ImageKind:
+def kind_of(image: PIL.Image.Image) -> ImageKind:
     """Returns the kind of an opened image.
 
     Raises:

@@ -155,7 +155,7 @@ def make_environment(env_id: str, **options: Any) -> Any:
         InvalidArgumentError: there is no such environment, or what it needs is not installed.
         MissingExtraError: Gymnasium is not installed.
     """
-    gymnasium = import_extra("gymnasium")
+    gymnasium = import_extra("gymnasium", "gym")
     try:
         return gymnasium.make(env_id, **options)
     except (gymnasium.error.Error, ImportError) as error:

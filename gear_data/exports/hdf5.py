@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-import h5py
-
+from gear_data.common.extras import h5py
 from gear_data.errors import StorageFullError
 
 _Result = TypeVar("_Result")

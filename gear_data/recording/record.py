@@ -69,7 +69,7 @@ def record(
         GearError: the errors of `Writer`.
     """
     refuse_keywords_of(record, unknown)
-    gymnasium = import_extra("gymnasium")
+    gymnasium = import_extra("gymnasium", "gym")
     from gear_data.recording.environments import RecordedEnv, RecordedVectorEnv
 
     if isinstance(env, gymnasium.vector.VectorEnv):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
-from gear_data.common.images import DECODE_ERRORS, UnreadableImage, looks_like_image, open_image
+from gear_data.common.extras import PIL
+from gear_data.common.images import UnreadableImage, decode_errors, looks_like_image, open_image
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.episode import Episode
 from gear_data.schema import ColumnSpec
@@ -62,23 +62,24 @@ def encode_steps(dataset: Dataset, position: int, spec: ColumnSpec, steps: npt.N
 
 
 def _from_bytes(encoded: bytes) -> str | None:
+    errors: tuple[type[Exception], ...] = (UnreadableImage, *decode_errors())
     try:
         with open_image(encoded) as image:
             return _encode(image.convert("RGB"))
-    except (UnreadableImage, *DECODE_ERRORS):
+    except errors:
         return None
 
 
-def _image(frame: npt.NDArray[Any], shape: tuple[int, ...]) -> Image.Image:
+def _image(frame: npt.NDArray[Any], shape: tuple[int, ...]) -> PIL.Image.Image:
     """Returns a frame as an image. Of two channels the first is shown, of four channels the first three."""
     if _layout(shape) == "CHW":
         frame = np.moveaxis(frame, 0, -1)
     if frame.ndim == 3:
         frame = frame[..., :3] if frame.shape[2] >= 3 else frame[..., 0]
-    return Image.fromarray(np.ascontiguousarray(frame))
+    return PIL.Image.fromarray(np.ascontiguousarray(frame))
 
 
-def _encode(image: Image.Image) -> str:
+def _encode(image: PIL.Image.Image) -> str:
     image.thumbnail((_SIDE, _SIDE))
     data = io.BytesIO()
     image.save(data, "JPEG", quality=_QUALITY)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.extras import PIL
+from gear_data.common.images import CHANNELS, decode_errors
 from gear_data.common.keywords import suggest_fields
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnsupportedColumnError
 
@@ -94,13 +96,9 @@ class ImageDecoder:
 
     def _decode(self, encoded: bytes, row: int) -> npt.NDArray[np.uint8]:
         """Decodes an image to [C, H, W] or [H, W, C]."""
-        # Loaders without encoded images do not need Pillow.
-        from PIL import Image
-
-        from gear_data.common.images import CHANNELS, DECODE_ERRORS
-
+        errors = decode_errors()
         try:
-            with Image.open(io.BytesIO(encoded)) as image:
+            with PIL.Image.open(io.BytesIO(encoded)) as image:
                 if image.mode not in (CHANNELS if self.mode is None else _READABLE_MODES):
                     raise UnsupportedColumnError(
                         f"an image of Pillow's mode '{image.mode}' cannot become {self.mode or 'uint8 as it is'}",
@@ -111,11 +109,11 @@ class ImageDecoder:
                     image.draft(self.mode, self.size[::-1])
                 pixels = image if self.mode in (None, image.mode) else image.convert(self.mode)
                 if self.size is not None:
-                    pixels = pixels.resize(self.size[::-1], Image.Resampling.BILINEAR)
+                    pixels = pixels.resize(self.size[::-1], PIL.Image.Resampling.BILINEAR)
                 array: npt.NDArray[np.uint8] = np.asarray(pixels)
         except UnsupportedColumnError:
             raise
-        except DECODE_ERRORS as error:
+        except errors as error:
             raise CorruptSourceError(f"{len(encoded)} bytes are not an image: {error}", row=row) from error
         array = array.reshape(*array.shape[:2], -1)
         return array.transpose(2, 0, 1) if self.channels == "first" else array

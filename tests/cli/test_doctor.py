@@ -6,6 +6,8 @@ Packages are probed in a separate process.
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from gear_data.cli import doctor
 from gear_data.cli.warm import warm_kernels
+from gear_data.common.extras import EXTRAS
 from gear_data.kernels import cpu
 from gear_data.kernels.cuda.nvml import NvidiaDriver
 from tests.support.command_line import run_json
@@ -190,3 +193,42 @@ def test_every_failed_check_has_a_remedy(capsys: pytest.CaptureFixture[str]) -> 
     assert checks["cpu kernels"]["ok"]
     for check in checks.values():
         assert check["ok"] or check["remedy"], check
+
+
+def test_extras_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "numpy>=1.26",
+        "h5py>=3.12; extra == 'hdf5'",
+        "gear-data[hdf5]; extra == 'all'",
+        "pillow>=99; extra == 'all'",
+    ]
+    versions = {"numpy": "2.4.6", "h5py": "3.16.0", "pillow": "13.0.0", "gear-data": "0.1.0"}
+    monkeypatch.setattr(doctor, "EXTRAS", {"hdf5": "HDF5 files", "all": "all formats"})
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: lines)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: versions[name])
+    assert doctor._packages().found.endswith(", gear-data 0.1.0, numpy 2.4.6")
+    assert doctor._extra("hdf5") == doctor.MachineCheck("extra hdf5", True, "h5py 3.16.0, for HDF5 files")
+    remedy = "pip install 'gear-data[all]', for all formats"
+    assert doctor._extra("all") == doctor.MachineCheck("extra all", False, "missing: pillow>=99", remedy)
+
+
+def test_extras_are_those_that_the_package_has() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert EXTRAS.keys() == project.keys() - {"rdma", "docs", "test", "gpu-test"}
+    page = (ROOT / "docs/how-to/install.md").read_text()
+    for name, purpose in EXTRAS.items():
+        assert f"| `{name}` | {purpose} |" in page
+
+
+def test_errors_name_extras_that_bring_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    of_packages = {"PIL": "pillow", "lance": "pylance", "rmm": "cudf"}
+    found = set()
+    for folder in ("gear_data", "loaders", "kernels"):
+        for file in (ROOT / folder).rglob("*.py"):
+            found |= set(re.findall(r'(?:import_extra|_Lazy)\("([\w.]+)", "([\w-]+)"\)', file.read_text()))
+    assert ("h5py", "hdf5") in found
+    for module, extra in found:
+        package = module.partition(".")[0].replace("_", "-")
+        package = of_packages.get(package, package)
+        assert any(package in line for line in project[extra]), (module, extra)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gear_data.common.extras import PIL
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import UnsupportedColumnError
 from gear_data.exports.nested import nested_rows
@@ -164,13 +165,11 @@ def _image_files(values: pa.Array) -> pa.Array:
 
 def _image_shape(dataset: Dataset, spec: ColumnSpec) -> tuple[int, int, int]:
     """Returns (height, width, channels) of the first image."""
-    from PIL import Image, UnidentifiedImageError
-
     first = dataset.values(spec.name, 0, 1)[0].as_py()
     try:
-        with Image.open(io.BytesIO(first)) as image:
+        with PIL.Image.open(io.BytesIO(first)) as image:
             return image.height, image.width, len(image.getbands())
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, PIL.Image.DecompressionBombError) as error:
         raise UnsupportedColumnError(
             f"LeRobot stores bytes only of images, but the first value is not an image: {error}",
             column=spec.name,

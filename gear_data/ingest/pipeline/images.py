@@ -32,7 +32,7 @@ from gear_data.common.images import (
     looks_like_image,
     open_image,
 )
-from gear_data.errors import BadEpisodeError, UnsupportedColumnError
+from gear_data.errors import BadEpisodeError, MissingExtraError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.pipeline.mapped_source import MappedSource, cut, without
 from gear_data.ingest.source import EpisodeSource
@@ -124,6 +124,9 @@ def _common_kind(head: EpisodeBlock, spec: ColumnSpec, findings: FindingLog) -> 
                 row=place.row(head),
                 hint=_KEEP,
             ) from error
+        except MissingExtraError as error:
+            hint = f"{error.hint}; or {_KEEP}"
+            raise MissingExtraError(error.message, file=place.file(head), column=column, hint=hint) from error
         except UnsupportedImage as error:
             reason = f"{place.description(head)} {error}"
         except UnreadableImage:

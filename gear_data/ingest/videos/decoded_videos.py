@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from PIL import Image
 
+from gear_data.common.extras import PIL
 from gear_data.errors import BadEpisodeError, CorruptShardError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.pipeline.mapped_source import MappedSource, cut, without
@@ -158,7 +158,7 @@ class DecodedVideos(MappedSource):
 
 def _jpeg(pixels: npt.NDArray[np.uint8]) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=JPEG_QUALITY)
+    PIL.Image.fromarray(pixels).save(file, "JPEG", quality=JPEG_QUALITY)
     return file.getvalue()
 
 

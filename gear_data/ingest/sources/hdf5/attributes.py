@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import h5py
 import numpy as np
-from h5py import h5a
 
+from gear_data.common.extras import h5py
 from gear_data.common.paths import printable
 from gear_data.ingest.sources.hdf5.datasets import HEAP_REFERENCE_BYTES, check_heaps
 
@@ -25,7 +24,7 @@ def attribute_facts(group: h5py.Group) -> dict[str, Any]:
         if not isinstance(name, str):  # h5py gives names that are not UTF-8 as bytes
             facts[name.decode("utf-8", "replace")] = None
             continue
-        attribute = h5a.open(group.id, name.encode())
+        attribute = h5py.h5a.open(group.id, name.encode())
         value = None
         if attribute.shape in ((), (1,)) and attribute.dtype.kind in "biuf":
             number = np.empty(attribute.shape, attribute.dtype)
@@ -38,7 +37,7 @@ def attribute_facts(group: h5py.Group) -> dict[str, Any]:
     return dict(sorted(facts.items(), key=lambda fact: fact[1] is None))
 
 
-def _is_readable_text(attribute: h5a.AttrID) -> bool:
+def _is_readable_text(attribute: h5py.h5a.AttrID) -> bool:
     """Returns whether an attribute is a text of bounded size.
 
     No other attribute of variable length is read: libhdf5 (1.14) crashes if its type is damaged.

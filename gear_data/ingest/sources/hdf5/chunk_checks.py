@@ -11,14 +11,16 @@ import zlib
 from typing import Any
 
 import numpy as np
-from h5py import h5d, h5p, h5z
 
+from gear_data.common.extras import h5py
 from gear_data.errors import CorruptSourceError
 
+#: Numbers of filters in files.
+DEFLATE, SHUFFLE, FLETCHER32, SZIP, NBIT, SCALE_OFFSET, LZF = 1, 2, 3, 4, 5, 6, 32000
 #: Filter -> upper bound on its compression ratio. Deflate: 1032 to 1 (RFC 1951). LZF: 264 bytes from 3.
-_MAX_RATIOS = {h5z.FILTER_DEFLATE: 1040, h5z.FILTER_LZF: 88}
+_MAX_RATIOS = {DEFLATE: 1040, LZF: 88}
 #: Filters whose output has no bound: libhdf5 believes the sizes and settings in the file.
-_REFUSED = {h5z.FILTER_SZIP: "SZIP", h5z.FILTER_NBIT: "N-bit", h5z.FILTER_SCALEOFFSET: "scale-offset"}
+_REFUSED = {SZIP: "SZIP", NBIT: "N-bit", SCALE_OFFSET: "scale-offset"}
 #: Python that writes a dataset again, up to the options of its compression.
 WRITE_AGAIN = (
     "with h5py.File(FILE, 'r+') as file: data, dtype = file[COLUMN][...], file[COLUMN].dtype; del file[COLUMN]; "
@@ -29,10 +31,10 @@ _CHECKSUM_BYTES = 4
 #: Bytes beyond its elements that a chunk is unpacked to: a checksum and one more, which shows that it is too long.
 _MARGIN_BYTES = _CHECKSUM_BYTES + 1
 #: Filters that `unpack_chunk` undoes.
-KNOWN_FILTERS = {h5z.FILTER_DEFLATE, h5z.FILTER_LZF, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32}
+KNOWN_FILTERS = {DEFLATE, LZF, SHUFFLE, FLETCHER32}
 
 
-def check_chunk_sizes(dataset: h5d.DatasetID, element_bytes: int, file_bytes: int) -> None:
+def check_chunk_sizes(dataset: h5py.h5d.DatasetID, element_bytes: int, file_bytes: int) -> None:
     """Checks that every chunk of a chunked dataset can hold its elements.
 
     Args:
@@ -52,7 +54,7 @@ def check_chunk_sizes(dataset: h5d.DatasetID, element_bytes: int, file_bytes: in
     for chunk in stored_chunks(dataset):
         codes = _applied_filters(filters, chunk.filter_mask)
         upper_bound = chunk.size * math.prod(_MAX_RATIOS.get(code, 1) for code in codes)
-        upper_bound -= _CHECKSUM_BYTES * codes.count(h5z.FILTER_FLETCHER32)
+        upper_bound -= _CHECKSUM_BYTES * codes.count(FLETCHER32)
         too_short = upper_bound < expected and KNOWN_FILTERS.issuperset(codes)
         if too_short or chunk.size > file_bytes or (not codes and chunk.size != expected):
             raise _wrong_size(expected, f"has {chunk.size} in the file", chunk.chunk_offset[0])
@@ -70,14 +72,14 @@ def unchecked_filter(problem: str) -> CorruptSourceError:
     )
 
 
-def stored_chunks(dataset: h5d.DatasetID) -> list[Any]:
+def stored_chunks(dataset: h5py.h5d.DatasetID) -> list[Any]:
     """Returns a `h5py.h5d.StoreInfo` for each chunk that is in the file."""
     chunks: list[Any] = []
     dataset.chunk_iter(chunks.append)
     return chunks
 
 
-def unpack_chunk(dataset: h5d.DatasetID, offset: tuple[int, ...], element_bytes: int) -> bytes:
+def unpack_chunk(dataset: h5py.h5d.DatasetID, offset: tuple[int, ...], element_bytes: int) -> bytes:
     """Reads a chunk that is in the file, and undoes its filters.
 
     libhdf5 does not compare the size of an unpacked chunk with the size of its elements: it reads past the end of a
@@ -96,11 +98,11 @@ def unpack_chunk(dataset: h5d.DatasetID, offset: tuple[int, ...], element_bytes:
     data: bytes
     mask, data = dataset.read_direct_chunk(offset)
     for code in reversed(_applied_filters(filter_codes(plist), mask)):
-        if code == h5z.FILTER_FLETCHER32:
+        if code == FLETCHER32:
             data = data[:-_CHECKSUM_BYTES]
-        elif code == h5z.FILTER_DEFLATE:
+        elif code == DEFLATE:
             data = _inflate(data, expected + _MARGIN_BYTES)
-        elif code == h5z.FILTER_LZF:
+        elif code == LZF:
             from gear_data.ingest.sources.hdf5 import lzf  # needs Numba, which other files do not
 
             data = lzf.unpack(data, expected + _MARGIN_BYTES)
@@ -111,7 +113,7 @@ def unpack_chunk(dataset: h5d.DatasetID, offset: tuple[int, ...], element_bytes:
     return data
 
 
-def filter_codes(plist: h5p.PropDCID) -> list[int]:
+def filter_codes(plist: h5py.h5p.PropDCID) -> list[int]:
     """Returns the numbers of the filters, in the order in which a writer applies them."""
     return [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
 

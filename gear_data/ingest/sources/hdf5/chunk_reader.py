@@ -11,9 +11,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from h5py import h5d, h5t, h5z
 
-from gear_data.ingest.sources.hdf5.chunk_checks import KNOWN_FILTERS, filter_codes, stored_chunks, unpack_chunk
+from gear_data.common.extras import h5py
+from gear_data.ingest.sources.hdf5.chunk_checks import (
+    DEFLATE,
+    FLETCHER32,
+    KNOWN_FILTERS,
+    LZF,
+    filter_codes,
+    stored_chunks,
+    unpack_chunk,
+)
 from gear_data.ingest.sources.hdf5.open_file import reading
 
 #: Reads the rows [start, stop).
@@ -22,7 +30,7 @@ ReadRows = Callable[[int, int], npt.NDArray[Any]]
 _MAX_KEPT_BYTES = 256 << 20
 
 
-def chunked_rows(dataset: h5d.DatasetID, read: ReadRows, file: str, column: str) -> ReadRows:
+def chunked_rows(dataset: h5py.h5d.DatasetID, read: ReadRows, file: str, column: str) -> ReadRows:
     """Returns a reader of the rows of a dataset of numbers, or of texts of one size.
 
     It raises a CorruptSourceError if a chunk that was compressed with deflate or LZF unpacks to more or fewer bytes
@@ -35,10 +43,10 @@ def chunked_rows(dataset: h5d.DatasetID, read: ReadRows, file: str, column: str)
         column: the name of the dataset, for the error.
     """
     plist = dataset.get_create_plist()
-    if plist.get_layout() != h5d.CHUNKED:
+    if plist.get_layout() != h5py.h5d.CHUNKED:
         return read
     chunk, filters = plist.get_chunk(), set(filter_codes(plist))
-    if filters & {h5z.FILTER_DEFLATE, h5z.FILTER_LZF} and filters <= KNOWN_FILTERS:
+    if filters & {DEFLATE, LZF} and filters <= KNOWN_FILTERS:
         read = _Unpacked(dataset, chunk, read, file, column).read
     kept_bytes = chunk[0] * math.prod(dataset.shape[1:]) * dataset.dtype.itemsize
     return (
@@ -50,7 +58,7 @@ def chunked_rows(dataset: h5d.DatasetID, read: ReadRows, file: str, column: str)
 class _Unpacked:
     """A reader of a dataset that was compressed with deflate or LZF."""
 
-    dataset: h5d.DatasetID
+    dataset: h5py.h5d.DatasetID
     chunk: tuple[int, ...]
     libhdf5: ReadRows
     file: str
@@ -86,8 +94,8 @@ class _Unpacked:
     @cached_property
     def _is_plain(self) -> bool:
         """Whether chunks hold values as NumPy does. Of others, libhdf5 converts the type or compares checksums."""
-        is_same = self.dataset.get_type() == h5t.py_create(self.dataset.dtype, logical=True)
-        return is_same and h5z.FILTER_FLETCHER32 not in filter_codes(self.dataset.get_create_plist())
+        is_same = self.dataset.get_type() == h5py.h5t.py_create(self.dataset.dtype, logical=True)
+        return is_same and FLETCHER32 not in filter_codes(self.dataset.get_create_plist())
 
 
 @dataclass

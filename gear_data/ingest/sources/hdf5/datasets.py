@@ -20,10 +20,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-import h5py
 import numpy as np
-from h5py import h5d
 
+from gear_data.common.extras import h5py
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.sources.hdf5.chunk_checks import (
     KNOWN_FILTERS,
@@ -144,7 +143,7 @@ _UNCHECKED_BYTES = 64 << 20
 _MAX_RATIO = 200
 
 
-def check_dataset(dataset: h5d.DatasetID, file_bytes: int) -> tuple[int, ...]:
+def check_dataset(dataset: h5py.h5d.DatasetID, file_bytes: int) -> tuple[int, ...]:
     """Checks that a dataset with a shape is safe to read, and returns the shape.
 
     Args:
@@ -156,13 +155,13 @@ def check_dataset(dataset: h5d.DatasetID, file_bytes: int) -> tuple[int, ...]:
     """
     plist, shape = dataset.get_create_plist(), dataset.shape
     layout = plist.get_layout()
-    if layout == h5d.VIRTUAL or plist.get_external_count():
+    if layout == h5py.h5d.VIRTUAL or plist.get_external_count():
         raise CorruptSourceError(
             "keeps its data in other files, which are not followed",
             hint="write it into one file: h5py.File(new, 'w')[column] = old[column][...]",
         )
     dtype = dataset.dtype
-    chunk_shape = plist.get_chunk() if layout == h5d.CHUNKED else None
+    chunk_shape = plist.get_chunk() if layout == h5py.h5d.CHUNKED else None
     claimed, row_bytes = math.prod(shape) * dtype.itemsize, math.prod(shape[1:]) * dtype.itemsize
     chunk_bytes = math.prod(chunk_shape) * dtype.itemsize if chunk_shape is not None else 0
     largest = max(row_bytes, chunk_bytes)

@@ -6,8 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-import h5py
-
+from gear_data.common.extras import h5py
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.errors import CorruptSourceError, GearError, errors_as
 from gear_data.ingest.location import Location, SourceFile

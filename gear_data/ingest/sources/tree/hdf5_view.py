@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from h5py import h5d, h5g, h5l, h5o
 
+from gear_data.common.extras import h5py
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.hdf5.attributes import attribute_facts
@@ -37,7 +36,6 @@ from gear_data.ingest.sources.tree.view import (
 )
 from gear_data.schema import VARIABLE_TYPES
 
-_KINDS = {h5o.TYPE_GROUP: GROUP, h5o.TYPE_DATASET: ARRAY}
 #: Groups whose children are kept in memory.
 _LISTED = 1000
 
@@ -108,8 +106,8 @@ class Hdf5Tree:
             opened.id.links.iterate(visit, info=True)
             found = {}
             for name, link in links:
-                if link != h5l.TYPE_HARD:
-                    found[name.decode()] = EXTERNAL_LINK if link == h5l.TYPE_EXTERNAL else SOFT_LINK
+                if link != h5py.h5l.TYPE_HARD:
+                    found[name.decode()] = EXTERNAL_LINK if link == h5py.h5l.TYPE_EXTERNAL else SOFT_LINK
                 elif (kind := _kind(opened, name)) is not None:
                     found[name.decode()] = kind
         return dict(sorted(found.items(), key=lambda item: natural_order(item[0])))
@@ -137,7 +135,7 @@ class Hdf5Tree:
     def array(self, path: str) -> TreeArray | None:
         with reading(self.name, path):
             item = self._item(path)
-            if not isinstance(item, h5d.DatasetID):
+            if not isinstance(item, h5py.h5d.DatasetID):
                 return None
             if item.shape is None:
                 return TreeArray(path, (), "no value", lambda start, stop: np.zeros(0))
@@ -154,8 +152,8 @@ class Hdf5Tree:
         for group, opened, types in self.visited:
             inside = path[len(group) :].lstrip("/")
             if path == join(group, inside):  # the types of all links on the way are known
-                is_hard = all(types.get(each) == h5l.TYPE_HARD for each in (inside, *_parents(inside)))
-                return h5o.open(opened.id, inside.encode()) if is_hard else None
+                is_hard = all(types.get(each) == h5py.h5l.TYPE_HARD for each in (inside, *_parents(inside)))
+                return h5py.h5o.open(opened.id, inside.encode()) if is_hard else None
         parent, _, name = path.rpartition("/")
         above = self._group(parent)
         return None if above is None else _open(above, name)
@@ -166,7 +164,7 @@ class Hdf5Tree:
         at, group = self.opened[-1] if self.opened else ("", self.file)
         for name in path[len(at) :].strip("/").split("/") if path != at else ():
             item = _open(group, name)
-            if not isinstance(item, h5g.GroupID):
+            if not isinstance(item, h5py.h5g.GroupID):
                 return None
             at, group = join(at, name), h5py.Group(item)
             self.opened.append((at, group))
@@ -187,7 +185,8 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 def _kind(group: h5py.Group, name: bytes) -> str | None:
     """Returns the kind of an object; None if it is neither a group nor an array."""
     try:
-        return _KINDS.get(h5o.get_info(group.id, name).type)
+        kinds = {h5py.h5o.TYPE_GROUP: GROUP, h5py.h5o.TYPE_DATASET: ARRAY}
+        return kinds.get(h5py.h5o.get_info(group.id, name).type)
     except HDF5_ERRORS:
         return ARRAY  # opening it raises the error
 
@@ -199,16 +198,16 @@ def _open(group: h5py.Group, name: str) -> Any:
     """
     encoded = name.encode()
     links = group.id.links
-    if not name or not links.exists(encoded) or links.get_info(encoded).type != h5l.TYPE_HARD:
+    if not name or not links.exists(encoded) or links.get_info(encoded).type != h5py.h5l.TYPE_HARD:
         return None
-    return h5o.open(group.id, encoded)
+    return h5py.h5o.open(group.id, encoded)
 
 
 @dataclass(frozen=True)
 class _Dataset:
     """A checked dataset; `dtype` is in native byte order."""
 
-    id: h5d.DatasetID
+    id: h5py.h5d.DatasetID
     source: SourceFile
     path: str
     shape: tuple[int, ...]

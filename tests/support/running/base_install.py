@@ -1,20 +1,80 @@
-"""Everything that works without torch, as a program.
+"""All that works without extras, as a program.
 
-python -m tests.support.running.without_torch FOLDER
+python -m tests.support.running.base_install FOLDER
 
-It runs where torch is not installed, and where it is: `import torch` fails either way.
+It runs where the packages of extras are not installed, and where they are: their imports fail either way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import itertools
 import json
+import pkgutil
+import re
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from tests.support.feed.arguments import grouped
+
+ROOT = Path(__file__).resolve().parents[3]
+#: Extras of developers.
+NOT_USERS = ("docs", "gpu-test", "test")
+#: A PNG of one black pixel.
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010800000000"
+    "3a7e9b550000000a49444154789c6360000000020001481afa4d0000000049454e44ae426082"
+)
+#: Modules that are imported after a check that their package is installed.
+NEED = {
+    "torch": ("demo.", "integrations.", "loaders.builders.device", "loaders.frameworks.",
+              "loaders.video.", "residency.device."),
+    "jax": ("loaders.frameworks.jax_arrays",),
+    "gymnasium": ("recording.environments",),
+    "zarr": ("ingest.sources.zarr.bounded",),
+    "numcodecs": ("ingest.sources.zarr.bounded",),
+}  # fmt: skip
+_NAME = re.compile(r"[\w.-]+")
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def packages_of_extras() -> set[str]:
+    """Returns the packages that the users' extras ask for, and the base does not, as Python imports them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base, extras = (
+        {normalized(_NAME.match(each)[0]) for each in lines}
+        for lines in (
+            project["dependencies"],
+            [
+                each
+                for name, lines in project["optional-dependencies"].items()
+                if name not in NOT_USERS
+                for each in lines
+            ],
+        )
+    )
+    names = {name for name, of in packages_distributions().items() if {*map(normalized, of)} & (extras - base)}
+    return {*names, "h5py", "PIL", "torch", "jax", "gymnasium"} - {"gear_data"}
+
+
+def import_all() -> None:
+    """Imports each module of gear_data, and checks that only those of `NEED` cannot be imported."""
+    import gear_data
+
+    for module in pkgutil.walk_packages(gear_data.__path__, "gear_data."):
+        if not module.name.endswith("__main__"):
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as error:
+                package = (error.name or "").partition(".")[0]
+                assert module.name.removeprefix("gear_data.").startswith(NEED.get(package, ())), (module.name, error)
 
 
 def main(folder: Path) -> None:
@@ -72,12 +132,19 @@ def main(folder: Path) -> None:
     report = gear_data.export_batches(loader, folder / "batches", batches=2)
     assert report.batches == 2
 
+    (folder / "empty.hdf5").write_bytes(b"\x89HDF\r\n\x1a\n")
+    images = [{"image": [PNG] * 2, "rewards": [1.0] * 2, "terminated": True}]
     for call, error, words in (
         (lambda: gear_data.SequenceLoader(ds, framework="torch"), MissingExtraError, "gear-data[torch]"),
         (lambda: gear_data.SequenceLoader(ds, device="cuda"), InvalidArgumentError, "framework='torch'"),
         (lambda: loader.dataloader(), InvalidArgumentError, "iterate the loader itself"),
         (lambda: gear_data.open(folder / "dataset", cluster="torchrun"), MissingExtraError, "gear-data[torch]"),
         (lambda: ds.to_torch_dataset(context=4), MissingExtraError, "gear-data[torch]"),
+        (lambda: gear_data.convert(folder / "empty.hdf5", folder / "d"), MissingExtraError, "gear-data[hdf5]"),
+        (lambda: gear_data.export(ds, folder / "rows.hdf5", format="d4rl"), MissingExtraError, "gear-data[hdf5]"),
+        (lambda: gear_data.convert(images, folder / "d"), MissingExtraError, "gear-data[images]"),
+        (lambda: gear_data.convert(images, folder / "d"), MissingExtraError, "column 'image'"),
+        (lambda: gear_data.record(None, folder / "d"), MissingExtraError, "gear-data[gym]"),
     ):
         try:
             call()
@@ -85,10 +152,14 @@ def main(folder: Path) -> None:
             assert words in str(raised), raised
         else:
             raise AssertionError(f"no {error.__name__}")
-    assert sys.modules["torch"] is None
+    encoded = gear_data.convert(images, folder / "encoded", keep_encoded=True, progress=False)
+    assert encoded.steps == 2
+    assert sys.modules["torch"] is sys.modules["h5py"] is sys.modules["PIL"] is None
+    import_all()
     print("ok")
 
 
 if __name__ == "__main__":
-    sys.modules["torch"] = None  # type: ignore[assignment]  # no import finds it
+    for name in packages_of_extras():
+        sys.modules[name] = None  # type: ignore[assignment]  # no import finds it
     main(Path(sys.argv[1]))
