@@ -1,18 +1,19 @@
 """Notice that kernels are being compiled.
 
-This takes up to a minute on a machine that has not compiled them yet.
+This takes half a minute of a processor on a machine that has not compiled them yet.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from typing import Any
 
 from numba import config
 from numba.core import event
 
-from gear_data.common.progress import is_main_process
+from gear_data.common.progress import ProgressBar, TerminalBar, is_main_process
 
 _log = logging.getLogger(__name__)
 _PACKAGE = "gear_data.kernels."
@@ -21,7 +22,10 @@ _SECONDS = 1.0
 
 
 class CompileNotice(event.Listener):  # type: ignore[misc]
-    """Logs one warning per process once compiling its kernels has taken a second.
+    """Tells that kernels are compiled once this has taken a second.
+
+    A terminal shows how many functions are compiled while a kernel is. Without a terminal, the process logs one line of
+    level INFO.
 
     Numba calls it at the start and end of every function that it compiles, also of those inside a kernel. It is not
     called for kernels in Numba's cache.
@@ -31,6 +35,8 @@ class CompileNotice(event.Listener):  # type: ignore[misc]
         self._depth = 0
         self._began = 0.0
         self._seconds = 0.0
+        self._compiled = 0
+        self._bar: ProgressBar | None = None
         self._done = not is_main_process()
 
     def on_start(self, event: Any) -> None:
@@ -38,26 +44,33 @@ class CompileNotice(event.Listener):  # type: ignore[misc]
             return
         if self._depth:
             self._depth += 1
-            if self._seconds + time.monotonic() - self._began > _SECONDS:
-                self._tell()
         elif event.data["dispatcher"].py_func.__module__.startswith(_PACKAGE):
             self._depth, self._began = 1, time.monotonic()
-            if self._seconds > _SECONDS:
-                self._tell()
+        if self._depth and self._seconds + time.monotonic() - self._began > _SECONDS:
+            self._tell(event.data["dispatcher"].py_func.__name__)
 
     def on_end(self, event: Any) -> None:
         if self._done or not self._depth:
             return
         self._depth -= 1
+        self._compiled += 1
         if not self._depth:
             self._seconds += time.monotonic() - self._began
+            if self._bar is not None:
+                self._bar.__exit__()
+                self._bar = None
 
-    def _tell(self) -> None:
-        self._done = True
-        _log.warning(
-            "gear-data compiles its kernels for this machine, once: up to a minute; later runs load them from %s",
-            config.CACHE_DIR or "__pycache__",
-        )
+    def _tell(self, name: str) -> None:
+        if not sys.stderr.isatty():
+            self._done = True
+            text = "gear-data compiles its kernels for this machine, once; later runs load them from %s"
+            _log.info(text, config.CACHE_DIR or "__pycache__")
+            return
+        if self._bar is None:
+            self._bar = TerminalBar(None, "compile kernels, once for this machine", "functions", self._compiled)
+            self._bar.__enter__()
+        self._bar.set_text(name)
+        self._bar.update(self._compiled - self._bar.n)
 
 
 def listen() -> None:

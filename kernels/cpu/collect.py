@@ -148,14 +148,14 @@ def _write_column(output, span, source, target, left):  # type: ignore[no-untype
         sum_discounted_rows(output, source, target, span.count, left)
     elif output.shift < 0 and span.first == 0:
         # An episode's first step has no step before it.
-        fill_rows(target, 1, output.out_bytes, output.fill)
+        fill_rows(target, np.int64(1), output.out_bytes, output.fill)
         _copy_or_convert(output, source + output.source_bytes, target + output.out_bytes, span.count - 1)
     elif span.final < 0:
         _copy_or_convert(output, source, target, span.count)
     else:
         _copy_or_convert(output, source, target, span.count - 1)
         final = output.finals + span.final * output.source_bytes
-        _copy_or_convert(output, final, target + (span.count - 1) * output.out_bytes, 1)
+        _copy_or_convert(output, final, target + (span.count - 1) * output.out_bytes, np.int64(1))
 
 
 @cached_njit

@@ -171,7 +171,9 @@ def convert_rows(output, source, target, rows):  # type: ignore[no-untyped-def]
         rows: number of rows.
     """
     elements, affine, out_type = output.elements, output.affine, output.out_type
-    count, period = rows * elements, output.affine_rows * elements
+    # Each mix of integer types, and each constant, would be a conversion of its own to compile.
+    source, target = np.int64(source), np.int64(target)
+    count, period = np.int64(rows * elements), np.int64(output.affine_rows * elements)
     if out_type == _FLOAT32:
         _to_float32(output.source_type, source, target, count, affine, period)
     elif out_type == _FLOAT64:
@@ -182,8 +184,8 @@ def convert_rows(output, source, target, rows):  # type: ignore[no-untyped-def]
         piece = np.empty(period, np.float32)
         for first in range(0, count, period):
             length = min(period, count - first)
-            _to_float32(output.source_type, source + first * item, piece.ctypes.data, length, affine, period)
-            _round_to_half(out_type, piece.ctypes.data, target + 2 * first, length)
+            _to_float32(output.source_type, source + first * item, np.int64(piece.ctypes.data), length, affine, period)
+            _round_to_half(out_type, np.int64(piece.ctypes.data), target + 2 * first, length)
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -199,14 +201,17 @@ def sum_discounted_rows(output, source, target, rows, left):  # type: ignore[no-
     elements, horizon = output.elements, output.horizon
     discounts = carray(pointer(output.discounts), (horizon,), np.float64)
     value, rounded, affine = np.empty(1, np.float64), np.empty(1, np.float32), np.array([0.0, 1.0])
+    # Types as in `convert_rows`.
+    source, target, one = np.int64(source), np.int64(target), np.int64(1)
+    value_address, affine_address = np.int64(value.ctypes.data), np.int64(affine.ctypes.data)
     for row in range(rows):
         for i in range(elements):
             total = 0.0
             for j in range(min(horizon, left - row)):
-                place = source + (row + j) * output.source_bytes + i * (output.source_bytes // elements)
-                _to_float64(output.source_type, place, value.ctypes.data, 1, affine.ctypes.data, 1)
+                place = np.int64(source + (row + j) * output.source_bytes + i * (output.source_bytes // elements))
+                _to_float64(output.source_type, place, value_address, one, affine_address, one)
                 total += discounts[j] * value[0]
-            place = target + (row * elements + i) * (output.out_bytes // elements)
+            place = np.int64(target + (row * elements + i) * (output.out_bytes // elements))
             if output.out_type == _FLOAT64:
                 carray(pointer(place), (1,), np.float64)[0] = total
             else:
@@ -214,4 +219,4 @@ def sum_discounted_rows(output, source, target, rows, left):  # type: ignore[no-
                 if output.out_type == _FLOAT32:
                     carray(pointer(place), (1,), np.float32)[0] = rounded[0]
                 else:
-                    _round_to_half(output.out_type, rounded.ctypes.data, place, 1)
+                    _round_to_half(output.out_type, np.int64(rounded.ctypes.data), place, one)

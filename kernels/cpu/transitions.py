@@ -125,13 +125,15 @@ def write_single_rows(  # type: ignore[no-untyped-def]
             elif places[b] != NO_STATE and output.finals:
                 source = output.finals + places[b] * source_bytes
             else:
-                fill_rows(target, 1, row_bytes, output.fill)
+                fill_rows(target, np.int64(1), row_bytes, output.fill)
                 continue
         if kind == KIND_COPY:
             # A reader of another node may have written the row to the output already.
             if source != target:
                 memcpy(target, source, np.uint64(row_bytes))
         elif kind == KIND_DISCOUNTED:
-            sum_discounted_rows(output, source, target, 1, max(hops[b], np.int64(1)) if output.hops else left[b])
+            sum_discounted_rows(
+                output, source, target, np.int64(1), max(hops[b], np.int64(1)) if output.hops else left[b]
+            )
         else:
-            convert_rows(output, source, target, 1)
+            convert_rows(output, source, target, np.int64(1))
