@@ -11,7 +11,14 @@ Names are loaded lazily: `import gear_data` imports neither torch nor Numba.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError(
+        "gear-data runs on Linux, and without clusters, GPUs and shared memory on macOS. It does not run on Windows, "
+        "which lacks the file locks and memory maps that it needs. Use it in WSL 2 (wsl --install)"
+    )
 
 from gear_data.version import VERSION
 

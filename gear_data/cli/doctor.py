@@ -22,6 +22,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from gear_data.cli.gpu.sharing import describe_sharing
+from gear_data.common.environment import usable_cores
 from gear_data.common.extras import EXTRAS
 from gear_data.common.progress import format_bytes
 from gear_data.kernels.cuda.nvml import driver, gpu_count
@@ -106,7 +107,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpu() -> MachineCheck:
-    usable = len(os.sched_getaffinity(0))
+    usable = usable_cores()
     return MachineCheck("cpu", True, f"{usable} of {os.cpu_count()} cores usable")
 
 

@@ -1,10 +1,15 @@
-"""Typed reads of environment variables."""
+"""What surrounds this process: typed environment variables, and cores."""
 
 from __future__ import annotations
 
 import os
 
 from gear_data.errors import InvalidArgumentError
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use. macOS tells only the machine's cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def env_seconds(variable: str, default: float) -> float:

@@ -44,8 +44,8 @@ _ERRNOS = frozenset(
         errno.ENETUNREACH,
         errno.EPIPE,
         errno.ETIMEDOUT,
-        # s3fs maps HTTP 500 and 503 to these.
-        errno.EREMOTEIO,
+        # s3fs maps HTTP 500 and 503 to these. macOS lacks the first.
+        getattr(errno, "EREMOTEIO", errno.EBUSY),
         errno.EBUSY,
     }
 )

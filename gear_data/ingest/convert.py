@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Never, get_args
 
+from gear_data.common.environment import usable_cores
 from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.common.paths import plain_path, printable
 from gear_data.common.progress import progress_bar
@@ -259,7 +260,7 @@ class Conversion:
         early, most = self._worker_counts()
         with WorkerPool(self._spec, self._store.name, most, self._locked.descriptors) as pool:
             pool.resize(early)  # workers start while this process opens the source
-            opened, format_name, reason = self._spec.open(self._location, threads=len(os.sched_getaffinity(0)))
+            opened, format_name, reason = self._spec.open(self._location, threads=usable_cores())
             source = opened
             self._spec = replace(self._spec, format=format_name)
             identity = self._identity()
@@ -302,7 +303,7 @@ class Conversion:
         videos = source_videos(source)
         if not videos.columns:
             return source
-        cores = len(os.sched_getaffinity(0)) if self._run.jobs is None else self._run.jobs
+        cores = usable_cores() if self._run.jobs is None else self._run.jobs
         mode, progress = self._spec.options.videos.mode, self._run.progress
         whole = self._run.whole_videos or mode != LINK
         stage_videos(videos, self._store, mode, source.findings, jobs=cores, progress=progress, whole=whole)
@@ -316,7 +317,7 @@ class Conversion:
         if self._run.engine != "local" or not self._is_shareable():
             return 0, 0
         useful = useful_workers(sum(file.size for file in self._location.files), self._spec.shard_bytes)
-        most = (len(os.sched_getaffinity(0)) if self._run.jobs is None else self._run.jobs) - 1
+        most = (usable_cores() if self._run.jobs is None else self._run.jobs) - 1
         return (min(useful, most), min(useful, most) if self._run.jobs is None else most)
 
     def _is_shareable(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Never
 
+from gear_data.common.environment import usable_cores
 from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
@@ -123,7 +124,7 @@ def lint(
     )
     spec = with_parts(options.spec(source))
     location = spec.locate()
-    opened, format_name, reason = spec.open(location, threads=len(os.sched_getaffinity(0)))
+    opened, format_name, reason = spec.open(location, threads=usable_cores())
     opened.units()  # refuses files that do not fit together, before reading
     contents: list[bytes] = []
     sources: list[tuple[str, int]] = []
@@ -131,7 +132,7 @@ def lint(
     with scratch_folder() as scratch:
         if (found := source_videos(opened)).columns:
             # The index is of no use later. `LINK` copies no video.
-            store, jobs = LocalFileStore(scratch), len(os.sched_getaffinity(0))
+            store, jobs = LocalFileStore(scratch), usable_cores()
             stage_videos(found, store, LINK, opened.findings, jobs=jobs, progress=progress)
             opened = spec.with_stored_cameras(opened, store, threads=jobs)
     schema = stored_schema(opened)

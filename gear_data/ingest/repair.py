@@ -11,6 +11,7 @@ from typing import Any, Never
 
 import msgspec
 
+from gear_data.common.environment import usable_cores
 from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.common.private_folder import scratch_folder
@@ -198,7 +199,7 @@ def _open_source(manifest: Manifest, folder: Path, source: Any) -> tuple[Convers
     spec = with_parts(spec)
     location = spec.locate()
     try:
-        opened, _, _ = spec.open(location, threads=len(os.sched_getaffinity(0)))
+        opened, _, _ = spec.open(location, threads=usable_cores())
     except (UnknownFormatError, UnknownNameError) as error:
         # The hints of the original error are about options that `repair` does not have.
         raise SourceChangedError(
@@ -213,7 +214,7 @@ def _with_cameras(spec: ConversionSpec, source: EpisodeSource, progress: bool | 
     """Returns the source with the frames of its cameras, indexed again."""
     with scratch_folder() as scratch:
         if (videos := source_videos(source)).columns:
-            store, jobs = LocalFileStore(scratch), len(os.sched_getaffinity(0))
+            store, jobs = LocalFileStore(scratch), usable_cores()
             stage_videos(videos, store, LINK, source.findings, jobs=jobs, progress=progress)
             return spec.with_stored_cameras(source, store, threads=jobs)
     return source

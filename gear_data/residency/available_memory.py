@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,13 +22,17 @@ _GROUPS = (
 def available_memory() -> int:
     """Returns the bytes that can be used without swapping.
 
-    This is the machine's `MemAvailable`, or less if a control group's limit is lower.
+    This is the machine's `MemAvailable`, or less if a control group's limit is lower. Where the system does not tell,
+    as on macOS, it is half of the machine's memory.
     """
     return min([_machine(), *_groups()])
 
 
 def _machine() -> int:
-    return _fields("/proc/meminfo")["MemAvailable:"] << 10
+    try:
+        return _fields("/proc/meminfo")["MemAvailable:"] << 10
+    except FileNotFoundError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _groups() -> Iterator[int]:

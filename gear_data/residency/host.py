@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from gear_data.common.environment import usable_cores
 from gear_data.common.progress import progress_bar
 from gear_data.errors import CorruptShardError
 from gear_data.residency.shared_memory import HEADER_BYTES, Segment, write
@@ -195,7 +196,7 @@ def _fill(descriptor: int, files: DatasetFiles, pieces: Sequence[_CopyRange]) ->
     """
     with (
         progress_bar(sum(piece.count for piece in pieces), "load", "B", None) as bar,
-        ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool,
+        ThreadPoolExecutor(min(_THREADS, usable_cores())) as pool,
     ):
         tasks = [pool.submit(_copy, descriptor, files, piece) for piece in pieces]
         try:

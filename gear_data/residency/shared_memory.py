@@ -16,6 +16,7 @@ import errno
 import fcntl
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,8 +29,6 @@ from gear_data.residency.available_memory import available_memory
 
 #: The header names the contents, which begin after it.
 HEADER_BYTES = 4096
-#: These seals fix the size. A segment without them is not complete.
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _REMEDY = "use residency='mmap', which makes no copy, or ds.place(ds.residency_plan(...)) with a smaller host_bytes"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -56,7 +55,9 @@ class Segment:
 
     @property
     def seals(self) -> int:
-        return _SEALS if self.registrable else _SEALS | fcntl.F_SEAL_WRITE
+        # These seals fix the size. A segment without them is not complete.
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        return seals if self.registrable else seals | fcntl.F_SEAL_WRITE
 
     def is_open_at(self, descriptor: int) -> bool:
         """Returns whether an open file is this segment, and complete."""
@@ -76,8 +77,10 @@ def create_segment(segment: Segment, fill: Callable[[int], None]) -> int:
         fill: writes the contents to a descriptor, from byte HEADER_BYTES on.
 
     Raises:
-        HostMemoryError: there is too little memory; `fill` was not called.
+        HostMemoryError: there is too little memory, or the system has no sealed memory; `fill` was not called.
     """
+    if not hasattr(os, "memfd_create"):
+        raise HostMemoryError(f"{sys.platform} has no sealed memory, which residency='host' needs", hint=_REMEDY)
     available = available_memory()
     if segment.size > available:
         raise HostMemoryError(

@@ -6,13 +6,13 @@ option reads it from `LoaderConfig`, which has the groups as they were given.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from gear_data.common.environment import usable_cores
 from gear_data.common.keywords import check_group, check_range, suggest_fields
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments.checks import Dtype, check_bool, check_dtype, check_word
@@ -169,7 +169,7 @@ class VideoOptions:
         threads = self.threads
         if threads is None:
             worker = get_worker_info()
-            threads = max(1, len(os.sched_getaffinity(0)) // (1 if worker is None else worker.num_workers))
+            threads = max(1, usable_cores() // (1 if worker is None else worker.num_workers))
         return DecodeOptions(int(threads), self.backend, size, int(self.cache_bytes))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gear_data.common.environment import usable_cores
 from gear_data.common.progress import format_bytes
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.stores.remote import RemoteDatasetFiles
@@ -151,6 +151,6 @@ def _workers(framework: Framework, left_out: dict[str, str]) -> Sequence[int]:
     elif framework.deliver is not None:
         left_out["num_workers"] = "a worker must not use the GPU of its parent"
     else:
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         return sorted({*(1 << power for power in range(cores.bit_length())), cores})
     return ()

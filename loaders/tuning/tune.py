@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gear_data.common.distributed import is_distributed
+from gear_data.common.environment import usable_cores
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError
@@ -103,7 +104,7 @@ def _machine() -> dict[str, Any]:
     """Returns facts about this machine, for the report."""
     found = driver()
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "load_average": round(os.getloadavg()[0], 2),
         "gpus": [] if found is None else list(found.gpus),
     }

@@ -7,7 +7,6 @@ same bits, and several datasets give the bits of one dataset that has all their 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from gear_data.common.environment import usable_cores
 from gear_data.common.keywords import check_range
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.core import DatasetCore
@@ -170,7 +170,7 @@ def _path(chunks: Sequence[Chunks]) -> Path:
 def _computed(chunks: Sequence[Chunks], engine: EngineName, jobs: int | None, progress: bool | None) -> Float64Array:
     """Returns the rows of a file."""
     first, total = chunks[0], sum(each.dataset.num_steps for each in chunks)
-    workers = len(os.sched_getaffinity(0)) if jobs is None else jobs
+    workers = usable_cores() if jobs is None else jobs
     parts = [
         (number, *part)
         for number, each in enumerate(chunks)

@@ -7,7 +7,6 @@ the user's script again, which fails for a script without `if __name__ == "__mai
 
 from __future__ import annotations
 
-import os
 import queue
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gear_data.common.environment import usable_cores
 from gear_data.errors import GearError, WorkerError
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import READY, Advance, Task, run_task
@@ -60,7 +60,7 @@ class WorkerPool:
         self._inherited = inherited
         self._destination = destination
         self._max_workers = max_workers
-        self.threads = max(1, len(os.sched_getaffinity(0)) // (max_workers + 1))
+        self.threads = max(1, usable_cores() // (max_workers + 1))
         self.workers: list[Worker] = []
         self.drivers: list[threading.Thread] = []
 

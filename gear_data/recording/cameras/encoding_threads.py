@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable
+
+from gear_data.common.environment import usable_cores
 
 #: Bytes of frames that may wait. A step with more waits alone.
 MOST_BYTES = 64 << 20
@@ -20,7 +21,7 @@ class EncodingThreads:
     """
 
     def __init__(self) -> None:
-        self._most = len(os.sched_getaffinity(0))
+        self._most = usable_cores()
         self._queues: list[queue.SimpleQueue[_Task | None]] = []
         self._threads: list[threading.Thread] = []
         self._chosen = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from queue import SimpleQueue
 import numpy as np
 import pyarrow as pa
 
+from gear_data.common.environment import usable_cores
 from gear_data.common.extras import import_extra
 from gear_data.common.paths import is_remote
 from gear_data.common.private_folder import scratch_folder
@@ -82,7 +82,7 @@ def video_checks(
         MissingExtraError: PyAV is not installed.
     """
     import_extra("av", "video")
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     count = min(cores, len(index))
     workers: SimpleQueue[WorkerProcess] = SimpleQueue()
     started = [WorkerProcess() for _ in range(count)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, wait
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.cancellation import check_cancelled
+from gear_data.common.environment import usable_cores
 from gear_data.errors import CorruptShardError, InvalidArgumentError
 from gear_data.video.decoding.backends import decoder_maker, gives_planes
 from gear_data.video.decoding.decoder import DecodeError, Picture, undecodable
@@ -50,7 +50,7 @@ class FrameReader:
         self.index = index
         self.packets = packets
         self.options = options
-        self._threads = options.threads or len(os.sched_getaffinity(0))
+        self._threads = options.threads or usable_cores()
         self._make_decoder = decoder_maker(options.backend)
 
     def read(

@@ -150,6 +150,8 @@ def open_encoder(context: Any) -> None:
 
 
 def _real_time_threads() -> list[int]:
+    if not hasattr(os, "sched_getscheduler"):  # macOS
+        return []
     return [thread for thread in map(int, os.listdir(_THREADS)) if _is_real_time(thread)]
 
 
