@@ -24,6 +24,7 @@ EXTRAS = {
     "gym": "record, and Rollout with environments",
     "train": "the demo and the training scripts",
     "report": "reports with charts",
+    "completion": "completion of commands in the shell",
     "zarr": "Zarr stores",
     "umi": "Zarr stores of JPEG XL and other images",
     "rlds": "RLDS datasets",
