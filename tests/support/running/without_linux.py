@@ -25,21 +25,23 @@ from pathlib import Path
 #: Names that Python has on Linux and lacks on macOS.
 LINUX = {
     os: r"sched_(?!yield)\w+|SCHED_\w+|memfd_create|MFD_\w+|O_(TMPFILE|DIRECT|PATH|NOATIME|LARGEFILE|RSYNC)|posix_f\w+"
-    r"|POSIX_FADV\w+|copy_file_range|splice|SPLICE_\w+|eventfd\w*|EFD_\w+|pidfd_open|P_PIDFD|getrandom|GRND_\w+|pipe2|\w+xattr"
+    r"|POSIX_FADV\w+|copy_file_range|splice|SPLICE_\w+|eventfd\w*|EFD_\w+|pidfd_open|P_PIDFD"
+    r"|getrandom|GRND_\w+|pipe2|\w+xattr"
     r"|XATTR_\w+|setres[ug]id|getres[ug]id|fdatasync|waitid|setns|unshare|RWF_\w+|timerfd_\w+",
     fcntl: r"F_\w*SEAL\w*|F_OFD_\w+|F_NOTIFY|F_[GS]ETPIPE_SZ|F_[GS]ETLEASE|F_[GS]ETSIG|F_ADD_SEALS|DN_\w+",
-    mmap: r"MAP_(POPULATE|STACK|DENYWRITE|EXECUTABLE|NORESERVE)|MADV_(DONTFORK|DOFORK|HUGEPAGE|NOHUGEPAGE|REMOVE|MERGEABLE"
-    r"|UNMERGEABLE|DONTDUMP|DODUMP|HWPOISON)",
+    mmap: r"MAP_(POPULATE|STACK|DENYWRITE|EXECUTABLE|NORESERVE)|MADV_(DONTFORK|DOFORK|HUGEPAGE|NOHUGEPAGE|REMOVE"
+    r"|MERGEABLE|UNMERGEABLE|DONTDUMP|DODUMP|HWPOISON)",
     resource: r"prlimit|RUSAGE_THREAD|RLIMIT_(MSGQUEUE|NICE|OFILE|RTPRIO|RTTIME|SIGPENDING)",
     select: r"epoll|EPOLL\w+",
     signal: r"sigtimedwait|sigwaitinfo|pidfd_send_signal|SIG(STKFLT|PWR|POLL|CLD|RTMIN|RTMAX)",
-    socket: r"TCP_(USER_TIMEOUT|KEEPIDLE|QUICKACK|DEFER_ACCEPT|CORK|INFO|LINGER2|SYNCNT|WINDOW_CLAMP)|SOCK_(CLOEXEC|NONBLOCK)"
-    r"|AF_(NETLINK|PACKET|VSOCK|ALG|CAN|TIPC)|MSG_NOSIGNAL|SO_(PEERCRED|DOMAIN|PROTOCOL|BINDTODEVICE|MARK)",
+    socket: r"TCP_(USER_TIMEOUT|KEEPIDLE|QUICKACK|DEFER_ACCEPT|CORK|INFO|LINGER2|SYNCNT|WINDOW_CLAMP)"
+    r"|SOCK_(CLOEXEC|NONBLOCK)"
+    r"|SOCK_(CLOEXEC|NONBLOCK)|AF_(NETLINK|PACKET|VSOCK|ALG|CAN|TIPC)|MSG_NOSIGNAL|SO_(PEERCRED|DOMAIN|PROTOCOL|BINDTODEVICE|MARK)",
     errno: r"EREMOTEIO|EUCLEAN|EBADFD|ENOTUNIQ|ENOMEDIUM|EMEDIUMTYPE|ECHRNG|ENOKEY|EKEY\w+|EISNAM|ENAVAIL|ENOTNAM|ERESTART"
     r"|ESTRPIPE|EUNATCH|EXFULL|EBAD[ERQS]\w*|ENOANO|ENONET|ECOMM|EREMCHG|ELIB\w+",
     time: r"CLOCK_(BOOTTIME|TAI)",
 }  # fmt: skip
-FOLDERS = ("/proc", "/sys", "/dev/shm")
+FOLDERS = ("/proc", "/sys")
 
 
 def remove_linux() -> None:
@@ -80,7 +82,13 @@ def main(folder: Path) -> None:
     rng = np.random.default_rng(0)
     rewards = rng.normal(size=60).astype(np.float32)
     arrays = {"observations": rng.normal(size=(60, 3)).astype(np.float32), "actions": rng.integers(0, 5, 60)}
-    np.savez(folder / "source.npz", **arrays, rewards=rewards, terminals=np.arange(60) % 20 == 19, timeouts=np.zeros(60, bool))
+    np.savez(
+        folder / "source.npz",
+        **arrays,
+        rewards=rewards,
+        terminals=np.arange(60) % 20 == 19,
+        timeouts=np.zeros(60, bool),
+    )
     run("convert", folder / "source.npz", folder / "dataset")
     run("convert", folder / "source.npz", folder / "dataset", "--overwrite")
     run("inspect", folder / "dataset", "--full")
