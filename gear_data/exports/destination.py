@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import h5py
 import pyarrow.parquet as pq
 
+from gear_data.common.extras import h5py
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import DestinationExistsError, InvalidArgumentError
 from gear_data.storage.atomic import atomic_file, swap_folders, typed_write_errors
