@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from gear_data.reports.distributions import MAX_DIMENSIONS, dimension_labels
 from gear_data.reports.numbers import rounded
 from gear_data.reports.pictures import encode_steps, picture_columns
 from gear_data.reports.step_sample import Int64Array, spread
-from gear_data.schema import ColumnSpec
+from gear_data.schema import ColumnSpec, Role
 
 #: Episodes of the viewer, and points of each curve.
 _MAX_EPISODES = 40
@@ -70,17 +71,40 @@ def viewer_data(dataset: Dataset, positions: Int64Array, frames: int) -> dict[st
     Each curve has at most `_POINTS` points, in equal distances, with the first and the last step.
     """
     series, pictures = series_columns(dataset), picture_columns(dataset)
+    overlays, overlaid = _overlays(series)
     episodes = []
     with progress_bar(len(positions), "report: episodes", "episode", None) as bar:
         for position in positions.tolist():
             episodes.append(_episode(dataset, position, series, pictures, frames))
             bar.update(1)
     return {
-        "columns": [{"name": spec.name, "size": spec.size, "labels": dimension_labels(spec)} for spec in series],
+        "columns": [
+            {"name": spec.name, "size": spec.size, "labels": dimension_labels(spec), "overlaid": i in overlaid}
+            for i, spec in enumerate(series)
+        ],
+        "overlays": overlays,
         "pictures": [spec.name for spec in pictures],
         "scrub": frames > 0,
         "episodes": episodes,
     }
+
+
+def _overlays(series: Sequence[ColumnSpec]) -> tuple[list[dict[str, Any]], set[int]]:
+    """Returns the names that elements of observations and of actions share, each with its lines.
+
+    A line is [number of the column, number of the element]. Also returns the columns all of whose elements are in them.
+    """
+    lines: dict[str, list[list[int]]] = {}
+    roles: dict[str, set[Role]] = {}
+    for column, spec in enumerate(series):
+        if spec.role in (Role.OBSERVATION, Role.ACTION):
+            for element, name in enumerate((spec.element_names or ())[:MAX_DIMENSIONS]):
+                lines.setdefault(name, []).append([column, element])
+                roles.setdefault(name, set()).add(spec.role)
+    shared = {name: found for name, found in lines.items() if len(roles[name]) == 2}
+    counts = Counter(column for found in shared.values() for column, _ in found)
+    whole = {column for column, count in counts.items() if count == series[column].size}
+    return [{"name": name, "lines": found} for name, found in shared.items()], whole
 
 
 def _episode(
@@ -97,8 +121,16 @@ def _episode(
         # One list a dimension.
         "values": [rounded(episode[spec.name][steps].reshape(len(steps), -1)[:, : _width(spec)].T) for spec in series],
         "frames": {"steps": shown.tolist(), "images": images} if pictures else None,
+        "task": _task(dataset, position),
         "texts": _texts(dataset, position),
     }
+
+
+def _task(dataset: Dataset, position: int) -> str | None:
+    """Returns the task of an episode, at most 300 characters; None if it has none."""
+    table = dataset.episode_table
+    task = table.column("task")[position].as_py() if "task" in table.column_names else None
+    return None if task is None else str(task)[:300]
 
 
 def _texts(dataset: Dataset, position: int) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 import gear_data
-from tests.support.rollouts import Rollout, write_episodes
+from tests.support.rollouts import Rollout, make_rollouts, write_episodes, write_lerobot
 
 Make = Callable[..., gear_data.Dataset]
 
@@ -50,3 +51,17 @@ def random_episodes(
             }
         )
     return found
+
+
+def named_dataset(folder: Path, state: list[str], action: list[str]) -> gear_data.Dataset:
+    """Converts a LeRobot dataset whose elements have these names."""
+    rollouts = make_rollouts(3, seed=1, states=len(state), actions=len(action))
+    source = write_lerobot(folder / "source", rollouts)
+    path = source / "meta" / "info.json"
+    info = json.loads(path.read_text())
+    for name, feature in info["features"].items():
+        if name in ("observation.state", "action"):
+            feature["names"] = state if name == "observation.state" else action
+    path.write_text(json.dumps(info))
+    gear_data.convert(source, folder / "made", progress=False)
+    return gear_data.open(folder / "made")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gear_data
-from tests.reports.conftest import random_episodes
+from tests.reports.conftest import named_dataset, random_episodes
 from tests.support.browser import chromium
 from tests.support.cameras.filmed import FRONT, film
 from tests.support.rollouts import Rollout, write_episodes
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 
 HOSTILE = "</script><img src=x onerror=\"window.hacked=1\"><svg onload='window.hacked=2'> it's 100% \u2028"
 TASKS = ["lift", HOSTILE, "push", None]
-WIDTHS = (390, 1600)
+WIDTHS = (390, 1400)
 
 
 @dataclass
@@ -143,10 +143,73 @@ def test_every_section_fits_and_every_chart_is_drawn(opened: Opened, width: int,
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     titles = page.locator("section > h2").all_inner_texts()
     assert titles == [
-        "Overview", "Findings", "Returns and lengths", "Episodes", "Outliers", "Columns", "Episode viewer",
-        "State visitation", "Return targets", "Sampler", "Comparison",
+        "Overview", "Episode viewer", "Returns and lengths", "Episodes", "Outliers", "Columns", "State visitation",
+        "Return targets", "Sampler", "Comparison", "Findings",
     ]  # fmt: skip
     assert page.locator("nav a").all_inner_texts() == titles
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_column_of_a_table_is_cut_off(opened: Opened, width: int) -> None:
+    page = opened.page
+    page.set_viewport_size({"width": width, "height": 900})
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    page.locator("#overview details table").first.wait_for()
+    cut = page.evaluate(
+        """[...document.querySelectorAll(".scroll")].filter((each) => each.scrollWidth > each.clientWidth + 1)
+        .map((each) => [each.getAttribute("aria-label"), each.scrollWidth, each.clientWidth])"""
+    )
+    assert cut == []
+    # Nor does a cell leave its region, which hides what is outside.
+    outside = page.evaluate(
+        """[...document.querySelectorAll(".scroll :is(td, th)")].filter((each) => each.getClientRects().length
+        && each.getBoundingClientRect().right > each.closest(".scroll").getBoundingClientRect().right + 1)
+        .map((each) => each.outerHTML.slice(0, 120))"""
+    )
+    assert outside == []
+
+
+def test_a_narrow_page_names_the_values_of_a_row(opened: Opened) -> None:
+    page = opened.page
+    page.set_viewport_size({"width": 390, "height": 900})
+    cells = page.locator("#episode-table tbody tr").first.locator("td, th")
+    names = cells.evaluate_all("(cells) => cells.map((cell) => cell.dataset.name)")
+    assert names[:4] == ["select", "episode", "return", "length"]
+    shown = "(cell) => getComputedStyle(cell, '::before').content"
+    assert cells.nth(3).evaluate(shown) == '"length"'
+    page.set_viewport_size({"width": 1400, "height": 900})
+    assert cells.nth(3).evaluate(shown) == "none"
+
+
+def test_facts_of_the_source_are_folded(opened: Opened) -> None:
+    page = opened.page
+    table = page.locator("#overview").get_by_role("region", name="Provenance")
+    assert not table.is_visible()
+    page.locator("#overview summary", has_text="provenance").click()
+    assert "fingerprint" in table.inner_text()
+
+
+def test_axes_of_counts_have_whole_numbers(opened: Opened) -> None:
+    page = opened.page
+    scroll_through(page)
+    for chart in page.locator("#returns .chart").all()[:2]:
+        labels = chart.locator(".role-axis-label").last.locator("text").all_text_contents()
+        counts = [int(text.replace(",", "")) for text in labels]
+        assert counts == sorted(set(counts)), labels
+
+
+def test_observations_and_actions_of_one_name_share_a_chart(browser: Browser, tmp_path: Path) -> None:
+    ds = named_dataset(tmp_path, ["shoulder", "elbow"], ["shoulder", "elbow"])
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.goto(ds.report().save(tmp_path / "report.html").as_uri())
+    joints = page.locator("#viewer-joints figure")
+    assert joints.locator("figcaption").all_inner_texts() == ["shoulder", "elbow"]
+    joints.first.locator("svg .mark-line path").nth(1).wait_for(state="attached")
+    assert joints.first.locator(".role-legend-label text").all_text_contents() == ["observations", "actions"]
+    assert page.locator("#viewer-task").inner_text() == "Task: pick"
+    page.select_option("#viewer-episode", "1")
+    assert page.locator("#viewer-task").inner_text() == "Task: place"
+    page.close()
 
 
 def test_texts_of_the_data_are_text(opened: Opened) -> None:

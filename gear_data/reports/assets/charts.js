@@ -63,15 +63,20 @@ async function redrawAll() {
   await Promise.all([...drawn].filter((target) => target.isConnected).map(draw));
 }
 
+// Axis of counts or steps over `span`: a tick between two whole numbers would say one of them twice.
+function whole(span, most = 5) {
+  return { tickCount: Math.max(1, Math.min(most, Math.floor(span))), format: ",d" };
+}
+
 function histogramSpec(edges, counts, options = {}) {
   const values = counts.map((count, i) => ({ from: edges[i], to: edges[i + 1], count }));
   const bars = {
     data: { values },
     mark: { type: "bar", binSpacing: 0.5, tooltip: true },
     encoding: {
-      x: { field: "from", bin: { binned: true }, type: "quantitative", title: options.x ?? null, axis: { tickCount: 8 } },
+      x: { field: "from", bin: { binned: true }, type: "quantitative", title: options.x ?? null, axis: options.integers ? whole(edges[edges.length - 1] - edges[0], 8) : { tickCount: 8 } },
       x2: { field: "to" },
-      y: { field: "count", type: "quantitative", title: options.y ?? "count" },
+      y: { field: "count", type: "quantitative", title: options.y ?? "count", axis: whole(Math.max(...counts)) },
     },
   };
   const rules = (options.rules ?? []).map(({ at, name }) => ({ at, name }));
@@ -83,7 +88,7 @@ function histogramSpec(edges, counts, options = {}) {
   }] };
 }
 
-function stackedHistogramSpec(edges, groups, names, title) {
+function stackedHistogramSpec(edges, groups, names, title, integers) {
   const values = [];
   groups.forEach((counts, place) => counts.forEach((count, i) => {
     if (count) values.push({ from: edges[i], to: edges[i + 1], count, group: names[place], order: place });
@@ -92,9 +97,9 @@ function stackedHistogramSpec(edges, groups, names, title) {
     data: { values },
     mark: { type: "bar", binSpacing: 0.5, tooltip: true },
     encoding: {
-      x: { field: "from", bin: { binned: true }, type: "quantitative", title, axis: { tickCount: 8 } },
+      x: { field: "from", bin: { binned: true }, type: "quantitative", title, axis: integers ? whole(edges[edges.length - 1] - edges[0], 8) : { tickCount: 8 } },
       x2: { field: "to" },
-      y: { field: "count", type: "quantitative", title: "episodes", stack: true },
+      y: { field: "count", type: "quantitative", title: "episodes", stack: true, axis: whole(Math.max(...groups[0].map((_, i) => groups.reduce((sum, counts) => sum + counts[i], 0)))) },
       // Not `sort`, which would make expressions of the names.
       color: { field: "group", type: "nominal", title: null, scale: { domain: names } },
       order: { field: "order" },

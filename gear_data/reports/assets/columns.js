@@ -25,7 +25,7 @@ function columns() {
   let onlyMarked = false;
   let shown = rows[0];
   const figure = chart("Histogram of the chosen dimension", "Histogram of the chosen dimension, with its quantiles", (colour) => histogramSpec(shown.d.edges, shown.d.counts, {
-    x: shown.name, y: "values", colour: colour("chart-2"),
+    x: shown.name, y: "values", integers: !shown.column.dtype.startsWith("float"), colour: colour("chart-2"),
     rules: shown.d.quantiles.map((at, i) => ({ at, name: percent(data.probabilities[i]) })).filter(({ at }) => at !== null && at >= shown.d.edges[0] && at <= shown.d.edges[shown.d.edges.length - 1]),
   }), null);
   const note = el("p", { class: "soft", id: "column-note" });
@@ -50,7 +50,8 @@ function columns() {
       el("th", { scope: "row" }, el("button", { type: "button", click: () => choose(row), title: "Show its histogram" }, row.name)),
       el("td", {}, miniHistogram(row.d.counts, `histogram of ${row.name} from ${show(row.d.edges[0])} to ${show(row.d.edges[row.d.edges.length - 1])}`)),
       el("td", {}, marks(row).map(([text, kind]) => el("span", { class: `badge ${kind}` }, text))),
-      [row.d.mean, row.d.std, row.d.min, ...row.d.quantiles, row.d.max].map((value) => cell(value, "td", { class: "number" })))));
+      [row.d.mean, row.d.std, row.d.min, ...row.d.quantiles, row.d.max].map((value) => cell(show(value, 3), "td", { class: "number" })))));
+    named(body.parentNode);
   }
   const hidden = data.columns.filter((column) => column.shape.length === 1 && column.shape[0] > column.dimensions.length);
   const actions = rows.filter((row) => row.d.saturated !== null);
@@ -59,7 +60,7 @@ function columns() {
     hidden.length ? el("p", { class: "notice" }, `Only the first ${hidden[0].dimensions.length} dimensions are shown of: ${hidden.map((column) => `${column.name} (${column.shape[0]})`).join(", ")}.`) : null,
     rows.length ? [figure, note] : null,
     el("div", { class: "controls" }, el("label", { class: "row" }, el("input", { type: "checkbox", id: "only-marked", change: (event) => { onlyMarked = event.target.checked; update(); } }), "only marked dimensions")),
-    scrolled("Dimensions", el("table", { id: "column-table" }, head, body), true),
+    scrolled("Dimensions", el("table", { id: "column-table", class: "dense" }, head, body), true),
     actions.length ? el("div", {}, el("h3", {}, "Action saturation"), chart("Share of steps at the end of the action's range", "Bar chart: share of saturated steps of each action dimension", () => ({
       height: 20 + 18 * actions.length, data: { values: actions.map((row) => ({ name: row.name, share: row.d.saturated, order: row.order })) }, mark: { type: "bar", tooltip: true },
       encoding: { y: { field: "name", type: "nominal", title: null, sort: { field: "order" } }, x: { field: "share", type: "quantitative", title: "share", axis: { format: "%" }, scale: { domain: [0, 1] } } },
@@ -97,6 +98,7 @@ function comparison() {
       el("th", { scope: "row" }, el("button", { type: "button", click: () => { shown = row; figure.redraw(); } }, row.name)),
       cell(row.statistic), el("td", {}, row.drifted ? el("span", { class: "badge" }, "drift") : ""),
       [row.mean[0], row.mean[1], row.std[0], row.std[1], row.shift].map((value) => cell(value, "td", { class: "number" })))));
+    named(body.parentNode);
   }
   const missing = [["only here", c.only_here], ["only in the other", c.only_there], ["of another shape", c.other_shape]].filter(([, found]) => found.length);
   const mine = data.summary;
@@ -106,6 +108,6 @@ function comparison() {
       ["fingerprint", el("code", {}, mine.fingerprint), el("code", {}, c.facts.fingerprint)], ["source", mine.source, c.facts.source], ["format", mine.format, c.facts.format]].map((row) => row.map((value) => (typeof value === "number" ? show(value) : value)))),
     missing.map(([name, found]) => el("p", { class: "notice" }, `Columns ${name}: ${found.join(", ")}`)),
     el("p", {}, `The two-sample Kolmogorov-Smirnov statistic is the largest difference between the two cumulative distributions, 0 to 1. From ${c.drift} on a row is marked. There is no p-value, because steps of an episode depend on each other.`),
-    c.rows.length ? figure : null, scrolled("Drift of each column", el("table", { id: "drift-table" }, head, body), true));
+    c.rows.length ? figure : null, scrolled("Drift of each column", el("table", { id: "drift-table", class: "dense" }, head, body), true));
   update();
 }

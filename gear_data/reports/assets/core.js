@@ -82,10 +82,22 @@ function scrolled(label, table, tall = false) {
 
 function plainTable(label, headers, rows, tall = false) {
   const numeric = headers.map((_, i) => rows.some((row) => typeof row[i] === "number" || /^[<>]?[\d.]+%$/.test(row[i])));
-  return scrolled(label, el("table", {},
+  return scrolled(label, named(el("table", { class: "plain" },
     el("thead", {}, el("tr", {}, headers.map((name, i) => el("th", { scope: "col", class: numeric[i] ? "number" : null }, name)))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((value, i) => (i ? cell(value) : cell(value, "th", { scope: "row" }))))))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((value, i) => (i ? cell(value) : cell(value, "th", { scope: "row" })))))))),
   tall);
+}
+
+// Gives each cell the name of its column: a narrow page shows a row as a list of names and values.
+function named(table) {
+  const names = [...table.tHead.rows[0].cells].map((each) => each.textContent);
+  for (const row of table.tBodies[0].rows) [...row.cells].forEach((each, i) => { each.dataset.name = names[i]; });
+  return table;
+}
+
+// A part of a section that is closed until somebody opens it, or prints the page.
+function folded(title, ...children) {
+  return el("details", { class: "facts" }, el("summary", {}, title), ...children);
 }
 
 // Header of a table whose columns sort. `columns` have `name`, `key` (a function of a row; none: not sortable), `number`.

@@ -133,6 +133,7 @@ function episodes() {
     output.value = text ? `--where ${quoteShell(text)}` : "";
     output.placeholder = "Filter the table or select rows: this shows the selection for gear-data's --where.";
     copy.disabled = !text;
+    if (all) named(body.parentNode);
     previous.disabled = page === 0;
     next.disabled = page >= pages - 1;
     pageText.textContent = `page ${page + 1} of ${pages}`;
@@ -161,7 +162,7 @@ function episodes() {
   section("episodes", "Episodes",
     t.id.length < t.total ? el("p", { class: "notice" }, `The table has ${show(t.id.length)} of ${show(t.total)} episodes: outliers, and others in equal distances. Filters by return, length, end and group hold for all episodes in --where; lists of ids only for these.`) : null,
     controls, count, el("div", { class: "where" }, output, copy),
-    scrolled("Episodes", el("table", { id: "episode-table" }, head, body)),
+    scrolled("Episodes", el("table", { id: "episode-table", class: "dense" }, head, body)),
     el("div", { class: "controls" }, previous, pageText, next));
   update();
 }

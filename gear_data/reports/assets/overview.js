@@ -33,21 +33,21 @@ function overview() {
     ["terminated", percent(data.rates[0].terminated)], ["truncated", percent(data.rates[0].truncated)],
     ["success", success === null ? null : percent(success)],
     ["size", `${bytes(s.bytes)} in ${plural(s.shards, "shard")}`], ["generation", s.generation || null],
+    ["findings", el("a", { href: "#findings" }, show(data.findings.length))],
   ]),
-  el("h3", {}, "Fingerprint and provenance"),
-  plainTable("Provenance", ["fact", "value"], [["fingerprint", el("code", {}, s.fingerprint)],
-    ...Object.entries(data.provenance).map(([name, value]) => [name, typeof value === "number" ? String(value) : value])]),
-  el("h3", {}, "Columns"),
-  plainTable("Columns", ["column", "dtype", "shape"], Object.entries(s.columns).map(([name, column]) =>
-    [name, column.dtype, column.shape.join(" × ") || "scalar"])),
-  cameras(s.cameras));
+  folded("Columns and cameras",
+    plainTable("Columns", ["column", "dtype", "shape"], Object.entries(s.columns).map(([name, column]) =>
+      [name, column.dtype, column.shape.join(" × ") || "scalar"])),
+    cameras(s.cameras)),
+  folded("Fingerprint and provenance", plainTable("Provenance", ["fact", "value"], [["fingerprint", el("code", {}, s.fingerprint)],
+    ...Object.entries(data.provenance).map(([name, value]) => [name, typeof value === "number" ? String(value) : value])])));
 }
 
 function cameras(found) {
   if (!Object.keys(found).length) return null;
-  return el("div", {}, el("h3", {}, "Cameras"), plainTable("Cameras", ["camera", "shape", "frames per second", "codec", "frames", "files", "size"],
+  return plainTable("Cameras", ["camera", "shape", "frames per second", "codec", "frames", "files", "size"],
     Object.entries(found).map(([name, camera]) => [name, camera.shape.join(" × "), camera.fps ?? "unknown", camera.codecs.join(", "),
-      camera.frames, camera.files, bytes(camera.bytes)])));
+      camera.frames, camera.files, bytes(camera.bytes)]));
 }
 
 function findings() {
@@ -74,8 +74,8 @@ function returns() {
     if (!h[name].counts.length) continue;
     const unit = name === "length" ? "steps of an episode" : "return of an episode";
     figures.push(chart(`${name === "length" ? "Lengths" : "Returns"} of the episodes`, `Histogram of the ${unit}`,
-      () => (grouping ? stackedHistogramSpec(h[name].edges, h[name].groups[grouping], data.groups[grouping].names, unit)
-        : histogramSpec(h[name].edges, h[name].counts, { x: unit, y: "episodes" })),
+      () => (grouping ? stackedHistogramSpec(h[name].edges, h[name].groups[grouping], data.groups[grouping].names, unit, name === "length")
+        : histogramSpec(h[name].edges, h[name].counts, { x: unit, y: "episodes", integers: name === "length" })),
       () => binTable(h[name].edges, h[name].counts)));
   }
   const t = data.table;
@@ -83,7 +83,7 @@ function returns() {
     data: { values: t.id.map((id, i) => ({ id, length: t.length[i], return: t.return[i], group: grouping ? data.groups[grouping].names[t[grouping][i]] : null })) },
     mark: { type: "point", tooltip: true },
     encoding: {
-      x: { field: "length", type: "quantitative", title: "steps", scale: { zero: false } },
+      x: { field: "length", type: "quantitative", title: "steps", scale: { zero: false }, axis: whole(Math.max(1, h.length.edges[h.length.edges.length - 1] - h.length.edges[0])) },
       y: { field: "return", type: "quantitative", scale: { zero: false } },
       ...(grouping ? { color: { field: "group", type: "nominal", title: null, scale: { domain: data.groups[grouping].names } }, shape: { field: "group", type: "nominal", title: null, scale: { domain: data.groups[grouping].names } } } : {}),
       tooltip: [{ field: "id", title: "episode" }, { field: "return" }, { field: "length" }, ...(grouping ? [{ field: "group", title: grouping }] : [])],
@@ -122,14 +122,16 @@ function visitation() {
   if (!v) return;
   const state = { x: 0, y: 1 };
   const scale = (axis, value) => v.min[axis] + (value / v.grid) * (v.max[axis] - v.min[axis]);
-  const figure = chart("States, coloured by the return of their episode", `Scatter plot of ${plural(v.return.length, "state")} in two dimensions, coloured by return`, () => ({
+  const rewarded = v.return.some((value) => value !== null);
+  const by = rewarded ? ", coloured by the return of their episode" : "";
+  const figure = chart(`States${by}`, `Scatter plot of ${plural(v.return.length, "state")} in two dimensions${by}`, () => ({
     height: 380,
     data: { values: v.return.map((value, i) => ({ x: scale(state.x, v.points[state.x][i]), y: scale(state.y, v.points[state.y][i]), return: value, episode: v.episode[i] })) },
     mark: { type: "point", tooltip: true, size: 16 },
     encoding: {
       x: { field: "x", type: "quantitative", title: v.axes[state.x], scale: { zero: false } },
       y: { field: "y", type: "quantitative", title: v.axes[state.y], scale: { zero: false } },
-      color: { field: "return", type: "quantitative", scale: { scheme: "viridis" }, legend: { orient: "right", columns: 1 } },
+      ...(rewarded ? { color: { field: "return", type: "quantitative", scale: { scheme: "viridis" }, legend: { orient: "right", columns: 1 } } } : {}),
     },
   }));
   const pick = (axis) => el("label", {}, axis === "x" ? "across" : "up", el("select", { id: `visit-${axis}`, change: (event) => { state[axis] = Number(event.target.value); figure.redraw(); } },
@@ -150,7 +152,7 @@ function targets() {
     cards([["median return", show(t.targets.median)], ["best 10% from", show(t.targets.top_10_percent)], ["best 1% from", show(t.targets.top_1_percent)], ["largest", show(t.targets.largest)], ["returns-to-go", `${show(t.smallest)} to ${show(t.largest)}`]]),
     chart("Returns-to-go by step", "Quantiles of the returns-to-go over the episodes that reach each step", (colour) => ({
       data: { values: rows },
-      encoding: { x: { field: "step", type: "quantitative", title: "step" } },
+      encoding: { x: { field: "step", type: "quantitative", title: "step", axis: whole(t.steps[t.steps.length - 1], 8) } },
       layer: [
         { mark: { type: "area", opacity: 0.18, color: colour("chart") }, encoding: { y: { field: "low", type: "quantitative", title: "returns-to-go" }, y2: { field: "high" } } },
         { mark: { type: "area", opacity: 0.3, color: colour("chart") }, encoding: { y: { field: "q1", type: "quantitative" }, y2: { field: "q3" } } },

@@ -1,14 +1,17 @@
 header();
 overview();
-findings();
+viewer();
 returns();
 episodes();
 outliers();
 columns();
-viewer();
 visitation();
 targets();
 sampler();
 comparison();
-window.addEventListener("beforeprint", drawAll);
+findings();
+window.addEventListener("beforeprint", () => {
+  document.querySelectorAll("details.facts").forEach((each) => { each.open = true; });
+  return drawAll();
+});
 document.documentElement.dataset.ready = "true";
