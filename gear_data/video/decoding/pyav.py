@@ -25,6 +25,17 @@ def _av() -> Any:
     return import_extra("av", "video")
 
 
+@cache
+def _one_thread() -> dict[str, int]:
+    """Returns the arguments by which FFmpeg's scaler uses one thread. The scaler of older versions has only one."""
+    av = _av()
+    try:
+        av.video.reformatter.VideoReformatter().reformat(av.VideoFrame(2, 2, "rgb24"), threads=1)
+    except TypeError:
+        return {}
+    return {"threads": 1}
+
+
 class PyavDecoder:
     """Decodes the packets of files with equal parameters by PyAV. See `Decoder`.
 
@@ -55,7 +66,7 @@ class PyavDecoder:
             ) from error
         # FFmpeg would learn how far an H.264 stream reorders frames, and drop frames until it knows.
         self._guesses_order = video.codec == "h264"
-        self._reformatter = av.video.reformatter.VideoReformatter()
+        self._reformatter, self._scaling = av.video.reformatter.VideoReformatter(), _one_thread()
         #: Bytes of a frame, by its format, height and width.
         self._bytes: dict[tuple[str, int, int], int] = {}
 
@@ -91,7 +102,7 @@ class PyavDecoder:
     def write(self, picture: Picture, out: npt.NDArray[np.uint8]) -> None:
         height, width, _ = out.shape
         # Bilinear: when it scales down it averages over the pixels that a new pixel covers.
-        frame = self._reformatter.reformat(picture.image, width, height, "rgb24", threads=1)
+        frame = self._reformatter.reformat(picture.image, width, height, "rgb24", **self._scaling)
         plane = frame.planes[0]
         pixels = np.frombuffer(plane, np.uint8)
         if plane.line_size == 3 * width:
@@ -129,7 +140,8 @@ def exact_conversion(pixel_format: str, width: int, colors: ColorProperties) -> 
         colors: of the frames.
     """
     conversion = yuv_conversion(pixel_format, colors.space, colors.range)
-    if conversion is None or width < 1 or width % 2:
+    # Older versions of PyAV do not say all colours of a frame.
+    if conversion is None or width < 1 or width % 2 or not hasattr(_av().VideoFrame, "color_primaries"):
         return None
     height = -(-_COMPARED_PIXELS // width // 2) * 2
     frame = _av().VideoFrame(width, height, pixel_format)
