@@ -61,17 +61,14 @@ test-newest:
 test-oldest: PACKAGES := --resolution lowest-direct -e '.[hdf5,images,torch,video,zarr,report,s3,metrics,tls]'
 # The tests of other folders need packages that have no versions for these.
 test-oldest: TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/residency tests/storage tests/video
-# LeRobot asks for an older PyAV than the extra `video`, and reads with that one too. Its versions after 0.4.4 need
-# Python 3.12.
-test-lerobot: PACKAGES := -e '.[hdf5,images]' 'lerobot[dataset]>=0.4.4'
-test-lerobot: ON_TOP := 'av>=18'
-test-lerobot: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot
+# One environment for both. LeRobot's versions after 0.4.4 need Python 3.12.
+test-lerobot: PACKAGES := -e '.[hdf5,images,torch,video]' 'lerobot[dataset,training]>=0.4.4'
+test-lerobot: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot tests/integrations/lerobot tests/video
 test-oldest test-lerobot: test-%:
 	$(PYTHON) -m venv --clear .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* $(PACKAGES) 'hypothesis>=6.100' 'pytest>=8.0' \
 	  'pytest-timeout>=2.3' 'pytest-xdist>=3.7' psutil
-	$(if $(ON_TOP),.venv-$*/bin/uv pip install --quiet --python .venv-$* $(ON_TOP))
 	.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) $(TESTS)
 
 # What a killed process ran is lost, and so is all of chaos. RDMA runs in a guest. A failed test does not stop the report:

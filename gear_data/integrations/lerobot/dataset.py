@@ -1,0 +1,308 @@
+"""LeRobotDataset: LeRobot's dataset class, with frames and rows that gear-data reads."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.open import open_dataset
+from gear_data.errors import (
+    CorruptSourceError,
+    EpisodeIndexError,
+    InvalidArgumentError,
+    MissingExtraError,
+    UnknownArgumentError,
+    unknown_name,
+)
+from gear_data.integrations.lerobot.frame_items import FrameItems, Int64Array, Item, is_numbers, source_columns
+
+#: Arguments of LeRobot's class that say how LeRobot reads, or how it writes depth.
+_OF_LEROBOT = ("depth_output_unit", "download_videos", "video_backend")
+_TASK, _SUBTASK = "task_index", "subtask_index"
+
+
+class LeRobotDataset(torch.utils.data.Dataset[Item]):
+    """LeRobot's dataset class, with frames and rows that gear-data reads.
+
+    Items equal those of `lerobot.datasets.LeRobotDataset`, bit for bit. A DataLoader asks for the items of a batch in
+    one call: each group of pictures is decoded once, and kept for the next batches.
+
+    LeRobot's files stay where they are. The first use converts rows and indexes videos, into the cache of
+    `gear_data.open`. A dataset that is not on this machine is downloaded by LeRobot.
+
+    Args:
+        repo_id: LeRobot's name of the dataset.
+        root: its folder; None: where LeRobot keeps it.
+        episodes: numbers of the episodes to read; None: all.
+        image_transforms: applied to each camera of each item, as by LeRobot.
+        delta_timestamps: key -> seconds relative to an item's time. Their values are stacked.
+        tolerance_s: by how much the product of `delta_timestamps` and frames per second may differ from an integer,
+            in seconds.
+        revision: of the repository on the hub.
+        return_uint8: whether frames of videos are uint8; else float32 from 0 to 1.
+        dataset: the converted dataset, opened; None opens `root` by `gear_data.open`.
+        **options: `video_backend`, `download_videos` and `depth_output_unit` of LeRobot's class have no effect.
+
+    Attributes:
+        meta: LeRobot's own metadata.
+        root: the folder of LeRobot's files.
+
+    Raises:
+        MissingExtraError: LeRobot is not installed.
+        InvalidArgumentError: an argument out of its range.
+        UnknownNameError: `delta_timestamps` names no feature.
+        CorruptSourceError: the episodes differ from those of the metadata.
+        UnsupportedColumnError: a camera is a depth camera.
+        GearError: see `gear_data.open`.
+    """
+
+    def __init__(
+        self,
+        repo_id: str,
+        root: str | os.PathLike[str] | None = None,
+        episodes: Sequence[int] | None = None,
+        image_transforms: Callable[[Any], Any] | None = None,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        tolerance_s: float = 1e-4,
+        revision: str | None = None,
+        return_uint8: bool = False,
+        *,
+        dataset: Dataset | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        for name in options:
+            if name not in _OF_LEROBOT:
+                raise UnknownArgumentError(
+                    f"this class has no argument '{name}'", hint="record and edit with LeRobot's own class"
+                )
+        self.repo_id, self.tolerance_s, self.delta_timestamps = repo_id, tolerance_s, delta_timestamps
+        self.meta = _metadata(repo_id, root, revision)
+        self.root, self.revision = Path(self.meta.root), self.meta.revision
+        self.set_image_transforms(image_transforms)
+        deltas = _delta_steps(delta_timestamps or {}, self.meta.fps, tolerance_s)
+        self._dataset = open_dataset(str(self.root)) if dataset is None else dataset
+        self._items = FrameItems(self._dataset, self.meta.features, deltas, return_uint8, self._left_out())
+        self._check_episodes()
+        self.episodes = None if episodes is None else list(episodes)
+        self._positions = None if episodes is None else self._selected(episodes)
+        self._tasks = self.meta.tasks.index.tolist()
+        subtasks = getattr(self.meta, "subtasks", None) if _SUBTASK in self.meta.features else None
+        self._subtasks = None if subtasks is None else subtasks.index.tolist()
+
+    def __len__(self) -> int:
+        """Returns the number of frames of the episodes."""
+        return self.num_frames
+
+    def __getitem__(self, index: Any) -> Item:
+        """Returns the item of a frame: key -> tensor, and the text `task`.
+
+        Raises:
+            EpisodeIndexError: there is no such frame. It is an `IndexError` too.
+        """
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Item]:
+        """Returns the items of several frames, as a DataLoader asks for them.
+
+        Raises:
+            EpisodeIndexError: there is no such frame.
+        """
+        positions = np.array([self._checked(index) for index in indices], np.int64)
+        if self._positions is not None:
+            positions = self._positions[positions]
+        items = self._items(positions)
+        for item, position in zip(items, positions.tolist(), strict=True):
+            if self.image_transforms is not None:
+                for key in self.meta.camera_keys:
+                    item[key] = self.image_transforms(item[key])
+            item["task"] = self._text(item, _TASK, self._tasks, position)
+            if self._subtasks is not None:
+                item["subtask"] = self._text(item, _SUBTASK, self._subtasks, position)
+        return items
+
+    @property
+    def num_frames(self) -> int:
+        """The number of frames of the episodes."""
+        return self._dataset.num_steps if self._positions is None else len(self._positions)
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of episodes."""
+        return len(self._dataset) if self.episodes is None else len(self.episodes)
+
+    @property
+    def fps(self) -> int:
+        """Frames per second."""
+        return int(self.meta.fps)
+
+    @property
+    def features(self) -> Mapping[str, Any]:
+        """Key -> its declaration in `meta/info.json`."""
+        return self.meta.features  # type: ignore[no-any-return]
+
+    @cached_property
+    def absolute_to_relative_idx(self) -> dict[int, int] | None:
+        """Number of a frame in the whole dataset -> its number here; None if all episodes are here."""
+        if self._positions is None:
+            return None
+        return {position: number for number, position in enumerate(self._positions.tolist())}
+
+    @cached_property
+    def hf_dataset(self) -> Any:
+        """The rows of the episodes, as LeRobot's class has them: a `datasets.Dataset`. Made at the first use."""
+        reader = importlib.import_module("lerobot.datasets.lerobot_dataset").LeRobotDataset
+        whole = reader(self.repo_id, root=self.root, episodes=self.episodes, revision=self.revision)
+        return whole.hf_dataset
+
+    def set_image_transforms(self, image_transforms: Callable[[Any], Any] | None) -> None:
+        """Sets what is applied to each camera; None: nothing.
+
+        Raises:
+            InvalidArgumentError: it is not callable.
+        """
+        if image_transforms is not None and not callable(image_transforms):
+            raise InvalidArgumentError(f"image_transforms must be callable, not {image_transforms!r}")
+        self.image_transforms = image_transforms
+
+    def clear_image_transforms(self) -> None:
+        """Leaves cameras as they are."""
+        self.image_transforms = None
+
+    def __repr__(self) -> str:
+        return f"LeRobotDataset({self.repo_id!r}, {self.num_episodes} episodes, {self.num_frames} frames)"
+
+    def _checked(self, index: Any) -> int:
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise InvalidArgumentError(f"a frame is numbered by an integer, not {index!r}") from None
+        if not -len(self) <= number < len(self):
+            raise EpisodeIndexError(f"there is no frame {number}", hint=f"frames are 0 to {len(self) - 1}")
+        return number % len(self)
+
+    def _text(self, item: Item, key: str, texts: Sequence[str], position: int) -> str:
+        number = int(item[key])
+        if not 0 <= number < len(texts):
+            name = key.removesuffix("_index")
+            raise CorruptSourceError(
+                f"the frame has {name} {number}, and meta/{name}s.parquet has {len(texts)} {name}s",
+                file=str(self.root),
+                column=key,
+                row=position,
+                hint=f"repair meta/{name}s.parquet with LeRobot's tools",
+            )
+        return texts[number]
+
+    def _left_out(self) -> dict[str, npt.NDArray[Any]]:
+        """Returns the features of numbers that LeRobot's files have, and the converted dataset lacks."""
+        known = source_columns(self._dataset)
+        numbers = [key for key, feature in self.meta.features.items() if is_numbers(key, feature) and key not in known]
+        files = sorted(Path(self.root, "data").glob("*/*.parquet")) if numbers else []
+        stored = set(numbers).intersection(*(pq.read_schema(file).names for file in files))
+        missing = [key for key in numbers if key in stored and files]
+        tables = [pq.read_table(file, columns=missing) for file in files]
+        return {key: np.concatenate([_values(table.column(key)) for table in tables]) for key in missing}
+
+    def _check_episodes(self) -> None:
+        """Checks that the rows of each episode are where the metadata says."""
+        listed = self.meta.episodes
+        first, last = (np.array(listed[name], np.int64) for name in ("dataset_from_index", "dataset_to_index"))
+        own, numbers = self._dataset.offsets, self._items.episode_numbers
+        if (
+            np.array_equal(first, own[:-1])
+            and np.array_equal(last, own[1:])
+            and np.array_equal(numbers, np.arange(len(own) - 1))
+        ):
+            return
+        raise CorruptSourceError(
+            f"the rows are {len(own) - 1} episodes of {own[-1]} frames, and meta/episodes lists {len(first)} episodes "
+            f"at other rows",
+            file=str(self.root),
+            hint="compare them: gear-data lint FOLDER; for some episodes only, give episodes=[...] and all files",
+        )
+
+    def _selected(self, episodes: Sequence[int]) -> Int64Array:
+        """Returns the numbers of the frames of some episodes, in the order of the dataset."""
+        known = range(len(self._dataset))
+        for episode in episodes:
+            if episode not in known:
+                raise unknown_name("episode", episode, map(str, known))
+        offsets = self._dataset.offsets
+        rows = [np.arange(offsets[each], offsets[each + 1]) for each in sorted({*episodes})]
+        if not rows:
+            raise InvalidArgumentError("episodes is empty", hint="leave it out for all episodes")
+        return np.concatenate(rows)
+
+
+def use_gear_data() -> None:
+    """Lets LeRobot's training make datasets of gear-data, in this process and its DataLoader workers.
+
+    Call it before `make_dataset` or `lerobot_train.main`. Streaming datasets stay LeRobot's own.
+
+    Raises:
+        MissingExtraError: LeRobot is not installed.
+    """
+    _import("lerobot.datasets.factory").LeRobotDataset = LeRobotDataset
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"LeRobot is not installed, or lacks a part: {error}", hint="pip install 'lerobot[dataset]>=0.4.4'"
+        ) from error
+
+
+def _metadata(repo_id: str, root: str | os.PathLike[str] | None, revision: str | None) -> Any:
+    """Returns LeRobot's metadata of a dataset, whose files are on this machine."""
+    lerobot = _import("lerobot.datasets.lerobot_dataset")
+    meta = lerobot.LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
+    if not any(Path(meta.root, "data").rglob("*.parquet")):
+        # LeRobot's own class downloads the files to its folder.
+        meta = lerobot.LeRobotDataset(repo_id, root=root, revision=revision).meta
+    return meta
+
+
+def _values(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """Returns a column of Parquet as an array [rows, ...] of numbers; lists as one axis."""
+    values, rows = column.combine_chunks(), len(column)
+    while hasattr(values, "flatten") and pa.types.is_nested(values.type):
+        values = values.flatten()
+    return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(rows, *(() if len(values) == rows else (-1,)))
+
+
+def _delta_steps(delta_timestamps: Mapping[str, Sequence[float]], fps: float, tolerance: float) -> dict[str, list[int]]:
+    """Returns key -> steps, of times that are multiples of the time of a step.
+
+    Raises:
+        InvalidArgumentError: a time is none, or a key has no times.
+    """
+    if _TASK in delta_timestamps:
+        raise InvalidArgumentError("an item has one task", column=_TASK, hint="leave it out of delta_timestamps")
+    steps: dict[str, list[int]] = {}
+    for key, times in delta_timestamps.items():
+        if not times:
+            raise InvalidArgumentError("delta_timestamps has no times", column=key, hint="leave the key out")
+        steps[key] = [round(time * fps) for time in times]
+        for time, step in zip(times, steps[key], strict=True):
+            if abs(time * fps - step) / fps > tolerance:
+                raise InvalidArgumentError(
+                    f"delta_timestamps has {time} s, which is no multiple of 1/{fps:g} s within {tolerance:g} s",
+                    column=key,
+                    hint=f"the nearest is {step / fps:.6g}",
+                )
+    return steps

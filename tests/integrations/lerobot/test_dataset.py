@@ -1,0 +1,199 @@
+"""LeRobotDataset against the values of the files, and its place in LeRobot's training."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+import runpy
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gear_data
+from gear_data.errors import (
+    CorruptSourceError,
+    EpisodeIndexError,
+    InvalidArgumentError,
+    MissingExtraError,
+    UnknownArgumentError,
+    UnknownNameError,
+    UnsupportedColumnError,
+)
+from gear_data.integrations.lerobot import LeRobotDataset, use_gear_data
+from gear_data.video.decoding.frame_reader import FrameReader
+from tests.integrations.lerobot.conftest import Recorded
+from tests.support.cameras.filmed import FPS
+
+FRONT, WRIST = "observation.images.front", "observation.images.wrist"
+DELTAS = {FRONT: [-3, 0], WRIST: [0], "action": [-1, 0, 1, 7], "frame_index": [-1, 0, 2], "next.reward": [0]}
+
+
+def times(deltas: dict[str, list[int]]) -> dict[str, list[float]]:
+    return {key: [step / FPS for step in steps] for key, steps in deltas.items()}
+
+
+def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if key == "task":
+            assert found[key] == value
+        else:
+            assert found[key].numpy().dtype == value.dtype, key
+            np.testing.assert_array_equal(found[key].numpy(), value, key)
+
+
+@pytest.mark.parametrize("deltas", [{}, DELTAS], ids=["single", "stacked"])
+@pytest.mark.parametrize("uint8", [False, True])
+def test_items_have_the_values_of_the_files(recorded: Recorded, deltas: dict[str, list[int]], uint8: bool) -> None:
+    dataset = LeRobotDataset("a/b", recorded.root, delta_timestamps=times(deltas), return_uint8=uint8)
+    assert len(dataset) == dataset.num_frames == recorded.last[-1]
+    assert (dataset.num_episodes, dataset.episodes, dataset.absolute_to_relative_idx) == (5, None, None)
+    order = np.random.default_rng(0).permutation(len(dataset)).tolist()
+    for step, item in zip(order, dataset.__getitems__(order), strict=True):
+        check(item, recorded.item(step, deltas, uint8=uint8))
+    check(dataset[-1], recorded.item(len(dataset) - 1, deltas, uint8=uint8))
+
+
+def test_some_episodes(recorded: Recorded) -> None:
+    dataset = LeRobotDataset("a/b", recorded.root, episodes=[3, 1], delta_timestamps=times(DELTAS))
+    steps = [*range(recorded.first[1], recorded.last[1]), *range(recorded.first[3], recorded.last[3])]
+    assert (len(dataset), dataset.num_episodes, dataset.episodes) == (len(steps), 2, [3, 1])
+    assert dataset.absolute_to_relative_idx == {step: number for number, step in enumerate(steps)}
+    for step, item in zip(steps, dataset.__getitems__(range(len(steps))), strict=True):
+        check(item, recorded.item(step, DELTAS))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataloader_stacks_items(recorded: Recorded, workers: int) -> None:
+    dataset = LeRobotDataset("a/b", recorded.root, delta_timestamps=times(DELTAS))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=7, num_workers=workers)
+    step = 0
+    for batch in loader:
+        items = [recorded.item(each, DELTAS) for each in range(step, step + len(batch["task"]))]
+        assert batch["task"] == [item["task"] for item in items]
+        for key in items[0].keys() - {"task"}:
+            np.testing.assert_array_equal(batch[key].numpy(), np.stack([item[key] for item in items]), key)
+        step += len(items)
+    assert step == len(dataset)
+
+
+def test_a_batch_decodes_each_group_of_pictures_once(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = LeRobotDataset("a/b", recorded.root, delta_timestamps=times({FRONT: [-2, -1, 0], WRIST: [-1, 0]}))
+    calls = []
+    read_into = FrameReader.read_into
+
+    def counted(self: FrameReader, *arguments: Any) -> None:
+        calls.append(arguments)
+        read_into(self, *arguments)
+
+    monkeypatch.setattr(FrameReader, "read_into", counted)
+    dataset.__getitems__([5, 3, 4, 20])
+    assert len(calls) == 2  # one for each camera
+    dataset.__getitems__([1] * 40)
+    assert len(calls) == 4
+
+
+def test_image_transforms_are_applied_in_the_order_of_items(recorded: Recorded) -> None:
+    def noise(image: torch.Tensor) -> torch.Tensor:
+        return image + torch.rand(1)
+
+    dataset = LeRobotDataset("a/b", recorded.root, image_transforms=noise)
+    torch.manual_seed(3)
+    found = dataset.__getitems__([2, 9])
+    torch.manual_seed(3)
+    plain = LeRobotDataset("a/b", recorded.root).__getitems__([2, 9])
+    for item, other in zip(found, plain, strict=True):
+        for key in dataset.meta.camera_keys:
+            assert torch.equal(item[key], other[key] + torch.rand(1))
+    dataset.clear_image_transforms()
+    assert torch.equal(dataset[2][FRONT], plain[0][FRONT])
+    with pytest.raises(InvalidArgumentError, match="callable"):
+        dataset.set_image_transforms("blur")  # type: ignore[arg-type]
+
+
+def test_copies_and_pickles_give_the_same_items(recorded: Recorded) -> None:
+    dataset = LeRobotDataset("a/b", recorded.root)
+    dataset[0]
+    for other in (copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        check(other[4], recorded.item(4, {}))
+
+
+def test_an_open_dataset_is_taken(recorded: Recorded, tmp_path: Any) -> None:
+    gear_data.convert(recorded.root, tmp_path / "dataset", videos="link", progress=False)
+    ds = gear_data.open(tmp_path / "dataset")
+    check(LeRobotDataset("a/b", recorded.root, dataset=ds)[8], recorded.item(8, {}))
+    with pytest.raises(InvalidArgumentError, match="view"):
+        LeRobotDataset("a/b", recorded.root, dataset=ds.filter("length > 3"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"delta_timestamps": {"acton": [0.0]}}, UnknownNameError, "action"),
+        ({"delta_timestamps": {"action": []}}, InvalidArgumentError, "no times"),
+        ({"delta_timestamps": {"action": [0.03]}}, InvalidArgumentError, "no multiple"),
+        ({"delta_timestamps": {"task_index": [0.0]}}, InvalidArgumentError, "one task"),
+        ({"episodes": [0, 5]}, UnknownNameError, "episode"),
+        ({"episodes": []}, InvalidArgumentError, "empty"),
+        ({"image_transforms": 3}, InvalidArgumentError, "callable"),
+        ({"batch_encoding_size": 2}, UnknownArgumentError, "batch_encoding_size"),
+    ],
+)
+def test_wrong_arguments(recorded: Recorded, arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        LeRobotDataset("a/b", recorded.root, **arguments)
+
+
+@pytest.mark.parametrize(("index", "error"), [(10**6, EpisodeIndexError), (-(10**6), IndexError), ("a", ValueError)])
+def test_wrong_indices(recorded: Recorded, index: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        LeRobotDataset("a/b", recorded.root)[index]
+
+
+def test_damaged_metadata(recorded: Recorded) -> None:
+    dataset = LeRobotDataset("a/b", recorded.root)
+    dataset._tasks = dataset._tasks[:1]
+    with pytest.raises(CorruptSourceError, match=r"tasks\.parquet has 1 tasks"):
+        dataset[recorded.first[1]]
+    dataset.meta.episodes = (
+        {**dict(dataset.meta.episodes.items())}
+        if isinstance(dataset.meta.episodes, dict)
+        else {name: dataset.meta.episodes[name] for name in ("dataset_from_index", "dataset_to_index")}
+    )
+    dataset.meta.episodes["dataset_to_index"] = [each + 1 for each in dataset.meta.episodes["dataset_to_index"]]
+    with pytest.raises(CorruptSourceError, match="meta/episodes"):
+        dataset._check_episodes()
+    dataset.meta.features[FRONT]["info"]["video.is_depth_map"] = True
+    with pytest.raises(UnsupportedColumnError, match="depth"):
+        type(dataset._items)(dataset._dataset, dataset.meta.features, {})
+
+
+def test_training_makes_datasets_of_gear_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    factory = importlib.import_module("lerobot.datasets.factory")
+    monkeypatch.setattr(factory, "LeRobotDataset", None, raising=False)
+    arguments = []
+    train: Any = ModuleType("lerobot.scripts.lerobot_train")
+    train.main = lambda: arguments.append((list(sys.argv), factory.LeRobotDataset))
+    monkeypatch.setitem(sys.modules, "lerobot.scripts", ModuleType("lerobot.scripts"))
+    monkeypatch.setitem(sys.modules, train.__name__, train)
+    monkeypatch.setattr(sys, "argv", ["program", "train", "--steps=3"])
+    runpy.run_module("gear_data.integrations.lerobot", run_name="__main__")
+    assert [given[1:] for given, _ in arguments] == [["--steps=3"]]
+    assert [made for _, made in arguments] == [LeRobotDataset]
+    monkeypatch.setattr(sys, "argv", ["program", "record"])
+    with pytest.raises(SystemExit, match="usage"):
+        runpy.run_module("gear_data.integrations.lerobot", run_name="__main__")
+
+
+def test_lerobot_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lerobot", "lerobot.datasets.factory", "lerobot.datasets.lerobot_dataset"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match="pip install"):
+        use_gear_data()
+    with pytest.raises(MissingExtraError, match="pip install"):
+        LeRobotDataset("a/b")
