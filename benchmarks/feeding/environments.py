@@ -13,6 +13,8 @@ HERE = Path(__file__).resolve().parents[1]
 
 #: Environment -> newest CPython that the peer has wheels for, if older than ours.
 NEWEST_PYTHON = {"reverb": (3, 11)}
+#: Environment -> oldest CPython that the peer takes, if newer than ours.
+OLDEST_PYTHON = {"lerobot-0.6": (3, 12)}
 
 
 class ContenderError(Exception):
@@ -40,13 +42,14 @@ def is_installed(folder: Path, environment: str) -> bool:
 
 
 def base_interpreter(environment: str) -> str:
-    newest = NEWEST_PYTHON.get(environment)
-    if newest is None or sys.version_info[:2] <= newest:
+    wanted = min(sys.version_info[:2], NEWEST_PYTHON.get(environment, sys.version_info[:2]))
+    wanted = max(wanted, OLDEST_PYTHON.get(environment, wanted))
+    if wanted == sys.version_info[:2]:
         return sys.executable
-    name = f"python{newest[0]}.{newest[1]}"
+    name = f"python{wanted[0]}.{wanted[1]}"
     found = shutil.which(name)
     if found is None:
-        raise ContenderError(f"needs CPython {newest[0]}.{newest[1]}: {name} is not on PATH")
+        raise ContenderError(f"needs CPython {wanted[0]}.{wanted[1]}: {name} is not on PATH")
     return found
 
 
@@ -62,10 +65,13 @@ def install(venvs: Path, environment: str) -> None:
     print(f"installing {environment} into {folder}", file=sys.stderr)
     wanted = requirements(environment)
     for command in (
-        [base_interpreter(environment), "-m", "venv", str(folder)],
-        [str(venv_python(folder)), "-m", "pip", "install", "--quiet", "-r", str(wanted)],
+        [base_interpreter(environment), "-m", "venv", str(folder.resolve())],
+        [str(venv_python(folder.resolve())), "-m", "pip", "install", "--quiet", "-r", str(wanted)],
     ):
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        # Requirements may name this checkout.
+        done = subprocess.run(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False, cwd=HERE.parent
+        )
         if done.returncode:
             raise ContenderError(f"not installable: {last_line(done.stderr)}")
     shutil.copyfile(wanted, receipt(folder))

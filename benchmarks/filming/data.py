@@ -1,4 +1,4 @@
-"""LeRobot v3.0 datasets with one camera, made for benchmarks/video.py.
+"""LeRobot v3.0 datasets with cameras, made for benchmarks/video.py and lerobot_train.py.
 
 The files are written here, without gear_data, so that LeRobot and gear_data read the same ones.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,8 @@ def write_video(path: Path, codec: Codec, size: Size, seed: int) -> None:
         container.mux(stream.encode(None))
 
 
-def write_lerobot(folder: Path, codec: Codec, size: Size, seed: int) -> Path:
-    """Writes a LeRobot v3.0 dataset: one data file and one video file. Returns the folder."""
+def write_lerobot(folder: Path, codec: Codec, size: Size, seed: int, cameras: Sequence[str] = (CAMERA,)) -> Path:
+    """Writes a LeRobot v3.0 dataset: one data file, and one video file a camera. Returns the folder."""
     random = np.random.default_rng(seed)
     starts = np.arange(0, size.frames, size.episode)
     lengths = np.minimum(starts + size.episode, size.frames) - starts
@@ -117,24 +118,29 @@ def write_lerobot(folder: Path, codec: Codec, size: Size, seed: int) -> Path:
     columns["task_index"] = np.zeros(size.frames, np.int64)
     places = {"chunk_index": 0, "file_index": 0}
     _write_table(folder / _DATA.format(**places), columns)
-    video = folder / _VIDEO.format(video_key=CAMERA, **places)
-    write_video(video, codec, size, seed)
+    for number, camera in enumerate(cameras):
+        write_video(folder / _VIDEO.format(video_key=camera, **places), codec, size, seed + number)
+    parts = ("data", "meta/episodes", *(f"videos/{camera}" for camera in cameras))
     episodes: dict[str, Any] = {
         "episode_index": np.arange(count),
         "tasks": pa.array([["move"]] * count, pa.list_(pa.string())),
         "length": lengths,
-        **{f"{part}/{name}": zeros for part in ("data", "meta/episodes", f"videos/{CAMERA}") for name in places},
+        **{f"{part}/{name}": zeros for part in parts for name in places},
         "dataset_from_index": starts,
         "dataset_to_index": starts + lengths,
-        f"videos/{CAMERA}/from_timestamp": starts / FPS,
-        f"videos/{CAMERA}/to_timestamp": (starts + lengths) / FPS,
     }
+    for camera in cameras:
+        episodes[f"videos/{camera}/from_timestamp"] = starts / FPS
+        episodes[f"videos/{camera}/to_timestamp"] = (starts + lengths) / FPS
     _write_table(folder / "meta/episodes/chunk-000/file-000.parquet", episodes)
     pd.DataFrame({"task_index": [0]}, index=["move"]).to_parquet(folder / "meta/tasks.parquet")
     features: dict[str, Any] = {name: {"dtype": "float32", "shape": [vectors[name]], "names": None} for name in vectors}
-    features[CAMERA] = {
-        "dtype": "video", "shape": [size.height, size.width, 3], "names": ["height", "width", "channels"],
-        "info": {"video.fps": FPS, "video.height": size.height, "video.width": size.width, "video.channels": 3},
+    features |= {
+        camera: {
+            "dtype": "video", "shape": [size.height, size.width, 3], "names": ["height", "width", "channels"],
+            "info": {"video.fps": FPS, "video.height": size.height, "video.width": size.width, "video.channels": 3},
+        }
+        for camera in cameras
     }  # fmt: skip
     for name in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
         features[name] = {"dtype": "float32" if name == "timestamp" else "int64", "shape": [1], "names": None}

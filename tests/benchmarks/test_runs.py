@@ -318,6 +318,25 @@ def test_a_peer_of_joined_batches_that_ends_is_reported(run: Run) -> None:
     assert "ended with status" in result.record["results"]["lerobot"]["failure"]
 
 
+# lerobot_train.py
+
+
+def test_training_by_lerobot_needs_its_environment(run: Run) -> None:
+    result = run("training by LeRobot")
+    assert result.status == 0, result.errors
+    (table,) = result.record["tables"]
+    assert [(each["dataset"], each["workers"]) for each in table["rows"]] == [("gear", 0), ("lerobot", 0)]
+    assert all(each["failure"] == "not installed (run with --install)" for each in table["rows"])
+    assert "0 workers, gear-data to LeRobot: not measured" in result.printed
+
+
+def test_training_by_lerobot_that_ends_is_reported(run: Run) -> None:
+    """The tests' own environment has no LeRobot."""
+    result = run("training by LeRobot, elsewhere")
+    assert result.status == 0, result.errors
+    assert all("ended with status" in each["failure"] for each in result.record["tables"][0]["rows"])
+
+
 # augment.py
 
 

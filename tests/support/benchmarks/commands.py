@@ -57,6 +57,9 @@ COMMANDS = {
     "video": "video.py --quick --codecs av1 --frames 60 --seconds 0.02 --rounds 1 --cold-batches 1 --resize 0 "
     "--seed 1 --install --venvs {scratch}/venvs --json {json}",
     "memory of video": "video.py --quick --codecs h264 --leak --leak-batches 8 --python lerobot={python} --json {json}",
+    "training by LeRobot": "lerobot_train.py --quick --codecs av1 --frames 40 --seconds 0.02 --rounds 1 --step 0.01 "
+    "--workers 0 --backend pyav --seed 1 --install --venvs {scratch}/venvs --json {json}",
+    "training by LeRobot, elsewhere": "lerobot_train.py --quick --python lerobot-0.6={python} --json {json}",
     "recorders": "writer.py --quick --install --venvs {scratch}/venvs --python torchrl={python} "
     "--python flashbax={python} --python minari={python} --json {json}",
     "some recorders": "writer.py --quick --recorders gear-episode,lerobot --seconds 0.02 --rounds 2 --environments 2 "

@@ -1,0 +1,82 @@
+"""Contender of benchmarks/lerobot_train.py: the DataLoader of `lerobot-train`, with one of two datasets.
+
+--data is a LeRobot dataset. The process prints a line when it is ready. For each line `SECONDS STEP` it draws batches
+for that many seconds. After each batch it sleeps for STEP seconds, as a step on an accelerator would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from harness import claim_stdout, parse_arguments, say, versions_of
+
+CLASSES = {"gear": "gear_data.integrations.lerobot", "lerobot": "lerobot.datasets.lerobot_dataset"}
+
+
+def batches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields the batches that the training script of LeRobot 0.6.1 draws."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+    from lerobot.datasets import EpisodeAwareSampler
+    from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
+
+    meta = LeRobotDatasetMetadata("bench/data", root=args.data)
+    window = [step / meta.fps for step in range(1 - args.window, 1)]
+    dataset = importlib.import_module(CLASSES[args.dataset]).LeRobotDataset(
+        "bench/data", root=args.data, return_uint8=True, video_backend=args.backend,
+        delta_timestamps={**dict.fromkeys(meta.camera_keys, window), "observation.state": window, "action": window},
+    )  # fmt: skip
+    sampler = EpisodeAwareSampler(
+        dataset.meta.episodes["dataset_from_index"], dataset.meta.episodes["dataset_to_index"], shuffle=True,
+        seed=args.seed, absolute_to_relative_idx=dataset.absolute_to_relative_idx,
+    )  # fmt: skip
+    workers = {"prefetch_factor": 2, "persistent_workers": True} if args.workers else {}
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=args.batch_size, sampler=sampler, num_workers=args.workers, drop_last=False, **workers
+    )
+    while True:
+        yield from loader
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dataset", choices=CLASSES, required=True, help="whose dataset class")
+    parser.add_argument("--backend", default="pyav", help="LeRobot's decoder: torchcodec or pyav (default pyav)")
+    parser.add_argument("--workers", type=int, default=0, help="workers of the DataLoader (default 0)")
+    parser.add_argument("--window", type=int, default=8, help="steps of a sample (default 8)")
+
+
+def main() -> None:
+    args = parse_arguments(__doc__ or "", configure)
+    out = claim_stdout()
+    drawn = batches(args)
+    next(drawn)  # opens the dataset, compiles kernels, and starts the workers
+    say(out, {"ready": True})
+    for line in sys.stdin:
+        seconds, step = map(float, line.split())
+        count, waited, begun = 0, 0.0, time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            asked = time.perf_counter()
+            batch = next(drawn)
+            waited += time.perf_counter() - asked
+            count += 1
+            if step:
+                time.sleep(step)
+        cameras = {key: list(value.shape) for key, value in batch.items() if ".images." in key and value.ndim > 3}
+        record = {
+            "batches": count,
+            "frames": count * sum(shape[0] * shape[1] for shape in cameras.values()),
+            "seconds": time.perf_counter() - begun,
+            "waited": waited,
+            "versions": versions_of("lerobot", "torch", "av"),
+        }
+        say(out, record)
+
+
+if __name__ == "__main__":
+    main()
