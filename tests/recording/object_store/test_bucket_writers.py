@@ -178,29 +178,28 @@ def test_a_lost_race_is_merged_again(url: str, server: S3Server) -> None:
 def test_a_first_generation_while_another_writer_opens(url: str, server: S3Server) -> None:
     """The first generation appears before each request of the opening."""
     request = 0
-    while True:
-        place = f"{url}/{request}"
-        first, seen = gear_data.Writer(place), []
+    while opened_beside(f"{url}/{request}", server, request):
+        request += 1
+    assert request > 2
+
+
+def opened_beside(url: str, server: S3Server, request: int) -> bool:
+    """Opens a Writer while another one publishes before a request of the opening. Returns whether there is this one."""
+    seen: list[str] = []
+    with gear_data.Writer(url) as first:
         add_episodes(first, [0])
 
-        def interfere(method: str, path: str, count: int = request, first: gear_data.Writer = first) -> None:
+        def interfere(method: str, path: str) -> None:
             seen.append(path)
-            if len(seen) == count + 1:
+            if len(seen) == request + 1:
                 first.seal()
 
         server.before = interfere
-        second = gear_data.Writer(place)
-        server.reset()
-        if len(seen) <= request:
-            break
-        add_episodes(second, [1])
-        second.close()
-        assert numbers_in(gear_data.open(place)) == [0, 1]
-        first.close()
-        request += 1
-    assert request > 2
-    first.close()
-    second.close()
+        with gear_data.Writer(url) as second:
+            server.reset()
+            add_episodes(second, [1])
+    assert sorted(numbers_in(gear_data.open(url))) == [0, 1]
+    return len(seen) > request
 
 
 def puts_manifest(method: str, path: str) -> bool:
