@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from gear_data.common.typed_json import resolved
 from gear_data.errors import ManifestError, UnsupportedColumnError, unknown_name
+from gear_data.words import DepthUnit
 
 #: Dtypes of fixed-size columns. `bool` is stored as uint8 0 or 1: Arrow packs booleans into bits, and bits cannot be
 #: collected by copying bytes.
@@ -71,18 +72,45 @@ def mask_column(name: str) -> ColumnSpec:
 
 
 @dataclass(frozen=True)
+class DepthFormat:
+    """The meaning of the 12-bit numbers of a depth video. `gear_data.video.depth` has the formula.
+
+    Attributes:
+        minimum, maximum: metres of the numbers 0 and 4095.
+        shift: metres that are added before the logarithm.
+        logarithmic: whether the numbers are linear in the logarithm of the shifted depth, not in the depth.
+        unit: the unit in which frames are read.
+    """
+
+    minimum: float
+    maximum: float
+    shift: float
+    logarithmic: bool
+    unit: DepthUnit
+
+    @property
+    def sound(self) -> bool:
+        """Whether the numbers have an order, and all of them a finite depth."""
+        numbers = (self.minimum, self.maximum, self.shift)
+        finite = all(map(math.isfinite, numbers)) and self.minimum < self.maximum
+        return finite and (not self.logarithmic or self.minimum + self.shift > 0)
+
+
+@dataclass(frozen=True)
 class VideoFormat:
     """The frames of a camera whose steps are stored as video.
 
     Attributes:
         height, width, channels: of a frame.
         fps: frames per second; None if unknown.
+        depth: the meaning of the numbers of a depth video, which has one channel; None: the frames are RGB.
     """
 
     height: int
     width: int
     channels: int = 3
     fps: float | None = None
+    depth: DepthFormat | None = None
 
 
 #: Axes of a step at most: an array of NumPy has 64, and a batch has two more than a step.
@@ -99,6 +127,7 @@ class VideoRecord(msgspec.Struct, frozen=True):
     width: int
     channels: int
     fps: float | None
+    depth: DepthFormat | None = None
 
 
 @resolved
@@ -126,7 +155,7 @@ class ColumnSpec:
         source: name of the column in the source; None if the name is the same.
         has_final: whether the final observation, which follows the last step, has this column.
         video: the frames, if the steps are stored as video; None: the steps are in the shards. A video's steps have
-            dtype `uint8` and shape (height, width, channels).
+            shape (height, width, channels) and dtype `uint8`, or `float32` if they are depth.
         element_names: names of the elements of a scalar or vector, such as a robot's joints; empty if unknown. The
             fingerprint leaves them out.
     """
@@ -144,6 +173,11 @@ class ColumnSpec:
     def role(self) -> Role:
         """Returns the role that follows from the name."""
         return role_of(self.name)
+
+    @property
+    def depth(self) -> DepthFormat | None:
+        """The meaning of the numbers of a depth video; None of all other columns."""
+        return None if self.video is None else self.video.depth
 
     @property
     def variable_length(self) -> bool:
@@ -254,7 +288,7 @@ class ColumnSpec:
 def video_column(name: str, frames: VideoFormat, source: str | None = None) -> ColumnSpec:
     """Returns the column of a camera whose steps are stored as video."""
     shape = (frames.height, frames.width, frames.channels)
-    return ColumnSpec(name, "uint8", shape, source=source, video=frames)
+    return ColumnSpec(name, "uint8" if frames.depth is None else "float32", shape, source=source, video=frames)
 
 
 def split_cameras(columns: Iterable[ColumnSpec]) -> tuple[tuple[ColumnSpec, ...], tuple[ColumnSpec, ...]]:
@@ -372,6 +406,7 @@ class Schema:
                 "width": column.video.width,
                 "channels": column.video.channels,
                 "fps": column.video.fps,
+                **({} if column.depth is None else {"depth": asdict(column.depth)}),
             }
             for column in self.videos
             if column.video is not None
@@ -387,10 +422,14 @@ class Schema:
 
 
 def _video_of(record: VideoRecord) -> ColumnSpec:
-    """Returns the column of a record. Raises ManifestError if a frame has no pixels."""
+    """Returns the column of a record. Raises ManifestError if a frame has no pixels, or its depth no meaning."""
     if min(record.height, record.width, record.channels) < 1:
         raise ManifestError(
             f"no video can have frames of {record.height} x {record.width} x {record.channels}", column=record.name
         )
-    frames = VideoFormat(record.height, record.width, record.channels, record.fps)
+    if record.depth is not None and not (record.depth.sound and record.channels == 1):
+        raise ManifestError(
+            f"no video of {record.channels} channels can have depth of {record.depth}", column=record.name
+        )
+    frames = VideoFormat(record.height, record.width, record.channels, record.fps, record.depth)
     return video_column(record.name, frames, record.source)

@@ -36,6 +36,8 @@ SourceFormat = Literal[
 ]
 #: What becomes of video files: `VideoStorage(mode=...)`.
 VideoMode = Literal["keep", "link", "frames", "jpeg"]
+#: The unit of quantised depth: metres or millimetres: `VideoStorage(depth_unit=...)`.
+DepthUnit = Literal["mm", "m"]
 #: What becomes of steps that only reset an environment: `EpisodeBoundaries(reset_steps=...)`.
 ResetSteps = Literal["drop", "keep"]
 #: What becomes of a malformed episode: `convert(on_bad_episode=...)`.

@@ -108,7 +108,7 @@ class NormalizedDataset:
     def form(self, name: str) -> tuple[Any, ...]:
         """Returns what the statistics of a column are of: their number, and what is subtracted."""
         parts = self.stored_parts(name)
-        width = sum(3 if part.video else statistics_width(part) for part in parts)
+        width = sum(part.shape[-1] if part.video else statistics_width(part) for part in parts)
         own = self.relative.get(name)
         if own is None:
             return (width,)

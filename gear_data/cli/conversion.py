@@ -21,7 +21,7 @@ from gear_data.cli.arguments import (
 )
 from gear_data.common.progress import format_bytes, pluralize
 from gear_data.errors import InvalidArgumentError
-from gear_data.words import EngineName, OnBadEpisode, ResetSteps, SourceFormat, VideoMode
+from gear_data.words import DepthUnit, EngineName, OnBadEpisode, ResetSteps, SourceFormat, VideoMode
 
 
 def add_commands(commands: Any) -> None:
@@ -110,6 +110,8 @@ def _add_videos(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--videos", choices=get_args(VideoMode), default="keep", help=help)
     help = "height and width of the frames of --videos frames and jpeg; default: as in the video"
     parser.add_argument("--video-size", type=frame_size, metavar="HxW", help=help)
+    help = "unit of LeRobot's quantised depth videos: millimetres (default) or metres"
+    parser.add_argument("--depth-unit", choices=get_args(DepthUnit), default="mm", help=help)
 
 
 def _source_options(options: argparse.Namespace, **videos: Any) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def _convert(options: argparse.Namespace) -> int:
     report = gear_data.convert(
         options.sources,
         options.destination,
-        **_source_options(options, mode=options.videos, size=options.video_size),
+        **_source_options(options, mode=options.videos, size=options.video_size, depth_unit=options.depth_unit),
         shard_bytes=options.shard_bytes,
         on_bad_episode=options.on_bad_episode,
         strict=options.strict,

@@ -25,6 +25,8 @@ BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
 #: `Output.camera`: uint8 [H, W, 3]; and [3, H, W], uint8, from 0 to 1 or normalised.
 CHANNELS_LAST, CHANNELS_FIRST = "channels_last", "channels_first"
+#: `Output.camera` of depth: unit -> the word. A step is [H, W, 1] or [1, H, W] of floats.
+DEPTH: Mapping[str, str] = {"m": "depth_m", "mm": "depth_mm"}
 
 #: Far more than any memory holds, and far below the sizes that overflow int64.
 _MAX_BATCH_BYTES = 1 << 40
@@ -129,8 +131,8 @@ class Output:
             `shift`, the steps are relative to the next state, and the window is padding if there is none. The sum of
             `discounts` ends at the next state. `width` is 1, except with `shift`.
         table: numbers [2, n + 1]; output = table[last step of the hop is terminal, hop]. See `NextState`.
-        camera: `CHANNELS_LAST` or `CHANNELS_FIRST`: the column is a camera. A decoder writes its frames, not a kernel.
-            A normalised camera has `CHANNELS_FIRST`.
+        camera: `CHANNELS_LAST`, `CHANNELS_FIRST`, or one of `DEPTH`: the column is a camera. A decoder writes its
+            frames, not a kernel. A normalised camera of RGB has `CHANNELS_FIRST`.
         half: `float16` or `bfloat16`: the dtype to which float32 values are rounded.
         real: elements of the last axis that the column has, if `shape` has more: the others are zeros. `mean`, `scale`
             and `fill` are of these elements. None: all.

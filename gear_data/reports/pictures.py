@@ -58,7 +58,17 @@ def encode_steps(dataset: Dataset, position: int, spec: ColumnSpec, steps: npt.N
         values = dataset.values(spec.name, position, position + 1)
         return [_from_bytes(values[step].as_py()) for step in steps.tolist()]
     episode: Episode = dataset[position]
-    return [_encode(_image(frame, spec.shape)) for frame in episode[spec.name][steps]]
+    frames = episode[spec.name][steps]
+    if spec.depth is not None:
+        frames = _shades(frames)
+    return [_encode(_image(frame, spec.shape)) for frame in frames]
+
+
+def _shades(depth: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Returns depth as uint8: the nearest of the pictures' pixels is black, the farthest white."""
+    first, last = depth.min(), depth.max()
+    shades: npt.NDArray[np.uint8] = ((depth - first) * (255 / max(last - first, 1e-6))).astype(np.uint8)
+    return shades
 
 
 def _from_bytes(encoded: bytes) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,9 +26,10 @@ from gear_data.storage.statistics import ColumnStatistics, StatisticsRecord, sta
 from gear_data.storage.variable_columns import OFFSET_BYTES, VariableBuffers
 from gear_data.video.index_tables import TABLE_FILES
 
-#: Newest known version. A dataset has the lowest version that reads it: 4 if it has video files without checksums, 3 if
-#: its columns were edited (see `ShardEntry.names`), 2 if it has a step mask, which version 1 would ignore, else 1.
-FORMAT_VERSION = 4
+#: Newest known version. A dataset has the lowest version that reads it: 5 if it has depth videos, which older versions
+#: would read as RGB, 4 if it has video files without checksums, 3 if its columns were edited (see `ShardEntry.names`),
+#: 2 if it has a step mask, which version 1 would ignore, else 1.
+FORMAT_VERSION = 5
 MANIFEST_NAME = "manifest.json"
 #: The table of the steps that windows may use, and its file.
 STEP_MASK, STEP_MASK_FILE = "step_mask", "step_mask.arrow"
@@ -243,6 +244,8 @@ class Manifest:
 
     @property
     def _version(self) -> int:
+        if any(camera.depth is not None for camera in self.schema.videos):
+            return 5
         videos = self.provenance.get("videos")
         if isinstance(videos, Mapping) and videos.get("unread"):
             return 4
@@ -465,8 +468,8 @@ def check_inside(name: str, manifest: str) -> None:
 def fingerprint(schema: Schema, contents: bytes) -> str:
     """Returns the fingerprint of a dataset: a hash of its schema and contents.
 
-    It is xxh3-128 of the names, dtypes and shapes of source columns and videos, and of the episodes' content hashes in
-    order.
+    It is xxh3-128 of the names, dtypes and shapes of source columns and videos, of the meaning of depth, and of the
+    episodes' content hashes in order.
 
     Layout (shards, sizes) and provenance are left out, so equal contents have equal fingerprints.
 
@@ -476,7 +479,7 @@ def fingerprint(schema: Schema, contents: bytes) -> str:
     """
     digest = xxhash.xxh3_128()
     columns = [[c.name, c.dtype, list(c.shape), c.has_final] for c in schema.source_columns]
-    columns += [[c.name, "video", list(c.shape), False] for c in schema.videos]
+    columns += [[c.name, "video", list(c.shape), False if c.depth is None else asdict(c.depth)] for c in schema.videos]
     digest.update(json.dumps(sorted(columns)).encode())
     digest.update(contents)
     return digest.hexdigest()

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.schema import DepthFormat
 from gear_data.video.decoding.frame_reader import FrameReader
+from gear_data.video.decoding.targets import RgbFrames
+from gear_data.video.depth import NUMBERS, DepthFrames, depth_values
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.segments import VideoSegments
 
@@ -87,33 +90,35 @@ def _key_frames(index: VideoIndex, number: int) -> Int64Array:
     return np.where(shown, rank[np.where(shown, key, video.frames)], np.arange(video.num_frames))
 
 
-def count_values(reader: FrameReader, sample: FrameSample) -> Int64Array:
-    """Decodes a sample, and counts the values of each channel: int64 [3, 256].
+def count_values(reader: FrameReader, sample: FrameSample, *, depth: bool = False) -> Int64Array:
+    """Decodes a sample, and counts the values of each channel: int64 [3, 256], or of depth the numbers, [1, 4096].
 
     Raises the errors of `FrameReader.read`.
     """
-    counts = np.zeros((3, 256), np.int64)
+    channels, values = (1, np.arange(NUMBERS, dtype=np.uint16)) if depth else (3, np.arange(256, dtype=np.uint8))
+    counts = np.zeros((channels, len(values)), np.int64)
     if not len(sample):
         return counts
     video = reader.index.file(int(sample.file[0]))
     height, width = reader.options.size or (video.height, video.width)
-    at_once = max(1, _BYTES_AT_ONCE // (height * width * 3))
+    at_once = max(1, _BYTES_AT_ONCE // (height * width * channels * values.itemsize))
     stride = max(1, max(height, width) // _SIDE) if max(height, width) >= _LARGE_SIDE else 1
     for start in range(0, len(sample), at_once):
         rows = slice(start, start + at_once)
-        frames = np.empty((len(sample.file[rows]), height, width, 3), np.uint8)
-        reader.read(sample.file[rows], sample.frame[rows], frames)
+        frames = np.empty((len(sample.file[rows]), height, width, channels), values.dtype)
+        target = DepthFrames(frames, height, width, values) if depth else RgbFrames(frames)
+        reader.read_into(target, sample.file[rows], sample.frame[rows])
         thinned = frames[:, ::stride, ::stride]
-        for channel in range(3):
-            counts[channel] += np.bincount(thinned[..., channel].reshape(-1), minlength=256)
+        for channel in range(channels):
+            counts[channel] += np.bincount(thinned[..., channel].reshape(-1), minlength=len(values))
     return counts
 
 
 @dataclass(frozen=True, eq=False)
 class FrameStatistics:
-    """Statistics of the values 0 to 255 for each channel.
+    """Statistics of the values 0 to 255, or of depth, for each channel.
 
-    Arrays are float64 [3]; `quantiles` is [probabilities, 3].
+    Arrays are float64 [channels]; `quantiles` is [probabilities, channels].
     """
 
     mean: npt.NDArray[np.float64]
@@ -123,9 +128,14 @@ class FrameStatistics:
     quantiles: npt.NDArray[np.float64]
 
 
-def frame_statistics(counts: Int64Array) -> FrameStatistics:
-    """Returns the statistics of values that occur `counts` times, int64 [3, 256]."""
-    values = np.arange(256, dtype=np.float64)
+def frame_statistics(counts: Int64Array, depth: DepthFormat | None = None) -> FrameStatistics:
+    """Returns the statistics of values.
+
+    Args:
+        counts: the result of `count_values`.
+        depth: the meaning of numbers of depth; None: the values are 0 to 255.
+    """
+    values = np.arange(256, dtype=np.float64) if depth is None else depth_values(depth).astype(np.float64)
     total = counts.sum(axis=1)
     mean = counts @ values / total
     present = counts > 0
@@ -135,7 +145,7 @@ def frame_statistics(counts: Int64Array) -> FrameStatistics:
     return FrameStatistics(
         mean=mean,
         std=np.sqrt(np.maximum(counts @ values**2 / total - mean**2, 0)),
-        min=present.argmax(axis=1).astype(np.float64),
-        max=255.0 - present[:, ::-1].argmax(axis=1),
-        quantiles=(reached >= needed[..., None]).argmax(axis=2).astype(np.float64),
+        min=values[present.argmax(axis=1)],
+        max=values[len(values) - 1 - present[:, ::-1].argmax(axis=1)],
+        quantiles=values[(reached >= needed[..., None]).argmax(axis=2)],
     )

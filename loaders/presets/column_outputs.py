@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.output import CHANNELS_FIRST, CHANNELS_LAST, Output, RelativeTo
+from gear_data.collection.output import CHANNELS_FIRST, CHANNELS_LAST, DEPTH, Output, RelativeTo
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest, affine
@@ -93,7 +93,7 @@ def _camera(
     mean: npt.NDArray[np.float64] | None,
     scale: npt.NDArray[np.float64] | None,
 ) -> Output:
-    """Returns the output of a camera. A normalised camera has floats."""
+    """Returns the output of a camera. A normalised camera has floats, and so has depth."""
     spec, shift = item.spec, _shift(batch_format, item)
     if shift < 0:
         raise InvalidArgumentError(
@@ -105,17 +105,23 @@ def _camera(
     fill: Any = batch_format.fill.get(spec.name, 0) if item.own else 0
     if item.own and batch_format.normalize_padding and mean is not None and scale is not None:
         fill = ((fill - mean) * scale).reshape(channels, 1, 1)
+    if spec.depth is not None:
+        dtype = _dtype(batch_format, request, item, normalised=mean is not None)
+        camera = DEPTH[spec.depth.unit]
+    else:
+        dtype = (request.float_dtype or batch_format.dtype or "float32") if floats else "uint8"
+        camera = CHANNELS_FIRST if first else CHANNELS_LAST
     return Output(
         item.key,
         spec.name,
-        (request.float_dtype or batch_format.dtype or "float32") if floats else "uint8",
+        dtype,
         (channels, height, width) if first else spec.shape,
         fill=fill,
         mean=mean,
         scale=scale,
         padding=batch_format.column_padding,
         shift=shift,
-        camera=CHANNELS_FIRST if first else CHANNELS_LAST,
+        camera=camera,
         **column_positions(batch_format, request, spec),
     )
 

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.buffers import Allocate, BufferPool, plain_memory
-from gear_data.collection.output import CHANNELS_FIRST, Output, Padding
+from gear_data.collection.output import CHANNELS_FIRST, DEPTH, Output, Padding
 from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.presets.transitions import INTERVALS
 from gear_data.loaders.video.letterbox import LetterboxFrames
 from gear_data.loaders.video.planar_frames import PlanarFrames, PlanarPool
 from gear_data.loaders.video.readers import CameraReaders
-from gear_data.loaders.video.value_frames import ValueFrames
+from gear_data.loaders.video.value_frames import ValueFrames, depth_frames
 from gear_data.loaders.window_source import WindowSource
 from gear_data.selection.windows import Int64Array, Windows
 from gear_data.video.decoding.decoder import NoPlanesError
@@ -180,6 +180,7 @@ class CameraCollector:
         fill = self._cameras[number].fill
         if (
             self._cameras[number].absent
+            or self._cameras[number].camera in DEPTH.values()
             or np.ndim(fill)
             or any(not np.array_equal(outputs[number].fill, fill) for outputs in self._outputs.values())
         ):
@@ -268,7 +269,12 @@ class CameraCollector:
         """
         output = self._outputs[wanted.dataset][number]
         reader, hint = self._readers.reader(wanted.dataset, output.source), _hint(wanted, ahead)
-        target: FrameTarget = ValueFrames(output, frames) if output.camera == CHANNELS_FIRST else RgbFrames(frames)
+        spec = self._components[wanted.dataset].request.schema[output.source]
+        target: FrameTarget
+        if spec.depth is not None:
+            target = depth_frames(output, spec.depth, spec.shape[:2], frames)
+        else:
+            target = ValueFrames(output, frames) if output.camera == CHANNELS_FIRST else RgbFrames(frames)
         if output.source in self._components[wanted.dataset].letterboxed:
             target = LetterboxFrames(target)
         reader.read_into(target, wanted.file, wanted.frame, wanted.places, hint)

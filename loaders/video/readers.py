@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gear_data.common.fork_lock import fork_safe_lock
@@ -46,6 +47,9 @@ class CameraReaders:
         stored = component.dataset.schema[component.stored_name(camera)].shape[:2]
         whole = stored == wanted or camera in component.letterboxed
         options = self._options.decoding(None if whole else (wanted[0], wanted[1]))
+        if component.request.schema[camera].depth is not None:
+            # The other libraries give RGB of 8 bits only.
+            options = replace(options, backend="pyav")
         with self._lock:
             if (number, options) not in self._readers:
                 videos = component.dataset.store.videos

@@ -43,13 +43,22 @@ def _size(value: Any) -> Size:
 
 
 def check_cameras(schemas: Iterable[Schema], resize: Resize | None) -> None:
-    """Checks that the cameras that `resize` names exist in a dataset.
+    """Checks the cameras of a loader's datasets, and that those that `resize` names exist in a dataset.
 
     Raises:
         UnknownNameError: no dataset has a camera of this name.
-        InvalidArgumentError: no dataset has a camera.
+        InvalidArgumentError: no dataset has a camera, or a camera is depth of two units.
     """
-    known = sorted({camera.name for schema in schemas for camera in schema.videos})
+    cameras = [camera for schema in schemas for camera in schema.videos]
+    known = sorted({camera.name for camera in cameras})
+    units: dict[str, str] = {}
+    for camera in cameras:
+        if camera.depth is not None and units.setdefault(camera.name, camera.depth.unit) != camera.depth.unit:
+            raise InvalidArgumentError(
+                f"one dataset has depth in {units[camera.name]}, and another in {camera.depth.unit}",
+                column=camera.name,
+                hint="convert both with one --depth-unit, or give it another name with rename",
+            )
     if resize is not None and not known:
         raise InvalidArgumentError(f"resize is {resize!r}, and the dataset has no cameras", hint="leave resize out")
     for name in resize if isinstance(resize, Mapping) else ():
@@ -61,6 +70,9 @@ def camera_sizes(
     schema: Schema, resize: Resize | None, batch_format: BatchFormat, chosen: Mapping[str, Sequence[str]]
 ) -> dict[str, Size]:
     """Returns camera -> its size in batches, of the cameras that are scaled.
+
+    Raises:
+        InvalidArgumentError: one of them is depth, of which no mean of pixels has a meaning.
 
     Args:
         schema: the columns.
@@ -76,6 +88,14 @@ def camera_sizes(
         sizes = {name: (side, side, LETTERBOX) for name, side in sides.items()}
     else:
         sizes = {}
+    for each in schema.videos:
+        if each.name in sizes and each.depth is not None:
+            others = {other.name: "(H, W)" for other in schema.videos if other.depth is None}
+            raise InvalidArgumentError(
+                "is depth, and depth is not scaled", column=each.name,
+                hint="name the other cameras: resize={" + ", ".join(f"'{name}': (H, W)" for name in others) + "}"
+                if others else "leave resize out",
+            )  # fmt: skip
     return {each.name: sizes[each.name] for each in schema.videos if each.name in sizes}
 
 

@@ -11,7 +11,9 @@ import numpy.typing as npt
 from gear_data.collection.output import Output, pixel_values
 from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
+from gear_data.schema import DepthFormat
 from gear_data.video.decoding.decoder import Decoder, Picture
+from gear_data.video.depth import DepthFrames, depth_values
 
 
 class ValueFrames:
@@ -43,3 +45,18 @@ class ValueFrames:
         decoder.write(picture, pixels)
         sources, targets = np.zeros(len(rows), np.int64), np.array(rows, np.int64)
         cpu.gather.channels_first(pixels.reshape(1, -1, self._channels), sources, targets, self._table, self._values)
+
+
+def depth_frames(output: Output, depth: DepthFormat, size: Sequence[int], frames: npt.NDArray[Any]) -> DepthFrames:
+    """Returns the target of a camera's depth.
+
+    Args:
+        output: the camera.
+        depth: the meaning of its numbers.
+        size: (H, W).
+        frames: [m, H, W, 1] or [m, 1, H, W] of the batch's dtype, C-contiguous.
+    """
+    values: npt.NDArray[Any] = depth_values(depth)
+    if output.mean is not None and output.scale is not None:
+        values = (values - output.mean) * output.scale
+    return DepthFrames(frames, size[0], size[1], values.astype(output.dtype).astype(output.array_dtype))

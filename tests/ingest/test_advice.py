@@ -24,6 +24,7 @@ from tests.support.advice.places import PLACES
 from tests.support.advice.robots import ROBOTS
 from tests.support.advice.rows import Array, lerobot, npz
 from tests.support.advice.tables import TABLES
+from tests.support.advice.videos import VIDEOS
 
 ROOT = Path(__file__).resolve().parents[2]
 ADVICE = {**FILES, **ARRAYS, **PLACES, **TABLES, **MAPPINGS, **ROBOTS}
@@ -35,11 +36,20 @@ def test_the_advice_works(name: str, tmp_path: Path) -> None:
     HINTS[name] = ADVICE[name].follow(tmp_path)
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("name", VIDEOS)
+def test_the_advice_about_videos_works(name: str, tmp_path: Path) -> None:
+    VIDEOS[name].follow(tmp_path)
+
+
 def test_every_advice_is_followed(tmp_path: Path) -> None:
     """Compares the advices in the code with the hints of the list."""
     for i, name in enumerate(ADVICE.keys() - HINTS.keys()):
         (tmp_path / str(i)).mkdir()
         HINTS[name] = ADVICE[name].follow(tmp_path / str(i))
+    for i, name in enumerate(VIDEOS):
+        (tmp_path / f"video{i}").mkdir()
+        _, HINTS[name] = VIDEOS[name].raised(tmp_path / f"video{i}")
     found = Advices(ROOT, "gear_data/ingest").places()
     patterns = {text: re.compile(".*".join(map(re.escape, text.split(VALUE))), re.DOTALL) for text in found}
     left = {text for text, pattern in patterns.items() if not any(map(pattern.search, HINTS.values()))}

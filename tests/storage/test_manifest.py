@@ -105,7 +105,7 @@ def test_another_checksum(value: Any, dataset: Path) -> None:
     with pytest.raises(ManifestError, match="checksum") as error:
         gear_data.open(dataset)
     assert error.value.hint is not None and "restore manifest.json" in error.value.hint
-    path.write_text(json.dumps(data | {"checksum": value, "version": 4}))
+    path.write_text(json.dumps(data | {"checksum": value, "version": 6}))
     with pytest.raises(VersionError):
         gear_data.open(dataset)
 
@@ -137,8 +137,8 @@ def test_no_dataset(tmp_path: Path) -> None:
 
 
 def test_newer_version(edit: Any) -> None:
-    path = edit(lambda data: data.update(version=4, schema="of another kind"))
-    with pytest.raises(VersionError, match="version 4 is newer than 3") as error:
+    path = edit(lambda data: data.update(version=6, schema="of another kind"))
+    with pytest.raises(VersionError, match="version 6 is newer than 5") as error:
         gear_data.open(path)
     assert "upgrade" in str(error.value)
     assert error.value.file == str(path / "manifest.json")

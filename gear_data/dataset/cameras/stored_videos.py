@@ -51,8 +51,8 @@ class StoredVideos:
 
         return FrameReader(self.index, self.packets, DecodeOptions())
 
-    def frames(self, camera: ColumnSpec, episodes: Int64Array, steps: Int64Array) -> npt.NDArray[np.uint8]:
-        """Decodes the frames of a camera at some steps: uint8 [n, H, W, 3].
+    def frames(self, camera: ColumnSpec, episodes: Int64Array, steps: Int64Array) -> npt.NDArray[Any]:
+        """Decodes the frames of a camera at some steps: uint8 [n, H, W, 3], or float32 [n, H, W, 1] of depth.
 
         Args:
             camera: the camera.
@@ -60,9 +60,22 @@ class StoredVideos:
             steps: int64 [n], a step of each episode.
         """
         segments = self.segments[camera.name]
-        out = np.empty((len(steps), *camera.shape), np.uint8)
+        out = np.empty((len(steps), *camera.shape), camera.dtype)
         if len(steps):
-            self.reader.read(segments.file[episodes], segments.first_frame[episodes] + steps, out)
+            from gear_data.video.depth import frame_target
+
+            target = frame_target(camera, out)
+            self.reader.read_into(target, segments.file[episodes], segments.first_frame[episodes] + steps)
+        return out
+
+    def depth_numbers(self, camera: ColumnSpec, episodes: Int64Array, steps: Int64Array) -> npt.NDArray[np.uint16]:
+        """Decodes the 12-bit numbers of a camera's depth: uint16 [n, H, W, 1]. See `frames`; n is at least 1."""
+        from gear_data.video.depth import NUMBERS, DepthFrames
+
+        segments = self.segments[camera.name]
+        out = np.empty((len(steps), *camera.shape), np.uint16)
+        target = DepthFrames(out, out.shape[1], out.shape[2], np.arange(NUMBERS, dtype=np.uint16))
+        self.reader.read_into(target, segments.file[episodes], segments.first_frame[episodes] + steps)
         return out
 
 

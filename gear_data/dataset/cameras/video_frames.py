@@ -16,19 +16,18 @@ _FRAMES_AT_ONCE = 32
 
 
 class VideoFrames:
-    """The frames of one camera in one episode: a lazy array [T, H, W, 3] of uint8.
+    """The frames of one camera in one episode: a lazy array [T, H, W, 3] of uint8, or [T, H, W, 1] of float32 depth.
 
     It is indexed as a NumPy array, and each access decodes the frames that it returns: `frames[3]`, `frames[10:20]`,
     `frames[[0, -1]]`, `frames[:, ::2, ::2]`. The results are new arrays. `numpy.asarray(frames)` decodes all frames. It
     can be pickled; unpickling opens the dataset again.
 
     Attributes:
-        dtype: uint8.
+        dtype: uint8, or float32 of depth.
         ndim: 4.
-        shape: (T, H, W, 3).
+        shape: (T, H, W, 3), or (T, H, W, 1) of depth.
     """
 
-    dtype = np.dtype(np.uint8)
     ndim = 4
 
     def __init__(self, store: DatasetStore, camera: str, episode: int) -> None:
@@ -36,9 +35,11 @@ class VideoFrames:
         self._camera = camera
         self._episode = episode
         self.shape: tuple[int, ...] = (int(store.lengths[episode]), *store.schema[camera].shape)
+        self.dtype: np.dtype[Any] = store.schema[camera].numpy_dtype
 
     def __repr__(self) -> str:
-        return f"VideoFrames({self._camera!r}, episode {self._episode}, {' x '.join(map(str, self.shape))} uint8)"
+        shape = " x ".join(map(str, self.shape))
+        return f"VideoFrames({self._camera!r}, episode {self._episode}, {shape} {self.dtype})"
 
     def __len__(self) -> int:
         """Returns the number of frames, T."""
@@ -52,7 +53,7 @@ class VideoFrames:
     @property
     def nbytes(self) -> int:
         """Number of bytes of all frames when they are decoded."""
-        return self.size
+        return self.size * self.dtype.itemsize
 
     def __getitem__(self, key: Any) -> npt.NDArray[Any]:
         """Returns frames, or parts of them, as NumPy indexes an array.
@@ -91,6 +92,6 @@ class VideoFrames:
         frames = self[:]
         return frames if dtype is None else frames.astype(dtype, copy=False)
 
-    def _decode(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    def _decode(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         episodes = np.full(len(steps), self._episode)
         return self._store.videos.frames(self._store.schema[self._camera], episodes, steps)

@@ -213,14 +213,15 @@ class ConversionSpec:
 
 
 def _group_record(group: Any) -> dict[str, Any]:
-    """Returns the values of a group under their names in a manifest; null for a default."""
+    """Returns the values of a group under their names in a manifest; null, or nothing, for a default."""
     default = type(group)()
-    return {
-        each.metadata.get("recorded", each.name): None
-        if (value := getattr(group, each.name)) == getattr(default, each.name)
-        else value
-        for each in fields(group)
-    }
+    record = {}
+    for each in fields(group):
+        value = getattr(group, each.name)
+        is_default = value == getattr(default, each.name)
+        if not (is_default and each.metadata.get("only_if_given")):
+            record[each.metadata.get("recorded", each.name)] = None if is_default else value
+    return record
 
 
 def _group_values(record: dict[str, Any], group: type[Any]) -> dict[str, Any]:

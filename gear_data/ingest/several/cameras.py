@@ -24,7 +24,7 @@ def united_cameras(parts: Sequence[NamedCameras]) -> tuple[ColumnSpec, ...]:
     The rate is unknown if it differs.
 
     Raises:
-        UnsupportedColumnError: a part lacks a camera, or has an ordinary column of its name.
+        UnsupportedColumnError: a part lacks a camera, or has an ordinary column of its name, or another kind of depth.
     """
     names = dict.fromkeys(spec.name for _, _, cameras in parts for spec in cameras)
     found: list[ColumnSpec] = []
@@ -40,8 +40,28 @@ def united_cameras(parts: Sequence[NamedCameras]) -> tuple[ColumnSpec, ...]:
                     column=name,
                     hint="leave the camera out with --columns, or convert the sources separately",
                 )
-        found.append(_united([spec for spec in specs if spec is not None]))
+        known = [spec for spec in specs if spec is not None]
+        for (part, _, _), spec in zip(parts, known, strict=True):
+            if spec.depth != known[0].depth:
+                raise UnsupportedColumnError(
+                    f"has {_depth_text(spec)} here, but {_depth_text(known[0])} in {parts[0][0]}",
+                    file=part,
+                    column=name,
+                    hint="convert each by itself, with --videos frames and one --depth-unit, and merge the datasets; "
+                    "or leave the camera out with --columns",
+                )
+        found.append(_united(known))
     return tuple(found)
+
+
+def _depth_text(spec: ColumnSpec) -> str:
+    if spec.depth is None:
+        return "RGB"
+    kind = "logarithmic" if spec.depth.logarithmic else "linear"
+    return (
+        f"{kind} depth of {spec.depth.minimum:g} to {spec.depth.maximum:g} m, shifted by {spec.depth.shift:g} m, in "
+        f"{spec.depth.unit}"
+    )
 
 
 def check_frame_sizes(parts: Sequence[NamedCameras]) -> None:
@@ -69,7 +89,7 @@ def _united(specs: Sequence[ColumnSpec]) -> ColumnSpec:
     first = specs[0]
     rates = {spec.video.fps for spec in specs if spec.video is not None}
     height, width, channels = first.shape
-    frames = VideoFormat(height, width, channels, rates.pop() if len(rates) == 1 else None)
+    frames = VideoFormat(height, width, channels, rates.pop() if len(rates) == 1 else None, first.depth)
     return video_column(first.name, frames, first.source if len({spec.source for spec in specs}) == 1 else None)
 
 

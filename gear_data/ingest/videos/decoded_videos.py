@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from gear_data.storage.episode_block import EpisodeBlock
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
+from gear_data.video.depth import frame_target
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange
 
@@ -61,7 +63,8 @@ class DecodedVideos(MappedSource):
         source: a source whose blocks have `EpisodeBlock.videos`, and whose cameras have the frames of the index.
         index: its files.
         packets: the bytes of the files.
-        videos: the mode, `FRAMES`: uint8 [H, W, 3], or `JPEG`: bytes; and the size to which the decoder scales frames.
+        videos: the mode, `FRAMES`: uint8 [H, W, 3], or float32 [H, W, 1] of depth; or `JPEG`: bytes; and the size to
+            which the decoder scales frames.
         skip_bad: whether episodes that cannot be decoded are left out.
         threads: threads that decode.
     """
@@ -84,7 +87,7 @@ class DecodedVideos(MappedSource):
         options = DecodeOptions(threads=threads, size=videos.size, cache_bytes=_PIECE_BYTES, strict=True)
         self._reader = FrameReader(index, packets, options)
         super().__init__(source, (*source.columns, *(self._column(spec) for spec in self._cameras)), NO_VIDEOS)
-        self._step_bytes = sum(int(np.prod(self._shape(spec))) for spec in self._cameras)
+        self._step_bytes = sum(int(np.prod(self._shape(spec))) * spec.numpy_dtype.itemsize for spec in self._cameras)
 
     def _shape(self, spec: ColumnSpec) -> tuple[int, ...]:
         return spec.shape if self._size is None else (*self._size, 3)
@@ -93,7 +96,7 @@ class DecodedVideos(MappedSource):
         """Returns the column in the shards of a camera."""
         if self._mode == JPEG:
             return ColumnSpec(spec.name, "binary", source=spec.source)
-        return ColumnSpec(spec.name, "uint8", self._shape(spec), source=spec.source)
+        return ColumnSpec(spec.name, spec.dtype, self._shape(spec), source=spec.source)
 
     def _pieces(self, block: EpisodeBlock) -> Iterator[EpisodeBlock]:
         return cut(block, block.offsets * self._step_bytes, _PIECE_BYTES)
@@ -108,10 +111,10 @@ class DecodedVideos(MappedSource):
                 columns[spec.name] = self._decoded(spec, piece, bad)
         return without(replace(piece, columns=columns, variable=variable, videos={}), bad)
 
-    def _decoded(self, spec: ColumnSpec, piece: EpisodeBlock, bad: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-        """Returns uint8 [steps, H, W, 3], and marks the episodes that cannot be decoded."""
+    def _decoded(self, spec: ColumnSpec, piece: EpisodeBlock, bad: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+        """Returns the steps of a camera, and marks the episodes that cannot be decoded."""
         offsets = piece.offsets
-        out = np.zeros((int(offsets[-1]), *self._shape(spec)), np.uint8)
+        out = np.zeros((int(offsets[-1]), *self._shape(spec)), spec.dtype)
         for episode in np.flatnonzero(~bad).tolist():
             first, last = offsets[episode : episode + 2].tolist()
             self._read(spec, piece, episode, 0, out[first:last], bad)
@@ -136,7 +139,7 @@ class DecodedVideos(MappedSource):
         piece: EpisodeBlock,
         episode: int,
         step: int,
-        out: npt.NDArray[np.uint8],
+        out: npt.NDArray[Any],
         bad: npt.NDArray[np.bool_],
     ) -> None:
         """Decodes frames of an episode from a step on; marks a failure as bad.
@@ -147,7 +150,7 @@ class DecodedVideos(MappedSource):
         segments = piece.videos[spec.name]
         frames = segments.first_frame[episode] + step + np.arange(len(out))
         try:
-            self._reader.read(np.full(len(out), segments.file[episode]), frames, out)
+            self._reader.read_into(frame_target(spec, out), np.full(len(out), segments.file[episode]), frames)
         except CorruptShardError as error:
             bad[episode] = True
             camera, row = spec.source or spec.name, int(piece.rows[episode])

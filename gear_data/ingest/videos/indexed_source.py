@@ -189,6 +189,8 @@ def _columns(videos: SourceVideos, staged: StagedVideos) -> tuple[ColumnSpec, ..
     for spec in videos.columns:
         video = first.get(spec.source or spec.name)
         if video is not None:
-            spec = video_column(spec.name, VideoFormat(video.height, video.width, 3, video.fps), spec.source)
+            channels = 3 if spec.depth is None else 1
+            frames = VideoFormat(video.height, video.width, channels, video.fps, spec.depth)
+            spec = video_column(spec.name, frames, spec.source)
         columns.append(spec)
     return tuple(columns)

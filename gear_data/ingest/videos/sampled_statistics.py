@@ -81,15 +81,16 @@ def sampled_statistics(
     statistics = {}
     lengths = episodes.column("length").to_numpy()
     with _Worker() as worker:
-        for name in (spec.name for spec in cameras):
+        for spec in cameras:
+            name = spec.name
             segments = VideoSegments(*(episodes.column(column).to_numpy() for column in segment_columns(name)))
-            needed = _Needed.of(index, files, choose_sample(index, segments, lengths))
+            needed = _Needed.of(index, files, choose_sample(index, segments, lengths), depth=spec.depth is not None)
             counts = worker.counts(needed) if shareable else needed.counts()
             if isinstance(counts, str):
                 message = f"a sample of the frames cannot be decoded: {counts}; the camera has no statistics"
                 findings.add(Finding("video-statistics-left-out", message, column=name))
                 continue
-            found = frame_statistics(counts)
+            found = frame_statistics(counts, spec.depth)
             frames = len(needed.sample)
             statistics[name] = ColumnStatistics(
                 counts.sum(axis=1), found.mean, found.std, found.min, found.max, frames, found.quantiles
@@ -104,29 +105,38 @@ class _Needed:
         tables: the tables of the sample's files.
         files: the files.
         sample: the frames, with numbers of these files.
+        depth: whether they are depth.
     """
 
-    def __init__(self, tables: tuple[pa.Table, pa.Table], files: Sequence[SourceFile], sample: FrameSample) -> None:
+    def __init__(
+        self,
+        tables: tuple[pa.Table, pa.Table],
+        files: Sequence[SourceFile],
+        sample: FrameSample,
+        depth: bool = False,
+    ) -> None:
         self.tables = tables
         self.files = files
         self.sample = sample
+        self.depth = depth
 
     @staticmethod
-    def of(index: VideoIndex, files: Sequence[SourceFile], sample: FrameSample) -> _Needed:
+    def of(index: VideoIndex, files: Sequence[SourceFile], sample: FrameSample, *, depth: bool = False) -> _Needed:
         """Returns the part of an index and of its files that a sample needs."""
         numbers, places = np.unique(sample.file, return_inverse=True)
         starts = offsets_of(index.files.column("packets").to_numpy())
         packets = [index.packets.slice(starts[i], starts[i + 1] - starts[i]) for i in numbers.tolist()]
         tables = index.files.take(numbers), pa.concat_tables(packets)
-        return _Needed(tables, [files[i] for i in numbers.tolist()], FrameSample(places.astype(np.int64), sample.frame))
+        sample = FrameSample(places.astype(np.int64), sample.frame)
+        return _Needed(tables, [files[i] for i in numbers.tolist()], sample, depth)
 
     def counts(self) -> Int64Array | str:
-        """Returns int64 [3, 256] of `count_values`, or the reason why there are none."""
+        """Returns what `count_values` returns, or the reason why it cannot."""
         reader = FrameReader(
             VideoIndex(*self.tables, "sample"), SourcePackets(self.files), DecodeOptions(cache_bytes=0, strict=True)
         )
         try:
-            return count_values(reader, self.sample)
+            return count_values(reader, self.sample, depth=self.depth)
         except GearError as error:
             return error.message
         except MemoryError:
@@ -150,7 +160,7 @@ class _Worker:
         process, connection = self._started()
         limit = _SECONDS + _SECONDS_PER_FRAME * len(needed.sample)
         try:
-            connection.send((needed.tables, needed.files, needed.sample))
+            connection.send((needed.tables, needed.files, needed.sample, needed.depth))
             if connection.poll(limit):
                 counts: Int64Array | str = connection.recv()
                 return counts

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from gear_data.common.keywords import check_group, suggest_fields
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.ingest.pipeline.names import canonical_name, is_column_name
-from gear_data.words import VideoMode
+from gear_data.words import DepthUnit, VideoMode
 
 #: Ways to store videos.
 MODES: tuple[VideoMode, ...] = get_args(VideoMode)
@@ -33,9 +33,11 @@ class VideoStorage:
             can, else as copies. `link` refers to them where they are. `frames` decodes them to uint8 columns
             [H, W, 3], and `jpeg` to a JPEG file of quality 95 for each step.
         size: (height, width) of the frames of `frames` and `jpeg`. None keeps the size of the video.
+        depth_unit: the unit of LeRobot's quantised depth: `mm` for whole millimetres, as LeRobot reads depth by
+            default, or `m` for metres.
 
     Raises:
-        UnknownNameError: there is no such mode.
+        UnknownNameError: there is no such mode or unit.
         InvalidArgumentError: a camera is no canonical name, a pattern is empty, the size is not two counts of pixels,
             or no frame is decoded to that size.
     """
@@ -44,11 +46,15 @@ class VideoStorage:
     cameras: Mapping[str, str] = field(default_factory=dict, metadata={"recorded": "video_columns"})
     mode: VideoMode = field(default="keep", metadata={"recorded": "videos"})
     size: tuple[int, int] | None = field(default=None, metadata={"recorded": "video_size"})
+    # Manifests of datasets without depth stay as they were.
+    depth_unit: DepthUnit = field(default="mm", metadata={"only_if_given": True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cameras", _checked_cameras(self.cameras))
         if self.mode not in MODES:
             raise unknown_name("way to store videos", self.mode, MODES)
+        if self.depth_unit not in get_args(DepthUnit):
+            raise unknown_name("unit of depth", self.depth_unit, get_args(DepthUnit))
         if self.size is not None:
             object.__setattr__(self, "size", _checked_size(self.size, self.mode))
 

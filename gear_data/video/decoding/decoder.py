@@ -72,8 +72,11 @@ class Decoder(Protocol):
             DecodeError: a packet does not decode.
         """
 
-    def write(self, picture: Picture, out: npt.NDArray[np.uint8]) -> None:
-        """Writes a frame as RGB into uint8 [H, W, 3], scaled to H and W."""
+    def write(self, picture: Picture, out: npt.NDArray[Any]) -> None:
+        """Writes a frame as RGB into uint8 [H, W, 3], scaled to H and W.
+
+        `pyav` also writes the 12-bit numbers of a frame of depth into uint16 [H, W, 1].
+        """
 
     def write_planes(self, picture: Picture, out: npt.NDArray[np.uint8]) -> YuvConversion:
         """Writes a frame as YUV into uint8 [bytes].

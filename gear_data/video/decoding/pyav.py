@@ -99,18 +99,19 @@ class PyavDecoder:
                 size = self._bytes[form] = sum(plane.buffer_size for plane in frame.planes)
             yield Picture(frame.pts, frame, form[1], form[2], size, frame.is_corrupt)
 
-    def write(self, picture: Picture, out: npt.NDArray[np.uint8]) -> None:
+    def write(self, picture: Picture, out: npt.NDArray[Any]) -> None:
         height, width, _ = out.shape
         # Bilinear: when it scales down it averages over the pixels that a new pixel covers.
-        frame = self._reformatter.reformat(picture.image, width, height, "rgb24", **self._scaling)
+        form = "gray12le" if out.dtype == np.uint16 else "rgb24"
+        frame = self._reformatter.reformat(picture.image, width, height, form, **self._scaling)
         plane = frame.planes[0]
-        pixels = np.frombuffer(plane, np.uint8)
-        if plane.line_size == 3 * width:
-            np.copyto(out.reshape(-1), pixels)
+        pixels, used = np.frombuffer(plane, np.uint8), out[0].nbytes
+        if plane.line_size == used:
+            np.copyto(out.reshape(-1).view(np.uint8), pixels)
         else:
             # FFmpeg aligns the rows of its frames.
             rows = pixels.reshape(height, plane.line_size)
-            np.copyto(out.reshape(height, 3 * width), rows[:, : 3 * width])
+            np.copyto(out.reshape(height, -1).view(np.uint8), rows[:, :used])
 
     def write_planes(self, picture: Picture, out: npt.NDArray[np.uint8]) -> YuvConversion:
         frame = picture.image

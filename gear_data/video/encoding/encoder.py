@@ -18,6 +18,9 @@ from gear_data.errors import InvalidArgumentError
 #: Name of a codec -> FFmpeg's encoder.
 ENCODERS = {"av1": "libsvtav1", "h264": "libx264", "mpeg4": "mpeg4"}
 PIXEL_FORMAT = "yuv420p"
+#: Codec, encoder, pixel format and options of depth, which LeRobot encodes without loss.
+DEPTH_CODEC, _DEPTH_ENCODER, DEPTH_PIXEL_FORMAT = "hevc", "libx265", "gray12le"
+DEPTH_OPTIONS = {"g": "2", "forced-idr": "1", "x265-params": "lossless=1:log-level=error"}
 #: A folder for each thread of this process.
 _THREADS = Path("/proc/self/task")
 
@@ -27,7 +30,7 @@ class VideoEncoder:
 
     Args:
         file: the path of the file, or a file that is open for writing and can seek.
-        codec: a name of `ENCODERS`.
+        codec: a name of `ENCODERS`; or `DEPTH_CODEC` for the numbers of depth.
         fps: frames per second.
         height, width: of the frames.
         options: of FFmpeg's encoder.
@@ -60,9 +63,10 @@ class VideoEncoder:
         self._container: Any = av.open(str(file) if isinstance(file, Path) else file, "w", format="mp4")
         try:
             self._stream = self._container.add_stream(
-                ENCODERS[codec], Fraction(fps).limit_denominator(100_000), options=dict(options)
+                ENCODERS.get(codec, _DEPTH_ENCODER), Fraction(fps).limit_denominator(100_000), options=dict(options)
             )
-            self._stream.pix_fmt, self._stream.width, self._stream.height = PIXEL_FORMAT, width, height
+            self._stream.pix_fmt = DEPTH_PIXEL_FORMAT if codec == DEPTH_CODEC else PIXEL_FORMAT
+            self._stream.width, self._stream.height = width, height
             self._open(options)
         except BaseException:
             self._container.close()
@@ -73,15 +77,15 @@ class VideoEncoder:
         """Bytes of the packets so far. The encoder holds some frames back."""
         return self._bytes
 
-    def add(self, frames: npt.NDArray[np.uint8], *, begins: bool) -> None:
-        """Encodes frames, uint8 [n, H, W, 3].
+    def add(self, frames: npt.NDArray[Any], *, begins: bool) -> None:
+        """Encodes frames, uint8 [n, H, W, 3], or numbers of depth, uint16 [n, H, W].
 
         Args:
             frames: the frames.
             begins: whether an episode begins with them.
         """
         for number, pixels in enumerate(frames):
-            frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+            frame = self._frame(np.ascontiguousarray(pixels))
             frame.pts = self.frames
             if begins and number == 0:
                 frame.pict_type = self._av.video.frame.PictureType.I
@@ -99,6 +103,18 @@ class VideoEncoder:
         """Closes the file. It is of no use."""
         self._container.close()
 
+    def _frame(self, pixels: npt.NDArray[Any]) -> Any:
+        if pixels.dtype == np.uint8:
+            return self._av.VideoFrame.from_ndarray(pixels, format="rgb24")
+        # PyAV 15 copies such an array wrongly where FFmpeg aligns the rows of a frame.
+        height, width = pixels.shape
+        frame = self._av.VideoFrame(width, height, DEPTH_PIXEL_FORMAT)
+        (plane,) = frame.planes
+        rows = np.zeros((plane.buffer_size // plane.line_size, plane.line_size // 2), np.uint16)
+        rows[:height, :width] = pixels
+        plane.update(rows)
+        return frame
+
     def _open(self, options: Mapping[str, str]) -> None:
         context = self._stream.codec_context
         try:
@@ -113,8 +129,8 @@ class VideoEncoder:
             ) from error
         if context.options:
             raise InvalidArgumentError(
-                f"the encoder {ENCODERS[self._codec]} has no option {', '.join(context.options)}",
-                hint=f"see: ffmpeg -h encoder={ENCODERS[self._codec]}",
+                f"the encoder {self._stream.codec_context.codec.name} has no option {', '.join(context.options)}",
+                hint=f"see: ffmpeg -h encoder={self._stream.codec_context.codec.name}",
             )
 
     def _write(self, frame: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.collection.output import CHANNELS_FIRST, CHANNELS_LAST, MASK, Output
+from gear_data.collection.output import CHANNELS_FIRST, CHANNELS_LAST, DEPTH, MASK, Output
 from gear_data.errors import InvalidArgumentError, MissingColumnError
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest
@@ -58,7 +58,7 @@ def mapped_columns(batch_format: BatchFormat, request: BatchRequest) -> dict[str
 
 
 def _is_image(spec: ColumnSpec) -> bool:
-    return spec.role is Role.OBSERVATION and len(spec.shape) == 3
+    return spec.role is Role.OBSERVATION and len(spec.shape) == 3 and spec.depth is None
 
 
 def _last(name: str) -> str:
@@ -143,7 +143,8 @@ def _checked(batch_format: BatchFormat, output: Output) -> Output:
     """Returns the output of a column, as wide as the format says."""
     if not output.column:
         return output
-    if output.key in batch_format.cameras and output.camera is None and output.shape[2:] != (3,):
+    other = output.camera in DEPTH.values() or (output.camera is None and output.shape[2:] != (3,))
+    if output.key in batch_format.cameras and other:
         raise InvalidArgumentError(
             f"preset '{batch_format.name}' takes images [H, W, 3], and a step has {list(output.shape)}",
             column=output.source,

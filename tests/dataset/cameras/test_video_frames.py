@@ -76,13 +76,13 @@ def test_only_the_frames_that_are_indexed_are_decoded(
     filmed: Filmed, episode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    read = FrameReader.read
+    read = FrameReader.read_into
 
-    def counted(self: FrameReader, file: Any, frame: Any, *arguments: Any, **more: Any) -> None:
+    def counted(self: FrameReader, out: Any, file: Any, frame: Any, *arguments: Any, **more: Any) -> None:
         asked.extend(frame.tolist())
-        read(self, file, frame, *arguments, **more)
+        read(self, out, file, frame, *arguments, **more)
 
-    monkeypatch.setattr(FrameReader, "read", counted)
+    monkeypatch.setattr(FrameReader, "read_into", counted)
     ds = gear_data.open(filmed.path)
     frames = ds.episode(episode)[FRONT]
     first = int(ds.store.videos.segments[FRONT].first_frame[episode])

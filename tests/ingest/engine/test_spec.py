@@ -62,6 +62,7 @@ _ALL = {
     "video_columns": {"observations.images.top": "top/*.mp4"},
     "videos": "frames",
     "video_size": [24, 32],
+    "depth_unit": "m",
     "dtype": {"actions": "float64"},
     "fill_null": {"force": "nan"},
     "header": False,
@@ -82,7 +83,9 @@ def test_every_option_is_recorded_and_restored() -> None:
         episode_column="run", step_column="t", end_column="done", max_episode_steps=7, reset_steps="drop"
     )
     tables = TableOptions(dtype={"actions": "float64"}, fill_null={"force": float("nan")}, header=False)
-    videos = VideoStorage(cameras={"observations.images.top": "top/*.mp4"}, mode="frames", size=(24, 32))
+    videos = VideoStorage(
+        cameras={"observations.images.top": "top/*.mp4"}, mode="frames", size=(24, 32), depth_unit="m"
+    )
     options = SourceOptions(
         ["a", "b"],
         {"x": "actions"},

@@ -220,14 +220,19 @@ class Advice:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     given: str = ""
 
-    def follow(self, folder: Path) -> str:
-        """Raises the error in an empty folder, follows its advice, and returns the hint."""
+    def raised(self, folder: Path) -> tuple[Any, str]:
+        """Raises the error in an empty folder, and returns the source and the hint."""
         (folder / "source").mkdir()
         source = self.make(folder / "source")
         with pytest.raises(self.error) as error:
             gear_data.convert(source, folder / "refused", progress=False, **self.refused)
         hint = str(error.value.hint)
         assert self.hint in hint
+        return source, hint
+
+    def follow(self, folder: Path) -> str:
+        """Raises the error in an empty folder, follows its advice, and returns the hint."""
+        source, hint = self.raised(folder)
         options = shlex.split(self.options)
         assert all(option in hint for option in options if option.startswith("--"))
         if self.source is not None:
@@ -260,11 +265,15 @@ class Scene:
     followed: Callable[[Path], Any]
     steps: int = 12
 
-    def follow(self, folder: Path) -> str:
+    def raised(self, folder: Path) -> tuple[None, str]:
         with pytest.raises(self.error) as error:
             self.refused(folder)
         hint = str(error.value.hint)
         assert self.hint in hint
+        return None, hint
+
+    def follow(self, folder: Path) -> str:
+        _, hint = self.raised(folder)
         followed = self.followed(folder)
         dataset = gear_data.open(followed) if isinstance(followed, Path) else followed
         assert dataset.num_steps == self.steps

@@ -11,6 +11,7 @@ import numpy as np
 
 import gear_data
 from tests.support import source_makers
+from tests.support.cameras.depth import write_depth
 from tests.support.cameras.filmed import film
 from tests.support.rollouts import Rollout, make_rollouts, write_d4rl, write_episodes, write_lerobot, write_steps
 
@@ -94,6 +95,7 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "hopper-medium.parquet": lambda path: write_episodes(path, _hopper()),
     "hopper_medium-v2.hdf5": lambda path: write_d4rl(path, _hopper()),
     "steps.parquet": lambda path: write_steps(path, _hopper()),
+    "reach": lambda path: write_depth(path, (6, 8, 4)),
     "pusht": lambda path: write_lerobot(path, make_rollouts(9, seed=1)),
     "minari": _from_maker("minari"),
     "aloha": _from_maker("act"),

@@ -19,7 +19,7 @@ _QUANTILES = ("q01", "q10", "q50", "q90", "q99")
 
 
 def sampled_statistics(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
-    """Returns LeRobot's statistics of frames, for each channel in [0, 1].
+    """Returns LeRobot's statistics of frames, for each channel in [0, 1], or of depth in its unit.
 
     Args:
         dataset: the dataset or view.
@@ -29,28 +29,26 @@ def sampled_statistics(dataset: Dataset, spec: ColumnSpec) -> dict[str, Any]:
     if found is not None:
         frames = found.sampled_frames
     else:
-        frames, counts = _camera_counts(dataset, spec.name) if spec.video else _column_counts(dataset, spec.name)
-        found = frame_statistics(counts)
+        frames, counts = _camera_counts(dataset, spec) if spec.video else _column_counts(dataset, spec.name)
+        found = frame_statistics(counts, spec.depth)
     values = {name: getattr(found, name) for name in ("min", "max", "mean", "std")}
     values.update(zip(_QUANTILES, found.quantiles, strict=True))
-    return {name: (each / 255).reshape(3, 1, 1).tolist() for name, each in values.items()} | {"count": [frames]}
+    unit = 255 if spec.depth is None else 1
+    return {name: (each / unit).reshape(-1, 1, 1).tolist() for name, each in values.items()} | {"count": [frames]}
 
 
-def _camera_counts(dataset: Dataset, camera: str) -> tuple[int, npt.NDArray[np.int64]]:
-    """Returns the number of frames of a sample, and the counts of their values.
-
-    The counts are int64 [3, 256]: how often each value occurs in each channel.
-    """
+def _camera_counts(dataset: Dataset, camera: ColumnSpec) -> tuple[int, npt.NDArray[np.int64]]:
+    """Returns the number of frames of a sample, and the counts of their values (`count_values`)."""
     videos = dataset.store.videos
-    segments = videos.segments[camera]
+    segments = videos.segments[camera.name]
     if dataset.view.rows is not None:
         segments = VideoSegments(segments.file[dataset.view.rows], segments.first_frame[dataset.view.rows])
     sample = choose_sample(videos.index, segments, dataset.lengths)
-    return len(sample), count_values(videos.reader, sample)
+    return len(sample), count_values(videos.reader, sample, depth=camera.depth is not None)
 
 
 def _column_counts(dataset: Dataset, column: str) -> tuple[int, npt.NDArray[np.int64]]:
-    """Returns the same as `_camera_counts` of a column in the shards."""
+    """Returns the same as `_camera_counts` of a column in the shards; the counts are int64 [3, 256]."""
     steps = np.unique(np.linspace(0, dataset.num_steps - 1, min(SAMPLE, dataset.num_steps)).astype(np.int64))
     counts = np.zeros((3, 256), np.int64)
     positions = np.searchsorted(dataset.offsets, steps, "right") - 1

@@ -18,7 +18,14 @@ from gear_data.exports.lerobot.features import VideoFeature
 from gear_data.exports.lerobot.videos.codecs import DEFAULT_CODEC, OPTIONS
 from gear_data.exports.lerobot.videos.kept import KeptVideos, Way, copy_video, kept_videos
 from gear_data.exports.lerobot.videos.packet_copier import PacketCopier
-from gear_data.video.encoding.encoder import PIXEL_FORMAT, VideoEncoder
+from gear_data.schema import DepthFormat
+from gear_data.video.encoding.encoder import (
+    DEPTH_CODEC,
+    DEPTH_OPTIONS,
+    DEPTH_PIXEL_FORMAT,
+    PIXEL_FORMAT,
+    VideoEncoder,
+)
 
 #: LeRobot's default limit of a video file in MB.
 VIDEO_MB = 200
@@ -58,6 +65,7 @@ def write_videos(
         feature: a camera, or a column of uint8 frames [H, W, 3].
         fps: steps per second.
         codec: encode all frames so. None: copy videos where it is possible, and encode the others as `DEFAULT_CODEC`.
+            Depth is always copied where it is possible, and else encoded without loss.
         bar: progress, in frames.
 
     Raises:
@@ -65,11 +73,13 @@ def write_videos(
         InvalidArgumentError, MissingExtraError: see `VideoEncoder`.
     """
     name = feature.spec.name
+    depth = feature.spec.depth is not None
+    codec, encoded = (None, DEPTH_CODEC) if depth else (codec, codec or DEFAULT_CODEC)
     if feature.spec.video is not None and codec is None:
         kept = kept_videos(dataset, name, fps)
     else:
         kept = KeptVideos((Way.ENCODE,) * dataset.num_episodes)
-    files = _Files(folder, dataset, feature, fps, codec or DEFAULT_CODEC)
+    files = _Files(folder, dataset, feature, fps, encoded)
     add = {Way.FILE: files.copy_file, Way.PACKETS: files.copy_packets, Way.ENCODE: files.encode}
     try:
         for position, way in enumerate(kept.ways):
@@ -78,7 +88,7 @@ def write_videos(
     except BaseException:
         files.abort()
         raise
-    note = _note(name, kept, codec or DEFAULT_CODEC)
+    note = _note(name, kept, encoded)
     return WrittenVideos(feature.name, files.info(), np.array(files.number), np.array(files.start), note)
 
 
@@ -147,13 +157,23 @@ class _Files:
             self.finish()
             self._current_file, path = self._next_file()
             height, width, _ = self._feature.spec.shape
-            current = self._current = VideoEncoder(path, self._codec, self._fps, height, width, OPTIONS)
+            options = OPTIONS if self._feature.spec.depth is None else DEPTH_OPTIONS
+            current = self._current = VideoEncoder(path, self._codec, self._fps, height, width, options)
         self._begin_episode(current)
-        frames = self._dataset[position][self._feature.spec.name]
         for first in range(0, length, _FRAMES_AT_ONCE):
-            part = frames[first : first + _FRAMES_AT_ONCE]
+            part = self._frames(position, np.arange(first, min(length, first + _FRAMES_AT_ONCE)))
             current.add(part, begins=first == 0)
             bar.update(len(part))
+
+    def _frames(self, position: int, steps: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Returns frames of an episode; of depth the numbers, uint16 [n, H, W]."""
+        spec = self._feature.spec
+        if spec.depth is None:
+            frames: npt.NDArray[Any] = self._dataset[position][spec.name][steps[0] : steps[-1] + 1]
+            return frames
+        rows = self._dataset.view.rows
+        episode = position if rows is None else int(rows[position])
+        return self._dataset.store.videos.depth_numbers(spec, np.full(len(steps), episode), steps)[..., 0]
 
     def _begin_episode(self, current: VideoEncoder | PacketCopier) -> None:
         self.number.append(self._current_file)
@@ -194,7 +214,8 @@ class _Files:
 
         It describes the first kept file if there is one.
         """
-        codec, pixel_format = self._codec, PIXEL_FORMAT
+        depth = self._feature.spec.depth
+        codec, pixel_format = self._codec, PIXEL_FORMAT if depth is None else DEPTH_PIXEL_FORMAT
         if self._kept is not None:
             video = self._dataset.store.videos.index.file(self._kept)
             codec, pixel_format = video.codec, video.pixel_format
@@ -204,8 +225,20 @@ class _Files:
             "video.width": width,
             "video.codec": codec,
             "video.pix_fmt": pixel_format,
-            "video.is_depth_map": False,
+            **({"video.is_depth_map": False} if depth is None else _depth_info(depth)),
             "video.fps": self._fps,
             "video.channels": channels,
             "has_audio": False,
         }
+
+
+def _depth_info(depth: DepthFormat) -> dict[str, Any]:
+    """Returns LeRobot's description of depth. `depth_unit` is the unit of the statistics."""
+    return {
+        "is_depth_map": True,
+        "depth_unit": depth.unit,
+        "video.depth_min": depth.minimum,
+        "video.depth_max": depth.maximum,
+        "video.shift": depth.shift,
+        "video.use_log": depth.logarithmic,
+    }

@@ -10,13 +10,12 @@ from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.ingest.pipeline.columns import check_column_name
 from gear_data.ingest.pipeline.names import canonical_name, check_lasts
 from gear_data.ingest.source import SourceOptions
+from gear_data.ingest.sources.lerobot.depth import depth_format, is_depth
 from gear_data.ingest.sources.lerobot.metadata import LeRobotInfo
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
 
 _VIDEO = "video"
 #: The names that the axes of a frame have in `info.json`.
-#: Facts about a camera whose frames are depth maps; LeRobot has used both names.
-_DEPTH = ("video.is_depth_map", "is_depth_map")
 _AXES = {"height": "height", "width": "width", "channel": "channels", "channels": "channels"}
 
 
@@ -28,7 +27,7 @@ class DeclaredCamera:
         key: LeRobot's name, such as `observation.images.front`. It is part of the names of files.
         spec: the column. A height, width or number of channels that is not declared is 0.
         codec: the declared codec, if any.
-        depth: whether the frames are declared to be depth maps.
+        depth: whether the frames are declared to be depth maps. `spec` says how depth is quantised, if it is.
     """
 
     key: str
@@ -56,6 +55,7 @@ def choose_cameras(
         UnknownNameError: `options.columns` has a name of no column and no camera.
         InvalidArgumentError: a camera cannot have its new name.
         UnsupportedColumnError: the name of a camera cannot be stored.
+        CorruptSourceError: a camera's declaration is not clear: see `depth_format`.
     """
     features = {key: item for key, item in info.features.items() if item.get("dtype") == _VIDEO and key not in names}
     rename = dict(options.rename or {})
@@ -66,7 +66,7 @@ def choose_cameras(
     for key, name in chosen.items():
         check_lasts(key, name)
         check_column_name(name)
-    cameras = tuple(_camera(key, name, features[key], info.fps) for key, name in chosen.items())
+    cameras = tuple(_camera(key, name, info, options) for key, name in chosen.items())
     if not features:
         return cameras, options
     columns = options.columns
@@ -99,7 +99,8 @@ def _check_requested(cameras: Mapping[str, str], names: Collection[str], options
             raise unknown_name("column", name, {*columns, *cameras.values()})
 
 
-def _camera(key: str, name: str, feature: Mapping[str, Any], fps: float | None) -> DeclaredCamera:
+def _camera(key: str, name: str, info: LeRobotInfo, options: SourceOptions) -> DeclaredCamera:
+    feature, depth = info.features[key], depth_format(info, key, options.videos)
     details = feature.get("info")
     details = details if isinstance(details, dict) else {}
     size = _sizes(feature, details)
@@ -108,15 +109,16 @@ def _camera(key: str, name: str, feature: Mapping[str, Any], fps: float | None) 
     frames = VideoFormat(
         size.get("height", 0),
         size.get("width", 0),
-        size.get("channels", 3),
-        float(rate) if 0 < rate < 1e6 else fps,
+        size.get("channels", 3) if depth is None else 1,
+        float(rate) if 0 < rate < 1e6 else info.fps,
+        depth,
     )
     codec = details.get("video.codec")
     return DeclaredCamera(
         key,
         video_column(name, frames, None if name == key else key),
         codec if isinstance(codec, str) else None,
-        any(details.get(fact) is True for fact in _DEPTH),
+        is_depth(info, key),
     )
 
 

@@ -300,7 +300,7 @@ def _declared(camera: DeclaredCamera, file: str, videos: Sequence[_EpisodeVideo]
         fps=camera.frames.fps,
         codec=camera.codec,
         frames=sum(frames) if min(frames) >= 0 else None,
-        depth=camera.depth,
+        depth=camera.depth and camera.spec.depth is None,
         places=DeclaredPlaces(
             np.array([video.start for video in videos], np.float64),
             np.array([video.stop for video in videos], np.float64),
