@@ -5,6 +5,8 @@
 # make coverage      branch coverage of the packages by the tests of `make test-all`
 # make docs   build the documentation and check it
 # make chaos  kill, damage and interrupt for MINUTES=10, with SEED=1 as in that run
+# make dist   build wheel and sdist twice, compare and check them, install the wheel and run the demo
+# make release  write the changelog's section of the version, do the same, and tag the commit
 # make gpu    check the GPU: probe, tests, benchmark, sanitizers
 PYTHON ?= python3
 VENV ?= .venv
@@ -28,7 +30,7 @@ PYTEST_OPTIONS := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-wor
 PYTEST := $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 FIRST_TIER := 'not processes and not nightly'
 
-.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot coverage first-tier both-tiers lint docs site chaos gpu clean
+.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot coverage first-tier both-tiers lint docs site chaos dist release gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
@@ -95,6 +97,12 @@ MINUTES ?= 10
 chaos: $(VENV)/installed-test
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
+dist: $(VENV)/installed-release
+	$(BIN)/python scripts/release.py
+
+release: $(VENV)/installed-release
+	$(BIN)/python scripts/release.py --tag
+
 gpu:
 	PYTHON=$(PYTHON) scripts/gpu_check.sh
 
@@ -114,4 +122,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lerobot .venv-gpu gear-data-gpu.tar.xz gpu-results demo-output site build *.egg-info
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lerobot .venv-gpu gear-data-gpu.tar.xz gpu-results demo-output site build dist *.egg-info

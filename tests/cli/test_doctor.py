@@ -214,7 +214,7 @@ def test_extras_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch)
 
 def test_extras_are_those_that_the_package_has() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert EXTRAS.keys() == project.keys() - {"rdma", "docs", "test", "gpu-test"}
+    assert EXTRAS.keys() == project.keys() - {"rdma", "docs", "test", "gpu-test", "release"}
     page = (ROOT / "docs/how-to/install.md").read_text()
     for name, purpose in EXTRAS.items():
         assert f"| `{name}` | {purpose} |" in page

@@ -23,7 +23,7 @@ from tests.support.feed.arguments import grouped
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Extras of developers.
-NOT_USERS = ("docs", "gpu-test", "test")
+NOT_USERS = ("docs", "gpu-test", "release", "test")
 #: A PNG of one black pixel.
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010800000000"
