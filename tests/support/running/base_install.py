@@ -34,6 +34,7 @@ NEED = {
     "torch": ("demo.", "integrations.", "loaders.builders.device", "loaders.frameworks.",
               "loaders.video.", "residency.device."),
     "jax": ("loaders.frameworks.jax_arrays",),
+    "lightning": ("integrations.lightning",),
     "gymnasium": ("recording.environments",),
     "zarr": ("ingest.sources.zarr.bounded",),
     "numcodecs": ("ingest.sources.zarr.bounded",),
