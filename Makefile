@@ -65,7 +65,7 @@ test-oldest: PACKAGES := --resolution lowest-direct -e '.[hdf5,images,torch,vide
 test-oldest: TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/residency tests/storage tests/video
 # One environment for both. LeRobot's versions after 0.4.4 need Python 3.12.
 test-lerobot: PACKAGES := -e '.[hdf5,images,torch,video]' 'lerobot[dataset,training]>=0.4.4'
-test-lerobot: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot tests/integrations/lerobot tests/video
+test-lerobot: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot tests/integrations/lerobot
 test-oldest test-lerobot: test-%:
 	$(PYTHON) -m venv --clear .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv

@@ -59,13 +59,16 @@ class PyavDecoder:
             self._context.colorspace = video.colors.space
             self._context.color_primaries = video.colors.primaries
             self._context.color_trc = video.colors.transfer
+            # FFmpeg would learn how far an H.264 stream reorders frames, and drop frames until it knows.
+            self._guesses_order = video.codec == "h264"
+            if self._guesses_order and not hasattr(self._context, "reorder_depth"):
+                # Older versions of PyAV cannot say it. FFmpeg then takes what the stream allows, from the start.
+                self._guesses_order, self._context.options = False, {"strict": "strict"}
             self._context.open()
         except (av.FFmpegError, ValueError) as error:
             raise undecodable(
                 video, None, f"FFmpeg refuses codec '{video.codec}' with its parameters: {error}"
             ) from error
-        # FFmpeg would learn how far an H.264 stream reorders frames, and drop frames until it knows.
-        self._guesses_order = video.codec == "h264"
         self._reformatter, self._scaling = av.video.reformatter.VideoReformatter(), _one_thread()
         #: Bytes of a frame, by its format, height and width.
         self._bytes: dict[tuple[str, int, int], int] = {}
