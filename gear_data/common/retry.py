@@ -14,6 +14,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -32,6 +34,12 @@ _REQUEST_BYTES = 32 << 20
 #: Listings and removals make a request for each thousand files. Each has the time of so many requests.
 MANY = 5
 
+_TOO_MANY = 429
+_HINT = "check that the server runs and that the endpoint is right; then run the same command again"
+_LIMITED_HINT = (
+    "the server limits how often it is asked: log in (the hub allows more requests then), raise cache_bytes, use fewer "
+    "processes, or wait some minutes"
+)
 _STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _ERRNOS = frozenset(
     {
@@ -79,7 +87,8 @@ def with_retries(
 ) -> _Result:
     """Returns the result of a call.
 
-    Retries after each transient failure, with growing delays.
+    Retries after each transient failure, with growing delays, or after the seconds for which the server asks. If they
+    are more than `MAX_SECONDS`, it does not wait.
 
     Args:
         call: function to call.
@@ -105,16 +114,22 @@ def with_retries(
                 raise
             if not is_transient(error):
                 raise RemoteError(f"cannot {action}: {_describe(error)}", file=url) from error
-            if once or attempts == MAX_ATTEMPTS or time.monotonic() - begin + delay > MAX_SECONDS:
+            limited, asked = _TOO_MANY in http_statuses(error), _retry_after(error)
+            # Random, so that clients that failed together do not retry together.
+            wait = max(delay * random.uniform(0.5, 1.0), asked)
+            if once or attempts == MAX_ATTEMPTS or time.monotonic() - begin + max(delay, wait) > MAX_SECONDS:
                 times = "once" if attempts == 1 else f"{attempts} times"
+                asks = f"; the server asks to wait {asked:.0f} s" if asked else ""
                 raise RemoteError(
-                    f"cannot {action}, tried {times}: {_describe(error)}",
+                    f"cannot {action}, tried {times}: {_describe(error)}{asks}",
                     file=url,
-                    hint="check that the server runs and that the endpoint is right; then run the same command again",
+                    hint=_LIMITED_HINT if limited else _HINT,
                 ) from error
-            _log.warning("%s: cannot %s, retrying: %s", url, action, _describe(error))
-        # Random, so that clients that failed together do not retry together.
-        time.sleep(delay * random.uniform(0.5, 1.0))
+            if limited:
+                _log.warning("%s: the server limits how often it is asked (429); waiting %.1f s", url, wait)
+            else:
+                _log.warning("%s: cannot %s, retrying: %s", url, action, _describe(error))
+        time.sleep(wait)
         delay *= 2
 
 
@@ -214,6 +229,23 @@ def _is_transient_cause(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
     return _http_status(error) in _STATUSES or any(kind.__name__ in _TRANSIENT for kind in type(error).__mro__)
+
+
+def _retry_after(error: BaseException) -> float:
+    """Returns the seconds that a server asks to wait, by `Retry-After` (RFC 9110); 0 if it does not."""
+    for cause in _causes(error):
+        response = getattr(cause, "response", None)
+        headers = getattr(cause, "headers", None) or getattr(response, "headers", None)
+        if isinstance(response, dict):  # botocore
+            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+        text = headers.get("retry-after") if headers is not None and hasattr(headers, "get") else None
+        if text is None:
+            continue
+        if str(text).isdecimal():
+            return float(text)
+        with suppress(ValueError):
+            return max(0.0, parsedate_to_datetime(str(text)).timestamp() - time.time())
+    return 0.0
 
 
 def _http_status(error: BaseException) -> int | None:

@@ -89,7 +89,8 @@ def open_dataset(
             changes the fingerprint. Under torch.distributed, every rank must pass `skip`; all ranks leave out the
             shards that any rank cannot read.
         cache_dir: folder for converted sources and fetched files, shared by all processes of this machine. None:
-            $GEAR_DATA_CACHE, else `gear-data` in $XDG_CACHE_HOME or ~/.cache. Ignored if `path` is a dataset's folder.
+            $GEAR_DATA_CACHE, else `gear-data` in $XDG_CACHE_HOME or ~/.cache. Of a dataset's folder, only video files
+            at URLs are fetched.
         cache_bytes: largest total size of the fetched files. The files least recently used are removed first. Files
             that current batches need are kept even if they exceed the limit. None: 32 GiB, or half of the disk space
             that is available if that is less.

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import IO, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -23,9 +24,13 @@ from gear_data.ingest.splits import choose_split, several_splits
 from gear_data.ingest.table_options import TableOptions
 from gear_data.storage.remote.hub_rows import HubRows
 from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
-from gear_data.storage.remote.range_requests import contents_name
+from gear_data.storage.remote.range_requests import contents_name, is_hub
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+#: A dataset of the hub in its file system: name, revision, path.
+_HUB_PATH = re.compile(r"datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(/.*)?")
+#: The file that LeRobot's datasets have. Their cameras are not in the rows that `datasets` reads.
+_LEROBOT = "meta/info.json"
 _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".feather", ".json", ".jsonl", ".csv", ".tsv", ".tar")
 _HDF5_SUFFIXES = (".hdf5", ".h5")
 #: Suffixes of files that are read as more episodes if the folder has another name of them.
@@ -198,7 +203,7 @@ def locate(source: Any, split: str | None, *, follow_links: bool = False) -> Loc
 
 
 def is_hub_name(text: str) -> bool:
-    """Returns whether a text has the form of a dataset's name on the HuggingFace hub, USER/NAME."""
+    """Returns whether a text has the form of a dataset's name on the hub, USER/NAME or USER/NAME@REVISION."""
     return _HUB_ID.fullmatch(text) is not None and not text.lower().endswith(_DATA_SUFFIXES)
 
 
@@ -343,6 +348,8 @@ def _unreadable(name: str, error: OSError) -> CorruptSourceError:
 
 def _remote(url: str) -> Location:
     filesystem, root = filesystem_of(url)
+    if is_hub(filesystem):
+        root = _at_commit(root)
     try:
         found = with_retries(lambda: filesystem.find(root, detail=True), "be listed", url, MANY)
     except FileNotFoundError:
@@ -354,7 +361,9 @@ def _remote(url: str) -> Location:
     for path, info in found.items():
         name = str(PurePosixPath(path).relative_to(root)) if folder else PurePosixPath(path).name
         if not any(map(_is_hidden, PurePosixPath(name).parts)):
-            stamp = next((str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified") if info.get(key)), "")
+            stamp = next(
+                (str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified", "blob_id") if info.get(key)), ""
+            )
             if info["type"] == "other":  # of a file system of this machine
                 raise _special(name)
             if info["size"] is None:
@@ -429,20 +438,50 @@ def _in_memory(source: Any, split: str | None) -> Location:
 
 
 def hub_commit(name: str) -> str:
-    """Returns the hash of the newest commit of a dataset on the hub, by one request.
+    """Returns the hash of the newest commit of a dataset on the hub, or of its revision, by one request.
 
     Raises:
-        SourceNotFoundError: the hub has no such dataset, or cannot be reached.
+        SourceNotFoundError: the hub has no such dataset or revision, or cannot be reached.
     """
+    return str(_hub_info(name).sha)
+
+
+def _hub_info(name: str) -> Any:
+    """Returns what the hub says about a dataset. Raises the errors of `hub_commit`."""
+    repository, revision = _hub_parts(name)
     with _typed_hub_errors(name):
         from huggingface_hub import HfApi
 
-        return str(answer_of(lambda: HfApi().dataset_info(name), MANY).sha)
+        return answer_of(lambda: HfApi().dataset_info(repository, revision=revision), MANY)
+
+
+def _hub_parts(name: str) -> tuple[str, str | None]:
+    """Returns USER/NAME and the revision of a name on the hub."""
+    repository, _, revision = name.partition("@")
+    return repository, revision or None
+
+
+def _at_commit(path: str) -> str:
+    """Returns the path of a dataset in the hub's file system, at the commit that its revision has now.
+
+    So all files are of one commit, also those that are read later.
+    """
+    found = _HUB_PATH.fullmatch(path)
+    if found is None or found[2] == "refs":  # refs/..., whose end only the hub knows
+        return path
+    revision = f"@{unquote(found[2])}" if found[2] else ""
+    return f"datasets/{found[1]}@{hub_commit(found[1] + revision)}{found[3] or ''}"
 
 
 def _hub(name: str, split: str | None) -> Location:
+    info, (repository, revision) = _hub_info(name), _hub_parts(name)
+    if _LEROBOT in {each.rfilename for each in info.siblings or ()}:
+        location = _remote(f"hf://datasets/{repository}@{info.sha}")
+        return _choose_split(replace(location, name=name), split)
     with _typed_hub_errors(name):
-        found = answer_of(lambda: import_datasets().load_dataset(name, split=split, streaming=True), MANY)
+        found = answer_of(
+            lambda: import_datasets().load_dataset(repository, revision=revision, split=split, streaming=True), MANY
+        )
     return Location(name, dataset=HubRows(_object(found, split if isinstance(found, dict) else None).dataset, name))
 
 

@@ -111,12 +111,21 @@ class FolderFiles:
         folder: folder of the dataset.
         opened: the dataset that the files belong to, if it was opened before.
         generation: of a dataset that grows; None: the newest one.
+        videos: keeps what is fetched of video files at URLs; None: the default cache.
 
     Attributes:
         mapped: see `DatasetFiles`.
+        videos: the cache of video files at URLs.
     """
 
-    def __init__(self, folder: Path, opened: Version | None = None, generation: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        opened: Version | None = None,
+        generation: int | None = None,
+        videos: ShardCache | None = None,
+    ) -> None:
+        self.videos = ShardCache(default_folder(), None) if videos is None else videos
         self._folder = folder
         self._opened = OpenedDataset(opened)
         self._generation = generation
@@ -128,7 +137,7 @@ class FolderFiles:
         self.mapped = MappedFiles(partial(_check_unchanged, weakref.ref(self)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (FolderFiles, (self._folder, self._opened.version, self._generation))
+        return (FolderFiles, (self._folder, self._opened.version, self._generation, self.videos))
 
     @property
     def location(self) -> Path:
@@ -143,7 +152,7 @@ class FolderFiles:
         return manifest
 
     def at(self, generation: int | None = None) -> FolderFiles:
-        return FolderFiles(self._folder, generation=generation)
+        return FolderFiles(self._folder, generation=generation, videos=self.videos)
 
     def _leased(self) -> Manifest:
         """Returns the newest manifest, or that of the generation that was asked for.
@@ -382,7 +391,7 @@ def open_files(
 
     Args:
         path: path or URL of the dataset.
-        cache_dir: cache folder for a URL; None is `default_folder`.
+        cache_dir: cache folder for files at URLs; None is `default_folder`.
         cache_bytes: size limit of the cache; see `ShardCache`.
 
     Raises:
@@ -390,6 +399,5 @@ def open_files(
         MissingExtraError: the package for this kind of URL is not installed.
     """
     text = plain_path(path)
-    if is_remote(text):
-        return CachedFiles(text, ShardCache(default_folder() if cache_dir is None else Path(cache_dir), cache_bytes))
-    return FolderFiles(Path(text))
+    cache = ShardCache(default_folder() if cache_dir is None else Path(cache_dir), cache_bytes)
+    return CachedFiles(text, cache) if is_remote(text) else FolderFiles(Path(text), videos=cache)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from email.utils import formatdate
 
 import pytest
 
@@ -75,3 +76,30 @@ def test_no_attempt_starts_after_the_time_limit(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(retry, "MAX_SECONDS", 0.0)
     with pytest.raises(RemoteError, match="tried once"):
         retry.with_retries(_raise(ConnectionResetError()), "be read", "s3://b/x")
+
+
+@pytest.mark.parametrize("asked", ["2", "date"])
+def test_a_server_says_how_long_to_wait(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_800_000_000.0
+    waits: list[float] = []
+    monkeypatch.setattr(retry.time, "time", lambda: now)
+    monkeypatch.setattr(retry.time, "sleep", waits.append)
+    text = formatdate(now + 2, usegmt=True) if asked == "date" else asked
+    limited = _http_error(429)
+    limited.headers = {"retry-after": text}  # type: ignore[attr-defined]
+    of_botocore = Exception("answered")
+    of_botocore.response = {"ResponseMetadata": {"HTTPStatusCode": 503, "HTTPHeaders": {"retry-after": text}}}  # type: ignore[attr-defined]
+    errors = [_caused(OSError("unknown"), limited), of_botocore]
+
+    def call() -> str:
+        if errors:
+            raise errors.pop(0)
+        return "answer"
+
+    assert retry.with_retries(call, "be read", "s3://b/x") == "answer"
+    assert waits == [2.0, 2.0]
+    limited.headers = {"retry-after": "300"}  # type: ignore[attr-defined]
+    with pytest.raises(RemoteError, match="the server asks to wait 300 s") as raised:
+        retry.with_retries(_raise(limited), "be read", "s3://b/x")
+    assert "log in" in str(raised.value.hint)
+    assert len(waits) == 2

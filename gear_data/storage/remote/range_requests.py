@@ -15,7 +15,7 @@ from gear_data.common.retry import http_statuses, request_seconds
 from gear_data.errors import RemoteError
 
 _S3, _HUB = "s3 ", "hub "
-_COMMIT = re.compile(r"[^@]+@[0-9a-f]{40}/.+")
+_COMMIT = re.compile(r"datasets/([^@]+)@([0-9a-f]{40})/(.+)")
 _CHANGED = 412
 
 
@@ -87,11 +87,16 @@ def _changed(filesystem: Any, path: str) -> RemoteError:
 
 
 def _hub_range(filesystem: Any, path: str, range_: str) -> bytes:
-    # `HfFileSystem.cat_file` asks for 5 MiB behind each range.
-    from huggingface_hub import utils
+    # `HfFileSystem.cat_file` asks for 5 MiB behind each range, and its `url` asks whether the revision exists.
+    from huggingface_hub import hf_hub_url, utils
 
+    known = _COMMIT.fullmatch(path)
+    if known is None:
+        url = filesystem.url(path)
+    else:
+        url = hf_hub_url(known[1], known[3], repo_type="dataset", revision=known[2], endpoint=filesystem.endpoint)
     headers = {**utils.build_hf_headers(token=filesystem.token), "range": range_}  # type: ignore[attr-defined]
-    response = utils.get_session().get(filesystem.url(path), headers=headers, timeout=request_seconds())  # type: ignore[attr-defined]
+    response = utils.get_session().get(url, headers=headers, timeout=request_seconds())  # type: ignore[attr-defined]
     utils.hf_raise_for_status(response)  # type: ignore[attr-defined]
     return response.content
 

@@ -82,7 +82,7 @@ def stored_packets(files: DatasetFiles, index: VideoIndex) -> PacketBytes:
     local = mapped_packets(files, index)
     if not remote:
         return local
-    cache = ShardCache(default_folder(), None) if known is None else known
+    cache = known or getattr(files, "videos", None) or ShardCache(default_folder(), None)
     from gear_data.storage.videos.fetched import FetchedPackets
 
     fetched = FetchedPackets(index, urls, cache)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,12 @@ from gear_data.storage import manifest as manifests
 from gear_data.storage.remote import range_reader
 from gear_data.storage.videos import pages
 from tests.ingest.videos.test_file_parts import remuxed
-from tests.support.cameras.encoded import ENCODINGS, encode
+from tests.support.cameras.encoded import ENCODINGS, decoded, encode
 from tests.support.makers.videos import lerobot_videos
 from tests.support.remote import check_equal_batches
 from tests.support.rollouts import make_rollouts
+from tests.support.running.hub_server import TOKEN, Hub, running_hub
+from tests.support.running.warm_python import python
 from tests.support.s3.server import S3Server, s3_server
 
 pytestmark = pytest.mark.processes
@@ -113,18 +118,22 @@ def test_an_older_version_refuses_files_without_checksums(
         gear_data.open(path)
 
 
-def test_a_file_that_was_replaced_is_an_error(server: S3Server, robot: Path) -> None:
-    name = "videos/chunk-000/observation.images.wrist/episode_000001.mp4"
+def test_a_file_that_was_replaced_is_an_error(server: S3Server, robot: Path, cache: Path) -> None:
     # Frames that no other test has decoded.
-    encode(robot / name, ENCODINGS["h264"], frames=80, height=192, width=256, seed=99)
+    names = [f"videos/chunk-000/observation.images.wrist/episode_00000{number}.mp4" for number in range(2)]
+    for number, name in enumerate(names):
+        encode(robot / name, ENCODINGS["h264"], frames=80, height=192, width=256, seed=98 + number)
     filesystem = upload(robot)
-    dataset = gear_data.open(URL)
-    content = (robot / name).read_bytes()
+    limit = (robot / names[0]).stat().st_size // 2
+    dataset = pickle.loads(pickle.dumps(gear_data.open(URL, cache_bytes=limit)))
+    frames = dataset[0][CAMERAS[1]][:]
+    np.testing.assert_array_equal(frames, decoded(robot / names[0])[: len(frames)])
+    assert 0 < sum(path.stat().st_size for path in (cache / "files").iterdir()) <= limit
+    content = (robot / names[1]).read_bytes()
     for other in (content[:-100], content[:500] + b"\1" + content[501:]):
-        filesystem.pipe_file(f"bucket/robot/{name}", other)
+        filesystem.pipe_file(f"bucket/robot/{names[1]}", other)
         with pytest.raises(RemoteError, match=r"episode_000001.mp4: was replaced since the dataset was made"):
             dataset[1][CAMERAS[1]][:]
-    assert len(dataset[0][CAMERAS[1]][:])
 
 
 def test_files_without_one_index_are_read_whole(
@@ -158,3 +167,93 @@ def test_frames_at_which_decoding_cannot_begin_are_an_error(server: S3Server, ro
         dataset[0][CAMERAS[0]][last]
     whole = gear_data.open(URL, convert=gear_data.ConvertOptions(videos="frames"))
     np.testing.assert_array_equal(whole[0][CAMERAS[0]][last], local[0][CAMERAS[0]][last])
+
+
+HUB = """
+import sys
+import numpy as np
+import gear_data
+from gear_data.errors import GearError
+from gear_data.ingest.videos import file_parts
+from gear_data.storage.videos import pages
+
+file_parts._AHEAD_BYTES, pages.PAGE_BYTES = 16 << 10, 4 << 10
+names, folder = sys.argv[1].split(","), sys.argv[2]
+try:
+    datasets = [gear_data.open(name) for name in names]
+    local = gear_data.open(folder)
+    if sys.stdin.readline().strip() == "read":
+        for dataset in datasets:
+            for episode in range(len(local)):
+                for camera in local.schema.videos:
+                    name = camera.name
+                    np.testing.assert_array_equal(dataset[episode][name][:], local[episode][name][:])
+            assert dataset.episodes["task"].to_list() == local.episodes["task"].to_list()
+    print("equal", len(datasets[0]))
+except GearError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running_hub() as hub:
+        yield hub
+
+
+def test_a_dataset_of_the_hub_is_read_at_one_commit(hub: Hub, robot: Path, tmp_path: Path, cache: Path) -> None:
+    """The library reads HF_ENDPOINT when it is imported, so each client is a process."""
+    files = {str(path.relative_to(robot)): path.read_bytes() for path in robot.rglob("*") if path.is_file()}
+    videos = [name for name in files if name.endswith(".mp4")]
+
+    def answer(names: str, text: str = "read", **environment: str) -> str:
+        hub.requests.clear()
+        known = {**os.environ, **hub.environment(), "HF_HOME": str(tmp_path / "home"), **environment}
+        command = [python(), "-c", HUB, names, str(robot)]
+        done = subprocess.run(
+            command, env=known, cwd=tmp_path, text=True, input=f"{text}\n", capture_output=True, timeout=240
+        )
+        return done.stdout + done.stderr
+
+    def video_requests() -> list[str]:
+        return [line for line in hub.requests if ".mp4" in line]
+
+    hub.add("me/robot", files)
+    hub.repositories["me/robot"].private = True
+    commit = hub.repositories["me/robot"].branches["main"][-1]
+    opened = answer("me/robot", "open")
+    assert "equal 4" in opened, opened
+    assert len(videos) <= len(video_requests()) <= 3 * len(videos)
+    assert all(f"/resolve/{commit}/" in line for line in video_requests())
+    # The revision moves while a client reads.
+    hub.on_request = lambda line: _move(hub, videos) if ".mp4" in line else None
+    moved = answer("me/robot")
+    assert "equal 4" in moved, moved
+    assert all(f"/resolve/{commit}/" in line for line in video_requests())
+    offline = answer("me/robot", HF_HUB_OFFLINE="1")
+    assert "equal 4" in offline and "cannot reach the hub; using the conversion of" in offline
+    assert not hub.requests
+    assert "equal 4" in answer(f"me/robot@{commit},hf://datasets/me/robot@{commit}")
+    hidden = {"HF_TOKEN": f"{TOKEN}x"}
+    for name, environment in (("me/absent", {}), ("me/robot@v9", {}), ("me/robot", hidden)):
+        failed = answer(name, **environment)
+        assert f"SourceNotFoundError {name}: no such file or folder, and it cannot be read as a hub" in failed, failed
+
+
+def test_a_hub_that_limits_requests_is_an_error(hub: Hub, robot: Path, tmp_path: Path, cache: Path) -> None:
+    files = {str(path.relative_to(robot)): path.read_bytes() for path in robot.rglob("*") if path.is_file()}
+    hub.add("me/robot", files)
+    hub.on_request = lambda line: 429 if ".mp4" in line else None
+    known = {**os.environ, **hub.environment(), "HF_HOME": str(tmp_path / "home")}
+    command = [python(), "-c", HUB, "hf://datasets/me/robot", str(robot)]
+    done = subprocess.run(command, env=known, cwd=tmp_path, text=True, capture_output=True, timeout=240)
+    assert "the server limits how often it is asked (429); waiting" in done.stderr
+    assert "RemoteError videos/" in done.stdout and "log in (the hub allows more requests then)" in done.stdout
+
+
+def _move(hub: Hub, videos: list[str]) -> None:
+    """Adds a commit in which every video file is another one."""
+    hub.on_request = lambda line: None
+    repository = hub.repositories["me/robot"]
+    repository.commits["f" * 40] = {**repository.files(), **dict.fromkeys(videos, b"another file")}
+    repository.branches["main"].append("f" * 40)
