@@ -138,6 +138,13 @@ def test_tables_list_every_finding_and_variable() -> None:
     assert {name for name in used if f"`{name}`" not in variables} <= {"GEAR_DATA_RUN"}
 
 
+def test_the_output_of_a_command_is_shown_or_left_out() -> None:
+    blocks = [block for text in TEXTS.values() for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL)]
+    only_dots = re.compile(r"^\$ [^\n]*\n\.\.\.\n(?=\$ |\Z)", re.MULTILINE)
+    assert len(blocks) > 100
+    assert [block for block in blocks if only_dots.search(block)] == []
+
+
 def test_a_skipped_example_says_why() -> None:
     skips = [(page, line) for page, text in TEXTS.items() for line in text.splitlines() if "<!-- skip" in line]
     assert [each for each in skips if not re.fullmatch(r'<!-- skip: next "[^"]{10,}" -->', each[1])] == []

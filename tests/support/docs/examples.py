@@ -1,7 +1,8 @@
 """Runs the fenced blocks of a Markdown page in order, in one folder, with Sybil.
 
 `python`: runs. With `title="FILE"` the block is written to FILE instead, for a later command; so is one of `yaml`.
-`text` after a `python` block that printed: is compared with the output; `...` stands for any text.
+`text` after a `python` block that printed: is compared with the output; `...` stands for any text. The time of a
+conversion may be another one.
 `console`: each `$ ` line runs; the lines below are compared in the same way, if there are any. `$ COMMAND &` goes on in
 the background until the page ends. Each local address of a page, such as `127.0.0.1:7471`, gets a free port.
 
@@ -46,6 +47,8 @@ _FENCE = RawFencedCodeBlockLexer(re.compile(r"(?P<language>\w+)(?P<options>[^\n]
 _TITLE = re.compile(r'title="([^"]+)"')
 _PROMPT = re.compile(r"^\$ (.*)$", re.MULTILINE)
 _LOCAL_ADDRESS = re.compile(r"\b127\.0\.0\.1:[1-9]\d*")
+#: How long a conversion took, which differs from run to run.
+_TIME = re.compile(r"\bin [\d.,]+ m?s \([\d.,]+ [KMG]?i?B/s\)")
 _MATCH = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -215,6 +218,7 @@ def prepared(cache: Path) -> Callable[[str, Path], None]:
 
 
 def _check_output(expected: str, found: str) -> None:
+    expected, found = (_TIME.sub("in TIME", text) for text in (expected, found))
     checker = doctest.OutputChecker()
     if not checker.check_output(expected.strip() + "\n", found.strip() + "\n", _MATCH):
         example = doctest.Example("", expected.strip() + "\n")
