@@ -26,10 +26,13 @@ from gear_data.errors import (
     UnknownArgumentError,
     unknown_name,
 )
+from gear_data.ingest.convert_options import ConvertOptions
+from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.integrations.lerobot.frame_items import FrameItems, Int64Array, Item, is_numbers, source_columns
+from gear_data.words import DepthUnit
 
-#: Arguments of LeRobot's class that say how LeRobot reads, or how it writes depth.
-_OF_LEROBOT = ("depth_output_unit", "download_videos", "video_backend")
+#: Arguments of LeRobot's class that say how LeRobot reads.
+_OF_LEROBOT = ("download_videos", "video_backend")
 _TASK, _SUBTASK = "task_index", "subtask_index"
 
 
@@ -46,25 +49,28 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         repo_id: LeRobot's name of the dataset.
         root: its folder; None: where LeRobot keeps it.
         episodes: numbers of the episodes to read; None: all.
-        image_transforms: applied to each camera of each item, as by LeRobot.
+        image_transforms: applied to each camera of each item except depth, as by LeRobot.
         delta_timestamps: key -> seconds relative to an item's time. Their values are stacked.
         tolerance_s: by how much the product of `delta_timestamps` and frames per second may differ from an integer,
             in seconds.
         revision: of the repository on the hub.
         return_uint8: whether frames of videos are uint8; else float32 from 0 to 1.
         dataset: the converted dataset, opened; None opens `root` by `gear_data.open`.
-        **options: `video_backend`, `download_videos` and `depth_output_unit` of LeRobot's class have no effect.
+        depth_output_unit: the unit of depth, `mm` or `m`; of the converted dataset, if that is given.
+        **options: `video_backend` and `download_videos` of LeRobot's class have no effect.
 
     Attributes:
         meta: LeRobot's own metadata.
         root: the folder of LeRobot's files.
+        depth_output_unit: the unit of depth and its statistics.
 
     Raises:
         MissingExtraError: LeRobot is not installed.
         InvalidArgumentError: an argument out of its range.
         UnknownNameError: `delta_timestamps` names no feature.
         CorruptSourceError: the episodes differ from those of the metadata.
-        UnsupportedColumnError: a camera is a depth camera.
+        UnsupportedColumnError: a depth camera is not quantised video.
+        UnknownNameError: there is no such unit of depth.
         GearError: see `gear_data.open`.
     """
 
@@ -80,6 +86,7 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         return_uint8: bool = False,
         *,
         dataset: Dataset | None = None,
+        depth_output_unit: DepthUnit = "mm",
         **options: Any,
     ) -> None:
         super().__init__()
@@ -93,7 +100,15 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         self.root, self.revision = Path(self.meta.root), self.meta.revision
         self.set_image_transforms(image_transforms)
         deltas = _delta_steps(delta_timestamps or {}, self.meta.fps, tolerance_s)
-        self._dataset = open_dataset(str(self.root)) if dataset is None else dataset
+        storage = VideoStorage(depth_unit=depth_output_unit)
+        self._dataset = (
+            open_dataset(str(self.root), convert=ConvertOptions(videos=storage)) if dataset is None else dataset
+        )
+        depths = [spec.depth for spec in self._dataset.schema.videos if spec.depth is not None]
+        self.depth_output_unit = depths[0].unit if depths else depth_output_unit
+        if depths and hasattr(self.meta, "rescale_depth_stats"):
+            # As LeRobot's class does: the statistics get the unit of the frames.
+            self.meta.rescale_depth_stats(self.depth_output_unit)
         self._items = FrameItems(self._dataset, self.meta.features, deltas, return_uint8, self._left_out())
         self._check_episodes()
         self.episodes = None if episodes is None else list(episodes)
@@ -123,11 +138,12 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         positions = np.array([self._checked(index) for index in indices], np.int64)
         if self._positions is not None:
             positions = self._positions[positions]
-        items = self._items(positions)
+        items, depth = self._items(positions), getattr(self.meta, "depth_keys", ())
         for item, position in zip(items, positions.tolist(), strict=True):
             if self.image_transforms is not None:
                 for key in self.meta.camera_keys:
-                    item[key] = self.image_transforms(item[key])
+                    if key not in depth:
+                        item[key] = self.image_transforms(item[key])
             item["task"] = self._text(item, _TASK, self._tasks, position)
             if self._subtasks is not None:
                 item["subtask"] = self._text(item, _SUBTASK, self._subtasks, position)

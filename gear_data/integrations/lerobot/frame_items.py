@@ -40,7 +40,8 @@ class FrameItems:
 
     An item has every feature under LeRobot's key, and KEY_is_pad for keys with `deltas`. Steps before the episode's
     first one and after its last one are these steps, with KEY_is_pad True. Floats are float32 and integers int64.
-    Cameras are float32 [C, H, W] from 0 to 1. Each group of pictures that a call needs is decoded once.
+    Cameras are float32 [C, H, W] from 0 to 1, and depth is float32 [1, H, W] in the unit of the dataset. Each group of
+    pictures that a call needs is decoded once.
 
     Thread-safe, usable in a forked child, and picklable.
 
@@ -56,7 +57,7 @@ class FrameItems:
         InvalidArgumentError: the dataset is a view.
         UnknownNameError: `deltas` has a key that is no feature.
         MissingColumnError: the dataset has no column of a feature.
-        UnsupportedColumnError: a feature is a depth camera, or text with `deltas`.
+        UnsupportedColumnError: a feature is depth that is not quantised video, or text with `deltas`.
     """
 
     def __init__(
@@ -233,9 +234,6 @@ def source_columns(dataset: Dataset) -> dict[str, ColumnSpec]:
 
 def _spec(dataset: Dataset, specs: Mapping[str, ColumnSpec], key: str, feature: Mapping[str, Any]) -> ColumnSpec:
     """Returns the column of a feature."""
-    details = [feature.get(name) or {} for name in ("info", "video_info")]
-    if any(each.get(fact) for each in details for fact in _DEPTH):
-        raise UnsupportedColumnError("a depth camera is not read yet", column=key, hint="train on LeRobot's own class")
     if key not in specs:
         raise MissingColumnError(
             "the converted dataset has no column of this feature",
@@ -243,4 +241,10 @@ def _spec(dataset: Dataset, specs: Mapping[str, ColumnSpec], key: str, feature: 
             column=key,
             hint="convert LeRobot's folder without columns=",
         )
+    details = [feature.get(name) or {} for name in ("info", "video_info")]
+    if specs[key].depth is None and any(each.get(fact) for each in details for fact in _DEPTH):
+        raise UnsupportedColumnError(
+            "a depth camera that is not quantised video is not read as depth", column=key,
+            hint="train on LeRobot's own class",
+        )  # fmt: skip
     return specs[key]

@@ -7,6 +7,7 @@ import importlib
 import pickle
 import runpy
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,8 +26,11 @@ from gear_data.errors import (
     UnsupportedColumnError,
 )
 from gear_data.integrations.lerobot import LeRobotDataset, use_gear_data
+from gear_data.schema import DepthFormat
 from gear_data.video.decoding.frame_reader import FrameReader
+from gear_data.video.depth import depth_values
 from tests.integrations.lerobot.conftest import Recorded
+from tests.support.cameras.depth import KEY, write_depth
 from tests.support.cameras.filmed import FPS
 
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"
@@ -171,6 +175,24 @@ def test_damaged_metadata(recorded: Recorded) -> None:
     dataset.meta.features[FRONT]["info"]["video.is_depth_map"] = True
     with pytest.raises(UnsupportedColumnError, match="depth"):
         type(dataset._items)(dataset._dataset, dataset.meta.features, {})
+
+
+@pytest.mark.parametrize("unit", ["mm", "m"])
+def test_depth_has_the_unit(unit: Any, tmp_path: Path) -> None:
+    folder, numbers = write_depth(tmp_path / "reach", (6, 4))
+    deltas = {KEY: [-1 / 30, 0.0]}
+    dataset = LeRobotDataset(
+        "a/b", folder, delta_timestamps=deltas, image_transforms=lambda image: image * 0, depth_output_unit=unit
+    )
+    values = depth_values(DepthFormat(0.01, 10.0, 3.5, True, unit))
+    for step in (0, 6, 8):
+        item, before = dataset[step], max(step - 1, 0 if step < 6 else 6)
+        expected = values[np.concatenate(numbers)[[before, step], None]]
+        assert (item[KEY].dtype, item["task"]) == (torch.float32, "reach")
+        np.testing.assert_array_equal(item[KEY].numpy(), expected)
+    assert dataset.depth_output_unit == getattr(dataset.meta, "depth_unit_of_stats", unit) == unit
+    with pytest.raises(UnknownNameError, match="unit of depth"):
+        LeRobotDataset("a/b", folder, depth_output_unit="cm")  # type: ignore[arg-type]
 
 
 def test_training_makes_datasets_of_gear_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from gear_data.integrations.lerobot import LeRobotDataset
 from tests.integrations.lerobot.conftest import Recorded
+from tests.support.cameras.depth import KEY, write_depth
 from tests.support.cameras.filmed import FPS
 
 pytest.importorskip(
@@ -82,6 +83,13 @@ def test_items_equal_lerobots(recorded: Recorded, options: dict[str, Any]) -> No
 @pytest.mark.parametrize("options", arguments(30), ids=lambda each: "+".join(each) or "plain")
 def test_items_of_lerobots_own_files(shared_data: Path, options: dict[str, Any]) -> None:
     check_items(shared_data / "lerobot_v30_video", **options)
+
+
+@pytest.mark.skipif(not _NEW, reason="LeRobot reads quantised depth from 0.6 on")
+@pytest.mark.parametrize("unit", ["mm", "m"])
+def test_depth_equals_lerobots(unit: str, tmp_path: Path) -> None:
+    check_items(write_depth(tmp_path / "reach")[0], depth_output_unit=unit)
+    check_items(tmp_path / "reach", depth_output_unit=unit, delta_timestamps={KEY: [-1 / 30, 0.0]})
 
 
 def test_training_has_equal_losses(recorded: Recorded, tmp_path: Path) -> None:

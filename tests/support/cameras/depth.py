@@ -10,6 +10,7 @@ from typing import Any
 import av
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -78,8 +79,8 @@ def write_depth(
     episode = np.repeat(np.arange(len(lengths)), lengths)
     step = np.concatenate([np.arange(length) for length in lengths])
     rows = {
-        "observation.state": pa.array(np.arange(2 * total, dtype=np.float32).reshape(-1, 2).tolist()),
-        "action": pa.array(np.arange(total, dtype=np.float32).reshape(-1, 1).tolist()),
+        "observation.state": pa.FixedSizeListArray.from_arrays(np.arange(2 * total, dtype=np.float32), 2),
+        "action": np.arange(total, dtype=np.float32),
         "timestamp": (step / FPS).astype(np.float32),
         "frame_index": step,
         "episode_index": episode,
@@ -99,7 +100,8 @@ def write_depth(
         for number, length in enumerate(lengths)
     ]  # fmt: skip
     _write(folder / "meta/episodes/chunk-000/file-000.parquet", pa.Table.from_pylist(listed))
-    _write(folder / "meta/tasks.parquet", pa.table({"task_index": [0], "task": ["reach"]}))
+    tasks = pd.DataFrame({"task_index": [0]}, index=pd.Index(["reach"], name="task"))
+    _write(folder / "meta/tasks.parquet", pa.Table.from_pandas(tasks))
     details = {name: value for name, value in {**QUANTISED, **info}.items() if value is not None}
     camera = {"dtype": "video", "shape": [*SIDES, 1], "names": ["height", "width", "channels"], "info": details}
     dtypes = {name: "float32" if name in ("observation.state", "action", "timestamp") else "int64" for name in rows}
@@ -108,7 +110,7 @@ def write_depth(
         name: {"dtype": dtype, "shape": shapes.get(name, [1])} for name, dtype in dtypes.items()
     }
     text = {
-        "codebase_version": "v3.0", "fps": FPS, "total_episodes": len(lengths), "total_frames": total,
+        "codebase_version": "v3.0", "fps": FPS, "total_episodes": len(lengths), "total_frames": total, "total_tasks": 1,
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
         "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
         "features": {**features, KEY: camera},

@@ -25,6 +25,11 @@ class LeRobotDatasetMetadata:
         self.tasks = pd.read_parquet(self.root / "meta/tasks.parquet")
         self.episodes = pd.read_parquet(self.root / "meta/episodes").to_dict("list")
         self.camera_keys = [key for key, feature in self.features.items() if feature["dtype"] in ("video", "image")]
+        self.depth_keys = [key for key in self.camera_keys if self.features[key]["info"].get("is_depth_map")]
+        self.depth_unit_of_stats: str | None = None
+
+    def rescale_depth_stats(self, output_unit: str) -> None:
+        self.depth_unit_of_stats = output_unit
 
 
 @contextmanager
