@@ -1,7 +1,7 @@
 # make demo   install, then run all three jobs on generated rollouts
 # make test   install, then run ruff, mypy and the tests that start no process: minutes, after each change
 # make test-all      also the documentation, processes, clusters, the browser, QEMU guests, benchmarks, fuzzing
-# make test-nightly  also an hour of chaos, the oldest and newest dependencies, LeRobot in one environment with us
+# make test-nightly  also an hour of chaos, the oldest and newest dependencies, other Pythons, LeRobot in one environment with us
 # make coverage      branch coverage of the packages by the tests of `make test-all`
 # make docs   build the documentation and check it
 # make chaos  kill, damage and interrupt for MINUTES=10, with SEED=1 as in that run
@@ -28,9 +28,12 @@ BESIDE := $(VENV)/beside
 # One module's tests stay in one process: they share its fixtures. Modules keep the order of tests/conftest.py.
 PYTEST_OPTIONS := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PYTEST := $(BIN)/python -m pytest $(PYTEST_OPTIONS)
+# Pythons beside that of $(PYTHON).
+PYTHONS ?= 3.12 3.13 3.14
+OTHER_PYTHONS := $(PYTHONS:%=test-python%)
 FIRST_TIER := 'not processes and not nightly'
 
-.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot coverage first-tier both-tiers lint docs site chaos dist release gpu clean
+.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot test-pythons $(OTHER_PYTHONS) coverage first-tier both-tiers lint docs site chaos dist release gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
@@ -51,7 +54,7 @@ both-tiers: site
 	@if [ -n "$$GEAR_DATA_REQUIRE_BROWSER" ]; then $(BIN)/python tests/support/browser/chromium.py; fi
 	$(PYTEST) -m 'not nightly'
 
-test-nightly: test-oldest test-newest test-lerobot $(VENV)/installed-test
+test-nightly: test-oldest test-newest test-pythons test-lerobot $(VENV)/installed-test
 	$(PYTEST) -m nightly
 	$(MAKE) chaos MINUTES=60
 
@@ -66,7 +69,15 @@ test-oldest: TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/resi
 # One environment for both. LeRobot's versions after 0.4.4 need Python 3.12.
 test-lerobot: PACKAGES := -e '.[hdf5,images,torch,video]' 'lerobot[dataset,training]>=0.4.4'
 test-lerobot: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot tests/integrations/lerobot
-test-oldest test-lerobot: test-%:
+# Those of the other Pythons that this machine has.
+test-pythons:
+	for version in $(PYTHONS); do \
+	  if python$$version -c '' 2>/dev/null; then $(MAKE) test-python$$version PYTHON=python$$version || exit 1; fi; \
+	done
+
+$(OTHER_PYTHONS): PACKAGES := -e '.[hdf5,images,torch,video,zarr,report,s3,metrics,tls]'
+$(OTHER_PYTHONS): TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/residency tests/storage tests/video
+test-oldest test-lerobot $(OTHER_PYTHONS): test-%:
 	$(PYTHON) -m venv --clear .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* $(PACKAGES) 'hypothesis>=6.100' 'pytest>=8.0' \
@@ -122,4 +133,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lerobot .venv-gpu gear-data-gpu.tar.xz gpu-results demo-output site build dist *.egg-info
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lerobot .venv-python3.1? .venv-gpu gear-data-gpu.tar.xz gpu-results demo-output site build dist *.egg-info

@@ -49,7 +49,8 @@ def _install() -> None:
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event in _EVENTS:
-        _refuse(arguments[1] if event == "subprocess.Popen" else [event])
+        # Since Python 3.13, `subprocess` itself calls `os.posix_spawn`.
+        _refuse(arguments[1] if event in ("subprocess.Popen", "os.posix_spawn") else [event])
 
 
 def _refuse(command: list[Any]) -> None:
