@@ -43,6 +43,8 @@ def index_file(path: Path, file: str, contents: str = "") -> VideoFile:
         MissingExtraError: PyAV is not installed.
     """
     av = import_extra("av", "video")
+    # PyAV 19 has no such argument.
+    lenient = {"metadata_errors": "ignore"} if int(av.__version__.partition(".")[0]) < 19 else {}
     try:
         with open_regular(path) as opened:
             if not (size := os.fstat(opened.fileno()).st_size):
@@ -51,13 +53,13 @@ def index_file(path: Path, file: str, contents: str = "") -> VideoFile:
     except OSError as error:
         raise CorruptSourceError(f"cannot be read: {error.strerror or error}", file=file, hint=_AGAIN) from error
     try:
-        with av.open(str(path), metadata_errors="ignore") as container:
+        with av.open(str(path), **lenient) as container:
             stream = _video_stream(container, file)
             if not contents:
                 checksum = f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}"
                 return _described(stream, _packets(container, stream, data, file, ""), checksum, size, file)
             # FFmpeg's parsers would look for key frames in the hole.
-            with av.open(str(path), metadata_errors="ignore", options={"fflags": "+noparse+nofillin"}) as unparsed:
+            with av.open(str(path), **lenient, options={"fflags": "+noparse+nofillin"}) as unparsed:
                 packets = _packets(unparsed, _video_stream(unparsed, file), data, file, contents)
             return _described(stream, packets, contents, size, file)
     except GearError:  # a ValueError, too
