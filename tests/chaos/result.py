@@ -16,6 +16,9 @@ from pathlib import Path
 from types import ModuleType
 
 
+_ROOT = Path(__file__).resolve().parents[2]
+
+
 @dataclass(frozen=True)
 class Limit:
     """Cases of a run: for some seconds, or a number of cases.
@@ -67,7 +70,9 @@ def run_in_own_process(harness: ModuleType, seed: int, limit: Limit) -> ChaosRes
     with tempfile.TemporaryDirectory(prefix="gear-chaos-") as folder:
         file = Path(folder, "result.json")
         command = [sys.executable, "-m", __name__, harness.__name__, str(seed), json.dumps(asdict(limit)), str(file)]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        # Programs of the harness import from `tests`, too.
+        paths = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         # No pipe: a process that the harness leaves behind would keep it open.
         log = Path(folder, "stderr")
         with log.open("w") as errors:
