@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 from types import ModuleType
 
-
 _ROOT = Path(__file__).resolve().parents[2]
 
 
