@@ -10,6 +10,7 @@ from pathlib import Path
 import convert_layouts
 import feed
 import gpu
+import lerobot_train
 import pytest
 import selection
 import video
@@ -36,6 +37,7 @@ OF_OPTIONS = {
 }
 OF_VIDEO = {contender.script: contender.environment for contender in video.CONTENDERS}
 OF_WRITER = {each.contender.script: each.contender.environment for each in (*RECORDERS, *SAMPLERS)}
+OF_TRAINING = {"lerobot_training.py": lerobot_train.ENVIRONMENT}
 OF_MIXTURE = {peer.CONTENDER.script: peer.CONTENDER.environment}
 
 
@@ -100,13 +102,13 @@ def test_every_script_of_a_peer_is_run() -> None:
             names = arguments[arguments.index("--shapes") + 1].split(",")
             reached = reached.union(*(shapes[name].peers for name in names))
     assert reached == {contender.name for contender in CONTENDERS}
-    others = OF_OPTIONS.keys() | OF_VIDEO.keys() | OF_WRITER.keys() | OF_MIXTURE.keys()
+    others = OF_OPTIONS.keys() | OF_VIDEO.keys() | OF_WRITER.keys() | OF_MIXTURE.keys() | OF_TRAINING.keys()
     assert programs("peers") == {contender.script for contender in CONTENDERS} | others
     source = inspect.getsource(feed) + (BENCHMARKS / "feeding" / "data.py").read_text()
     assert all(f'"{script}"' in source for script in OF_OPTIONS)
     environments = {contender.environment for contender in CONTENDERS} - {None}
     files = {file.stem for file in requirements("").parent.glob("*.txt")}
-    assert environments | {*OF_VIDEO.values(), *OF_WRITER.values()} - {None} == files
+    assert environments | {*OF_VIDEO.values(), *OF_WRITER.values(), *OF_TRAINING.values()} - {None} == files
     # Reverb has no wheels for all versions of Python. Its absence is reported.
     assert environments - {value.partition("=")[0] for value in values("feed.py", "--python")} == {"reverb"}
     assert re.search(r"not installed \(run with --install\)", inspect.getsource(contenders))

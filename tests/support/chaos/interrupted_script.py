@@ -112,8 +112,11 @@ def catch_interrupts(loader: Iterable[Any], rng: random.Random) -> None:
             read_batches(loader, rng)
         except KeyboardInterrupt:
             say("caught")
-        except BaseException:
-            dropped.append(traceback.format_exc().replace("\n", " / "))
+        except BaseException as error:
+            try:
+                dropped.append(traceback.format_exc().replace("\n", " / "))
+            except KeyboardInterrupt:  # only now
+                dropped.append(repr(error))
         lost = [each for each in dropped if not each.endswith(_IN_TORCH)]
         if lost:
             say(f"lost {lost}")
