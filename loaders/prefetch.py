@@ -7,7 +7,6 @@ written in Python: an interrupt inside it leaves its lock locked. Nothing writte
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import math
 import os
@@ -15,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -130,16 +128,6 @@ def _close_all() -> None:
         return  # the process ends, as the user wants it to
 
 
-def _begin(number: int, arguments: list[tuple[_Work[T], weakref.ref[Prefetcher[T]]]]) -> None:
-    """Starts a thread of a prefetcher from a thread of its own, which no interrupt reaches.
-
-    `Thread.start` waits in an `Event`. An interrupt there can leave its lock locked, and the new thread waits for it.
-    """
-    thread = threading.Thread(target=_run, args=(arguments,), name=f"gear-prefetch-{number}", daemon=True)
-    with suppress(RuntimeError):  # the process ends, or has no thread left: the consumer makes the items
-        thread.start()
-
-
 def _run(arguments: list[tuple[_Work[T], weakref.ref[Prefetcher[T]]]]) -> None:
     """Makes items in a thread, until the prefetcher is closed or dead.
 
@@ -212,7 +200,10 @@ class Prefetcher(Generic[T]):
         # `SimpleQueue.put` is compiled code: nothing can interrupt it.
         owner = self._owner = weakref.ref(self, self._work.turns.put)
         for number in range(threads):
-            _thread.start_new_thread(_begin, (number, [(self._work, owner)]))
+            # Not kept: the end of a `Thread` runs Python code, which belongs into the thread.
+            threading.Thread(
+                target=_run, args=([(self._work, owner)],), name=f"gear-prefetch-{number}", daemon=True
+            ).start()
 
     def get(self, item: int) -> T:
         """Returns item number `item`. The consumer must take items in order.
