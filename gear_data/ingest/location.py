@@ -348,9 +348,9 @@ def _unreadable(name: str, error: OSError) -> CorruptSourceError:
 
 def _remote(url: str) -> Location:
     filesystem, root = filesystem_of(url)
-    if is_hub(filesystem):
-        root = _at_commit(root)
     try:
+        if is_hub(filesystem):
+            root = _at_commit(root, url)
         found = with_retries(lambda: filesystem.find(root, detail=True), "be listed", url, MANY)
     except FileNotFoundError:
         found = {}
@@ -461,16 +461,30 @@ def _hub_parts(name: str) -> tuple[str, str | None]:
     return repository, revision or None
 
 
-def _at_commit(path: str) -> str:
+def _at_commit(path: str, url: str) -> str:
     """Returns the path of a dataset in the hub's file system, at the commit that its revision has now.
 
     So all files are of one commit, also those that are read later.
+
+    Raises:
+        FileNotFoundError: the hub has no such dataset or revision.
+        RemoteError: the hub cannot be reached.
     """
     found = _HUB_PATH.fullmatch(path)
     if found is None or found[2] == "refs":  # refs/..., whose end only the hub knows
         return path
-    revision = f"@{unquote(found[2])}" if found[2] else ""
-    return f"datasets/{found[1]}@{hub_commit(found[1] + revision)}{found[3] or ''}"
+    repository, revision = found[1], unquote(found[2]) if found[2] else None
+
+    def commit() -> str:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+        try:
+            return str(HfApi().dataset_info(repository, revision=revision).sha)
+        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+            raise FileNotFoundError(str(error)) from error
+
+    return f"datasets/{repository}@{with_retries(commit, 'be listed', url, MANY)}{found[3] or ''}"
 
 
 def _hub(name: str, split: str | None) -> Location:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -40,8 +40,18 @@ Fetch = Callable[[list[str]], list[Path]]
 def requirements(project: Path = ROOT / "pyproject.toml") -> list[str]:
     """Returns the requirements of the package and of the extra `gpu-test` that a bundle may hold."""
     table = tomllib.loads(project.read_text())["project"]
-    wanted = [*table["dependencies"], *table["optional-dependencies"]["gpu-test"]]
-    return [text for text in wanted if normalised(text) not in (*PROVIDED, *UNUSED, "gear-data")]
+
+    def plain(texts: Iterable[str]) -> Iterator[str]:
+        """Yields requirements, and those of the project's extras that they name."""
+        for text in texts:
+            if normalised(text) == "gear-data":
+                for extra in sorted(Requirement(text).extras):
+                    yield from plain(table["optional-dependencies"][extra])
+            else:
+                yield text
+
+    wanted = plain([*table["dependencies"], *table["optional-dependencies"]["gpu-test"]])
+    return [text for text in wanted if normalised(text) not in (*PROVIDED, *UNUSED)]
 
 
 def normalised(requirement: str) -> str:
