@@ -139,6 +139,12 @@ def _blocked(pid: int) -> bool:
     return any(fields[1] == "->" and int(fields[5]) == pid for fields in waiting)
 
 
+def inodes() -> set[str]:
+    """Returns the inodes of the host memory that this process maps."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if "/memfd:gear-data-" in line}
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_dataloader_workers_map_the_copy(rollouts_path: Path, method: str) -> None:
     import torch
@@ -149,10 +155,9 @@ def test_dataloader_workers_map_the_copy(rollouts_path: Path, method: str) -> No
         {name: tensor.clone() for name, tensor in batch.items()}
         for batch in gear_data.SequenceLoader(gear_data.open(rollouts_path), prefetch=0, **options)
     ]
+    before = inodes()  # a failed test of the same process may keep its own
     ds = gear_data.open(rollouts_path, residency="host")
-    (inode,) = {
-        line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:gear-data-" in line
-    }
+    (inode,) = inodes() - before
     loader = DataLoader(
         gear_data.SequenceLoader(ds, **options),
         batch_size=None,

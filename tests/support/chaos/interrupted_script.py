@@ -21,6 +21,7 @@ import torch
 
 import gear_data
 from gear_data import Mixture, SequenceLoader
+from gear_data.errors import NodeUnreachableError
 from tests.support.chaos.forked_scripts import fork_scripts, say
 
 #: Sizes of a batch, small enough that an interrupt often arrives outside of the compiled call.
@@ -77,8 +78,9 @@ def prefetch_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("gear-prefetch")]
 
 
-#: torch runs this while it frees the memory of a worker's batch. The interpreter drops an interrupt in it.
-_IN_TORCH = "StorageWeakRef.__del__"
+#: torch runs the first while it frees the memory of a worker's batch; the interpreter runs the second when a `Thread`
+#: dies. It drops an interrupt in them.
+_IN_LIBRARIES = ("StorageWeakRef.__del__", "WeakSet.__init__.<locals>._remove")
 
 #: Exceptions that the interpreter dropped since the last interrupt was caught.
 dropped: list[str] = []
@@ -89,11 +91,22 @@ def drop(what: Any) -> None:
     dropped.append(f"{what.exc_type.__name__} in {name}")
 
 
+def again_when_unreachable(loader: SequenceLoader, rng: random.Random) -> Iterator[None]:
+    while True:
+        try:
+            yield from passes(loader, rng)
+        except NodeUnreachableError:
+            continue
+
+
 def read_batches(loader: Iterable[Any], rng: random.Random) -> None:
-    """Reads batches without end, or until the interpreter drops an exception."""
+    """Reads batches without end, or until the interpreter drops an exception.
+
+    A busy machine may cancel the first request that follows an interrupted one: reading begins again then.
+    """
     if isinstance(loader, SequenceLoader):
         say("go")
-        endless: Iterable[Any] = passes(loader, rng)
+        endless: Iterable[Any] = again_when_unreachable(loader, rng)
     else:
         # The interpreter itself loses interrupts that arrive while a process forks.
         endless = iter(loader)
@@ -117,7 +130,7 @@ def catch_interrupts(loader: Iterable[Any], rng: random.Random) -> None:
                 dropped.append(traceback.format_exc().replace("\n", " / "))
             except KeyboardInterrupt:  # only now
                 dropped.append(repr(error))
-        lost = [each for each in dropped if not each.endswith(_IN_TORCH)]
+        lost = [each for each in dropped if not each.endswith(_IN_LIBRARIES)]
         if lost:
             say(f"lost {lost}")
         elif dropped:
