@@ -450,9 +450,13 @@ def _hub_info(name: str) -> Any:
     """Returns what the hub says about a dataset. Raises the errors of `hub_commit`."""
     repository, revision = _hub_parts(name)
     with _typed_hub_errors(name):
-        from huggingface_hub import HfApi
+        return answer_of(lambda: _dataset_info(repository, revision), MANY)
 
-        return answer_of(lambda: HfApi().dataset_info(repository, revision=revision), MANY)
+
+def _dataset_info(repository: str, revision: str | None) -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi().dataset_info(repository, revision=revision)
 
 
 def _hub_parts(name: str) -> tuple[str, str | None]:
@@ -476,11 +480,10 @@ def _at_commit(path: str, url: str) -> str:
     repository, revision = found[1], unquote(found[2]) if found[2] else None
 
     def commit() -> str:
-        from huggingface_hub import HfApi
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
         try:
-            return str(HfApi().dataset_info(repository, revision=revision).sha)
+            return str(_dataset_info(repository, revision).sha)
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
             raise FileNotFoundError(str(error)) from error
 
