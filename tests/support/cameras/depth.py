@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gear_data.video.encoding.encoder import open_encoder
+from tests.support.cameras.filmed import decoded, encode_frames
 
 KEY, DEPTH = "observation.images.depth", "observations.images.depth"
 FPS, SIDES = 30, (48, 70)
@@ -40,22 +39,13 @@ def random_numbers(count: int, seed: int = 0) -> npt.NDArray[np.uint16]:
 
 def encode_numbers(path: Path, numbers: npt.NDArray[np.uint16], **options: str) -> None:
     """Encodes numbers into a file without loss, as LeRobot's default does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     own = {"g": "2", "x265-params": "lossless=1:log-level=none:pools=1", **options}
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx265", FPS, options=own)
-        stream.height, stream.width = numbers.shape[1:]
-        stream.pix_fmt = "gray12le"
-        open_encoder(stream.codec_context)
-        for frame in numbers:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="gray12le")))
-        container.mux(stream.encode())
+    encode_frames(path, numbers, "libx265", FPS, "gray12le", "gray12le", own)
 
 
 def decode_numbers(path: Path) -> npt.NDArray[np.uint16]:
     """Returns the numbers of a file as LeRobot decodes them, [n, H, W]."""
-    with av.open(str(path)) as container:
-        return np.stack([frame.to_ndarray(format="gray12le") for frame in container.decode(video=0)])
+    return decoded(path, "gray12le")
 
 
 def write_depth(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -40,21 +41,28 @@ def moving_bar(count: int, height: int = 48, width: int = 64) -> npt.NDArray[np.
 
 def write_video(path: Path, frames: npt.NDArray[np.uint8], codec: str = "libx264", **options: str) -> None:
     """Encodes frames into a file, at `FPS`."""
+    encode_frames(path, frames, codec, FPS, "rgb24", "yuv420p", options)
+
+
+def encode_frames(
+    path: Path, frames: npt.NDArray[Any], codec: str, fps: int, form: str, pix_fmt: str, options: dict[str, str]
+) -> None:
+    """Encodes arrays of one pixel format into a file of another."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, FPS, options=options)
+        stream = container.add_stream(codec, fps, options=options)
         stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt = "yuv420p"
+        stream.pix_fmt = pix_fmt
         open_encoder(stream.codec_context)
         for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format=form)))
         container.mux(stream.encode())
 
 
-def decoded(path: Path) -> npt.NDArray[np.uint8]:
+def decoded(path: Path, form: str = "rgb24") -> npt.NDArray[Any]:
     """Returns all frames of a file, decoded in sequence."""
     with av.open(str(path)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+        return np.stack([frame.to_ndarray(format=form) for frame in container.decode(video=0)])
 
 
 def damage_a_frame(path: Path) -> int:
