@@ -12,15 +12,20 @@ PYTHON ?= python3
 VENV ?= .venv
 # Versions that the tests were last run with.
 CONSTRAINTS ?= constraints.txt
+# LOCKED=1 installs only files whose hashes stand in hashes.txt. The workflows in .github do.
+LOCKED ?=
 # One more than the cores: many tests wait for disks, timeouts and other processes.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 BIN := $(VENV)/bin
 # Else every process of the tests would compile all modules that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := $(PIP_INSTALL) --no-compile $(if $(LOCKED),--require-hashes -c hashes.txt,-c $(CONSTRAINTS))
 # Tests compare with OGBench's functions. The simulators that it depends on are heavy, and not needed for that.
 # The newest mlflow-skinny wants an older importlib_metadata than other packages; it works with the new one.
-INSTALL_ALONE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -c $(CONSTRAINTS)
+ALONE := ogbench mlflow-skinny
+INSTALL_ALONE := $(INSTALL) --no-deps
 # Tests compare with torchvision's functions (tests/support/feed/torchvision_pixels.py). It is not on Python's path: beside torch for CPUs
 # the index's torchvision fails at import, and packages that find it import it.
 BESIDE := $(VENV)/beside
@@ -33,7 +38,7 @@ PYTHONS ?= 3.12 3.13 3.14
 OTHER_PYTHONS := $(PYTHONS:%=test-python%)
 FIRST_TIER := 'not processes and not nightly'
 
-.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot test-pythons $(OTHER_PYTHONS) coverage first-tier both-tiers lint docs site chaos dist release gpu clean
+.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot test-pythons $(OTHER_PYTHONS) coverage first-tier both-tiers lint docs site chaos dist release lock gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
@@ -118,9 +123,10 @@ gpu:
 	PYTHON=$(PYTHON) scripts/gpu_check.sh
 
 # One stamp file per set of extras, so that `make demo` does not install packages that only the tests need.
-$(VENV)/installed-%: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS) -e '.[$*]'
-	$(if $(filter test,$*),$(INSTALL_ALONE) ogbench mlflow-skinny)
+$(VENV)/installed-%: pyproject.toml constraints.txt hashes.txt | $(BIN)/python
+	$(if $(LOCKED),$(INSTALL) setuptools && $(PIP_INSTALL) --no-build-isolation --no-deps -e .)
+	$(INSTALL) $(if $(LOCKED),'gear-data[$*]',-e '.[$*]')
+	$(if $(filter test,$*),$(INSTALL_ALONE) $(ALONE))
 	$(if $(filter test,$*),$(INSTALL_ALONE) --upgrade --target $(BESIDE) torchvision)
 	@touch $@
 
@@ -130,7 +136,18 @@ $(BIN)/python:
 	  || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV) \
 	  || { rm -rf $(VENV); echo "The venv module is missing (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25'
+	$(PIP_INSTALL) --upgrade 'pip>=25'
+
+# The Python package index has torch's CUDA build. PyTorch's own has the CPU build: its hash for CPython 3.11 on x86-64.
+TORCH_CPU_HASH := sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b
+LOCK := uv pip compile --quiet --universal --python-version 3.11 -c constraints.txt --generate-hashes --no-annotate --no-header
+# Renews hashes.txt after a change of constraints.txt.
+lock:
+	echo '# Hashes of the files of constraints.txt and of what they need, for `make LOCKED=1`. `make lock` writes them.' > hashes.txt.new
+	$(LOCK) pyproject.toml --extra test --extra release >> hashes.txt.new
+	printf '%s\n' $(ALONE) torchvision | $(LOCK) --no-deps - >> hashes.txt.new
+	sed -i 's/^torch==.*/&\n    --hash=$(TORCH_CPU_HASH) \\/' hashes.txt.new
+	mv hashes.txt.new hashes.txt
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-newest .venv-lerobot .venv-python3.1? .venv-gpu gear-data-gpu.tar.xz gpu-results demo-output site build dist *.egg-info

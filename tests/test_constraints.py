@@ -1,13 +1,15 @@
-"""constraints.txt must be installable with the oldest Python that pyproject.toml allows."""
+"""constraints.txt must suit the oldest Python that pyproject.toml allows, and hashes.txt must have its files."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import tomllib
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,3 +35,17 @@ def test_every_pin_allows_the_oldest_python() -> None:
             assert oldest in SpecifierSet(wanted or ""), f"{pin.name} {found.version} wants Python {wanted}"
             checked += 1
     assert checked > 100
+
+
+def test_hashes_are_of_the_pinned_versions() -> None:
+    """A package without a hash, or of another version, could not be installed by `make LOCKED=1`."""
+    hashed: dict[str, set[str]] = {}
+    for block in re.split(r"\n(?=[a-z])", (ROOT / "hashes.txt").read_text())[1:]:
+        text, *hashes = block.strip().split(" \\\n    --hash=")
+        assert all(re.fullmatch("sha256:[0-9a-f]{64}", value) for value in hashes) and hashes, text
+        requirement = Requirement(text)
+        hashed.setdefault(canonicalize_name(requirement.name), set()).add(str(requirement.specifier))
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line)
+            assert str(pin.specifier) in hashed.get(canonicalize_name(pin.name), ()), f"run make lock: {line}"
