@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from gear_data.errors import InvalidArgumentError
@@ -57,24 +57,31 @@ def join(url: str, name: str) -> str:
     return f"{url.rstrip('/')}/{name}" if name else url
 
 
-def without_folders(location: str) -> str:
+def without_folders(location: str, *, is_path: bool = False) -> str:
     """Returns the last part of a local path, without the folders of this machine. URLs and hub ids stay whole.
 
-    A relative path of one folder looks like a hub id, USER/NAME, and stays whole, too.
+    Args:
+        location: a path, URL or hub id.
+        is_path: whether it is known to be no hub id. A relative path of one folder looks like one, USER/NAME, and else
+            stays whole, too.
     """
-    is_local = location.startswith(("/", ".", "~")) or (location.count("/") > 1 and not is_remote(location))
-    return location.rstrip("/").rsplit("/", 1)[-1] if is_local else location
+    is_local = is_path or location.count("/") > 1 or location.startswith(("/", ".", "~"))
+    return location.rstrip("/").rsplit("/", 1)[-1] if is_local and not is_remote(location) else location
 
 
-def with_short_paths(value: Any, locations: Iterable[str]) -> Any:
-    """Returns a JSON value with `without_folders` of some locations in all of its texts."""
-    short = {each: name for each in locations if (name := without_folders(each)) and name != each}
-    ordered = sorted(short, key=len, reverse=True)  # a path before the folder that it is in
+def with_short_paths(value: Any, names: Mapping[str, str]) -> Any:
+    """Returns a JSON value with names in place of paths in all of its texts.
+
+    Args:
+        value: the value.
+        names: path -> name. Empty names are not used.
+    """
+    ordered = sorted((each for each in names if names[each] not in ("", each)), key=len, reverse=True)
 
     def shortened(value: Any) -> Any:
         if isinstance(value, str):
-            for each in ordered:
-                value = value.replace(each, short[each])
+            for each in ordered:  # a path before the folder that it is in
+                value = value.replace(each, names[each])
         elif isinstance(value, dict):
             value = {key: shortened(each) for key, each in value.items()}
         elif isinstance(value, list | tuple):

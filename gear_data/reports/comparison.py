@@ -52,7 +52,7 @@ def compare(sample: StepSample, other: Dataset) -> dict[str, Any]:
     summary = summarize(other, folders=False)
     names = ("episodes", "steps", "fingerprint", "source", "format", "bytes", "return", "length")
     return {
-        "path": without_folders(str(other.path)),
+        "path": without_folders(str(other.path), is_path=True),
         "facts": {name: summary[name] for name in names},
         "sampled": not (sample.complete and second.complete),
         "drift": DRIFT,

@@ -7,7 +7,7 @@ import importlib.resources
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gear_data.common.paths import with_short_paths
+from gear_data.common.paths import with_short_paths, without_folders
 from gear_data.loaders.mixing.table import dataset_rows, key_rows
 from gear_data.reports.page import policy
 
@@ -43,7 +43,8 @@ def mixture_page(name: str, facts: Mapping[str, Any]) -> str:
         name: name of the mixture, for its title.
         facts: see `gear_data.loaders.mixing.table.mixture_facts`.
     """
-    facts = with_short_paths(dict(facts), [each["path"] for each in facts["datasets"]])
+    paths = [str(each["path"]) for each in facts["datasets"]]
+    facts = with_short_paths(dict(facts), {path: without_folders(path, is_path=True) for path in paths})
     problems = [f"<li>{html.escape(each)}</li>" for each in facts["problems"]]
     parts = [
         _section("Datasets", _table(dataset_rows(facts))),

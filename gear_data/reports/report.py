@@ -143,7 +143,7 @@ def report(
     facts = {
         "title": f"{name}: gear-data report",
         "name": name,
-        "path": without_folders(str(dataset.path)),
+        "path": without_folders(str(dataset.path), is_path=True),
         "version": VERSION,
         "summary": summary,
         "provenance": provenance(dataset),

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from gear_data.common.paths import with_short_paths
+from gear_data.common.paths import with_short_paths, without_folders
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import Count, check_json, parse_json, resolved
@@ -255,9 +255,9 @@ class Manifest:
 
     def without_folders(self) -> Manifest:
         """Returns the manifest with the names of local sources in place of their paths, for others to read."""
-        sources = list(_sources(self.provenance))
-        findings = with_short_paths([dict(each) for each in self.findings], sources)
-        return replace(self, provenance=with_short_paths(dict(self.provenance), sources), findings=tuple(findings))
+        names = {source: without_folders(source, is_path=is_path) for source, is_path in _sources(self.provenance)}
+        findings = with_short_paths([dict(each) for each in self.findings], names)
+        return replace(self, provenance=with_short_paths(dict(self.provenance), names), findings=tuple(findings))
 
     def to_text(self) -> str:
         """Returns the text of manifest.json."""
@@ -485,21 +485,42 @@ def fingerprint(schema: Schema, contents: bytes) -> str:
     return digest.hexdigest()
 
 
-def _sources(facts: Any) -> Iterator[str]:
-    """Yields the paths, URLs and names under `source` in a provenance, at any depth.
+def _sources(facts: Any, are_paths: bool = False) -> Iterator[tuple[str, bool]]:
+    """Yields the paths, URLs and names under `source` in a provenance, at any depth, and whether each is no hub id.
 
     Of several sources, `source` has all of them in one text, and `parts` or `merged` has each.
     """
     if isinstance(facts, list | tuple):
         for each in facts:
-            yield from _sources(each)
+            yield from _sources(each, are_paths)
     elif isinstance(facts, Mapping):
+        are_paths = are_paths or _names_paths(facts)
         for name, value in facts.items():
             if name == "source" and isinstance(value, str):
                 if not {"parts", "merged"} & facts.keys():
-                    yield value
+                    yield value, are_paths
+            elif name in ("parts", "merged"):
+                yield from _sources(value, are_paths)
             else:
                 yield from _sources(value)
+
+
+def _names_paths(facts: Mapping[str, Any]) -> bool:
+    """Returns whether the sources of a conversion, a merge or a view are no hub ids.
+
+    Merges and views have paths and URLs of datasets. The stamp of a local file is its modification time in nanoseconds,
+    and of a file of the hub its hash.
+    """
+    if facts.get("format") in ("merged", "view"):
+        return True
+    files = facts.get("source_files")
+    return (
+        bool(files)
+        and isinstance(files, list)
+        and all(
+            isinstance(each, list) and each and isinstance(each[-1], str) and each[-1].isdecimal() for each in files
+        )
+    )
 
 
 def not_a_dataset(folder: str, *, exists: bool, unfinished: bool) -> DatasetNotFoundError:

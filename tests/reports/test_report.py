@@ -172,6 +172,19 @@ def test_the_file_has_the_facts_and_a_notebook_shows_it(make: Make, tmp_path: Pa
     assert 'sandbox="allow-scripts"' in frame
 
 
+def test_a_relative_path_is_named_without_its_folder(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(random_episodes([3, 4]))
+    monkeypatch.chdir(tmp_path.parent)
+    folder = tmp_path.name
+    gear_data.convert(f"{folder}/source-1.parquet", f"{folder}/made", progress=False)
+    report = gear_data.report(gear_data.open(f"{folder}/made"), compare=gear_data.open(f"{folder}/made-1"))
+    assert folder not in json.dumps(report.to_json())
+    assert (report.facts["path"], report.facts["provenance"]["source"]) == ("made", "source-1.parquet")
+    assert folder not in (tmp_path / "made" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("frames", [-1, 2.5, True])
 def test_bad_arguments(make: Make, frames: Any) -> None:
     dataset = make(random_episodes([3, 4]))

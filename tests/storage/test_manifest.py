@@ -315,3 +315,35 @@ def test_names_without_folders(rollouts_path: Path, tmp_path: Path) -> None:
     }
     assert found.findings == ({**finding, "message": "a.parquet is odd"},)
     assert Manifest.from_text(found.to_text(), "manifest.json").provenance == found.provenance
+
+
+@pytest.mark.parametrize(
+    ("stamps", "name"),
+    [
+        (["1732701600000000000"], "hopper"),
+        (["1732701600000000000", "1732701600000000001"], "hopper"),
+        (["be3f0f2d6c9d5a6f2ed59dd43e3a0b51d8f6a1c2"], "data/hopper"),  # files of the hub
+        ([], "data/hopper"),  # rows of the hub
+    ],
+)
+def test_a_path_that_looks_like_a_hub_id(rollouts_path: Path, stamps: list[str], name: str) -> None:
+    files = [[f"{place}.parquet", 100, stamp] for place, stamp in enumerate(stamps)]
+    one = {"source": "data/hopper", "source_files": files, "reason": "data/hopper: a row is a step"}
+    several = {"source": "data/hopper, s3://a/b", "parts": [{"source": "data/hopper"}, {"source": "s3://a/b"}]}
+    manifest = Manifest.load(rollouts_path)
+    found = replace(manifest, provenance=one).without_folders().provenance
+    assert (found["source"], found["reason"]) == (name, f"{name}: a row is a step")
+    found = replace(manifest, provenance={**several, "source_files": files}).without_folders().provenance
+    assert found["source"] == f"{name}, s3://a/b" and found["parts"][0] == {"source": name}
+
+
+def test_relative_paths_of_merges_and_views_are_no_hub_ids(rollouts_path: Path) -> None:
+    inner = {"source": "me/hopper", "source_files": []}
+    parts = [{"source": f"data/{name}", "provenance": inner} for name in "ab"]
+    merged = {"format": "merged", "source": "data/a, data/b", "merged": parts}
+    manifest = Manifest.load(rollouts_path)
+    found = replace(manifest, provenance=merged).without_folders().provenance
+    assert found["source"] == "a, b" and found["merged"][0] == {"source": "a", "provenance": inner}
+    view = {"format": "view", "source": "data/a", "view": {"provenance": inner}}
+    found = replace(manifest, provenance=view).without_folders().provenance
+    assert found == {**view, "source": "a"}
