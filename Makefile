@@ -86,7 +86,7 @@ test-oldest test-lerobot $(OTHER_PYTHONS): test-%:
 	$(PYTHON) -m venv --clear .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* $(PACKAGES) 'hypothesis>=6.100' 'pytest>=8.0' \
-	  'pytest-timeout>=2.3' 'pytest-xdist>=3.7' psutil
+	  'pytest-timeout>=2.3' 'pytest-xdist>=3.8' psutil
 	.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) $(TESTS)
 
 # What a killed process ran is lost, and so is all of chaos. RDMA runs in a guest. A failed test does not stop the report:
