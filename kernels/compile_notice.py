@@ -6,14 +6,13 @@ This takes half a minute of a processor on a machine that has not compiled them 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from typing import Any
 
 from numba import config
 from numba.core import event
 
-from gear_data.common.progress import ProgressBar, TerminalBar, is_main_process
+from gear_data.common.progress import ProgressBar, TerminalBar, has_terminal, is_main_process
 
 _log = logging.getLogger(__name__)
 _PACKAGE = "gear_data.kernels."
@@ -61,7 +60,7 @@ class CompileNotice(event.Listener):  # type: ignore[misc]
                 self._bar = None
 
     def _tell(self, name: str) -> None:
-        if not sys.stderr.isatty():
+        if not has_terminal():
             self._done = True
             text = "gear-data compiles its kernels for this machine, once; later runs load them from %s"
             _log.info(text, config.CACHE_DIR or "__pycache__")

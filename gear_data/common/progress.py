@@ -205,6 +205,14 @@ def is_main_process() -> bool:
     return multiprocessing.parent_process() is None and os.environ.get("LOCAL_RANK", "0") == "0"
 
 
+def has_terminal() -> bool:
+    """Returns whether standard error is a terminal.
+
+    While a bar is shown, `sys.stderr` is rich's own, which says False before rich 15.
+    """
+    return TerminalBar._shared is not None or sys.stderr.isatty()
+
+
 def progress_bar(total: int | None, description: str, unit: str, show: bool | None, initial: int = 0) -> ProgressBar:
     """Returns a progress bar on standard error.
 
@@ -220,7 +228,7 @@ def progress_bar(total: int | None, description: str, unit: str, show: bool | No
         show = is_main_process()
     if not show:
         return HiddenBar(initial)
-    if not sys.stderr.isatty():
+    if not has_terminal():
         return ProgressLines(total, description, unit, initial)
     return TerminalBar(total, description, unit, initial)
 

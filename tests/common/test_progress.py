@@ -71,6 +71,8 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bars_at_the_same_time_are_lines_of_one_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gear_data.common.progress._DRAW_SECONDS", 0.0)
+    # As before rich 15.
+    monkeypatch.setattr("rich.file_proxy.FileProxy.isatty", lambda self: False, raising=False)
     with terminal() as written:
         with progress_bar(10, "outer", "shard", None) as outer:
             with progress_bar(None, "inner", "B", True) as inner:

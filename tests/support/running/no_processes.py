@@ -14,8 +14,9 @@ import pytest
 
 #: Events that the interpreter reports before it starts a process.
 _EVENTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
-#: Programs by which the standard library asks the system for its name and its libraries, and Matplotlib for its fonts.
-_QUESTIONS = {"fc-list", "ldconfig", "uname"}
+#: Programs by which the standard library asks the system for its name and its libraries, Matplotlib for its fonts, and
+#: `numpy.testing` before NumPy 2.0 for the processor.
+_QUESTIONS = {"fc-list", "ldconfig", "lscpu", "uname"}
 _refusing = False
 
 
