@@ -12,6 +12,7 @@ from gear_data.cli.arguments import (
     frame_size,
     is_mixture,
     names,
+    numbers,
     open_mixture_facts,
     pair,
     print_json,
@@ -86,6 +87,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     help = "first steps of episodes that only reset the environment: drop or keep them; default: drop them if they are "
     help += "clear"
     parser.add_argument("--reset-steps", choices=get_args(ResetSteps), help=help)
+    help = "read only the episodes of these numbers, such as 0,5-9, of a LeRobot dataset"
+    parser.add_argument("--only-episodes", type=numbers("numbers of episodes", "0,5-9"), metavar="IDS", help=help)
     help = "YAML file that says where the episodes and columns are, for HDF5, NumPy and Zarr files of unknown layout"
     parser.add_argument("--map", dest="mapping", metavar="FILE", help=help)
     help = "read the numbers of a column as another dtype, such as actions=float64; may be repeated"
@@ -123,6 +126,7 @@ def _source_options(options: argparse.Namespace, **videos: Any) -> dict[str, Any
         "max_episode_steps",
         "file_is_episode",
         "reset_steps",
+        "only_episodes",
     )
     return {
         **{name: getattr(options, name) for name in names},

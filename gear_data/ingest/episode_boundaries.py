@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import get_args
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from numbers import Integral
+from typing import Any, get_args
 
 from gear_data.common.keywords import check_range, suggest_fields
+from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.words import ResetSteps
 
@@ -27,10 +30,12 @@ class EpisodeBoundaries:
         reset_steps: what becomes of first steps that only reset the environment, as Gymnasium's vector environments
             and the time steps of dm_env have them: `drop` leaves them out, `keep` keeps them. None leaves them out if
             they are clear.
+        only_episodes: the numbers of the episodes to read, of a source whose metadata lists them (LeRobot). Files that
+            have none of these episodes are not read. None reads all.
 
     Raises:
-        InvalidArgumentError: a column is no text, the length is below 1, files and a column say what an episode is, or
-            `reset_steps` is another word.
+        InvalidArgumentError: a column is no text, the length is below 1, files and a column say what an episode is,
+            `reset_steps` is another word, or `only_episodes` has no numbers, or others than 0, 1, ...
     """
 
     episode_column: str | tuple[str, ...] | None = None
@@ -39,6 +44,7 @@ class EpisodeBoundaries:
     max_episode_steps: int | None = None
     file_is_episode: bool = False
     reset_steps: ResetSteps | None = None
+    only_episodes: tuple[int, ...] | None = field(default=None, metadata={"only_if_given": True})
 
     def __post_init__(self) -> None:
         if isinstance(self.episode_column, list | tuple):
@@ -59,6 +65,9 @@ class EpisodeBoundaries:
             )
         if self.reset_steps not in (None, *get_args(ResetSteps)):
             raise InvalidArgumentError(f"reset_steps must be 'drop', 'keep' or None, not {self.reset_steps!r}")
+
+        if self.only_episodes is not None:
+            object.__setattr__(self, "only_episodes", _episode_numbers(self.only_episodes))
 
     @property
     def episode_columns(self) -> tuple[str, ...]:
@@ -92,3 +101,12 @@ class EpisodeBoundaries:
                 hint="name one of them",
             )
         return next(iter(self.episode_columns), None)
+
+
+def _episode_numbers(given: Any) -> tuple[int, ...]:
+    """Returns the numbers in rising order, each once. Raises InvalidArgumentError for other values."""
+    found = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    numbers = [int(each) for each in found if isinstance(each, Integral) and not isinstance(each, bool)]
+    if len(numbers) < len(found) or not 0 <= min(numbers, default=-1) <= max(numbers) < 1 << 63:
+        raise InvalidArgumentError(f"only_episodes must be numbers of episodes, such as [0, 1], not {shown(given)}")
+    return tuple(sorted({*numbers}))

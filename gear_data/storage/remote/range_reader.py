@@ -9,8 +9,8 @@ from gear_data.common.retry import requests_of, with_retries
 from gear_data.errors import InvalidArgumentError, MissingExtraError, RemoteError
 from gear_data.storage.remote.range_requests import request_range
 
-#: Bytes of the read buffer, so that small reads share a request.
-_BUFFER = 2 << 20
+#: Bytes of the read buffer, so that small reads share a request. A file of no more bytes is read whole.
+SMALL_BYTES = 2 << 20
 #: Largest number of bytes in one request.
 _REQUEST = 32 << 20
 
@@ -43,7 +43,8 @@ def filesystem_of(url: str) -> tuple[Any, str]:
 def open_range_reader(filesystem: Any, path: str, size: int, name: str) -> IO[bytes]:
     """Opens a remote file for random access. Reads retry after broken connections.
 
-    A read raises RemoteError if all retries failed, or if the server does not support ranges.
+    A file of at most `SMALL_BYTES` is read by one request. A read raises RemoteError if all retries failed, or if the
+    server does not support ranges.
 
     Args:
         filesystem: fsspec file system.
@@ -51,7 +52,8 @@ def open_range_reader(filesystem: Any, path: str, size: int, name: str) -> IO[by
         size: size of the file in bytes.
         name: URL of the file, for messages.
     """
-    return io.BufferedReader(RangeReader(filesystem, path, size, name), _BUFFER)
+    reader = (SmallFileReader if size <= SMALL_BYTES else RangeReader)(filesystem, path, size, name)
+    return io.BufferedReader(reader, SMALL_BYTES)
 
 
 class RangeReader(io.RawIOBase):
@@ -94,15 +96,19 @@ class RangeReader(io.RawIOBase):
         last = min(first + len(buffer), first + _REQUEST, self._size)
         if last <= first:
             return 0
+        data = self._fetch(first, last)
+        buffer[: len(data)] = data
+        self._position = last
+        return len(data)
+
+    def _fetch(self, first: int, last: int) -> bytes:
+        """Returns a range of the file. Raises RemoteError."""
         try:
-            data = with_retries(lambda: self._range(first, last), "be read", self.name, requests_of(last - first))
+            return with_retries(lambda: self._range(first, last), "be read", self.name, requests_of(last - first))
         except FileNotFoundError as error:
             raise RemoteError(
                 "the file no longer exists", file=self.name, hint="restore the file at its URL; then run again"
             ) from error
-        buffer[: len(data)] = data
-        self._position = last
-        return len(data)
 
     def _range(self, first: int, last: int) -> bytes:
         data = request_range(self._filesystem, self._path, first, last, self._contents)
@@ -113,3 +119,14 @@ class RangeReader(io.RawIOBase):
         if len(data) < last - first:
             raise ConnectionError(f"received {len(data)} of {last - first} bytes")
         return data
+
+
+class SmallFileReader(RangeReader):
+    """Reader of a remote file that the first read fetches whole. See `RangeReader`."""
+
+    _data: bytes | None = None
+
+    def _fetch(self, first: int, last: int) -> bytes:
+        if self._data is None:
+            self._data = super()._fetch(0, self._size)
+        return self._data[first:last]

@@ -108,6 +108,20 @@ def test_only_the_indexes_of_videos_are_read(
     assert json.loads((tmp_path / "saved" / "manifest.json").read_text())["version"] == 4
 
 
+def test_only_files_of_the_wanted_episodes_are_read(
+    server: S3Server, robot: Path, fetched: list[tuple[str, int]]
+) -> None:
+    upload(robot)
+    wanted = gear_data.ConvertOptions(episodes=gear_data.EpisodeBoundaries(only_episodes=(1, 3)))
+    server.requests.clear()
+    dataset = gear_data.open(URL, convert=wanted)
+    names = {path.rpartition("/")[2].partition("?")[0] for _, path in server.requests}
+    read = {name.partition(".")[0] for name in names if name.startswith("episode_")}
+    assert read == {"episode_000001", "episode_000003"}
+    check_frames(dataset, gear_data.open(robot)[[1, 3]])
+    assert {name.rpartition("/")[2] for name, _ in fetched} == {"episode_000001.mp4", "episode_000003.mp4"}
+
+
 def test_an_older_version_refuses_files_without_checksums(
     server: S3Server, robot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +238,8 @@ def test_a_dataset_of_the_hub_is_read_at_one_commit(hub: Hub, robot: Path, tmp_p
     opened = answer("me/robot", "open")
     assert "equal 4" in opened, opened
     assert len(videos) <= len(video_requests()) <= 3 * len(videos)
+    tables = [name for name in files if name.endswith(".parquet")]
+    assert sorted(line.partition(commit)[2][1:] for line in hub.requests if ".parquet" in line) == sorted(tables)
     assert all(f"/resolve/{commit}/" in line for line in video_requests())
     # The revision moves while a client reads.
     hub.on_request = lambda line: _move(hub, videos) if ".mp4" in line else None

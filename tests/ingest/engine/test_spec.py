@@ -56,6 +56,7 @@ _ALL = {
     "max_episode_steps": 7,
     "file_is_episode": None,
     "reset_steps": "drop",
+    "only_episodes": [2, 5],
     "on_bad_episode": "skip",
     "mapping": _MAPPING,
     "stack": {"observations": ["a", "b"]},
@@ -80,7 +81,12 @@ def test_a_record_without_options() -> None:
 
 def test_every_option_is_recorded_and_restored() -> None:
     episodes = EpisodeBoundaries(
-        episode_column="run", step_column="t", end_column="done", max_episode_steps=7, reset_steps="drop"
+        episode_column="run",
+        step_column="t",
+        end_column="done",
+        max_episode_steps=7,
+        reset_steps="drop",
+        only_episodes=(2, 5),
     )
     tables = TableOptions(dtype={"actions": "float64"}, fill_null={"force": float("nan")}, header=False)
     videos = VideoStorage(

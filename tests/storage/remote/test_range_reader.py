@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from gear_data.common import retry
-from gear_data.errors import (
-    RemoteError,
-)
+from gear_data.errors import RemoteError
+from gear_data.storage.remote import range_reader
 from gear_data.storage.remote.range_reader import open_range_reader
 
 
@@ -62,3 +61,20 @@ def test_reads_that_fail(answers: list[Any], reads: int, message: str) -> None:
     with pytest.raises(RemoteError, match=f"s3://b/x: .*{message}"):
         open_range_reader(filesystem, "x", 100, "s3://b/x").read()
     assert filesystem.reads == reads
+
+
+def test_a_small_file_is_read_by_one_request() -> None:
+    data = random.Random(0).randbytes(range_reader.SMALL_BYTES)
+    filesystem = Flaky(data)
+    file = open_range_reader(filesystem, "x", len(data), "s3://b/x")
+    for first, count in ((len(data) - 8, 8), (1000, 3000), (0, len(data))):
+        file.seek(first)
+        assert file.read(count) == data[first : first + count]
+    assert filesystem.reads == 1
+    larger = Flaky(data + b"x")
+    with open_range_reader(larger, "x", len(data) + 1, "s3://b/x") as file:
+        file.seek(len(data) - 8)
+        assert file.read() == data[-8:] + b"x"
+        file.seek(0)
+        assert file.read(4) == data[:4]
+    assert larger.reads == 2

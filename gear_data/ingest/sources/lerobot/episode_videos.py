@@ -254,9 +254,19 @@ class EpisodeVideos:
 
 
 def find_videos(
-    location: Location, info: LeRobotInfo, listed: EpisodeList | None, cameras: Sequence[DeclaredCamera]
+    location: Location,
+    info: LeRobotInfo,
+    listed: EpisodeList | None,
+    cameras: Sequence[DeclaredCamera],
+    wanted: tuple[int, ...] | None = None,
 ) -> EpisodeVideos:
     """Finds the video files of some cameras.
+
+    Args:
+        location: the source.
+        info, listed: its metadata.
+        cameras: the cameras.
+        wanted: the numbers of the episodes that are read; None: all. Files that have none of them are left out.
 
     Raises:
         CorruptSourceError: the metadata has a wrong value, or two files have the name of one video.
@@ -281,7 +291,7 @@ def find_videos(
         for key, members in by_file.items():
             members.sort(key=lambda number: episodes[number].start)
             order.update({number: place for place, number in enumerate(members)})
-            if key in found:
+            if key in found and (wanted is None or not {*wanted}.isdisjoint(members)):
                 numbers[key] = len(files)
                 files.append(found[key])
                 videos = [episodes[number] for number in members]

@@ -7,6 +7,7 @@ finding reports each difference between rows and metadata. Features of type vide
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnknownFormatError
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.pipeline.mapped_source import MappedSource
+from gear_data.ingest.pipeline.mapped_source import MappedSource, without
 from gear_data.ingest.source import Format, SourceOptions, SourceVideos
 from gear_data.ingest.sources.lerobot.cameras import check_names, choose_cameras
 from gear_data.ingest.sources.lerobot.episode_videos import find_videos
@@ -28,6 +29,7 @@ from gear_data.ingest.sources.lerobot.metadata import (
     SUBTASK,
     TASK,
     LeRobotInfo,
+    data_file_key,
     read_episode_list,
     read_info,
     read_subtasks,
@@ -44,6 +46,7 @@ from gear_data.ingest.sources.lerobot.metadata_checks import (
     with_element_names,
 )
 from gear_data.ingest.sources.tables.cast_tables import cast_tables
+from gear_data.ingest.sources.tables.fetched_files import with_fetched
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.step_rows import StepRowSource
@@ -55,6 +58,10 @@ _TIME = "timestamp"
 #: Columns that the checks and the episodes' tasks need, even if the user does not keep them.
 _FOR_CHECKS = (TASK, SUBTASK, _TIME)
 _MAJORS = (2, 3)
+#: Facts about all episodes.
+_TOTALS = ("total_episodes", "total_frames")
+#: Metadata that is read: all but the statistics.
+_METADATA = re.compile(r"meta/(?!.*stats).*\.(json|jsonl|parquet)")
 
 
 def probe(location: Location) -> str | None:
@@ -88,11 +95,50 @@ def open_(location: Location, options: SourceOptions) -> LeRobotSource:
             column=named,
             hint=f"leave --episode-column out, or {ROWS_ONLY}",
         )
+    location = with_fetched(location, lambda name: _METADATA.fullmatch(name) is not None)
+    if (wanted := options.episodes.only_episodes) is not None:
+        files = _files_of(wanted, files, location, info)
+    files = with_fetched(replace(location, files=files), lambda name: name == files[0].name).files
     return LeRobotSource(location, files, info, options)
 
 
 def _data_files(location: Location) -> tuple[SourceFile, ...]:
     return tuple(file for file in location.with_suffix(".parquet") if file.name.startswith("data/"))
+
+
+def _files_of(
+    episodes: tuple[int, ...], files: tuple[SourceFile, ...], location: Location, info: LeRobotInfo
+) -> tuple[SourceFile, ...]:
+    """Returns the Parquet files that may have rows of some episodes.
+
+    Raises:
+        InvalidArgumentError: an episode is not listed.
+        CorruptSourceError: the files are missing.
+    """
+    listed, keys = read_episode_list(location, info.major), [data_file_key(file.name, info.major) for file in files]
+    known: dict[int, tuple[int, ...] | None] = {}
+    if listed is not None:
+        known = dict(zip(listed.ids.tolist(), listed.files or [None] * len(listed.ids), strict=True))
+    elif info.major == 2:
+        known = {key[0]: key for key in keys if key is not None}
+    absent = [number for number in episodes if number not in known]
+    if absent:
+        raise InvalidArgumentError(
+            f"the dataset lists no episode {absent[0]}; its last one is {max(known, default=None)}",
+            file=location.name,
+            hint="give other numbers in only_episodes (--only-episodes), or leave it out",
+        )
+    wanted = {known[number] for number in episodes}
+    if None in wanted:
+        return files
+    found = tuple(file for file, key in zip(files, keys, strict=True) if key is None or key in wanted)
+    if not found:
+        raise CorruptSourceError(
+            f"the Parquet files of the episodes {episodes[:10]} are missing",
+            file=location.name,
+            hint="restore the folder data/",
+        )
+    return found
 
 
 class LeRobotSource(MappedSource):
@@ -135,24 +181,36 @@ class LeRobotSource(MappedSource):
         with_final = tuple(spec for spec in columns if spec.has_final)
         self._finals = FinalObservations(location, with_final) if with_final else None
         check_names(cameras, columns)
-        found = self._found = find_videos(location, info, self._listed, cameras)
+        wanted = self._wanted = options.episodes.only_episodes
+        found = self._found = find_videos(location, info, self._listed, cameras, wanted)
         first = 0 if self._listed is None or not len(self._listed.ids) else int(self._listed.ids[0])
+        first = first if wanted is None else wanted[0]
         found.check_present(columns, first)
         videos = SourceVideos(tuple(camera.spec for camera in cameras), found.files, found.declared)
         super().__init__(rows, columns, videos)
         check_features(info, names, rows.columns, self.findings)
-        check_listing(info, self._listed, [file.name for file in files], self.findings)
+        check_listing(info, self._listed, [file.name for file in _data_files(location)], self.findings)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         texts = {str(number): text for number, text in self._subtasks.items()}
-        return {**self._info.facts, "subtasks": texts} if texts else self._info.facts
+        facts = {name: value for name, value in self._info.facts.items() if self._wanted is None or name not in _TOTALS}
+        return {**facts, "subtasks": texts} if texts else facts
 
     @property
     def num_rows(self) -> int | None:
+        if self._wanted is not None:
+            return super().num_rows
         return self._info.total_frames or super().num_rows
 
     def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
+        if self._wanted is None:
+            yield self._completed(piece)
+            return
+        for run in without(piece, ~np.isin(_episode_numbers(piece), self._wanted)):
+            yield self._completed(run)
+
+    def _completed(self, piece: EpisodeBlock) -> EpisodeBlock:
         """Adds facts and tasks to a block, and drops columns that only checks need."""
         ids = _episode_numbers(piece)
         indices = np.full(len(ids), -1) if self._listed is None else self._listed.find(ids)
@@ -183,7 +241,7 @@ class LeRobotSource(MappedSource):
         }
         times = self._found.times(ids)
         piece = replace(piece, columns=columns, variable=variable, metadata=metadata, video_times=times)
-        yield piece if self._finals is None else self._finals.add(piece, ids)
+        return piece if self._finals is None else self._finals.add(piece, ids)
 
 
 def _number_column(columns: Mapping[str, ColumnSpec], name: str, file: str) -> ColumnSpec | None:
@@ -251,7 +309,7 @@ FORMAT = Format(
     "lerobot",
     probe,
     open_,
-    uses=frozenset({"episode_column", "step_column", "end_column", "dtype", "fill_null"}),
+    uses=frozenset({"episode_column", "step_column", "end_column", "only_episodes", "dtype", "fill_null"}),
     suffixes=(".parquet",),
     beside=r"(meta|meta_data)/.*",
 )

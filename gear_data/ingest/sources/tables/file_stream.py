@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import SourceFile, files_to_compare, separate_datasets_hint
 from gear_data.ingest.source import UNIT_BYTES
+from gear_data.ingest.sources.tables.fetched_files import fetched_ahead
 from gear_data.ingest.sources.tables.files.kind import FETCH_BYTES, BatchSizer, FileKind, RowGroups, TableFile
 from gear_data.ingest.sources.tables.flatten import (
     FlattenedColumn,
@@ -214,14 +215,15 @@ class FileTables:
 
     def _batches(self, start: Position, stop: Position) -> Iterator[tuple[FileRows, pa.RecordBatch]]:
         """Yields the rows from `start` up to `stop`, not flattened."""
-        for index in range(start.file, len(self.files)):
-            first = start.row if index == start.file else 0
-            if (index, first) >= stop:
-                return
-            last = stop.row if index == stop.file else None
-            with self._open(self.files[index]) as opened:
-                for row, groups in _row_group_runs(opened.row_groups(), first, last):
-                    yield from self._run_batches(index, opened, row, groups, first, last)
+        files = self.files[start.file : stop.file + (stop.row > 0)]
+        # Libraries read the files of other kinds.
+        with closing(fetched_ahead(files if self._kind.splittable else ())) as fetched:
+            for index, file in enumerate(files, start.file):
+                first = start.row if index == start.file else 0
+                last = stop.row if index == stop.file else None
+                with self._open(next(fetched, file)) as opened:
+                    for row, groups in _row_group_runs(opened.row_groups(), first, last):
+                        yield from self._run_batches(index, opened, row, groups, first, last)
 
     def _run_batches(
         self, index: int, opened: TableFile, row: int, groups: range, first: int, last: int | None

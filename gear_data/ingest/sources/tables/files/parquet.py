@@ -35,8 +35,8 @@ class ParquetTable:
         try:
             with PARQUET.reading(file.name):
                 # With `pre_buffer`, pyarrow would hold all requested row groups in memory.
-                source = file.path if file.filesystem is None else file.open()
-                self._parquet = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES, **_LONG_LISTS)
+                self._source = file.path if file.filesystem is None else file.open()
+                self._parquet = pq.ParquetFile(self._source, pre_buffer=False, buffer_size=_BUFFER_BYTES, **_LONG_LISTS)
                 self.schema: pa.Schema = self._parquet.schema_arrow
         except CorruptSourceError:
             file.check_readable()  # raises a clearer error for empty files and Git-LFS pointers
@@ -75,7 +75,7 @@ class ParquetTable:
         with PARQUET.reading(file.name):
             if file.filesystem is not None and sum(found.stored[group] for group in groups) <= FETCH_BYTES:
                 metadata, buffered = parquet.metadata, {"pre_buffer": True, "buffer_size": _BUFFER_BYTES}
-                parquet = pq.ParquetFile(file.open(), metadata=metadata, **buffered, **_LONG_LISTS)
+                parquet = pq.ParquetFile(self._source, metadata=metadata, **buffered, **_LONG_LISTS)
             sizer.limit(row_bytes)
             batches = parquet.iter_batches(
                 batch_size=sizer.rows,
