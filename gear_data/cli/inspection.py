@@ -15,13 +15,15 @@ from gear_data.cli.arguments import (
     is_mixture,
     names,
     open_dataset,
-    open_mixture_facts,
     print_json,
 )
 from gear_data.cli.curation import plain
 from gear_data.common.progress import format_bytes, pluralize
 from gear_data.errors import InvalidArgumentError
 from gear_data.storage.atomic import write_text
+
+#: Windows of a batch in the page of a mixture.
+_MIXTURE_BATCH = 256
 
 
 def add_commands(commands: Any) -> None:
@@ -122,7 +124,7 @@ def _add_report(commands: Any) -> None:
     help = "file to write; default NAME-report.html, with the name of the dataset's folder"
     parser.add_argument("output", metavar="OUT", nargs="?", help=help)
     add_where(parser)
-    help = "frames of each camera and viewed episode to embed; default the first, the middle and the last one"
+    help = "frames of each camera and viewed episode to embed; default: as many as 2.4 MB of the page hold"
     parser.add_argument("--frames", type=int, default=0, metavar="N", help=help)
     help = "show the draws and the effective sample size of a sampler: uniform, shuffle or fifo"
     parser.add_argument("--sampler", help=help)
@@ -134,11 +136,12 @@ def _add_report(commands: Any) -> None:
 
 def _report_mixture(options: argparse.Namespace) -> int:
     """Writes the page of a mixture's file."""
+    from gear_data.loaders.mixing.table import mixture_facts
     from gear_data.reports.mixture import mixture_page
+    from gear_data.reports.page import check_charts
 
     for flag, given in (
         ("--where", options.where is not None),
-        ("--frames", options.frames != 0),
         ("--sampler", options.sampler is not None),
         ("--weights", options.weights is not None),
         ("--compare", options.compare is not None),
@@ -148,9 +151,11 @@ def _report_mixture(options: argparse.Namespace) -> int:
                 f"{flag} is for a dataset, and {options.dataset} is a mixture", hint="leave it out"
             )
     name = Path(options.dataset).stem
-    facts = open_mixture_facts(options.dataset, None)
+    check_charts()
+    mixture = gear_data.Mixture.from_yaml(options.dataset)
+    facts = mixture_facts(mixture, _MIXTURE_BATCH)
     path = Path(options.output or f"{name}-report.html")
-    write_text(path, mixture_page(name, facts))
+    write_text(path, mixture_page(name, facts, [each.dataset for each in mixture.components], options.frames))
     size = path.stat().st_size
     if options.json:
         print_json({**facts, "output": str(path), "output_bytes": size})

@@ -14,7 +14,10 @@ from typing import Any
 from gear_data.common.extras import import_extra
 
 #: Scripts of the page, in order. They share one scope.
-SCRIPTS = ("core.js", "charts.js", "overview.js", "episodes.js", "columns.js", "viewer.js", "start.js")
+SCRIPTS = (
+    "core.js", "charts.js", "overview.js", "episodes.js", "columns.js", "player.js", "viewer.js", "mixture.js",
+    "start.js",
+)  # fmt: skip
 
 
 def check_charts() -> None:

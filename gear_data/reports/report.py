@@ -33,7 +33,7 @@ from gear_data.reports.numbers import number, rounded
 from gear_data.reports.page import check_charts, render
 from gear_data.reports.sampler_shares import sampler_shares
 from gear_data.reports.step_sample import SAMPLE_STEPS, StepSample, draw_sample, spread
-from gear_data.reports.viewer import viewed_positions, viewer_data
+from gear_data.reports.viewer import ViewerSize, viewed_positions, viewer_data
 from gear_data.reports.visitation import visitation
 from gear_data.selection.samplers import AnySampler, as_sampler
 from gear_data.storage.atomic import write_text
@@ -107,8 +107,8 @@ def report(
 
     Args:
         dataset: the dataset or view.
-        frames: frames of each camera and viewed episode to embed, in equal distances. 0: the first, the middle and the
-            last one.
+        frames: frames of each camera and viewed episode to embed, in equal distances. 0: as many as 2.4 MB of the page
+            hold.
         sampler: as for `SequenceLoader`; adds the shares of its draws and the effective sample size. None: not shown.
         compare: another dataset, whose columns are compared with these.
 
@@ -137,7 +137,9 @@ def report(
         bar.update(1)
         rows = episode_rows(episodes, sample, flags)
         bar.update(1)
-    viewed = viewer_data(dataset, viewed_positions(dataset, flags, sample.positions, int(frames)), int(frames))
+    size = ViewerSize()
+    viewed = viewed_positions(dataset, flags, sample.positions, int(frames), size)
+    viewer = viewer_data(dataset, viewed, int(frames), size)
     name = str(dataset.path).rstrip("/").rsplit("/", 1)[-1]
     summary = summarize(dataset, folders=False)
     facts = {
@@ -159,7 +161,7 @@ def report(
         "sampler": None if sampler is None else sampler_shares(episodes, sampler),
         "comparison": difference,
     }
-    return DatasetReport(facts, {"table": rows, "viewer": viewed, "visitation": states})
+    return DatasetReport(facts, {"table": rows, "viewer": viewer, "visitation": states})
 
 
 def _sample_facts(sample: StepSample, rows: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:

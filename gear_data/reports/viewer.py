@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,24 +12,46 @@ import numpy.typing as npt
 
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.step_rate import stated_rate
+from gear_data.errors import InvalidArgumentError
 from gear_data.reports.distributions import MAX_DIMENSIONS, dimension_labels
-from gear_data.reports.numbers import rounded
+from gear_data.reports.numbers import number, rounded
 from gear_data.reports.pictures import encode_steps, picture_columns
 from gear_data.reports.step_sample import Int64Array, spread
 from gear_data.schema import ColumnSpec, Role
 
-#: Episodes of the viewer, and points of each curve.
-_MAX_EPISODES = 40
-_POINTS = 200
-#: Numbers of all curves, and pictures of all episodes. They bound the size of a page.
-_NUMBERS = 160_000
-_PICTURES = 120
-#: Frames of each episode without `frames`.
+#: Most and fewest points of a curve.
+_POINTS, _FEWEST_POINTS = 200, 20
+#: Frames of an episode and camera that the size of a page allows for, at least, if a picture has the usual size.
+_FRAMES = 40
+#: Usual size of a picture, as text.
+_USUAL_BYTES = 4_000
+#: Frames of an episode by which the sizes of its pictures are estimated, and which it has at least.
 _STILLS = 3
 
 
+@dataclass(frozen=True)
+class ViewerSize:
+    """Bounds of the size of a viewer.
+
+    Attributes:
+        episodes: most episodes.
+        numbers: numbers of all curves.
+        picture_bytes: bytes of all pictures as text.
+    """
+
+    episodes: int = 40
+    numbers: int = 160_000
+    picture_bytes: int = 2_400_000
+
+    def shared(self, viewers: int) -> ViewerSize:
+        """Returns the size of each of several viewers of one page."""
+        parts = (self.episodes, self.numbers, self.picture_bytes)
+        return ViewerSize(*(max(1, each // viewers) for each in parts))
+
+
 def viewed_positions(
-    dataset: Dataset, flags: Mapping[str, npt.NDArray[np.bool_]], read: Int64Array, frames: int
+    dataset: Dataset, flags: Mapping[str, npt.NDArray[np.bool_]], read: Int64Array, frames: int, size: ViewerSize
 ) -> Int64Array:
     """Returns the positions of the episodes that the viewer has, ascending.
 
@@ -39,13 +62,16 @@ def viewed_positions(
         dataset: the dataset.
         flags: measure -> whether each episode is an outlier, bool [n].
         read: positions of the episodes of the sample.
-        frames: frames of each episode to embed; 0: only the first, the middle and the last.
+        frames: frames of each episode and camera to embed; 0: as many as the size allows.
+        size: bounds of the viewer.
     """
     width = sum(_width(spec) for spec in series_columns(dataset))
-    count = min(_MAX_EPISODES, max(3, _NUMBERS // max(1, width * _POINTS)))
+    count = min(size.episodes, size.numbers // max(1, width * _POINTS))
     pictures = picture_columns(dataset)
     if pictures and not frames:
-        count = min(count, max(3, _PICTURES // (_STILLS * len(pictures))))
+        each = min(_FRAMES, int(dataset.lengths.mean())) * _USUAL_BYTES * len(pictures)
+        count = min(count, size.picture_bytes // max(1, each))
+    count = max(3, count)
     returns = np.nan_to_num(dataset.episode_table.column("return").to_numpy()[read])
     order = read[np.argsort(returns, kind="stable")]
     wanted = [order[spread(len(order), 3)]]
@@ -65,28 +91,50 @@ def _width(spec: ColumnSpec) -> int:
     return min(spec.size, MAX_DIMENSIONS)
 
 
-def viewer_data(dataset: Dataset, positions: Int64Array, frames: int) -> dict[str, Any]:
+def viewer_data(dataset: Dataset, positions: Int64Array, frames: int, size: ViewerSize) -> dict[str, Any]:
     """Returns the columns and the episodes of the viewer, JSON-able.
 
-    Each curve has at most `_POINTS` points, in equal distances, with the first and the last step.
+    Each curve has points in equal distances, with the first and the last step.
+
+    Args:
+        dataset: the dataset.
+        positions: positions of the episodes.
+        frames: see `viewed_positions`.
+        size: bounds of the viewer.
     """
     series, pictures = series_columns(dataset), picture_columns(dataset)
     overlays, overlaid = _overlays(series)
+    numbers = max(1, len(positions) * sum(_width(spec) for spec in series))
+    points = min(_POINTS, max(_FEWEST_POINTS, size.numbers // numbers))
+    picture_bytes = size.picture_bytes // max(1, len(positions))
     episodes = []
     with progress_bar(len(positions), "report: episodes", "episode", None) as bar:
         for position in positions.tolist():
-            episodes.append(_episode(dataset, position, series, pictures, frames))
+            shown = _frames(dataset, position, pictures, frames, picture_bytes) if pictures else None
+            episodes.append({**_episode(dataset, position, series, points), "frames": shown})
             bar.update(1)
     return {
+        "of": len(dataset),
+        "rate": _rate(dataset),
+        "points": points,
         "columns": [
             {"name": spec.name, "size": spec.size, "labels": dimension_labels(spec), "overlaid": i in overlaid}
             for i, spec in enumerate(series)
         ],
         "overlays": overlays,
         "pictures": [spec.name for spec in pictures],
-        "scrub": frames > 0,
         "episodes": episodes,
     }
+
+
+def _rate(dataset: Dataset) -> float | None:
+    """Returns the steps per second that the source states, or those of a camera; None if they are unknown."""
+    try:
+        stated = stated_rate(dataset)
+    except InvalidArgumentError:  # sources of several rates
+        return None
+    rates = (camera.video.fps for camera in dataset.schema.videos if camera.video is not None)
+    return next((rate for rate in (stated, *rates) if rate), None)
 
 
 def _overlays(series: Sequence[ColumnSpec]) -> tuple[list[dict[str, Any]], set[int]]:
@@ -107,23 +155,42 @@ def _overlays(series: Sequence[ColumnSpec]) -> tuple[list[dict[str, Any]], set[i
     return [{"name": name, "lines": found} for name, found in shared.items()], whole
 
 
-def _episode(
-    dataset: Dataset, position: int, series: Sequence[ColumnSpec], pictures: Sequence[ColumnSpec], frames: int
-) -> dict[str, Any]:
+def _episode(dataset: Dataset, position: int, series: Sequence[ColumnSpec], points: int) -> dict[str, Any]:
     episode = dataset[position]
-    steps = spread(episode.length, _POINTS)
-    shown = spread(episode.length, frames or _STILLS)
-    images = [encode_steps(dataset, position, spec, shown) for spec in pictures]
+    steps = spread(episode.length, points)
     return {
         "id": episode.id,
         "length": episode.length,
+        "return": number(dataset.episode_table.column("return")[position].as_py(), 7),
         "steps": steps.tolist(),
         # One list a dimension.
         "values": [rounded(episode[spec.name][steps].reshape(len(steps), -1)[:, : _width(spec)].T) for spec in series],
-        "frames": {"steps": shown.tolist(), "images": images} if pictures else None,
         "task": _task(dataset, position),
         "texts": _texts(dataset, position),
     }
+
+
+def _frames(
+    dataset: Dataset, position: int, pictures: Sequence[ColumnSpec], frames: int, most_bytes: int
+) -> dict[str, Any]:
+    """Returns the steps of an episode that have pictures, and the pictures of each camera.
+
+    Without `frames` the pictures have about `most_bytes` bytes.
+    """
+    length = dataset[position].length
+
+    def encoded(count: int) -> tuple[Int64Array, list[list[str | None]], int]:
+        steps = spread(length, count)
+        images = [encode_steps(dataset, position, spec, steps) for spec in pictures]
+        return steps, images, sum(len(image or "") for each in images for image in each)
+
+    steps, images, used = encoded(frames or _STILLS)
+    if not frames and len(steps) < length:
+        steps, images, used = encoded(max(_STILLS, most_bytes * len(steps) // max(1, used)))
+        # Other pictures were larger than the first ones.
+        kept = spread(len(steps), max(_STILLS, min(len(steps), most_bytes * len(steps) // max(1, used))))
+        steps, images = steps[kept], [[each[place] for place in kept.tolist()] for each in images]
+    return {"steps": steps.tolist(), "images": images}
 
 
 def _task(dataset: Dataset, position: int) -> str | None:

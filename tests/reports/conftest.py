@@ -53,9 +53,12 @@ def random_episodes(
     return found
 
 
-def named_dataset(folder: Path, state: list[str], action: list[str]) -> gear_data.Dataset:
+def named_dataset(
+    folder: Path, state: list[str], action: list[str], rollouts: list[Rollout] | None = None
+) -> gear_data.Dataset:
     """Converts a LeRobot dataset whose elements have these names."""
-    rollouts = make_rollouts(3, seed=1, states=len(state), actions=len(action))
+    if rollouts is None:
+        rollouts = make_rollouts(3, seed=1, states=len(state), actions=len(action))
     source = write_lerobot(folder / "source", rollouts)
     path = source / "meta" / "info.json"
     info = json.loads(path.read_text())

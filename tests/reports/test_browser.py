@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import gear_data
+from gear_data.cli import main
 from tests.reports.conftest import named_dataset, random_episodes
+from tests.reports.reference_screenshots import LIMITS, difference, names, read, take, wait_for_charts, write_page
 from tests.support.browser import chromium
 from tests.support.cameras.filmed import FRONT, film
 from tests.support.rollouts import Rollout, write_episodes
@@ -26,7 +28,6 @@ pytestmark = pytest.mark.processes
 
 HOSTILE = "</script><img src=x onerror=\"window.hacked=1\"><svg onload='window.hacked=2'> it's 100% \u2028"
 TASKS = ["lift", HOSTILE, "push", None]
-WIDTHS = (390, 1400)
 
 
 @dataclass
@@ -74,6 +75,12 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def film_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of the reference screenshots."""
+    return write_page(tmp_path_factory.mktemp("film"))
+
+
 @pytest.fixture
 def opened(browser: Browser, file: Path) -> Iterator[Opened]:
     """The report in a window of 1,200 pixels; fails at the end if something went wrong or a request was made."""
@@ -100,15 +107,6 @@ def scroll_through(page: Page) -> None:
     wait_for_charts(page)
 
 
-def wait_for_charts(page: Page) -> None:
-    # The page's policy refuses the code of `Page.wait_for_function`.
-    for _ in range(1200):
-        if page.evaluate("[...document.querySelectorAll('.chart')].every((chart) => chart.querySelector('svg'))"):
-            return
-        page.wait_for_timeout(50)
-    pytest.fail("a chart was not drawn in a minute")
-
-
 def column(page: Page, name: str) -> list[str]:
     """Returns the texts of a column of the episode table."""
     heads = [text.strip() for text in page.locator("#episode-table thead th").all_inner_texts()]
@@ -133,7 +131,7 @@ def selected(dataset: gear_data.Dataset, text: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", LIMITS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_section_fits_and_every_chart_is_drawn(opened: Opened, width: int, scheme: Any) -> None:
     page = opened.page
@@ -149,7 +147,7 @@ def test_every_section_fits_and_every_chart_is_drawn(opened: Opened, width: int,
     assert page.locator("nav a").all_inner_texts() == titles
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", LIMITS)
 def test_no_column_of_a_table_is_cut_off(opened: Opened, width: int) -> None:
     page = opened.page
     page.set_viewport_size({"width": width, "height": 900})
@@ -334,6 +332,154 @@ def test_the_viewer_shows_values_and_frames_of_the_step(opened: Opened, dataset:
     assert images.first.get_attribute("src") != first
     assert images.first.get_attribute("alt") == f"{FRONT} at step {last}"
     assert images.first.evaluate("(image) => image.decode().then(() => image.naturalWidth)") > 0
+
+
+def shown_steps(page: Page) -> list[int]:
+    """Returns the step of the slider, and the step of each camera's frame, all at one time."""
+    value, *captions = page.evaluate(
+        """[document.querySelector("#viewer-step").value,
+        ...[...document.querySelectorAll("#viewer-frames figcaption")].map((each) => each.textContent)]"""
+    )
+    return [int(value), *(int(text.rsplit(" ", 1)[1]) for text in captions)]
+
+
+def longest(page: Page) -> int:
+    """Opens the longest episode of the viewer. Returns its number of steps."""
+    labels = page.locator("#viewer-episode option").all_inner_texts()
+    lengths = [int(re.findall(r": ([\d,]+) step", label)[0].replace(",", "")) for label in labels]
+    page.select_option("#viewer-episode", str(int(np.argmax(lengths))))
+    return max(lengths)
+
+
+def test_the_player_plays_all_cameras_to_the_end(browser: Browser, film_report: Path) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.goto(film_report.as_uri())
+    length = longest(page)
+    play = page.locator("#viewer-play")
+    assert play.inner_text().strip() == "Play"
+    page.select_option("#viewer-speed", "2")
+    seen: set[int] = set()
+    play.click()
+    while play.inner_text().strip() == "Pause":
+        steps = set(shown_steps(page))
+        assert max(steps) - min(steps) <= 1  # of the longest episodes not every frame may be in the page
+        seen |= steps
+        page.wait_for_timeout(20)
+    assert shown_steps(page) == [length - 1] * 3
+    assert len(seen) > 5
+    # From the end it begins again; a moved slider stops it.
+    play.click()
+    assert play.inner_text().strip() == "Pause" and shown_steps(page)[0] < length - 1
+    page.locator("#viewer-step").fill("3")
+    assert play.inner_text().strip() == "Play" and shown_steps(page) == [3, 3, 3]
+    page.close()
+
+
+def test_speed_is_of_the_rate_of_the_cameras(browser: Browser, film_report: Path) -> None:
+    """The source states 30 frames a second: at speed 4x 60 steps in half a second."""
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.clock.install()
+    page.goto(film_report.as_uri())
+    page.clock.run_for(1000)
+    longest(page)
+    page.clock.pause_at(page.evaluate("Date.now()") + 10_000)
+    for speed, steps in (("1", 15), ("4", 60), ("0.5", 7)):
+        page.select_option("#viewer-speed", speed)
+        page.locator("#viewer-step").fill("0")
+        page.locator("#viewer-play").click()
+        page.clock.run_for(516)
+        assert abs(shown_steps(page)[0] - steps) <= 1
+        page.locator("#viewer-play").click()
+    page.close()
+
+
+def test_the_keyboard_plays_and_steps(opened: Opened) -> None:
+    page = opened.page
+    longest(page)
+    page.focus("#viewer-step")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#viewer-step").input_value() == "2"
+    page.keyboard.press(" ")
+    assert page.locator("#viewer-play").inner_text().strip() == "Pause"
+    page.keyboard.press(" ")
+    assert page.locator("#viewer-play").inner_text().strip() == "Play"
+    page.locator("#viewer-step").fill("4")
+    page.focus("[aria-label='one step back']")
+    page.keyboard.press(" ")
+    assert page.locator("#viewer-step").input_value() == "3"
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#viewer-step").input_value() == "4"
+    page.focus("#viewer-play")
+    page.keyboard.press("Enter")
+    assert page.locator("#viewer-play").inner_text().strip() == "Pause"
+    page.select_option("#viewer-episode", "0")
+    assert page.locator("#viewer-play").inner_text().strip() == "Play"
+
+
+def test_the_player_says_the_text_of_the_step(browser: Browser, tmp_path: Path) -> None:
+    episodes = random_episodes([6, 5])
+    for episode in episodes:
+        count = len(episode["rewards"])
+        episode["observations.instruction"] = np.array(["reach"] * 3 + ["grasp"] * (count - 3))
+    source = write_episodes(tmp_path / "source.parquet", [Rollout(each, np.zeros(0)) for each in episodes])
+    gear_data.convert(source, tmp_path / "d", progress=False)
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.goto(gear_data.open(tmp_path / "d").report().save(tmp_path / "report.html").as_uri())
+    assert page.locator("#viewer-said").inner_text() == "observations.instruction: reach"
+    page.locator("#viewer-step").fill("3")
+    assert page.locator("#viewer-said").inner_text() == "observations.instruction: grasp"
+    assert page.locator("#viewer-at").inner_text() == "step 3 of 6"
+    page.close()
+
+
+def test_a_mixture_has_a_viewer_of_each_dataset(browser: Browser, dataset: gear_data.Dataset, tmp_path: Path) -> None:
+    named_dataset(tmp_path, ["shoulder"], ["shoulder"])
+    text = f"datasets: [{{path: {tmp_path / 'made'}}}, {{path: {dataset.path}}}]"
+    (tmp_path / "mix.yaml").write_text(text)
+    assert main(["report", str(tmp_path / "mix.yaml"), str(tmp_path / "mix.html")]) == 0
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto((tmp_path / "mix.html").as_uri())
+    titles = page.locator("section > h2").all_inner_texts()
+    assert titles[:2] == ["Datasets", "Keys of batches"] and titles[-1] == "Episode viewer"
+    assert page.locator("#viewer-dataset option").all_inner_texts() == ["0: made", "1: d"]
+    assert page.locator("#viewer-joints figcaption").all_inner_texts() == ["shoulder"]
+    assert page.locator("#viewer-frames img").count() == 0
+    page.select_option("#viewer-dataset", "1")
+    assert page.locator("#viewer-frames img").count() == 2
+    assert page.locator("#viewer-joints figcaption").count() == 0
+    page.locator("#viewer-frames img").last.evaluate("(image) => image.decode()")
+    scroll_through(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.close()
+    assert problems == []
+
+
+@pytest.mark.parametrize(("name", "width", "scheme"), names())
+def test_sections_look_as_their_reference(
+    browser: Browser, film_report: Path, name: str, width: int, scheme: Any
+) -> None:
+    reference, found = read(name), take(browser, film_report, width, scheme)
+    assert list(found.sections) == list(reference.sections)
+    differences = {section: round(difference(reference, found, section), 1) for section in found.sections}
+    assert max(differences.values()) < LIMITS[width], differences
+
+
+def test_a_page_without_charts_or_frames_does_not_look_as_its_reference(
+    browser: Browser, film_report: Path, tmp_path: Path
+) -> None:
+    changed = film_report.read_text(encoding="utf-8").replace(
+        "</style>", ".chart svg, .frames { visibility: hidden } </style>", 1
+    )
+    (tmp_path / "page.html").write_text(changed, encoding="utf-8")
+    reference, found = read("1400-light"), take(browser, tmp_path / "page.html", 1400, "light")
+    for section in ("viewer", "returns", "columns", "targets", "sampler"):
+        assert difference(reference, found, section) > LIMITS[1400]
+    for section in ("overview", "episodes", "findings"):
+        assert difference(reference, found, section) < LIMITS[1400]
 
 
 def test_a_row_opens_its_episode_in_the_viewer(opened: Opened) -> None:

@@ -47,7 +47,7 @@ function columns() {
     head.replaceChildren(sortableHead(columnsOfTable, state, update));
     if (focused >= 0) head.querySelectorAll("button")[focused].focus();
     body.replaceChildren(...sorted(rows.filter((row) => !onlyMarked || marks(row).length), state).map((row) => el("tr", {},
-      el("th", { scope: "row" }, el("button", { type: "button", click: () => choose(row), title: "Show its histogram" }, row.name)),
+      el("th", { scope: "row" }, el("button", { type: "button", click: () => choose(row), title: "Show its histogram" }, breakable(row.name))),
       el("td", {}, miniHistogram(row.d.counts, `histogram of ${row.name} from ${show(row.d.edges[0])} to ${show(row.d.edges[row.d.edges.length - 1])}`)),
       el("td", {}, marks(row).map(([text, kind]) => el("span", { class: `badge ${kind}` }, text))),
       [row.d.mean, row.d.std, row.d.min, ...row.d.quantiles, row.d.max].map((value) => cell(show(value, 3), "td", { class: "number" })))));
@@ -63,7 +63,7 @@ function columns() {
     scrolled("Dimensions", el("table", { id: "column-table", class: "dense" }, head, body), true),
     actions.length ? el("div", {}, el("h3", {}, "Action saturation"), chart("Share of steps at the end of the action's range", "Bar chart: share of saturated steps of each action dimension", () => ({
       height: 20 + 18 * actions.length, data: { values: actions.map((row) => ({ name: row.name, share: row.d.saturated, order: row.order })) }, mark: { type: "bar", tooltip: true },
-      encoding: { y: { field: "name", type: "nominal", title: null, sort: { field: "order" } }, x: { field: "share", type: "quantitative", title: "share", axis: { format: "%" }, scale: { domain: [0, 1] } } },
+      encoding: { y: { field: "name", type: "nominal", title: null, sort: { field: "order" } }, x: { field: "share", type: "quantitative", title: "share", axis: { format: "%", tickCount: 5 }, scale: { domain: [0, 1] } } },
     }), () => plainTable("Action saturation", ["dimension", "saturated"], actions.map((row) => [row.name, percent(row.d.saturated)])))) : null);
   if (rows.length) choose(rows[0]);
   update();
@@ -95,7 +95,7 @@ function comparison() {
     head.replaceChildren(sortableHead(columnsOfTable, state, update));
     if (focused >= 0) head.querySelectorAll("button")[focused].focus();
     body.replaceChildren(...sorted(c.rows, state).map((row) => el("tr", {},
-      el("th", { scope: "row" }, el("button", { type: "button", click: () => { shown = row; figure.redraw(); } }, row.name)),
+      el("th", { scope: "row" }, el("button", { type: "button", click: () => { shown = row; figure.redraw(); } }, breakable(row.name))),
       cell(row.statistic), el("td", {}, row.drifted ? el("span", { class: "badge" }, "drift") : ""),
       [row.mean[0], row.mean[1], row.std[0], row.std[1], row.shift].map((value) => cell(value, "td", { class: "number" })))));
     named(body.parentNode);

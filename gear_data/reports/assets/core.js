@@ -50,6 +50,11 @@ function bytes(count) {
   return `${place ? count.toFixed(1) : count} ${units[place]}`;
 }
 
+// A name that breaks before its parts, if it must.
+function breakable(name) {
+  return name.split(/(?=[[.])/).flatMap((part, i) => (i ? [el("wbr"), part] : [part]));
+}
+
 function plural(count, noun) {
   return `${show(count)} ${noun}${count === 1 ? "" : "s"}`;
 }

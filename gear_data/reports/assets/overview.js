@@ -10,7 +10,7 @@ function header() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { label(); redrawAll(); });
   label();
   document.getElementById("top").append(
-    el("div", {}, el("h1", {}, data.name), el("p", {}, `${data.path} · gear-data ${data.version}`)),
+    el("div", {}, el("h1", {}, data.name), el("p", {}, [data.path, `gear-data ${data.version}`].filter(Boolean).join(" · "))),
     el("button", { type: "button", click: async () => { await drawAll(); window.print(); } }, "Print"), button);
 }
 
@@ -106,9 +106,14 @@ const MEASURES = {
   jump: "Longest move between two steps, in standard deviations: dropped frames, joined rollouts",
 };
 
+function usual({ low, high }) {
+  if (low === null && high === null) return "any";
+  return low === null ? `up to ${show(high)}` : high === null ? `from ${show(low)}` : `${show(low)} to ${show(high)}`;
+}
+
 function outliers() {
   const rows = data.outliers.map((each) => [each.measure, MEASURES[each.measure],
-    each.measure === "idle" ? percent(each.median) : each.median, [each.low, each.high].map((bound) => (bound === null ? "…" : show(bound))).join(" to "), each.count,
+    each.measure === "idle" ? percent(each.median) : each.median, usual(each), each.count,
     each.count ? el("span", {}, each.episodes.slice(0, 12).flatMap((id, i) => [
       el("a", { href: "#viewer", click: () => view(id) }, String(id)), el("span", { class: "soft" }, ` (${show(each.values[i])}) `)]),
     each.count > 12 ? `and ${show(each.count - 12)} more` : "") : "none"]);
@@ -129,8 +134,8 @@ function visitation() {
     data: { values: v.return.map((value, i) => ({ x: scale(state.x, v.points[state.x][i]), y: scale(state.y, v.points[state.y][i]), return: value, episode: v.episode[i] })) },
     mark: { type: "point", tooltip: true, size: 16 },
     encoding: {
-      x: { field: "x", type: "quantitative", title: v.axes[state.x], scale: { zero: false } },
-      y: { field: "y", type: "quantitative", title: v.axes[state.y], scale: { zero: false } },
+      x: { field: "x", type: "quantitative", title: v.axes[state.x], scale: { zero: false }, axis: { tickCount: 8 } },
+      y: { field: "y", type: "quantitative", title: v.axes[state.y], scale: { zero: false }, axis: { tickCount: 8 } },
       ...(rewarded ? { color: { field: "return", type: "quantitative", scale: { scheme: "viridis" }, legend: { orient: "right", columns: 1 } } } : {}),
     },
   }));

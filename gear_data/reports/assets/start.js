@@ -1,15 +1,7 @@
 header();
-overview();
-viewer();
-returns();
-episodes();
-outliers();
-columns();
-visitation();
-targets();
-sampler();
-comparison();
-findings();
+const sections = data.mixture ? [mixture, viewer]
+  : [overview, viewer, returns, episodes, outliers, columns, visitation, targets, sampler, comparison, findings];
+sections.forEach((each) => each());
 window.addEventListener("beforeprint", () => {
   document.querySelectorAll("details.facts").forEach((each) => { each.open = true; });
   return drawAll();

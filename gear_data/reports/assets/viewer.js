@@ -1,23 +1,27 @@
-// The episode viewer: curves of all scalars, a cursor, frames and texts.
+// The episode viewer: a player of the cameras, curves of all scalars with a cursor, texts. A mixture has one for each dataset.
 let view = () => {};
 
 function viewer() {
-  const v = data.viewer;
-  if (!v.episodes.length) return;
-  const at = new Map(data.table.id.map((id, i) => [id, i]));
-  const label = (episode) => `episode ${episode.id}: ${plural(episode.length, "step")}, return ${at.has(episode.id) ? show(data.table.return[at.get(episode.id)]) : "–"}`;
-  const select = el("select", { id: "viewer-episode", change: () => open(Number(select.value)) }, v.episodes.map((episode, i) => el("option", { value: i }, label(episode))));
-  const slider = el("input", { type: "range", id: "viewer-step", min: 0, value: 0, "aria-label": "step", input: () => move(Number(slider.value)) });
-  const step = el("output", { id: "viewer-at", for: "viewer-step" });
+  const all = (data.viewers ?? [data.viewer]).filter((each) => each.episodes.length);
+  if (!all.length) return;
+  let v = all[0];
+  const label = (episode) => `episode ${episode.id}: ${plural(episode.length, "step")}, return ${show(episode.return)}`;
+  const chosen = el("select", { id: "viewer-dataset", change: () => choose(Number(chosen.value)) }, all.map((each, i) => el("option", { value: i }, each.name)));
+  const select = el("select", { id: "viewer-episode", change: () => open(Number(select.value)) });
   const frames = el("div", { class: "frames", id: "viewer-frames" });
   const joints = el("div", { class: "grid small", id: "viewer-joints" });
-  const curves = el("div", { class: "grid", id: "viewer-curves" });
+  const curves = el("div", { class: "grid small", id: "viewer-curves" });
   const values = el("details", {}, el("summary", {}, "Values at this step"));
   const task = el("p", { id: "viewer-task" });
+  const said = el("div", { id: "viewer-said" });
+  const about = el("p");
   const still = el("p", { class: "soft" });
   const texts = el("div");
-  let episode = v.episodes[0];
+  const controls = player(move);
+  controls.box.prepend(frames, said);
+  let episode;
   let charts = [];
+  let pictures = [];
 
   function nearest(steps, wanted) {
     let best = 0;
@@ -30,43 +34,61 @@ function viewer() {
     return plainTable("Values", ["column", "value"], rows, true);
   }
 
-  function move(wanted) {
-    const place = nearest(episode.steps, wanted);
-    step.textContent = `step ${show(wanted)} of ${show(episode.length)}`;
-    charts.forEach((figure) => figure.signal("cursor", wanted));
-    if (values.open) fillValues(place);
-    if (v.scrub && episode.frames) {
-      const frame = nearest(episode.frames.steps, wanted);
-      [...frames.querySelectorAll("figure")].forEach((figure, i) => {
-        const source = episode.frames.images[i][frame];
-        if (source) figure.querySelector("img").src = source;
-        figure.querySelector("img").alt = `${v.pictures[i]} at step ${episode.frames.steps[frame]}`;
-        figure.querySelector("figcaption").textContent = `${v.pictures[i]}, step ${show(episode.frames.steps[frame])}`;
-      });
-    }
+  function move(wanted, playing) {
+    // Vega draws a chart in a millisecond or two: while the player runs, only those that can be seen.
+    charts.filter((figure) => !playing || seen(figure)).forEach((figure) => figure.signal("cursor", wanted));
+    if (values.open && !playing) fillValues(nearest(episode.steps, wanted));
+    pictures.forEach((update) => update(wanted));
+    said.replaceChildren(...episode.texts.map(({ name, texts: found }) =>
+      el("p", {}, el("strong", {}, `${name}: `), found.findLast(([at]) => at <= wanted)[1])));
+  }
+
+  function seen(node) {
+    const { top, bottom } = node.getBoundingClientRect();
+    return bottom > 0 && top < window.innerHeight;
   }
 
   function fillValues(place) {
     values.replaceChildren(values.firstChild, valuesTable(place));
   }
-  values.addEventListener("toggle", () => { if (values.open) fillValues(nearest(episode.steps, Number(slider.value))); });
+  values.addEventListener("toggle", () => { if (values.open) fillValues(nearest(episode.steps, controls.step())); });
 
-  function picture(name, source, at) {
-    return el("figure", {}, source ? el("img", { src: source, alt: `${name} at step ${at}` }) : el("p", {}, "This picture cannot be read."), el("figcaption", {}, `${name}, step ${show(at)}`));
+  // The frames of one camera. `update` shows the frame nearest to a step.
+  function picture(name, images) {
+    const image = el("img", { decoding: "sync" });
+    const missing = el("p", { hidden: true }, "This picture cannot be read.");
+    const caption = el("figcaption");
+    frames.append(el("figure", {}, image, missing, caption));
+    let last = null;
+    return (wanted) => {
+      const frame = nearest(episode.frames.steps, wanted);
+      if (frame === last) return;
+      last = frame;
+      const at = episode.frames.steps[frame];
+      missing.hidden = Boolean(images[frame]);
+      image.hidden = !images[frame];
+      if (images[frame]) image.src = images[frame];
+      image.alt = `${name} at step ${at}`;
+      caption.replaceChildren(...breakable(name), `, step ${show(at)}`);
+    };
+  }
+
+  function choose(index) {
+    v = all[index];
+    chosen.value = String(index);
+    select.replaceChildren(...v.episodes.map((each, i) => el("option", { value: i }, label(each))));
+    const rate = v.rate ? `At speed 1× the player shows ${plural(v.rate, "step")} a second, as the source states.`
+      : `The source states no steps per second: at speed 1× the player shows ${USUAL_RATE}.`;
+    about.textContent = `${plural(v.episodes.length, "episode")} of ${show(v.of)}: the best, the median and the worst return, outliers, and others in equal distances by return. ` +
+      `Curves have at most ${v.points} points. ${rate}`;
+    open(0);
   }
 
   function open(index) {
     episode = v.episodes[index];
     select.value = String(index);
-    slider.max = String(episode.length - 1);
-    slider.value = "0";
     frames.replaceChildren();
-    if (episode.frames) {
-      v.pictures.forEach((name, i) => {
-        const found = episode.frames.steps.map((at, k) => [at, episode.frames.images[i][k]]);
-        frames.append(...(v.scrub ? found.slice(0, 1) : found).map(([at, source]) => picture(name, source, at)));
-      });
-    }
+    pictures = episode.frames ? v.pictures.map((name, i) => picture(name, episode.frames.images[i])) : [];
     task.replaceChildren(...(episode.task ? [el("strong", {}, "Task: "), episode.task] : []));
     const constant = [];
     const overlaid = v.overlays.map(overlay);
@@ -82,31 +104,33 @@ function viewer() {
     joints.replaceChildren(...overlaid);
     curves.replaceChildren(...charts);
     charts.push(...overlaid);
-    texts.replaceChildren(...episode.texts.map(({ name, texts: found }) => plainTable(name, ["step", name], found.map(([at, text]) => [String(at), text]))));
-    move(0);
+    texts.replaceChildren(...episode.texts.filter((each) => each.texts.length > 1).map(({ name, texts: found }) =>
+      plainTable(name, ["step", name], found.map(([at, text]) => [String(at), text]), true)));
+    controls.reset(episode.length, v.rate);
   }
 
   // The observations and actions of one joint, or of whatever has the same name in both.
   function overlay({ name, lines }) {
     const names = lines.map(([c]) => v.columns[c].name);
-    return figureOf(name, `Line chart of ${names.join(" and ")} of ${name} over the steps of episode ${episode.id}`, lines.map(([c, i]) => episode.values[c][i]), names, 4);
+    return figureOf(name, `Line chart of ${names.join(" and ")} of ${name} over the steps of episode ${episode.id}`, lines.map(([c, i]) => episode.values[c][i]), names);
   }
 
   function curve(column, lines) {
-    const names = column.labels;
+    // The names of the elements: the title has the name of the column.
+    const names = column.labels.map((each) => (each.startsWith(`${column.name}[`) ? each.slice(column.name.length + 1, -1) : each));
     const cut = column.size > names.length ? `, the first ${names.length} of ${column.size}` : "";
-    return figureOf(`${column.name}${cut}`, `Line chart of ${column.name} over the steps of episode ${episode.id}`, lines, names, 8);
+    return figureOf(`${column.name}${cut}`, `Line chart of ${column.name} over the steps of episode ${episode.id}`, lines, names);
   }
 
-  function figureOf(title, label, lines, names, ticks) {
+  function figureOf(title, label, lines, names) {
     return chart(title, label, (colour) => ({
       height: 150,
-      params: [{ name: "cursor", value: Number(slider.value) }],
+      params: [{ name: "cursor", value: controls.step() }],
       layer: [
         { data: { values: lines.flatMap((line, i) => line.map((value, k) => ({ step: episode.steps[k], value, dimension: names[i] }))) },
           mark: { type: "line", tooltip: true, clip: true },
-          encoding: { x: { field: "step", type: "quantitative", title: null, axis: whole(episode.length - 1, ticks) }, y: { field: "value", type: "quantitative", title: null, scale: { zero: false } },
-            ...(lines.length > 1 ? { color: { field: "dimension", type: "nominal", sort: names, title: null, scale: lines.length > 8 ? { scheme: "turbo" } : {}, legend: lines.length > 12 ? null : { columns: 6, symbolType: "stroke" } } } : {}) } },
+          encoding: { x: { field: "step", type: "quantitative", title: null, scale: { domain: [0, Math.max(1, episode.length - 1)], nice: false }, axis: whole(episode.length - 1, 4) }, y: { field: "value", type: "quantitative", title: null, scale: { zero: false } },
+            ...(lines.length > 1 ? { color: { field: "dimension", type: "nominal", sort: names, title: null, scale: lines.length > 8 ? { scheme: "turbo" } : {}, legend: lines.length > 12 ? null : { columns: 3, labelLimit: 80, symbolType: "stroke" } } } : {}) } },
         { data: { values: [{}] }, mark: { type: "rule", strokeWidth: 1.5, color: colour("chart-2") }, encoding: { x: { datum: { expr: "cursor" }, type: "quantitative" } } },
       ],
     }));
@@ -117,10 +141,8 @@ function viewer() {
     if (index >= 0) open(index);
     else announce(`Episode ${id} is not in the viewer.`);
   };
-  section("viewer", "Episode viewer",
-    el("p", {}, `${plural(v.episodes.length, "episode")} of ${show(data.summary.episodes)}: the best, the median and the worst return, outliers, and others in equal distances by return. Curves have at most 200 points.` +
-      (v.pictures.length && !v.scrub ? " Frames are the first, the middle and the last one; gear-data report --frames N embeds more, for scrubbing." : "")),
-    el("div", { class: "controls" }, el("label", {}, "episode", select), el("label", { style: "flex:1 1 14rem" }, "step", slider), step),
-    task, frames, joints, still, curves, values, texts);
-  open(0);
+  section("viewer", "Episode viewer", about,
+    el("div", { class: "controls" }, all.length > 1 ? el("label", {}, "dataset", chosen) : null, el("label", {}, "episode", select)),
+    task, el("div", { class: "viewing" }, controls.box, el("div", {}, joints, still, curves)), values, texts);
+  choose(0);
 }

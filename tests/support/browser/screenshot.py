@@ -32,7 +32,7 @@ def take(path: Path) -> None:
         dataset = Path(folder, "pendulum")
         gear_data.convert(Path(folder, "rollouts"), dataset, progress=False)
         film(dataset, gear_data.open(dataset).lengths.tolist())
-        page_file = gear_data.open(dataset).report(frames=12).save(Path(folder, "report.html"))
+        page_file = gear_data.open(dataset).report().save(Path(folder, "report.html"))
         shots = []
         with chromium.browser() as browser:
             for section, scheme in zip(_SECTIONS, ("light", "dark"), strict=True):
