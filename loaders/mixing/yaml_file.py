@@ -26,7 +26,7 @@ from gear_data.ingest.cached.entries import read_header
 from gear_data.ingest.cached.source_state import is_hub_id
 from gear_data.ingest.convert_options import ConvertOptions
 from gear_data.relative import Relative
-from gear_data.selection.samplers import Fifo, Shuffle, TopK, Uniform, Weighted
+from gear_data.selection.samplers import KINDS
 from gear_data.storage.manifest import STEP_MASK
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import put_text
@@ -42,7 +42,6 @@ _FILTERS: dict[str, tuple[str, ...]] = {
     "keep_ranges": ("mode",),
     "drop_idle": ("threshold", "seconds", "fps", "mode"),
 }
-_SAMPLERS = {each.name: each for each in (Uniform, Shuffle, Fifo, Weighted, TopK)}
 #: Largest size of a file.
 _MAX_BYTES = 64 << 20
 Mixture = TypeVar("Mixture")
@@ -166,12 +165,12 @@ def _filtered(dataset: Dataset, entry: Any, place: str, file: str) -> Dataset:
 
 def _sampler(entry: Mapping[str, Any], place: str, file: str) -> Any:
     """Returns the sampler of a mapping with its name and its arguments."""
-    kind = _SAMPLERS.get(str(entry.get("name")))
+    kind = KINDS.get(str(entry.get("name")))
     if kind is None:
         raise LoaderConfigError(
             f"the sampler of {place} has the name {shown(entry.get('name'))}",
             file=file,
-            hint=f"give 'name', one of: {', '.join(_SAMPLERS)}; and the sampler's arguments",
+            hint=f"give 'name', one of: {', '.join(KINDS)}; and the sampler's arguments",
         )
     fields = [each.name for each in dataclasses.fields(kind)]
     return kind(
@@ -278,7 +277,7 @@ def _filters(dataset: Dataset, name: str, folder: str) -> list[dict[str, Any]]:
 
 def _plain_sampler(sampler: Any) -> Any:
     """Returns a sampler as its name, or as a mapping with its arguments that are not the defaults."""
-    if not isinstance(sampler, Uniform | Shuffle | Fifo | Weighted | TopK):
+    if type(sampler) not in KINDS.values():
         return sampler
     given = {
         field.name: _plain(getattr(sampler, field.name))

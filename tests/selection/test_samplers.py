@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.samplers import SAMPLERS, Candidates, Fifo, Shuffle, TopK, Uniform, Weighted, as_sampler
+from gear_data.selection.samplers import KINDS, SAMPLERS, Candidates, Fifo, Shuffle, TopK, Uniform, Weighted, as_sampler
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import WindowRule
 from tests.support.feed import data as feed_data
@@ -193,7 +193,8 @@ def test_a_sampler_that_needs_arguments_says_so(name):
 
 def test_every_sampler_is_in_the_tables_of_the_tests():
     known = set(SAMPLERS)
-    assert {sampler.name for sampler, _ in MEMBERS.values()} == known
+    assert {*KINDS} == known, "list its class, too"
+    assert {sampler.name for sampler, _ in MEMBERS.values()} == known, "add a plain reference to MEMBERS"
     assert {sampler.name for sampler in feed_data.EVERY_SAMPLER.values()} == known, "tests/support/feed/data.py"
     assert {*FROZEN} == {*MEMBERS}, "add the windows of the plain reference: seed 2024, step 3, 18 slots before"
 
@@ -228,7 +229,7 @@ FROZEN = {
 }
 
 
-@every_sampler
+@pytest.mark.parametrize("name", FROZEN)
 def test_the_stream_of_random_numbers_stays_as_it_is(name):
     windows = bind(MEMBERS[name][0], whole(), 2024).select(3, len(FROZEN[name]), 18)
     assert rows(windows) == FROZEN[name] == MEMBERS[name][1](whole(), VALUES, 2024, 3, len(FROZEN[name]), 18)

@@ -1,11 +1,14 @@
 """Samplers, one module each.
 
-To add a sampler, write a module with a frozen dataclass that implements `BuiltInSampler`, and list it in `SAMPLERS`.
-Its `bind` returns a `Selector`: `WindowSelector` if every slot is an independent draw, `OrderSelector` if the sampler
-goes through the anchors in an order. A sampler that stays outside of gear-data implements `Sampler`.
+To add a sampler, write a module with a frozen dataclass that implements `BuiltInSampler`, and list it in `KINDS`
+and `SAMPLERS`. Its `bind` returns a `Selector`: `WindowSelector` if a `WindowSampler` draws every slot, `OrderSelector`
+if the sampler goes through the anchors in an order, or one of its own. A sampler that stays outside of gear-data
+implements `Sampler`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.selection.samplers.custom import CustomSampler
@@ -17,6 +20,7 @@ from gear_data.selection.samplers.weighted import Weighted
 from gear_data.selection.samplers.weighted_selector import WeightedSelector
 
 __all__ = [
+    "KINDS",
     "SAMPLERS",
     "AnySampler",
     "BuiltInSampler",
@@ -32,6 +36,8 @@ __all__ = [
     "as_sampler",
 ]
 
+#: Name -> class. A file of a mixture has the name and the fields of a sampler.
+KINDS: dict[str, type[Any]] = {kind.name: kind for kind in (Uniform, Shuffle, Fifo, Weighted, TopK)}
 #: Name -> sampler, for `sampler="uniform"`. `weighted` and `topk` need an expression, so they have no default.
 SAMPLERS: dict[str, BuiltInSampler | None] = {
     "uniform": Uniform(),

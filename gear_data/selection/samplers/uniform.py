@@ -47,6 +47,8 @@ class Uniform:
 class WindowSelector:
     """A `Selector` in which every slot is an independent draw.
 
+    Mixtures and GPUs draw by the plan of `sampler` and do not call `select`, so no derived class changes `select`.
+
     Args:
         sampler: draws the windows.
         identity: see `Selector.identity`.

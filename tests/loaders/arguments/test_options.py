@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import pickle
 from typing import Any, get_args
 
@@ -12,12 +13,13 @@ import pytest
 
 import gear_data
 from gear_data import SequenceLoader, WindowOptions
-from gear_data.errors import GearError, InvalidArgumentError, UnknownArgumentError
+from gear_data.errors import GearError, InvalidArgumentError, StateMismatchError, UnknownArgumentError
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.arguments.options import GROUPS, MOVED
 from gear_data.loaders.presets.registry import PRESETS
 from gear_data.selection.samplers import SAMPLERS
 from gear_data.words import PresetName, SamplerName
+from tests.support.feed.data import convert_episodes, locomotion
 
 #: Options that only a mixture's dataset has.
 OF_A_DATASET = {"rename", "embodiment", "fps"}
@@ -35,6 +37,22 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
         "backend": ["gpu"], "sm_budget": [0, 1.5, "all"], "pin_memory": [1], "batches_at_once": [0, 1.5],
     },
 }  # fmt: skip
+#: Group -> field -> another value. With it, `loader.spec()` differs; and states are refused, if windows depend on it.
+OTHERS: dict[str, dict[str, Any]] = {
+    "windows": {"stride": 2, "anchor": "end", "short": False},
+    "returns": {"n_step": 2, "discount": 0.5},
+    "batch": {
+        "dtype": "float16", "preset_options": {"mask_key": "valid"}, "stack": {"positions": ["observations"]},
+        "augment": {"observations.image": gear_data.RandomShift(1)}, "window_ids": True,
+    },
+    "video": {}, "execution": {},
+}  # fmt: skip
+#: Fields of which states are refused.
+OF_WINDOWS = {"stride", "anchor", "short", "discount"}
+#: Fields on which batches do not depend; on `selection` and `backend` only those of nodes and of cameras do.
+OF_NO_BATCH = {
+    "selection", "threads", "cache_bytes", "backend", "sm_budget", "pin_memory", "batches_at_once",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -51,6 +69,32 @@ def test_every_field_has_a_value_that_it_refuses() -> None:
     assert {group: {*names} for group, names in REFUSED.items()} == {
         group: {each.name for each in dataclasses.fields(kind)} for group, kind in GROUPS.items()
     }
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> gear_data.Dataset:
+    """A dataset with images."""
+    episodes = locomotion([7, 3, 12], seed=1)
+    for episode in episodes:
+        episode["observations.image"] = np.zeros((len(episode["rewards"]), 4, 4, 3), np.uint8)
+    return convert_episodes(episodes, tmp_path_factory.mktemp("pictures") / "dataset")
+
+
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group, names in OTHERS.items() for name in names])
+def test_batches_that_differ_have_another_specification(pictures: gear_data.Dataset, group: str, name: str) -> None:
+    loader = SequenceLoader(pictures, 4, context=3)
+    other = SequenceLoader(pictures, 4, context=3, **{group: GROUPS[group](**{name: OTHERS[group][name]})})
+    assert json.dumps(other.spec()) != json.dumps(loader.spec()), "add it to loader_identity or loader_spec"
+    if name in OF_WINDOWS:
+        with pytest.raises(StateMismatchError):
+            other.load_state_dict(loader.state_dict())
+    else:
+        other.load_state_dict(loader.state_dict())
+
+
+def test_every_field_has_another_value() -> None:
+    fields = {each.name for kind in GROUPS.values() for each in dataclasses.fields(kind)}
+    assert {name for names in OTHERS.values() for name in names} == fields - OF_NO_BATCH, "add it to OTHERS"
 
 
 @pytest.mark.parametrize("kind", GROUPS.values(), ids=GROUPS)
