@@ -380,4 +380,11 @@ def _refuse_steps_first(
         )
 
 
-FORMAT = Format("torchrl", probe, open_, suffixes=(".memmap",), beside=r".*\.json")
+FORMAT = Format(
+    "torchrl",
+    probe,
+    open_,
+    uses=frozenset({"episode_column", "end_column"}),
+    suffixes=(".memmap",),
+    beside=r".*\.json",
+)
