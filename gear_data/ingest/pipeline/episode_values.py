@@ -83,11 +83,10 @@ def step_values(value: Any, column: str) -> npt.NDArray[Any]:
         return array.astype(object)
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     if native.dtype.name not in DTYPES:
-        raise UnsupportedColumnError(
-            f"holds {native.dtype.name}, and a column holds numbers, booleans or text",
-            column=column,
-            hint="leave the column out with columns=[...]",
-        )
+        message = f"holds {native.dtype.name}, and a column holds numbers, booleans or text"
+        if native.dtype == object and any(map(np.ndim, native)):
+            message = "has steps of different shapes"
+        raise UnsupportedColumnError(message, column=column, hint="leave it out with --columns (columns=[...])")
     return native
 
 

@@ -10,7 +10,7 @@ truncated. Without `is_terminal`, it terminated if the discount of the last acti
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -27,7 +27,6 @@ from gear_data.errors import (
     GearError,
     InvalidArgumentError,
     UnknownFormatError,
-    UnsupportedColumnError,
     errors_as,
 )
 from gear_data.ingest.findings.log import Finding
@@ -170,6 +169,8 @@ class _RldsDataset:
             splits = {name: item for name, item in self._builder.info.splits.items() if item.num_examples}
         self._ranges = self._select(splits, split)
         self._count = sum(item.count for item in self._ranges)
+        #: Whether the steps are read one by one, which takes longer: a value, such as a Sequence, has several shapes.
+        self._ragged = False
 
     def _select(self, splits: Mapping[str, Any], split: str | None) -> list[_SplitRange]:
         """Returns the ranges of a split in TFDS's notation.
@@ -251,6 +252,20 @@ class _RldsDataset:
 
     def _read_split(self, name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
         """Yields the episodes [start, stop) of one split."""
+        first = start
+        if not self._ragged:
+            try:
+                for episode in self._read_batched(name, start, stop):
+                    yield episode
+                    first += 1
+                return
+            except CorruptSourceError as error:
+                if not isinstance(error.__cause__, self._tf.errors.InvalidArgumentError):
+                    raise
+            self._ragged = True
+        yield from self._read_batched(name, first, stop)
+
+    def _read_batched(self, name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
         tf, tfds = self._tf, self._tfds
         instruction = tfds.core.ReadInstruction(name, from_=start, to=stop, unit="abs")
 
@@ -267,10 +282,14 @@ class _RldsDataset:
                     _check_record_lengths(str(path))
             config = tfds.ReadConfig(interleave_cycle_length=1, skip_prefetch=True)
             episodes = self._builder.as_dataset(split=instruction, shuffle_files=False, read_config=config)
-            iterator = iter(tfds.as_numpy(episodes.map(with_steps, num_parallel_calls=2).prefetch(2)))
+            if not self._ragged:
+                episodes = episodes.map(with_steps, num_parallel_calls=2)
+            iterator = iter(tfds.as_numpy(episodes.prefetch(2)))
         while True:
             with self._reading():
                 episode = next(iterator, None)
+                if episode is not None and self._ragged:
+                    episode[_STEPS] = _stacked([flatten(step) for step in episode[_STEPS]])
             if episode is None:
                 return
             yield episode
@@ -320,7 +339,7 @@ def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
     """
     if not isinstance(episode[_STEPS], Mapping):
         raise BadEpisodeError("a step has no named values", column=_STEPS)
-    steps = {name: _decode_text(values, name) for name, values in flatten(episode[_STEPS]).items()}
+    steps = {name: _decode_text(values) for name, values in flatten(episode[_STEPS]).items()}
     flags = {name: np.asarray(steps.pop(name, ())) for name in ("is_first", "is_last", "is_terminal")}
     rows = min((len(values) for values in steps.values()), default=0)
     last, terminal = flags["is_last"], flags["is_terminal"]
@@ -352,22 +371,33 @@ def _episode(episode: Mapping[str, Any], left_out: set[str]) -> dict[str, Any]:
     return values
 
 
-def _decode_text(values: Any, name: str) -> npt.NDArray[Any]:
+def _stacked(steps: Sequence[Mapping[str, Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Returns the values of steps by name; arrays of several shapes as objects."""
+    values: dict[str, npt.NDArray[Any]] = {}
+    for name in steps[0] if steps else ():
+        rows = [step[name] for step in steps]
+        if isinstance(rows[0], bytes) or len(set(map(np.shape, rows))) > 1:
+            values[name] = np.empty(len(rows), object)
+            for i, row in enumerate(rows):
+                values[name][i] = row
+        else:
+            values[name] = np.stack(rows)
+    return values
+
+
+def _decode_text(values: Any) -> npt.NDArray[Any]:
     """Decodes bytes to text if they are UTF-8 in the whole episode.
 
     TensorFlow has one type for text and bytes.
     """
-    if not isinstance(values, np.ndarray):
-        raise UnsupportedColumnError(
-            "has steps of different shapes (a Sequence in a step)", column=name, hint="convert a copy without it"
-        )
-    if values.dtype != np.dtype(object) or values.ndim != 1:
-        return values
+    array: npt.NDArray[Any] = values if isinstance(values, np.ndarray) else values.numpy()  # of several shapes
+    if array.dtype != np.dtype(object) or array.ndim != 1 or not all(isinstance(value, bytes) for value in array):
+        return array
     try:
-        texts = np.empty(len(values), object)
-        texts[:] = [value.decode("utf-8") for value in values]
+        texts = np.empty(len(array), object)
+        texts[:] = [value.decode("utf-8") for value in array]
     except UnicodeDecodeError:
-        return values
+        return array
     return texts
 
 

@@ -25,6 +25,7 @@ from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.registry import open_source
 from gear_data.storage.episode_block import BEGIN, END
 from tests.fuzz.damage_formats import masked_crc
+from tests.support.advice.libraries import with_sequence
 from tests.support.checks import warning_codes
 from tests.support.encoded_images import encode_image
 
@@ -329,3 +330,11 @@ def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     folder = fake_folder(tmp_path / "in", "tensorflow_datasets.core.features.features_dict.FeaturesDict")
     with pytest.raises(MissingExtraError, match=r"gear-data\[rlds\]"):
         gear_data.convert(folder, tmp_path / "out")
+
+
+@pytest.mark.usefixtures("tfds")
+def test_other_values_of_steps_with_lists_of_several_lengths(tmp_path: Path) -> None:
+    gear_data.convert(with_sequence(tmp_path), tmp_path / "out", columns=["observation", "instruction"], progress=False)
+    episode = gear_data.open(tmp_path / "out").episode(1)
+    assert list(episode["instruction"]) == ["go\0"] * 6
+    assert episode["observations"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
