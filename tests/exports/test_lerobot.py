@@ -150,6 +150,18 @@ def test_lerobot_images(sources: Any, tmp_path: Path) -> None:
     assert error.value.column == "infos.bytes"
 
 
+def test_episodes_out_of_order_keep_their_final_observations(rollouts_path: Path, tmp_path: Path) -> None:
+    dataset = gear_data.open(rollouts_path)
+    path = export_to(dataset, tmp_path, "lerobot")
+    (file,) = (path / "data").rglob("*.parquet")
+    order = [("episode_index", "descending"), ("frame_index", "ascending")]
+    pq.write_table(pq.read_table(file).sort_by(order), file)
+    gear_data.convert(path, tmp_path / "again", progress=False)
+    again = gear_data.open(tmp_path / "again")
+    for i, number in enumerate(again.episodes["episode_index"].to_list()):
+        np.testing.assert_array_equal(again.final(i)["observations"], dataset.final(number)["observations"])  # type: ignore[index]
+
+
 def test_damaged_files_of_an_export(rollouts_path: Path, tmp_path: Path) -> None:
     """Conversion checks the files that LeRobot does not define and only this export writes."""
     path = export_to(gear_data.open(rollouts_path), tmp_path, "lerobot")

@@ -101,18 +101,13 @@ class FinalObservations:
 
         Args:
             block: without final observations.
-            ids: int64 [episodes], the numbers of its episodes, rising.
+            ids: int64 [episodes], the numbers of its episodes.
 
         Raises:
-            CorruptSourceError: the episodes' numbers do not rise, or the file does not match them.
+            CorruptSourceError: the file does not match the episodes.
         """
-        if (np.diff(ids) <= 0).any():
-            raise CorruptSourceError(
-                f"the episodes' numbers do not rise, unlike those in {FINALS}",
-                column=_EPISODE,
-                hint=f"sort the rows by {_EPISODE}, or remove {NOTES} to leave the final observations out",
-            )
-        rows = self._rows(int(ids[0]), int(ids[-1])).take(pa.array(ids - ids[0]))
+        first = int(ids.min())
+        rows = self._rows(first, int(ids.max())).take(pa.array(ids - first))
         if not np.array_equal(rows.column(_EPISODE).to_numpy(), ids):
             raise CorruptSourceError("rows and episodes do not match", file=FINALS, column=_EPISODE, hint=_HINT)
         found = {spec.name: _values(rows, spec) for spec in self._columns}

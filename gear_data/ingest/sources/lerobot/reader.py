@@ -276,7 +276,7 @@ def _episode_numbers(block: EpisodeBlock) -> npt.NDArray[np.int64]:
                 file=file,
                 column=_EPISODE,
                 row=int(row),
-                hint="number the episodes 0, 1, 2, ...; or read the table with --format step-rows",
+                hint=f"number the episodes 0, 1, 2, ...; or {ROWS_ONLY}",
             )
     return np.asarray(numbers, np.int64)
 
