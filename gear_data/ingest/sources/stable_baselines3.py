@@ -307,7 +307,7 @@ def find_episodes(file: BufferFile, layout: BufferLayout) -> BufferEpisodes:
                 file=layout.name,
                 column=source,
                 row=(layout.oldest + start + int(wrong[0][0])) % layout.rows,
-                hint="if it is not an end flag, give it another name with --rename",
+                hint=f"save the array again with 0 and 1, such as {source} > 0",
             )
         times, environments = np.nonzero(flags)
         found.append((times + start + 1, environments))

@@ -46,7 +46,8 @@ def markers(reader: ArrayReader, rows: int, arrays: Sequence[StoredArray]) -> li
             raise UnsupportedColumnError(
                 f"marks where episodes end, but holds {array.dtype} {array.row_shape} per step, not one number",
                 file=array.place,
-                hint="if it means something else, give it another name with --rename",
+                hint="name another column with --episode-column, --step-column or --end-column; if it means something "
+                "else, give it another name with --rename",
             )
     return [partial(reader.read, array) for array in arrays]
 

@@ -85,9 +85,9 @@ class ArraySource:
         check_dtypes(dtypes or {}, self.columns)
         if not self.columns:
             raise EmptySourceError(
-                "no column is left to read",
+                "holds no array with a row a step",
                 file=self._model.name,
-                hint="keep at least one column of steps with --columns (columns=[...])",
+                hint="check that this is the right source",
             )
         self._row_bytes = sum(map(self._bytes_of_step, self.columns))
 

@@ -20,7 +20,6 @@ _PART_BYTES = 16 << 20
 _BATCH_BYTES = 16 << 20
 _MAX_BATCH_ROWS = 65536
 _HEAD_ROWS = 64
-_ONE_TYPE = "give the dataset features (datasets.Features), or convert the column to one type"
 
 
 class _InMemory:
@@ -110,7 +109,9 @@ class DatasetTables(_InMemory):
                 table = next(batches, None)
             except pa.ArrowException as error:
                 raise CorruptSourceError(
-                    f"rows from {row} on cannot be read as one table: {error}", file=self._name, hint=_ONE_TYPE
+                    f"rows from {row} on cannot be read as one table: {error}",
+                    file=self._name,
+                    hint=_one_type("COLUMN"),
                 ) from error
             if table is None:
                 return
@@ -132,5 +133,10 @@ class DatasetTables(_InMemory):
                     file=self._name,
                     column=field.name,
                     row=row,
-                    hint=_ONE_TYPE,
+                    hint=_one_type(field.name),
                 )
+
+
+def _one_type(column: str) -> str:
+    """Returns the advice for a column of several types. Features do not cast the rows of a stream."""
+    return f"convert the column to one type, such as dataset.map(lambda row: {{{column!r}: float(row[{column!r}])}})"
