@@ -18,16 +18,20 @@ import gear_data
 from tests.support.advice.arrays import ARRAYS
 from tests.support.advice.files import FILES
 from tests.support.advice.found import VALUE, Advices
+from tests.support.advice.libraries import LIBRARIES
+from tests.support.advice.limits import LIMITS
 from tests.support.advice.mappings import MAPPINGS
 from tests.support.advice.not_followed import NOT_FOLLOWED
 from tests.support.advice.places import PLACES
 from tests.support.advice.robots import ROBOTS
 from tests.support.advice.rows import Array, lerobot, npz
+from tests.support.advice.runs import RUNS
+from tests.support.advice.stores import STORES
 from tests.support.advice.tables import TABLES
 from tests.support.advice.videos import VIDEOS
 
 ROOT = Path(__file__).resolve().parents[2]
-ADVICE = {**FILES, **ARRAYS, **PLACES, **TABLES, **MAPPINGS, **ROBOTS}
+ADVICE = {**FILES, **ARRAYS, **PLACES, **TABLES, **MAPPINGS, **ROBOTS, **STORES, **LIBRARIES, **RUNS, **LIMITS}
 HINTS: dict[str, str] = {}
 
 

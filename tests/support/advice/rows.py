@@ -208,6 +208,7 @@ class Advice:
         steps: the steps of the dataset that the advice leads to.
         arguments: arguments of `convert` as the hint names them, instead of `options`.
         given: options that the user gives from the beginning, as `refused` has them.
+        limits: constants by module and name, and the values that they have while the error is raised.
     """
 
     make: Callable[[Path], Any]
@@ -219,12 +220,15 @@ class Advice:
     steps: int = 12
     arguments: Mapping[str, Any] = field(default_factory=dict)
     given: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
     def raised(self, folder: Path) -> tuple[Any, str]:
         """Raises the error in an empty folder, and returns the source and the hint."""
         (folder / "source").mkdir()
         source = self.make(folder / "source")
-        with pytest.raises(self.error) as error:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(self.error) as error:
+            for name, limit in self.limits.items():
+                patch.setattr(name, limit)
             gear_data.convert(source, folder / "refused", progress=False, **self.refused)
         hint = str(error.value.hint)
         assert self.hint in hint
