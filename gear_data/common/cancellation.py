@@ -1,4 +1,4 @@
-"""Waits that end early: another thread cancels them, or the user interrupts them.
+"""Waits that end early: another thread cancels them, or the user interrupts them. Threads that are started safely.
 
 A call that blocks in compiled code of a library sees neither. So a thread names a function that ends its call. The main
 thread is the only thread to which Python delivers interrupts: another thread makes such calls in its place.
@@ -6,6 +6,7 @@ thread is the only thread to which Python delivers interrupts: another thread ma
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import threading
@@ -86,6 +87,34 @@ def take(queue: SimpleQueue[T]) -> T:
             return queue.get(timeout=_TAKE_SECONDS)
 
 
+def start_thread(function: Callable[..., object], arguments: tuple[Any, ...], name: str) -> None:
+    """Starts a daemon thread. An interrupt leaves no lock locked, and is not lost.
+
+    `Thread.start` waits in an `Event`, which is written in Python: an interrupt can leave its lock locked, and the new
+    thread then waits for ever. And Python code runs when a `Thread` dies, in which the interpreter drops an interrupt.
+    So another thread starts the thread. The interpreter interrupts only the main thread.
+
+    Raises:
+        RuntimeError: the process ends, or can have no further thread.
+    """
+    started: SimpleQueue[RuntimeError | None] = SimpleQueue()
+    _thread.start_new_thread(_start, (function, arguments, name, started))
+    error = started.get()
+    if error is not None:
+        raise error
+
+
+def _start(
+    function: Callable[..., object], arguments: tuple[Any, ...], name: str, started: SimpleQueue[RuntimeError | None]
+) -> None:
+    try:
+        threading.Thread(target=function, args=arguments, name=name, daemon=True).start()
+    except RuntimeError as error:
+        started.put(error)
+    else:
+        started.put(None)
+
+
 def call_user_function(function: Callable[..., T], *arguments: Any) -> T:
     """Calls a function of the user. The end of the process does not wait long for a thread that is inside."""
     cancellation: Cancellation | None = getattr(_current, "cancellation", None)
@@ -141,12 +170,14 @@ class _Call:
     error: BaseException | None = None
 
 
-#: Seconds within which `end` ends a call.
+#: Seconds for which an interrupted caller waits for a call that `end` ends. Only a busy machine needs more than one.
+_RETURN_SECONDS = 10.0
+#: Seconds for which the end of the process waits for calls.
 _END_SECONDS = 1.0
 #: Threads that wait for a call.
 _idle: list[SimpleQueue[_Call | None]] = []
-#: All threads that make calls.
-_threads: list[tuple[threading.Thread, SimpleQueue[_Call | None]]] = []
+#: For each thread that makes calls, a lock that is held until it ends.
+_threads: list[tuple[threading.Lock, SimpleQueue[_Call | None]]] = []
 os.register_at_fork(after_in_child=_idle.clear)
 os.register_at_fork(after_in_child=_threads.clear)
 
@@ -160,18 +191,18 @@ def _end_threads() -> None:
     for _, calls in threads:
         calls.put(None)
     deadline = time.monotonic() + _END_SECONDS
-    for thread, _ in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    for running, _ in threads:
+        running.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
 
 def _call_elsewhere(function: Callable[[], T], end: Callable[[], None] | None) -> T:
     try:
         calls = _idle.pop()
     except IndexError:
-        calls = SimpleQueue()
-        thread = threading.Thread(target=_serve, args=(calls,), name="gear-data-calls", daemon=True)
-        _threads.append((thread, calls))
-        thread.start()
+        calls, running = SimpleQueue(), threading.Lock()
+        running.acquire()
+        start_thread(_serve, (calls, running), "gear-data-calls")
+        _threads.append((running, calls))
     call = _Call(function)
     try:
         calls.put(call)
@@ -180,14 +211,15 @@ def _call_elsewhere(function: Callable[[], T], end: Callable[[], None] | None) -
         if end is not None and not call.is_finished:
             end()
             with suppress(Empty):  # the caller may use the objects of the call after this
-                call.finished.get(timeout=_END_SECONDS)
+                call.finished.get(timeout=_RETURN_SECONDS)
         raise
     if call.error is not None:
         raise call.error
     return call.result  # type: ignore[no-any-return]
 
 
-def _serve(calls: SimpleQueue[_Call | None]) -> None:
+def _serve(calls: SimpleQueue[_Call | None], running: threading.Lock) -> None:
+    """Makes calls until it takes None; then releases the lock."""
     while (call := calls.get()) is not None:
         try:
             call.result = call.function()
@@ -198,3 +230,4 @@ def _serve(calls: SimpleQueue[_Call | None]) -> None:
         del call  # what it refers to must not live until the next call
         _idle.append(calls)
         finished.put(None)
+    running.release()

@@ -17,8 +17,10 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 from typing import Protocol
 
+from gear_data.common.cancellation import start_thread
 from gear_data.errors import ForkedProcessError
 
 #: Seconds between two checks of the deadlines.
@@ -51,39 +53,40 @@ class Closable(Protocol):
 class _DeadlineThread:
     """A thread that cancels calls whose deadline has passed.
 
-    It starts with the first call.
+    It starts with the first call. Its callers may be interrupted, so they use no lock that is written in Python.
+
+    Attributes:
+        calls: each call with its deadline, by `time.monotonic`. Whoever removes a call keeps it from being cancelled.
     """
 
     def __init__(self) -> None:
-        self._deadlines: dict[Cancellable, float] = {}
-        self._has_calls = threading.Event()
-        self._start = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self.calls: dict[Cancellable, float] = {}
+        #: Whether the thread waits for `_wake`, or is about to.
+        self._waits = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._starting = threading.Lock()
+        self._has_started = False
 
     def add(self, call: Cancellable, seconds: float) -> None:
-        self._deadlines[call] = time.monotonic() + seconds
-        if not self._has_calls.is_set():
-            self._has_calls.set()
-        if self._thread is None:
-            with self._start:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="gear-data-deadlines", daemon=True)
-                    self._thread.start()
-
-    def remove(self, call: Cancellable) -> None:
-        self._deadlines.pop(call, None)
+        self.calls[call] = time.monotonic() + seconds
+        if self._waits:
+            self._wake.put(None)
+        if not self._has_started:
+            with self._starting:
+                if not self._has_started:
+                    start_thread(self._run, (), "gear-data-deadlines")
+                    self._has_started = True
 
     def _run(self) -> None:
         while True:
-            self._has_calls.wait()
+            self._waits = True
+            if not self.calls:  # a call that is added later sees `_waits`
+                self._wake.get()
+            self._waits = False
             now = time.monotonic()
-            for call, deadline in list(self._deadlines.items()):
-                if deadline <= now and self._deadlines.pop(call, None) is not None:
+            for call, deadline in list(self.calls.items()):
+                if deadline <= now and self.calls.pop(call, None) is not None:
                     call.cancel()
-            if not self._deadlines:
-                self._has_calls.clear()
-                if self._deadlines:  # a call was added between the two lines above
-                    self._has_calls.set()
             time.sleep(_CHECK_SECONDS)
 
 
@@ -172,11 +175,11 @@ def note_failed_attempt(seconds: float) -> None:
 @contextmanager
 def timeout(call: Cancellable, seconds: float) -> Iterator[None]:
     """Cancels a call if the body takes longer than `seconds`."""
-    _deadlines.add(call, seconds)
     try:
+        _deadlines.add(call, seconds)
         yield
     finally:
-        _deadlines.remove(call)
+        _deadlines.calls.pop(call, None)  # compiled code, so that an interrupt cannot leave the deadline behind
 
 
 def close_before_fork(closable: Closable) -> None:
