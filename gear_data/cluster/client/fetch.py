@@ -137,9 +137,10 @@ class Fetch(ABC, Generic[C, S]):
         if self.error is None and (self._in_flight or self._pending):
             self._run(self._exchange)
             return True
-        if self._connection is not None:
-            self._release(self._connection)
-            self._connection = None
+        # Dropped first: an interrupt must not make `abandon` close a connection that is in the pool.
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._release(connection)
         return False
 
     def abandon(self) -> None:

@@ -63,8 +63,8 @@ class Peer:
         self.endpoint = Endpoint(address, options)
         # Streams hold no reference to the peer: a finalizer of the peer closes them.
         self._idle: list[Stream] = []
-        #: Streams that callers use now.
-        self._busy: set[Stream] = set()
+        #: Streams that callers use now. A stream that an interrupted caller lost dies, which ends its call.
+        self._busy: set[weakref.ref[Stream]] = set()
         #: Time of the last response, by `time.monotonic`.
         self.last_response = 0.0
         close_before_fork(self)
@@ -168,10 +168,11 @@ class Peer:
         """
         description: PeerDescription | None = None
         try:
-            stream = self._idle.pop()
+            while (stream := self._idle.pop()).timed_out:  # just when it was released
+                stream.abandon()
         except IndexError:
             stream, description = call_interruptibly(lambda: self._open_stream(dataset, seconds))
-        self._busy.add(stream)
+        self._busy.add(weakref.ref(stream, self._busy.discard))
         return stream, description
 
     def _open_stream(self, dataset: str, seconds: float | None) -> tuple[Stream, PeerDescription]:
@@ -183,7 +184,7 @@ class Peer:
 
     def release_stream(self, stream: Stream) -> None:
         """Returns a stream to the pool. All its requests must have been answered."""
-        self._busy.discard(stream)
+        self._busy.discard(weakref.ref(stream))
         stream.was_idle = True
         if len(self._idle) < _MAX_IDLE_STREAMS:
             self._idle.append(stream)
@@ -192,7 +193,7 @@ class Peer:
 
     def abandon_stream(self, stream: Stream) -> None:
         """Closes a stream that is in use, without waiting for the peer."""
-        self._busy.discard(stream)
+        self._busy.discard(weakref.ref(stream))
         stream.abandon()
 
     def give_up(self) -> None:
@@ -201,8 +202,10 @@ class Peer:
         Called when one of them has timed out, and the peer has sent nothing on any other meanwhile. Otherwise requests
         that other threads sent later would time out one after another.
         """
-        for stream in list(self._busy):
-            stream.cancel()
+        for each in list(self._busy):
+            stream = each()
+            if stream is not None:
+                stream.cancel()
 
     def close_idle(self) -> None:
         _abandon(self._idle)

@@ -258,7 +258,11 @@ class Stream:
     def cancel(self) -> None:
         """Ends the call in the waiting thread, and marks the stream as timed out."""
         self.timed_out = True
-        # The stream may have been closed just before: the thread that cancels it must survive that.
+        self._end()
+
+    def _end(self) -> None:
+        """Ends the call in the waiting thread, which was interrupted or is cancelled."""
+        # The stream may have been closed just before: the thread that ends the call must survive that.
         with suppress(AttributeError):
             self._reader.cancel()
 
@@ -319,7 +323,8 @@ class Stream:
 
     def _read_chunk(self, seconds: float) -> Any:
         with self._endpoint.errors(self), timeout(self, seconds):
-            return call_interruptibly(self._reader.read_chunk, self.cancel)
+            # An interrupt is no timeout, after which the peer would be given up for all threads.
+            return call_interruptibly(self._reader.read_chunk, self._end)
 
     def _bytes(self, chunk: Any) -> npt.NDArray[np.uint8]:
         if chunk.data is None:
@@ -349,7 +354,7 @@ class Stream:
 
     def abandon(self) -> None:
         """Closes the stream without waiting for the node."""
-        self.cancel()
+        self._end()
         self.close()
 
 

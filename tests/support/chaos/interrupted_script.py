@@ -21,7 +21,6 @@ import torch
 
 import gear_data
 from gear_data import Mixture, SequenceLoader
-from gear_data.errors import NodeUnreachableError
 from tests.support.chaos.forked_scripts import fork_scripts, say
 
 #: Sizes of a batch, small enough that an interrupt often arrives outside of the compiled call.
@@ -91,22 +90,11 @@ def drop(what: Any) -> None:
     dropped.append(f"{what.exc_type.__name__} in {name}")
 
 
-def again_when_unreachable(loader: SequenceLoader, rng: random.Random) -> Iterator[None]:
-    while True:
-        try:
-            yield from passes(loader, rng)
-        except NodeUnreachableError:
-            continue
-
-
 def read_batches(loader: Iterable[Any], rng: random.Random) -> None:
-    """Reads batches without end, or until the interpreter drops an exception.
-
-    A busy machine may cancel the first request that follows an interrupted one: reading begins again then.
-    """
+    """Reads batches without end, or until the interpreter drops an exception."""
     if isinstance(loader, SequenceLoader):
         say("go")
-        endless: Iterable[Any] = again_when_unreachable(loader, rng)
+        endless: Iterable[Any] = passes(loader, rng)
     else:
         # The interpreter itself loses interrupts that arrive while a process forks.
         endless = iter(loader)
