@@ -70,9 +70,13 @@ def _encode(name: str) -> Callable[[pa.Table], pa.Table]:
 def _set(name: str, row: int, value: Any) -> Callable[[pa.Table], pa.Table]:
     def change(table: pa.Table) -> pa.Table:
         index = table.schema.get_field_index(name)
-        values = table.column(name).to_pylist()
+        column = table.column(name).combine_chunks()
+        # PyArrow before 17 makes no dictionary of large strings.
+        coded = column.type if pa.types.is_dictionary(column.type) else None
+        values = column.to_pylist()
         values[row] = value
-        return table.set_column(index, name, pa.array(values, table.schema.field(index).type))
+        changed = pa.array(values, coded.value_type if coded else column.type)
+        return table.set_column(index, name, changed.dictionary_encode() if coded else changed)
 
     change.__name__ = f"{name}-{row}-{value}"
     return change

@@ -11,6 +11,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pytest
 import xxhash
 
 from gear_data.video.encoding.encoder import open_encoder
@@ -19,6 +20,11 @@ from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.packet_bytes import LocalPackets
 
 Frames = npt.NDArray[np.uint8]
+
+#: The planes of a frame are given only if its colours are known.
+needs_colours = pytest.mark.skipif(
+    not hasattr(av.VideoFrame, "color_primaries"), reason="this PyAV does not know the colours of a frame"
+)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.file_index import ColorProperties
 from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.packet_bytes import ByteRange
-from tests.support.cameras.encoded import Frames, decoded, index_of, local_packets, video_index
+from tests.support.cameras.encoded import Frames, decoded, index_of, local_packets, needs_colours, video_index
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -184,6 +184,7 @@ def test_frames_equal_what_lerobot_reads(shared_data: Path) -> None:
             assert hashlib.sha256(frames.tobytes()).hexdigest() == row[name], row
 
 
+@needs_colours
 def test_colours_come_from_the_container_where_the_stream_is_silent(
     paths: dict[str, Path], expected: dict[str, Frames]
 ) -> None:

@@ -13,7 +13,9 @@ from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.decoding.targets import YuvFrames
 from gear_data.video.decoding.yuv import YuvConversion, to_rgb
-from tests.support.cameras.encoded import ENCODINGS, Frames, encode, local_packets, video_index
+from tests.support.cameras.encoded import ENCODINGS, Frames, encode, local_packets, needs_colours, video_index
+
+pytestmark = needs_colours
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 28])

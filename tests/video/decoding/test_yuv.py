@@ -10,6 +10,9 @@ import pytest
 from gear_data.video.decoding import pyav
 from gear_data.video.decoding.yuv import YuvConversion, to_rgb, yuv_bytes, yuv_conversion
 from gear_data.video.file_index import ColorProperties
+from tests.support.cameras.encoded import needs_colours
+
+pytestmark = needs_colours
 
 SPACES = [1, 2, 4, 5, 6, 7, 9]
 
