@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gear_data.collection.buffers import IDLE_BUFFERS
@@ -119,8 +120,11 @@ class BatchSource:
         return built.batch if built.deliver is None else built.deliver(built.batch)
 
     def _builder(self, rows: RankRows, max_batches: int, most: int, ahead: LookAhead | None = None) -> BatchBuilder:
+        in_worker, config = get_worker_info() is not None, self._postprocess
+        if in_worker:
+            config = replace(config, framework=config.framework.in_worker())
         return self.builders.make(
-            self._components, self._source, rows, Postprocessor(self._components, self._postprocess),
-            max_rows=self.most_rows(rows), max_batches=max_batches, in_worker=get_worker_info() is not None, most=most,
+            self._components, self._source, rows, Postprocessor(self._components, config),
+            max_rows=self.most_rows(rows), max_batches=max_batches, in_worker=in_worker, most=most,
             readers=self._readers, ahead=ahead,
         )  # fmt: skip

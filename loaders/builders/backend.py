@@ -220,8 +220,13 @@ class BuilderFactory:
             if postprocess.leaves_cameras and any(component.cameras for component in components):
                 converter = self._frame_converter(device)
             deliver, allocate = PinnedDelivery(device, converter), pinned_memory
+        of_cameras = allocate
         every = dict(enumerate(components))
         shared = self.joined and components[0].batch_format.tokens is None
+        if in_worker and self.framework.convert_in_worker is not None:
+            from gear_data.loaders.frameworks.torch_tensors import shared_memory
+
+            of_cameras = shared_memory
         groups = [every] if shared else [{number: each} for number, each in every.items()]
 
         def collectors(
@@ -235,7 +240,7 @@ class BuilderFactory:
 
                     found[number] = CameraCollector(
                         group, readers, max_rows, postprocess.seed, ahead=ahead, planar=planar,
-                        reuse=not in_worker, allocate=allocate,
+                        reuse=not in_worker, allocate=of_cameras,
                     )  # fmt: skip
             return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gear_data.errors import InvalidArgumentError
@@ -25,6 +25,8 @@ class Framework:
     Attributes:
         name: one of `gear_data.loaders.frameworks.resolve.FRAMEWORKS`.
         convert: turns NumPy arrays into the arrays for `transform`.
+        convert_in_worker: the same in a DataLoader's worker, whose cameras are in memory that other processes share.
+            None: `convert`.
         place: puts the batch in its place, in the thread that builds it.
         deliver: puts the batch in its place, in the consumer's thread.
         device: torch's device of the batch; None with other frameworks.
@@ -36,6 +38,7 @@ class Framework:
 
     name: str
     convert: Change | None = None
+    convert_in_worker: Change | None = None
     place: Change | None = None
     deliver: Change | None = None
     device: torch.device | None = None
@@ -43,6 +46,10 @@ class Framework:
     rank: tuple[int, int] | None = None
     sharded: bool = False
     multiple: int = 1
+
+    def in_worker(self) -> Framework:
+        """Returns the framework of a DataLoader's worker."""
+        return self if self.convert_in_worker is None else replace(self, convert=self.convert_in_worker)
 
     def check_last_batch(self, rows: int) -> None:
         """Raises InvalidArgumentError if the last batch of a pass cannot be divided.

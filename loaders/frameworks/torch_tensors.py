@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gear_data.collection.output import BFLOAT16
@@ -24,7 +25,9 @@ def torch_framework(device: str | torch.device, pin_memory: bool | None) -> Fram
     found = check_device(device)
     pin = check_pin_memory(pin_memory, found)
     deliver = functools.partial(to_device, device=found, pin=pin) if pin or found.type != "cpu" else None
-    return Framework("torch", convert=to_tensors, deliver=deliver, device=found, pin=pin)
+    return Framework(
+        "torch", convert=to_tensors, convert_in_worker=to_shared_tensors, deliver=deliver, device=found, pin=pin
+    )
 
 
 def check_device(device: str | torch.device) -> torch.device:
@@ -69,6 +72,17 @@ def to_tensors(batch: Batch) -> Batch:
     }
 
 
+def to_shared_tensors(batch: Batch) -> Batch:
+    """Returns `to_tensors` of a batch. torch passes those over `shared_memory` to other processes without a copy."""
+    return {key: map_arrays(value, np.ndarray, _shared_tensor) for key, value in batch.items()}
+
+
+def shared_memory(size: int) -> npt.NDArray[np.uint8]:
+    """Returns new memory that torch passes to other processes without a copy, uint8 [size]."""
+    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
 def _tensors(value: Any) -> Any:
     return map_arrays(value, np.ndarray, _tensor)
 
@@ -78,6 +92,16 @@ def _tensor(array: Any) -> torch.Tensor:
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def _shared_tensor(array: Any) -> torch.Tensor:
+    owner, tensor = array, _tensor(array)
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if not isinstance(owner, torch.Tensor):
+        return tensor
+    first = tensor.data_ptr() - owner.data_ptr()
+    return owner[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 def to_device(batch: Batch, device: torch.device, *, pin: bool) -> Batch:

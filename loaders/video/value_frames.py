@@ -12,7 +12,8 @@ from gear_data.collection.output import Output, pixel_values
 from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.schema import DepthFormat
-from gear_data.video.decoding.decoder import Decoder, Picture
+from gear_data.video.decoding.decoder import Decoder, NoPlanesError, Picture
+from gear_data.video.decoding.yuv import yuv_bytes
 from gear_data.video.depth import DepthFrames, depth_values
 
 
@@ -31,7 +32,10 @@ class ValueFrames:
         table = pixel_values(output)
         bits = np.dtype(f"u{table.itemsize}")  # the kernel knows no bfloat16
         self._table = table.view(bits)
-        self._values = frames.view(bits).reshape(len(frames), self._channels, -1)
+        self._copied = output.dtype == "uint8"
+        self._values = frames.view(bits)
+        # Whether frames may come as YUV: one conversion in place of two, and the same numbers.
+        self._planar = self._channels == 3 and self._height % 2 == self._width % 2 == 0
 
     def check(self, sizes: set[tuple[int, int]]) -> None:
         if not sizes <= {(self._height, self._width)}:
@@ -41,10 +45,27 @@ class ValueFrames:
             )
 
     def write(self, decoder: Decoder, picture: Picture, rows: Sequence[int]) -> None:
-        pixels = np.empty((self._height, self._width, self._channels), np.uint8)
-        decoder.write(picture, pixels)
-        sources, targets = np.zeros(len(rows), np.int64), np.array(rows, np.int64)
-        cpu.gather.channels_first(pixels.reshape(1, -1, self._channels), sources, targets, self._table, self._values)
+        first, *others = rows
+        if not self._write_planes(decoder, picture, self._values[first]):
+            pixels = np.empty((self._height, self._width, self._channels), np.uint8)
+            decoder.write(picture, pixels)
+            place, values = np.zeros(1, np.int64), self._values[first].reshape(1, self._channels, -1)
+            cpu.gather.channels_first(pixels.reshape(1, -1, self._channels), place, place, self._table, values)
+        for row in others:
+            self._values[row] = self._values[first]
+
+    def _write_planes(self, decoder: Decoder, picture: Picture, values: npt.NDArray[Any]) -> bool:
+        """Writes a frame from its YUV, and returns True; False: the decoder does not give it."""
+        if not self._planar or (picture.height, picture.width) != (self._height, self._width):
+            return False
+        planes = np.empty(yuv_bytes(self._height, self._width), np.uint8)
+        try:
+            conversion = decoder.write_planes(picture, planes)
+        except NoPlanesError:
+            self._planar = False
+            return False
+        cpu.images.planes_to_values(planes, np.array(conversion), self._table, self._copied, values)
+        return True
 
 
 def depth_frames(output: Output, depth: DepthFormat, size: Sequence[int], frames: npt.NDArray[Any]) -> DepthFrames:

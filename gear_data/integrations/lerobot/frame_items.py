@@ -13,6 +13,7 @@ import torch
 from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import InvalidArgumentError, MissingColumnError, UnsupportedColumnError, unknown_name
+from gear_data.integrations.lerobot.collate import FrameItem
 from gear_data.loaders.arguments.options import BatchOptions
 from gear_data.loaders.batch_source import BatchSource
 from gear_data.loaders.builders.batch import BatchBuilder, RankRows
@@ -123,7 +124,7 @@ class FrameItems:
             columns[key] = self._converted(key, spec, arrays[key])
         pads = {f"{key}{_PAD}": self._padding(key, episodes, steps) for key in self._deltas}
         ordered = {**{key: columns[key] for key in self._keys}, **pads}
-        return [{key: values[row] for key, values in ordered.items()} for row in range(len(positions))]
+        return [FrameItem({key: values[row] for key, values in ordered.items()}) for row in range(len(positions))]
 
     def _columns(self, episodes: Int64Array, steps: Int64Array) -> dict[str, Any]:
         """Returns the features that are no columns of the dataset."""

@@ -16,6 +16,8 @@ from gear_data.video.file_index import ColorProperties, VideoFile
 
 #: Decoders for codecs whose decoder of the same name needs a GPU.
 _DECODERS = {"av1": "libdav1d"}
+#: Colours of a frame that older versions of PyAV do not say. They convert without them.
+_LATER_COLORS = ("color_primaries", "color_trc")
 #: Pixels of the frame that is converted to compare this machine's RGB with `to_rgb`.
 _COMPARED_PIXELS = 1 << 16
 
@@ -118,7 +120,9 @@ class PyavDecoder:
 
     def write_planes(self, picture: Picture, out: npt.NDArray[np.uint8]) -> YuvConversion:
         frame = picture.image
-        colors = ColorProperties(frame.color_range, frame.colorspace, frame.color_primaries, frame.color_trc)
+        colors = ColorProperties(
+            frame.color_range, frame.colorspace, *(getattr(frame, name, 2) for name in _LATER_COLORS)
+        )
         conversion = exact_conversion(frame.format.name, picture.width, colors)
         if conversion is None:
             raise NoPlanesError(f"a frame of {frame.format.name} with {colors}")
@@ -144,13 +148,14 @@ def exact_conversion(pixel_format: str, width: int, colors: ColorProperties) -> 
         colors: of the frames.
     """
     conversion = yuv_conversion(pixel_format, colors.space, colors.range)
-    # Older versions of PyAV do not say all colours of a frame.
-    if conversion is None or width < 1 or width % 2 or not hasattr(_av().VideoFrame, "color_primaries"):
+    if conversion is None or width < 1 or width % 2:
         return None
     height = -(-_COMPARED_PIXELS // width // 2) * 2
     frame = _av().VideoFrame(width, height, pixel_format)
     frame.color_range, frame.colorspace = colors.range, colors.space
-    frame.color_primaries, frame.color_trc = colors.primaries, colors.transfer
+    for name, value in zip(_LATER_COLORS, (colors.primaries, colors.transfer), strict=True):
+        if hasattr(frame, name):
+            setattr(frame, name, value)
     planes = np.random.default_rng(0).integers(0, 256, yuv_bytes(height, width), np.uint8)
     first = 0
     for plane in frame.planes:

@@ -212,10 +212,12 @@ def test_training_makes_datasets_of_gear_data(monkeypatch: pytest.MonkeyPatch) -
         runpy.run_module("gear_data.integrations.lerobot", run_name="__main__")
 
 
-def test_lerobot_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("lerobot", "lerobot.datasets.factory", "lerobot.datasets.lerobot_dataset"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtraError, match="pip install"):
-        use_gear_data()
-    with pytest.raises(MissingExtraError, match="pip install"):
-        LeRobotDataset("a/b")
+def test_lerobot_is_missing() -> None:
+    # Undone before the fixture of LeRobot's modules ends.
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("lerobot", "lerobot.datasets.factory", "lerobot.datasets.lerobot_dataset"):
+            patch.setitem(sys.modules, name, None)
+        with pytest.raises(MissingExtraError, match="pip install"):
+            use_gear_data()
+        with pytest.raises(MissingExtraError, match="pip install"):
+            LeRobotDataset("a/b")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+import gear_data
 from gear_data.integrations.lerobot import LeRobotDataset
 from tests.integrations.lerobot.conftest import Recorded
 from tests.support.cameras.depth import KEY, write_depth
 from tests.support.cameras.filmed import FPS
+from tests.support.cameras.version_21 import write_version_21
 
 pytest.importorskip(
     "lerobot.datasets.lerobot_dataset",
@@ -24,7 +28,23 @@ pytest.importorskip(
 )
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"
 _NEW = int(importlib.metadata.version("lerobot").split(".")[1]) >= 6
+_CONVERTER = "lerobot.scripts.convert_dataset_v21_to_v30" if _NEW else "lerobot.datasets.v30.convert_dataset_v21_to_v30"
 _LOSS = re.compile(r"loss:([\d.]+) grdn:([\d.]+)")
+
+
+#: Steps of training, and small policies.
+STEPS = 50
+POLICIES: dict[str, dict[str, Any]] = {
+    "act": {
+        "policy.chunk_size": 4, "policy.n_action_steps": 4, "policy.dim_model": 16, "policy.n_heads": 2,
+        "policy.dim_feedforward": 16, "policy.n_encoder_layers": 1, "policy.n_vae_encoder_layers": 1,
+    },
+    "diffusion": {
+        "policy.horizon": 8, "policy.n_action_steps": 4, "policy.down_dims": "[16,32]", "policy.n_groups": 4,
+        "policy.diffusion_step_embed_dim": 16, "policy.spatial_softmax_num_keypoints": 4,
+        "policy.crop_shape": "[48,48]",
+    },
+}  # fmt: skip
 
 
 def transform(image: torch.Tensor) -> torch.Tensor:
@@ -58,12 +78,19 @@ def check_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
                 assert item[key] == value
 
 
-def check_items(root: Path, **options: Any) -> None:
-    """Compares all items, their order, and what the training script reads of a dataset."""
+def check_items(root: Path, dataset: gear_data.Dataset | None = None, **options: Any) -> None:
+    """Compares all items, their order, and what the training script reads of a dataset.
+
+    Args:
+        root: the folder.
+        dataset: the dataset that gear-data reads; None: the folder.
+        options: of both classes.
+    """
     from lerobot.datasets.lerobot_dataset import LeRobotDataset as Theirs
 
     # Its other decoder, torchcodec, needs the system's FFmpeg.
-    ours, theirs = (kind("a/b", root=root, video_backend="pyav", **options) for kind in (LeRobotDataset, Theirs))
+    theirs = Theirs("a/b", root=root, video_backend="pyav", **options)
+    ours = LeRobotDataset("a/b", root=root, dataset=dataset, **options)
     for name in ("num_frames", "num_episodes", "episodes", "fps", "features"):
         assert getattr(ours, name) == getattr(theirs, name)
     assert ours.hf_dataset.data.column("task_index").to_pylist() == theirs.hf_dataset["task_index"][:]
@@ -92,21 +119,37 @@ def test_depth_equals_lerobots(unit: str, tmp_path: Path) -> None:
     check_items(tmp_path / "reach", depth_output_unit=unit, delta_timestamps={KEY: [-1 / 30, 0.0]})
 
 
-def test_training_has_equal_losses(recorded: Recorded, tmp_path: Path) -> None:
+def test_items_of_version_2_1(tmp_path: Path) -> None:
+    """LeRobot does not read v2.1: its own converter makes v3.0 of it, and its class reads that."""
+    write_version_21(tmp_path / "a/b")
+    old = gear_data.open(str(shutil.copytree(tmp_path / "a/b", tmp_path / "old")))
+    place = tmp_path / "a/b" if _NEW else tmp_path
+    importlib.import_module(_CONVERTER).convert_dataset("a/b", root=place, push_to_hub=False)
+    for options in arguments(FPS):
+        check_items(tmp_path / "a/b", dataset=old, **options)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_training_has_equal_weights(policy: str, shared_data: Path, tmp_path: Path) -> None:
     small = {
-        "dataset.repo_id": "a/b", "dataset.root": recorded.root, "dataset.video_backend": "pyav", "policy.type": "act",
-        "policy.device": "cpu", "policy.push_to_hub": "false", "policy.pretrained_backbone_weights": "null",
-        "policy.chunk_size": 4, "policy.n_action_steps": 4, "policy.dim_model": 16, "policy.n_heads": 2,
-        "policy.dim_feedforward": 16, "policy.n_encoder_layers": 1, "policy.n_vae_encoder_layers": 1, "batch_size": 2,
-        "steps": 6, "log_freq": 1, "num_workers": 0, "save_checkpoint": "false", "seed": 7,
+        "dataset.repo_id": "a/b", "dataset.root": shared_data / "lerobot_v30_video", "dataset.video_backend": "pyav",
+        "policy.type": policy, "policy.device": "cpu", "policy.push_to_hub": "false",
+        "policy.pretrained_backbone_weights": "null", **POLICIES[policy], "batch_size": 2, "steps": STEPS,
+        "log_freq": 1, "num_workers": 0, "save_checkpoint": "true", "save_freq": STEPS, "seed": 7,
         "wandb.enable": "false",
     }  # fmt: skip
-    losses = []
+    losses, weights = [], []
     for module in (["lerobot.scripts.lerobot_train"], ["gear_data.integrations.lerobot", "train"]):
         options = [f"--{name}={value}" for name, value in small.items()]
         command = [sys.executable, "-m", *module, *options, f"--output_dir={tmp_path / module[0]}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         losses.append(_LOSS.findall(done.stdout + done.stderr))
-    assert len(losses[0]) == 6
+        (saved,) = tmp_path.joinpath(module[0], "checkpoints/last/pretrained_model").glob("model.safetensors")
+        weights.append(saved.read_bytes())
+    assert len(losses[0]) == STEPS
     assert losses[0] == losses[1]
+    assert weights[0] == weights[1]
