@@ -29,12 +29,15 @@ def united_columns(parts: Sequence[NamedColumns]) -> tuple[ColumnSpec, ...]:
                 columns[column.name], owners[column.name] = column, name
                 continue
             if (known.dtype, known.shape, known.derived) != (column.dtype, column.shape, column.derived):
+                hint = "with --rename, so that the names differ, or leave the column out with --columns"
+                if known.shape == column.shape:
+                    source = column.source or column.name
+                    hint = f"with --dtype {source}={known.dtype} (tables=TableOptions(dtype=...)), or {hint}"
                 raise UnsupportedColumnError(
                     f"is {_described(column)} here, but {_described(known)} in {owners[column.name]}",
                     file=name,
                     column=column.name,
-                    hint="nothing is cast: convert one of them again with --rename, so that the names differ, or "
-                    "leave the column out with --columns",
+                    hint=f"nothing is cast: convert one of them again {hint}",
                 )
             if column.reorders(known):
                 raise UnsupportedColumnError(

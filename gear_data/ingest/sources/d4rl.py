@@ -33,7 +33,7 @@ from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges
 from gear_data.ingest.sources.hdf5.flat_file import FlatFile, flat_file, root_scalars
 from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES, hdf5_files
 from gear_data.ingest.sources.tree.blocks import TreeLayout
-from gear_data.ingest.sources.tree.columns import TreeColumn, describe
+from gear_data.ingest.sources.tree.columns import TreeColumn, describe, with_dtypes
 from gear_data.ingest.sources.tree.hdf5_view import hdf5_tree, hdf5_trees
 from gear_data.ingest.sources.tree.source import Hooks, TreeSource
 from gear_data.ingest.sources.tree.view import GROUP, Container, Tree
@@ -146,9 +146,11 @@ def _read(tree: Tree, options: SourceOptions) -> _Datasets:
     facts, left_out = dataset_facts(found, tree.name)
     metadata = {name.removeprefix(_METADATA): value for name, value in facts.items()}
     chosen = choose_columns(candidates, options)
-    columns = tuple(
-        describe(file.array(path, tree.name), Column(name, path), tree.name) for path, name in chosen.items()
-    )
+    mapped = with_dtypes([Column(name, path) for path, name in chosen.items()], options)
+    dtypes = {each.name: each.dtype for each in mapped}
+    # The last next observation becomes the final observation, of one dtype with the others.
+    mapped = tuple(replace(each, dtype=each.dtype or dtypes.get(each.name.removeprefix("next_"))) for each in mapped)
+    columns = tuple(describe(file.array(each.path, tree.name), each, tree.name) for each in mapped)
     end_flag_columns(tuple(column.spec for column in columns))  # refuses flags of several values per step
     limited = paths.keys().isdisjoint(("truncated", DONES, _NEXT))
     max_steps = _max_steps(options, metadata, tree.name) if limited else None
@@ -299,4 +301,4 @@ class D4rlSource(MappedSource):
         yield replace(piece, columns={**piece.columns, "truncated": truncated & ~both})
 
 
-FORMAT = Format("d4rl", probe, open_, uses=frozenset({"max_episode_steps"}), suffixes=HDF5_SUFFIXES)
+FORMAT = Format("d4rl", probe, open_, uses=frozenset({"max_episode_steps", "dtype"}), suffixes=HDF5_SUFFIXES)

@@ -194,6 +194,29 @@ def test_next_observations_that_contradict(sources: Any, tmp_path: Path) -> None
     assert (found["count"], found["row"]) == (1, row)
 
 
+@pytest.mark.parametrize("next_names", [("observations",), ("observations", "next_observations")])
+def test_another_dtype(next_names: tuple[str, ...], sources: Any, tmp_path: Path) -> None:
+    """Final observations, which are rows of `next_observations`, get the dtype of the observations."""
+    rollouts = sources.make_rollouts(5)
+    source = sources.write_d4rl(tmp_path / "s.hdf5", rollouts)
+    dtypes = dict.fromkeys(next_names, "float64")
+    gear_data.convert(source, tmp_path / "d", tables=gear_data.TableOptions(dtype=dtypes))
+    ds = gear_data.open(tmp_path / "d")
+    assert (ds.schema["observations"].dtype, ds.schema["actions"].dtype) == ("float64", "float32")
+    for i, rollout in enumerate(rollouts):
+        np.testing.assert_array_equal(ds[i]["observations"], rollout.columns["observations"].astype(np.float64))
+        assert ds[i].final["observations"].dtype == np.float64
+        np.testing.assert_array_equal(ds[i].final["observations"], rollout.final)
+    gear_data.convert(source, tmp_path / "plain")
+    with pytest.raises(UnsupportedColumnError, match="--dtype observations=float64") as error:
+        gear_data.merge([tmp_path / "d", tmp_path / "plain"], tmp_path / "both")
+    assert "is float32 [" in str(error.value)
+    gear_data.convert(
+        source, tmp_path / "plain", tables=gear_data.TableOptions(dtype={"observations": "float64"}), overwrite=True
+    )
+    assert gear_data.merge([tmp_path / "d", tmp_path / "plain"], tmp_path / "both").episodes == 10
+
+
 def test_infos_and_float64_keep_their_dtype(sources: Any, tmp_path: Path) -> None:
     rollouts = [
         r.with_columns(observations=r.columns["observations"].astype(np.float64)) for r in sources.make_rollouts(5)

@@ -400,6 +400,25 @@ PLACES: dict[str, Advice | Scene] = {
         )[3],
         24,
     ),
+    "a merge of two dtypes": Scene(
+        lambda folder: gear_data.merge(
+            [converted(folder, "one"), converted(folder, "two", actions=np.ones((12, 1), "f4"))], folder / "both"
+        ),
+        UnsupportedColumnError,
+        "with --dtype actions=float64 (tables=TableOptions(dtype=...))",
+        lambda folder: (
+            convert(
+                folder,
+                "two",
+                {**ARRAYS_OF_STEPS, "actions": np.ones((12, 1), "f4")},
+                tables=gear_data.TableOptions(dtype={"actions": "float64"}),
+                overwrite=True,
+            ),
+            gear_data.merge([folder / "one", folder / "two"], folder / "both", progress=False),
+            folder / "both",
+        )[2],
+        24,
+    ),
     "a merge of a saved view with a filter": Scene(
         lambda folder: gear_data.merge([filtered(converted(folder)), folder / "dataset"], folder / "both"),
         InvalidArgumentError,

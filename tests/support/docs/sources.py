@@ -86,6 +86,15 @@ def _robot(path: Path) -> None:
             group.attrs["success"] = bool(i % 2)
 
 
+def _flights(path: Path) -> None:
+    """Writes a CSV file for each episode, with a column for each number."""
+    path.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(3):
+        values = rng.normal(size=(20 + i, 5))
+        np.savetxt(path / f"flight_{i}.csv", values, "%.4f", ",", header="x,y,vx,thrust,reward", comments="")
+
+
 #: Name in the folder of the example -> the function that creates it.
 SOURCES: dict[str, Callable[[Path], object]] = {
     "hopper": _dataset,
@@ -95,6 +104,7 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "hopper-medium.parquet": lambda path: write_episodes(path, _hopper()),
     "hopper_medium-v2.hdf5": lambda path: write_d4rl(path, _hopper()),
     "steps.parquet": lambda path: write_steps(path, _hopper()),
+    "flights": _flights,
     "reach": lambda path: write_depth(path, (6, 8, 4)),
     "pusht": lambda path: write_lerobot(path, make_rollouts(9, seed=1)),
     "minari": _from_maker("minari"),

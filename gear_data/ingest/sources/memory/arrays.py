@@ -62,7 +62,7 @@ def open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) ->
             raise
         return replace(found, seekable=True)
 
-    return ArraySource([name], [size], open_, findings, metadata)
+    return ArraySource([name], [size], open_, findings, metadata, dtypes=options.tables.dtype)
 
 
 def _as_array(value: Any, key: str, name: str) -> npt.NDArray[Any]:

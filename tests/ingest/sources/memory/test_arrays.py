@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data.errors import BadEpisodeError, UnknownFormatError, UnsupportedColumnError
+from gear_data.errors import BadEpisodeError, UnknownFormatError, UnknownNameError, UnsupportedColumnError
 from tests.support.checks import warning_codes
 
 
@@ -101,3 +101,19 @@ def test_bad_arrays_are_named(change: dict[str, Any], error: Any, words: str, tm
     }
     with pytest.raises(error, match=words):
         gear_data.convert({**arrays, **change}, tmp_path / "d", columns=["observations", "actions", "rewards"])
+
+
+@pytest.mark.parametrize("flags", [("timeouts",), ("terminals", "timeouts")])
+def test_another_dtype(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """Of plain arrays of steps, and of D4RL's."""
+    values = np.linspace(0, 1, 12, dtype=np.float32)[:, None]
+    ends = np.arange(12) % 6 == 5
+    steps = {"observations": np.zeros((12, 3)), "actions": values, "rewards": np.ones(12), "timeouts": ends}
+    steps |= dict.fromkeys(set(flags) - steps.keys(), np.zeros(12, np.bool_))
+    tables = gear_data.TableOptions(dtype={"actions": "float64"})
+    gear_data.convert(steps, tmp_path / "d", tables=tables, progress=False)
+    ds = gear_data.open(tmp_path / "d")
+    assert ds.schema["actions"].dtype == "float64"
+    np.testing.assert_array_equal(ds[1]["actions"], values[6:].astype(np.float64))
+    with pytest.raises(UnknownNameError, match="did you mean 'actions'"):
+        gear_data.convert(steps, tmp_path / "e", tables=gear_data.TableOptions(dtype={"acts": "float64"}))
