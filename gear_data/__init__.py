@@ -235,7 +235,9 @@ def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module("gear_data.errors")
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'gear_data' has no attribute '{name}'")
+        # With `obj`, Python names the closest attribute.
+        message = f"module 'gear_data' has no attribute '{name}'"
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
     module, attribute = _PUBLIC[name]
     value = getattr(importlib.import_module(module), attribute)
     globals()[name] = value

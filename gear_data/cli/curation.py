@@ -17,8 +17,8 @@ from gear_data.cli.arguments import (
     left_out,
     names,
     open_dataset,
+    pair,
     print_json,
-    renaming,
 )
 from gear_data.common.paths import join
 from gear_data.common.progress import format_bytes, pluralize
@@ -136,7 +136,7 @@ def _add_split(commands: Any) -> None:
 def _fractions(text: str) -> dict[str, float]:
     """Parses 'train=0.9,val=0.1'."""
     try:
-        return {name: float(value) for name, value in map(renaming, names(text))}
+        return {name: float(value) for name, value in map(pair("NAME=FRACTION"), names(text))}
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected NAME=FRACTION,..., not {text!r}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +27,22 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+def missing_hint(path: str) -> str:
+    """Returns the hint for a path that does not exist: the closest name where a part of it is missing."""
+    if any(sign in path for sign in "*?["):
+        return "patterns are not expanded: give the folder"
+    if path.startswith("~"):
+        return "only the shell expands '~': give os.path.expanduser(...)"
+    folder, name = os.path.split(os.path.abspath(path))
+    while not os.path.isdir(folder):
+        folder, name = os.path.split(folder)
+    try:
+        close = difflib.get_close_matches(name, os.listdir(folder), n=1)
+    except OSError:
+        close = []
+    return f"did you mean {os.path.join(folder, close[0])}?" if close else f"there is no {name} in {folder}"
+
+
 def plain_path(location: str | os.PathLike[str]) -> str:
     """Returns a path or URL as text. A `file:///...` URL becomes a path.
 
@@ -34,7 +51,12 @@ def plain_path(location: str | os.PathLike[str]) -> str:
     """
     text = os.fspath(location) if isinstance(location, str | os.PathLike) else location
     if not isinstance(text, str):
-        raise InvalidArgumentError(f"a path or a URL must be a str or a Path, not {type(location).__name__}")
+        raise InvalidArgumentError(
+            f"a path or a URL must be a str or a Path, not {type(location).__name__}",
+            hint="give the path of the folder; a view has none until it is saved: view.save(path)"
+            if hasattr(location, "manifest")
+            else None,
+        )
     if not text:
         raise InvalidArgumentError("a path or a URL must not be empty", hint="'.' is the current folder")
     if not is_utf8(text):

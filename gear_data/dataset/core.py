@@ -16,7 +16,7 @@ from gear_data.dataset.polars_threads import check_polars_threads
 from gear_data.dataset.positions import check_position, check_range, row_of_id
 from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.views import View
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.schema import Schema
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array
@@ -302,7 +302,15 @@ class DatasetCore:
         The text columns that the expression names are strings.
         """
         names = self.store.episode_table.column_names
-        parsed = filters.parse(expression, names)
+        try:
+            parsed = filters.parse(expression, names)
+        except UnknownNameError as error:
+            if error.column not in self.schema:
+                raise
+            hint = "filter_steps takes it; Weighted takes an array with a weight for each step"
+            raise UnknownNameError(
+                f"{error.message}: it is a column of the steps", column=error.column, hint=hint
+            ) from None
         # Of a large table, columns that the expression does not read take longer than its evaluation.
         frame = self.store.episode_frame(filters.read_columns(parsed, names))
         frame = frame if self.view.rows is None else frame[self.view.rows]

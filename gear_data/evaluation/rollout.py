@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gear_data.collection.listed_steps import interpolated, step_numbers
 from gear_data.collection.output import CHANNELS_FIRST, MASK, Output, Padding, output_from_json, pixel_values
+from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.evaluation.normalizer import AffineMap, normalizer_of
 
@@ -45,6 +46,11 @@ class Rollout:
     """
 
     def __init__(self, outputs: Sequence[Output], *, target: float | None = None, discount: float = 1.0) -> None:
+        if not isinstance(outputs, Sequence) or not all(isinstance(each, Output) for each in outputs):
+            raise InvalidArgumentError(
+                f"a rollout takes the outputs of a loader's batches, not {shown(outputs)}",
+                hint="gear_data.Rollout.from_spec(loader.spec())",
+            )
         if any(not o.within_window for o in outputs) and any(o.within_window and o.width > 1 for o in outputs):
             raise InvalidArgumentError(
                 "the batches have columns with offsets, and windows of several steps", hint="train with context=1"

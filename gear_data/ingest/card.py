@@ -81,7 +81,9 @@ def write_card(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path
     file = Path(place) / CARD_NAME
     if file.exists() and file.read_bytes() != text.encode() and not overwrite:
         raise DestinationExistsError(
-            "holds another text, perhaps an edited one", file=str(file), hint="move it elsewhere, or use --overwrite"
+            "holds another text, perhaps an edited one",
+            file=str(file),
+            hint="move it elsewhere, or use --overwrite (overwrite=True)",
         )
     put_text(LocalFileStore(Path(place)), CARD_NAME, text)
     return file

@@ -156,13 +156,17 @@ def finished_manifest(store: FileStore, locked: LockedTarget, identity: Mapping[
     except FileNotFoundError as error:
         raise ResumeError("was removed meanwhile", file=file, hint="run the same command again") from error
     except OSError as error:
-        raise ResumeError(f"cannot be read: {error}", file=file, hint="use --overwrite to convert again") from error
+        raise ResumeError(
+            f"cannot be read: {error}", file=file, hint="use --overwrite (overwrite=True) to convert again"
+        ) from error
     manifest = Manifest.from_text(text, file)
     known = {name: manifest.provenance.get(name) for name in identity}
     change = conversion_difference(known, json.loads(json.dumps(identity)))
     if change is not None:
         raise ResumeError(
-            f"the finished dataset has another {change}", file=store.name, hint="use --overwrite to convert again"
+            f"the finished dataset has another {change}",
+            file=store.name,
+            hint="use --overwrite (overwrite=True) to convert again",
         )
     if locked.locks:
         store.clear(PROGRESS, keep=LOCK)
@@ -254,7 +258,7 @@ def _check_remote(store: FileStore, overwrite: bool, resume: bool) -> None:
     if overwrite:
         hint = "a remote folder cannot be replaced in one step: remove it yourself"
     elif MANIFEST_NAME not in files and any(name.startswith(f"{PROGRESS}/") for name in files):
-        hint = "it is an unfinished conversion: --resume continues it"
+        hint = "it is an unfinished conversion: --resume (resume=True) continues it"
     raise DestinationExistsError("the destination exists and is not empty", file=store.name, hint=hint)
 
 
@@ -269,7 +273,9 @@ def _local_staging(target: Path, overwrite: bool, resume: bool) -> Path:
         return target
     if not target.is_dir():
         raise DestinationExistsError(
-            "the destination is a file, not a folder", file=str(target), hint="choose another destination"
+            "the destination is a file, not a folder",
+            file=str(target),
+            hint="choose another destination: the source comes first, then the folder to write",
         )
     unfinished = (target / PROGRESS).is_dir() and any(path.name != LOCK_NAME for path in (target / PROGRESS).iterdir())
     if not unfinished and all(path.name == PROGRESS for path in target.iterdir()):
@@ -300,9 +306,9 @@ def _local_staging(target: Path, overwrite: bool, resume: bool) -> Path:
             file=str(target),
             hint="remove it yourself",
         )
-    hint = "choose another destination, or --overwrite" if is_ours else "choose another destination"
+    hint = "choose another destination, or --overwrite (overwrite=True)" if is_ours else "choose another destination"
     if unfinished and not (target / MANIFEST_NAME).exists():
-        hint = "it is an unfinished conversion: --resume continues it, --overwrite starts again"
+        hint = "it is unfinished: --resume (resume=True) continues it, --overwrite (overwrite=True) starts again"
     raise DestinationExistsError("the destination exists and is not empty", file=str(target), hint=hint)
 
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from gear_data.common.extras import import_datasets
-from gear_data.common.paths import is_remote, is_utf8, plain_path, printable
+from gear_data.common.paths import is_remote, is_utf8, missing_hint, plain_path, printable
 from gear_data.common.retry import MANY, answer_of, with_retries
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
 from gear_data.ingest.sources.memory.transitions import as_table, holds_arrays, holds_transitions, transition_episodes
@@ -218,12 +218,7 @@ def locate_files(text: str, *, follow_links: bool = False) -> Location:
         if file is None:
             raise SourceNotFoundError("is neither a file nor a folder", file=text, hint="give a file or a folder")
         return Location(text, (file, *_json_beside(text, file)))
-    hint = None
-    if any(sign in text for sign in "*?["):
-        hint = "patterns are not expanded: give the folder"
-    elif text.startswith("~"):
-        hint = "only the shell expands '~': give os.path.expanduser(...)"
-    raise SourceNotFoundError("no such file or folder", file=text, hint=hint)
+    raise SourceNotFoundError("no such file or folder", file=text, hint=missing_hint(text))
 
 
 class _Links:

@@ -116,7 +116,7 @@ class Anchors:
         if not self.rule.short and lengths.max() < self.rule.context:
             return InvalidArgumentError(
                 f"no episode has the {self.rule.context} steps of the context; the longest has {lengths.max()}",
-                hint="allow short windows, or take a shorter context",
+                hint=f"give context={lengths.max()} or less, or leave WindowOptions(short=False) out",
             )
         if self.excluded is not None and not lengths.any():
             return InvalidArgumentError(

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from gear_data.common.paths import with_short_paths, without_folders
+from gear_data.common.paths import missing_hint, with_short_paths, without_folders
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import Count, check_json, parse_json, resolved
@@ -533,7 +533,9 @@ def not_a_dataset(folder: str, *, exists: bool, unfinished: bool) -> DatasetNotF
             f"episodes: gear-data convert {folder}.journal {folder}",
         )
     if not exists:
-        return DatasetNotFoundError("no such dataset", file=folder, hint="check the path or URL")
+        if "://" in folder:
+            return DatasetNotFoundError("no such dataset", file=folder, hint="check the URL")
+        return DatasetNotFoundError("no such file or folder", file=folder, hint=missing_hint(folder))
     if unfinished:
         return DatasetNotFoundError(
             "the conversion into this folder did not finish",

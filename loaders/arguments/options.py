@@ -229,6 +229,13 @@ MOVED = {
     "video_cache": "video=gear_data.VideoOptions(cache_bytes=...)",
     "video_backend": "video=gear_data.VideoOptions(backend=...)",
     "sharding": "device=..., which takes a jax.sharding.Sharding",
+    # Names of other libraries.
+    **dict.fromkeys(("seq_len", "seq_length", "sequence_length", "chunk_size", "horizon"), "context=..."),
+    "shuffle": "sampler='shuffle'",
+    "num_workers": "prefetch=..., or loader.dataloader(num_workers=...)",
+    "delta_timestamps": "offsets={'actions': gear_data.Seconds([...])}",
+    "gamma": "returns=gear_data.ReturnOptions(discount=...)",
+    "weights": "sampler=gear_data.Weighted(...)",
 }
 
 

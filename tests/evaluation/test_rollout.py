@@ -151,6 +151,8 @@ def test_errors(dataset, episodes):
     spec = loader_of(dataset, preset="decision_transformer").spec()
     with pytest.raises(InvalidArgumentError, match="needs a target"):
         Rollout.from_spec(spec)
+    with pytest.raises(InvalidArgumentError, match=r"not Dataset(.|\n)*Rollout\.from_spec"):
+        Rollout(dataset)
     rollout = Rollout.from_spec(spec, target=1.0)
     with pytest.raises(InvalidArgumentError, match="has not begun"):
         rollout.inputs()

@@ -56,7 +56,7 @@ class Bucket:
                 raise DestinationExistsError(
                     "a conversion into this folder runs, or did not finish",
                     file=self.url,
-                    hint="wait for it, or finish it with --resume, or choose another URL",
+                    hint="wait for it, or finish it with --resume (resume=True), or choose another URL",
                 )
             if file != CARD_NAME and (folder not in _FOLDERS or not separator):
                 raise DestinationExistsError(

@@ -69,7 +69,8 @@ class RayEngine:
             return self._ray.get(reference)  # type: ignore[no-any-return]
         except self._ray.exceptions.RayError as error:
             return WorkerError(
-                f"a Ray task failed: {reason(error)}", hint="repair the cluster and continue with --resume"
+                f"a Ray task failed: {reason(error)}",
+                hint="repair the cluster and continue with --resume (resume=True)",
             ), 0
 
 

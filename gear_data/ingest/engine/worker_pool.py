@@ -228,5 +228,5 @@ class _PoolRun:
 def _worker_died(status: int) -> WorkerError:
     return WorkerError(
         f"a worker process of the conversion ended with status {status}",
-        hint="if it ran out of memory, use fewer workers (--jobs); continue with --resume",
+        hint="if it ran out of memory, use fewer workers (--jobs, jobs=); continue with --resume (resume=True)",
     )

@@ -102,7 +102,9 @@ def _check_size(path: Path, source: Path, video: VideoFile) -> None:
 
 
 def _changed(source: Path) -> SourceChangedError:
-    return SourceChangedError("changed while it was read", file=str(source), hint="convert again with --overwrite")
+    return SourceChangedError(
+        "changed while it was read", file=str(source), hint="convert again with --overwrite (overwrite=True)"
+    )
 
 
 def kept_video_bytes(manifest: Manifest) -> int:

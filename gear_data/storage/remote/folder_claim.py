@@ -76,7 +76,9 @@ def _acquire(store: ClaimStore, file: str, claim: str, hint: str, wait: bool) ->
             holder = parse_holder(found)
             ended = holder is not None and holder.has_ended()
             if not wait and not ended:
-                raise in_use(store.name, holder, f"{hint}; if that process has ended, --resume takes its place")
+                raise in_use(
+                    store.name, holder, f"{hint}; if that process has ended, --resume (resume=True) takes its place"
+                )
             if holder is not None and holder.is_here and not ended:
                 if not announced:
                     _log.warning("%s: waiting for another process that is writing here: %s", store.name, holder)

@@ -26,7 +26,7 @@ LOCK = f"{PROGRESS}/{LOCK_NAME}"
 _TABLE_BYTES = 1 << 34
 
 #: Remedy for progress files that cannot be used.
-START_OVER = "start again with --overwrite"
+START_OVER = "start again with --overwrite (overwrite=True)"
 
 
 def write_progress_file(store: FileStore, file: str, data: Mapping[str, Any]) -> None:

@@ -144,7 +144,7 @@ class StagedDataset:
             raise ResumeError(
                 f"the unfinished conversion has another {change}",
                 file=self._store.name,
-                hint="resume with the same source and options, or start again with --overwrite",
+                hint="resume with the same source and options, or start again with --overwrite (overwrite=True)",
             )
 
     def merge(self, tasks: Sequence[TaskResult], schema: Schema, videos: VideoIndex | None = None) -> MergedTasks:

@@ -80,7 +80,7 @@ def test_quantile_in_quotes_is_no_function() -> None:
     ("expression", "error", "words"),
     [
         ("lengt > 5", UnknownNameError, ["did you mean 'length'", "episode_id"]),
-        (pl.col("rewards") > 5, UnknownNameError, ["rewards", "return"]),
+        (pl.col("rewards") > 5, UnknownNameError, ["column of the steps", "filter_steps", "a weight for each step"]),
         ("length", InvalidArgumentError, ["true or false", "Int64"]),
         ("length >", InvalidArgumentError, ["not a valid SQL expression", "double quotes"]),
         (pl.col("length").sum() > 3, InvalidArgumentError, ["1 for 30"]),

@@ -217,8 +217,14 @@ def test_what_is_not_there_is_an_error_about_the_path(
         gear_data.open(tmp_path / "parts")
     (tmp_path / "empty").mkdir()
     for path in ("missing", "missing/", "runs/missing", "a/b/c", Path("user/name"), "./user/name", "user/x.hdf5"):
-        with pytest.raises(DatasetNotFoundError, match="no such dataset"):
+        with pytest.raises(DatasetNotFoundError, match="no such file or folder"):
             gear_data.open(path)
+    with pytest.raises(DatasetNotFoundError, match=f"did you mean {tmp_path / 'parts'}\\?"):
+        gear_data.open("./part/00")
+    with pytest.raises(DatasetNotFoundError, match=f"there is no missing in {tmp_path / 'runs'}"):
+        gear_data.open("runs/missing")
+    with pytest.raises(DatasetNotFoundError, match="only the shell expands '~'"):
+        gear_data.open("~/runs")
     with pytest.raises(DatasetNotFoundError, match="no gear dataset here"):
         gear_data.open(tmp_path / "empty")
     with pytest.raises(SourceNotFoundError, match=r"missing\.hdf5"):

@@ -195,7 +195,7 @@ def test_resume_of_a_finished_dataset(source: Path, sources: Any, tmp_path: Path
 def test_an_unfinished_conversion_is_not_a_free_destination(
     half_done: Path, source: Path, sources: Any, rollouts: list[Any]
 ) -> None:
-    with pytest.raises(gear_data.errors.DestinationExistsError, match="--resume continues it"):
+    with pytest.raises(gear_data.errors.DestinationExistsError, match=r"--resume \(resume=True\) continues it"):
         gear_data.convert(source, half_done, shard_bytes=2048)
     with pytest.raises(DatasetNotFoundError, match="--resume"):
         gear_data.open(half_done)

@@ -108,7 +108,9 @@ def test_the_claim_of_a_killed_process(url: str, two: list[Path], tmp_path: Path
 def test_the_claim_of_another_machine(url: str, two: list[Path], tmp_path: Path) -> None:
     store = ObjectStore(url)
     store.create(LOCK, json.dumps({"pid": 1, "host": "elsewhere", "since": "yesterday"}))
-    with pytest.raises(DestinationExistsError, match=r"process 1 on elsewhere since yesterday(.|\n)*--resume takes"):
+    with pytest.raises(
+        DestinationExistsError, match=r"process 1 on elsewhere since yesterday(.|\n)*--resume \(resume=True\) takes"
+    ):
         gear_data.convert(two[0], url)
     gear_data.convert(two[0], url, resume=True)
     _is_whole(url, two[0], tmp_path)

@@ -13,10 +13,10 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
     ),
     "It needs a fault of the machine: a process that ends, a file that another process changes.": (
         "check its permissions",
-        "convert again with --overwrite",
+        "convert again with --overwrite (overwrite=True)",
         "do not change the source while it is read",
-        "if it ran out of memory, use fewer workers (--jobs); continue with --resume",
-        "repair the cluster and continue with --resume",
+        "if it ran out of memory, use fewer workers (--jobs, jobs=); continue with --resume (resume=True)",
+        "repair the cluster and continue with --resume (resume=True)",
     ),
     "It needs video files.": (
         "convert both with --videos frames --video-size (videos=VideoStorage(mode='frames', size=...)), or leave the camera out with --columns",  # noqa: E501

@@ -289,11 +289,11 @@ RUNS: dict[str, Advice | Scene] = {
     ),
     "an unfinished conversion is there: resumed": Scene(
         lambda folder: convert(folder, source=unfinished(folder), **EACH), DestinationExistsError,
-        "--resume continues it", resumed,
+        "--resume (resume=True) continues it", resumed,
     ),
     "an unfinished conversion is there: replaced": Scene(
         lambda folder: convert(folder, source=unfinished(folder), **EACH), DestinationExistsError,
-        "--overwrite starts again", lambda folder: resumed(folder, overwrite=True),
+        "--overwrite (overwrite=True) starts again", lambda folder: resumed(folder, overwrite=True),
     ),
     "an unfinished conversion is the source": Scene(
         lambda folder: (unfinished(folder), convert(folder, "again", folder / "dataset")), UnknownFormatError,
@@ -301,7 +301,7 @@ RUNS: dict[str, Advice | Scene] = {
     ),
     "a finished dataset of other options": Scene(
         lambda folder: convert(converted(folder).parent, columns=["observations"], resume=True), ResumeError,
-        "use --overwrite to convert again", lambda folder: convert(folder, columns=["observations"], overwrite=True),
+        "use --overwrite (overwrite=True) to convert again", lambda folder: convert(folder, columns=["observations"], overwrite=True),
     ),
     "a dataset that is removed meanwhile": Scene(
         removed_meanwhile, ResumeError, "run the same command again", lambda folder: convert(folder, resume=True)
@@ -325,7 +325,7 @@ RUNS: dict[str, Advice | Scene] = {
     ),
     "an unfinished conversion is at a URL": Scene(
         lambda folder: (unfinished(folder, at_a_url(folder)), convert_to_url(folder)), DestinationExistsError,
-        "it is an unfinished conversion: --resume continues it", resumed_at_url,
+        "it is an unfinished conversion: --resume (resume=True) continues it", resumed_at_url,
     ),
     "a repair beside another": Scene(
         locked, DestinationExistsError, "wait until it has finished, then run repair again", repaired
