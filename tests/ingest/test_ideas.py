@@ -698,25 +698,54 @@ def _outcome(idea: str, format: str) -> Refused | Impossible | None:
     return own_flags or own_names or other.get(writer.rows)
 
 
+# Name of a group in the page -> its formats.
+GROUPS = {
+    "*own names*": {name for name, writer in WRITERS.items() if writer.own_names},
+    "*rows of steps*": {name for name, writer in WRITERS.items() if writer.rows == "step"},
+    "*separate episodes*": {name for name, writer in WRITERS.items() if writer.rows == "alone"},
+    "*own flags*": {name for name, writer in WRITERS.items() if writer.own_flags},
+    "*rows of episodes*": {name for name, writer in WRITERS.items() if writer.rows == "episode"},
+    "*flat arrays*": {name for name, writer in WRITERS.items() if writer.rows == "ids"},
+}
+
+
+def _named(formats: Sequence[str]) -> str:
+    """Returns the names of formats. The name of a group stands for its formats, of which a few may be lacking."""
+    left, names = list(formats), []
+    for group, members in GROUPS.items():
+        lacking = [name for name in WRITERS if name in members and name not in formats]
+        if len(members & {*left}) > 2 * len(lacking):
+            names.append(f"{group} but {' and '.join(lacking)}" if lacking else group)
+            left = [name for name in left if name not in members]
+    return ", ".join([*names, *left])
+
+
 def page() -> str:
     """Returns the table of ideas and formats, as docs/reference/ideas.md has it."""
-    lines = [
-        f"Formats: {'; '.join(WRITERS)}.",
+    lines = [f"- {name}: {'; '.join(each for each in WRITERS if each in GROUPS[name])}" for name in GROUPS]
+    others = [each for each in WRITERS if not any(each in members for members in GROUPS.values())]
+    lines += [
+        f"- in no group: {'; '.join(others)}",
         "",
-        "| idea | read in | refused, with the way out | cannot occur |",
-        "|---|---|---|---|",
+        "| ideas | refused, with the way out | cannot occur |",
+        "|---|---|---|",
     ]
+    rows: dict[str, list[str]] = {}
     for idea, meaning in IDEAS.items():
-        outcomes = {format: _outcome(idea, format) for format in WRITERS}
-        refused = [f"{format}: {each.match}" for format, each in outcomes.items() if isinstance(each, Refused)]
+        refused: dict[str, list[str]] = {}
         reasons: dict[str, list[str]] = {}
-        for format, each in outcomes.items():
-            if isinstance(each, Impossible):
-                reasons.setdefault(each.reason, []).append(format)
-        never = [f"{', '.join(formats)}: {reason}" for reason, formats in reasons.items()]
+        for format in WRITERS:
+            match _outcome(idea, format):
+                case Refused(match=text):
+                    refused.setdefault(text, []).append(format)
+                case Impossible(reason=text):
+                    reasons.setdefault(text, []).append(format)
+        cells = [
+            "; ".join(f"{_named(formats)}: {text}" for text, formats in found.items()) for found in (refused, reasons)
+        ]
         reported = f" (reported as {', '.join(f'`{code}`' for code in meaning.findings)})" if meaning.findings else ""
-        others = "all others" if refused or never else "all"
-        lines.append(f"| {idea}{reported} | {others} | {'; '.join(refused)} | {'; '.join(never)} |")
+        rows.setdefault(" | ".join(cells), []).append(f"{idea}{reported}")
+    lines += [f"| {'; '.join(ideas)} | {cells} |" for cells, ideas in rows.items()]
     return "\n".join(lines) + "\n"
 
 
