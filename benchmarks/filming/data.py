@@ -1,4 +1,4 @@
-"""LeRobot v3.0 datasets with cameras, made for benchmarks/video.py and lerobot_train.py.
+"""LeRobot datasets with cameras, made for benchmarks/video.py, lerobot_train.py and in_place.py.
 
 The files are written here, without gear_data, so that LeRobot and gear_data read the same ones.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ STATE, ACTION = 14, 14
 CAMERA = "observation.images.front"
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+_DATA_V21 = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+_VIDEO_V21 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+_VECTORS = {"observation.state": STATE, "action": ACTION}
 
 
 @dataclass(frozen=True)
@@ -100,22 +103,10 @@ def write_video(path: Path, codec: Codec, size: Size, seed: int) -> None:
 
 def write_lerobot(folder: Path, codec: Codec, size: Size, seed: int, cameras: Sequence[str] = (CAMERA,)) -> Path:
     """Writes a LeRobot v3.0 dataset: one data file, and one video file a camera. Returns the folder."""
-    random = np.random.default_rng(seed)
+    columns = _columns(size, seed)
     starts = np.arange(0, size.frames, size.episode)
     lengths = np.minimum(starts + size.episode, size.frames) - starts
     count, zeros = len(starts), np.zeros(len(starts), np.int64)
-    episode = np.repeat(np.arange(count), lengths)
-    step = np.arange(size.frames) - starts[episode]
-    vectors = {"observation.state": STATE, "action": ACTION}
-    columns: dict[str, Any] = {
-        name: pa.FixedSizeListArray.from_arrays(
-            pa.array(random.standard_normal(size.frames * width, dtype=np.float32)), width
-        )
-        for name, width in vectors.items()
-    }
-    columns["timestamp"] = (step / FPS).astype(np.float32)
-    columns |= {"frame_index": step, "episode_index": episode, "index": np.arange(size.frames)}
-    columns["task_index"] = np.zeros(size.frames, np.int64)
     places = {"chunk_index": 0, "file_index": 0}
     _write_table(folder / _DATA.format(**places), columns)
     for number, camera in enumerate(cameras):
@@ -134,7 +125,52 @@ def write_lerobot(folder: Path, codec: Codec, size: Size, seed: int, cameras: Se
         episodes[f"videos/{camera}/to_timestamp"] = (starts + lengths) / FPS
     _write_table(folder / "meta/episodes/chunk-000/file-000.parquet", episodes)
     pd.DataFrame({"task_index": [0]}, index=["move"]).to_parquet(folder / "meta/tasks.parquet")
-    features: dict[str, Any] = {name: {"dtype": "float32", "shape": [vectors[name]], "names": None} for name in vectors}
+    sizes = {"data_files_size_in_mb": 100, "video_files_size_in_mb": 200}
+    info = _info("v3.0", size, cameras) | sizes | {"data_path": _DATA, "video_path": _VIDEO}
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    (folder / "meta/stats.json").write_text("{}")
+    return folder
+
+
+def write_lerobot_v21(folder: Path, codec: Codec, size: Size, seed: int, cameras: Sequence[str] = (CAMERA,)) -> Path:
+    """Writes a LeRobot v2.1 dataset: a data file, and a video file a camera, for each episode. Returns the folder."""
+    columns, info, listed = _columns(size, seed), _info("v2.1", size, cameras), []
+    for number, start in enumerate(range(0, size.frames, size.episode)):
+        stop = min(start + size.episode, size.frames)
+        place = {"episode_chunk": 0, "episode_index": number}
+        _write_table(folder / _DATA_V21.format(**place), {name: each[start:stop] for name, each in columns.items()})
+        of_episode = replace(size, frames=stop - start)
+        for each, camera in enumerate(cameras):
+            path = folder / _VIDEO_V21.format(video_key=camera, **place)
+            write_video(path, codec, of_episode, seed + each + number * len(cameras))
+        listed.append({"episode_index": number, "tasks": ["move"], "length": stop - start})
+    info |= {"data_path": _DATA_V21, "video_path": _VIDEO_V21}
+    (folder / "meta").mkdir()
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    (folder / "meta/tasks.jsonl").write_text('{"task_index": 0, "task": "move"}\n')
+    (folder / "meta/episodes.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in listed))
+    return folder
+
+
+def _columns(size: Size, seed: int) -> dict[str, Any]:
+    """Returns the columns of all frames."""
+    random = np.random.default_rng(seed)
+    step = np.arange(size.frames) % size.episode
+    columns: dict[str, Any] = {
+        name: pa.FixedSizeListArray.from_arrays(
+            pa.array(random.standard_normal(size.frames * width, dtype=np.float32)), width
+        )
+        for name, width in _VECTORS.items()
+    }
+    columns["timestamp"] = (step / FPS).astype(np.float32)
+    columns |= {"frame_index": step, "episode_index": np.arange(size.frames) // size.episode}
+    return columns | {"index": np.arange(size.frames), "task_index": np.zeros(size.frames, np.int64)}
+
+
+def _info(version: str, size: Size, cameras: Sequence[str]) -> dict[str, Any]:
+    """Returns `meta/info.json`, without the templates of names."""
+    count = -(-size.frames // size.episode)
+    features: dict[str, Any] = {name: {"dtype": "float32", "shape": [n], "names": None} for name, n in _VECTORS.items()}
     features |= {
         camera: {
             "dtype": "video", "shape": [size.height, size.width, 3], "names": ["height", "width", "channels"],
@@ -144,14 +180,10 @@ def write_lerobot(folder: Path, codec: Codec, size: Size, seed: int, cameras: Se
     }  # fmt: skip
     for name in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
         features[name] = {"dtype": "float32" if name == "timestamp" else "int64", "shape": [1], "names": None}
-    info = {
-        "codebase_version": "v3.0", "robot_type": "arm", "total_episodes": count, "total_frames": size.frames,
-        "total_tasks": 1, "chunks_size": 1000, "data_files_size_in_mb": 100, "video_files_size_in_mb": 200, "fps": FPS,
-        "splits": {"train": f"0:{count}"}, "data_path": _DATA, "video_path": _VIDEO, "features": features,
+    return {
+        "codebase_version": version, "robot_type": "arm", "total_episodes": count, "total_frames": size.frames,
+        "total_tasks": 1, "chunks_size": 1000, "fps": FPS, "splits": {"train": f"0:{count}"}, "features": features,
     }  # fmt: skip
-    (folder / "meta/info.json").write_text(json.dumps(info))
-    (folder / "meta/stats.json").write_text("{}")
-    return folder
 
 
 def video_files(folder: Path) -> list[Path]:

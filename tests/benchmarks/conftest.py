@@ -32,16 +32,16 @@ def python() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def run(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """run(name, **places) runs the command `COMMANDS[name]`."""
+    """run(name, **places) runs the command `COMMANDS[name]`, by `interpreter` if it is given."""
 
-    def run(name: str, **places: object) -> Result:
+    def run(name: str, *, interpreter: str | None = None, **places: object) -> Result:
         folder = tmp_path_factory.mktemp("run")
         written = folder / "record.json"
         script, *arguments = COMMANDS[name].format(json=written, scratch=folder, python=python, **places).split()
         # No peer may be fetched from the network.
         variables = {**os.environ, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         done = subprocess.run(
-            [python, BENCHMARKS / script, *arguments],
+            [interpreter or python, BENCHMARKS / script, *arguments],
             cwd=folder, capture_output=True, text=True, env=variables, timeout=TIMEOUT_SECONDS,
         )  # fmt: skip
         return Result(done.returncode, done.stdout, done.stderr, read_record(written))

@@ -10,6 +10,7 @@ from pathlib import Path
 import convert_layouts
 import feed
 import gpu
+import in_place
 import lerobot_train
 import pytest
 import selection
@@ -38,6 +39,7 @@ OF_OPTIONS = {
 OF_VIDEO = {contender.script: contender.environment for contender in video.CONTENDERS}
 OF_WRITER = {each.contender.script: each.contender.environment for each in (*RECORDERS, *SAMPLERS)}
 OF_TRAINING = {"lerobot_training.py": lerobot_train.ENVIRONMENT}
+OF_HUB = {contender.script: contender.environment for contender in in_place.CONTENDERS}
 OF_MIXTURE = {peer.CONTENDER.script: peer.CONTENDER.environment}
 
 
@@ -102,7 +104,9 @@ def test_every_script_of_a_peer_is_run() -> None:
             names = arguments[arguments.index("--shapes") + 1].split(",")
             reached = reached.union(*(shapes[name].peers for name in names))
     assert reached == {contender.name for contender in CONTENDERS}
-    others = OF_OPTIONS.keys() | OF_VIDEO.keys() | OF_WRITER.keys() | OF_MIXTURE.keys() | OF_TRAINING.keys()
+    others = (
+        OF_OPTIONS.keys() | OF_VIDEO.keys() | OF_WRITER.keys() | OF_MIXTURE.keys() | OF_TRAINING.keys() | OF_HUB.keys()
+    )
     assert programs("peers") == {contender.script for contender in CONTENDERS} | others
     source = inspect.getsource(feed) + (BENCHMARKS / "feeding" / "data.py").read_text()
     assert all(f'"{script}"' in source for script in OF_OPTIONS)

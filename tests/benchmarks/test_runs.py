@@ -35,6 +35,7 @@ from feeding.scenarios import SCENARIOS
 from gear_data.demo.rollouts import write_rollouts
 from tests.support.benchmarks.commands import BENCHMARKS
 from tests.support.benchmarks.results import Result, rows_of
+from tests.support.running.warm_python import INTERPRETER
 
 Run = Callable[..., Result]
 
@@ -335,6 +336,37 @@ def test_training_by_lerobot_that_ends_is_reported(run: Run) -> None:
     result = run("training by LeRobot, elsewhere")
     assert result.status == 0, result.errors
     assert all("ended with status" in each["failure"] for each in result.record["tables"][0]["rows"])
+
+
+# in_place.py: huggingface_hub reads the URL of the hub when it is imported, which the fork server has done.
+
+
+def test_datasets_on_a_hub_are_read_in_place(run: Run) -> None:
+    result = run("in place", interpreter=INTERPRETER)
+    assert result.status == 0, result.errors
+    assert [each["layout"] for each in result.record["tables"]] == ["v3.0", "v2.1"]
+    for each in result.record["tables"]:
+        gear, *others = each["rows"]
+        assert "failure" not in gear, gear
+        (measured,) = gear["rounds"]
+        sent = {part: measured[part]["sent"] for part in ("open", "first", "steps")}
+        # meta/ and data/, and the indexes of two cameras.
+        assert sent["open"]["requests"] > 5 and sent["open"]["bytes"] > sent["open"]["video_bytes"] > 0
+        assert sent["first"]["bytes"] == sent["first"]["video_bytes"] > 0
+        assert measured["steps"]["steps"] == 3 and measured["steps"]["group_bytes"] > 0
+        assert all(row["failure"] == "not installed (run with --install)" for row in others)
+        assert [row["name"] for row in others] == (["download", "streaming"] if each["layout"] == "v3.0" else [])
+    assert len(rows_of(result.printed, "first batch s")) == 3
+    assert result.printed.count("(target 1.3: ") == 2
+
+
+def test_lerobot_that_ends_is_reported_beside_a_dataset_in_place(run: Run) -> None:
+    """The tests' own environment has no LeRobot."""
+    result = run("in place, elsewhere", interpreter=INTERPRETER)
+    assert result.status == 0, result.errors
+    (table,) = result.record["tables"]
+    assert ["failure" in row for row in table["rows"]] == [False, True, True]
+    assert all("ended with status" in row["failure"] for row in table["rows"][1:])
 
 
 # augment.py

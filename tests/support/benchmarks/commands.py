@@ -60,6 +60,9 @@ COMMANDS = {
     "training by LeRobot": "lerobot_train.py --quick --codecs av1 --frames 40 --seconds 0.02 --rounds 1 --step 0.01 "
     "--workers 0 --backend pyav --seed 1 --install --venvs {scratch}/venvs --json {json}",
     "training by LeRobot, elsewhere": "lerobot_train.py --quick --python lerobot-0.6={python} --json {json}",
+    "in place": "in_place.py --quick --layouts v3.0,v2.1 --codec mpeg4 --episodes 3 --batch-size 2 --steps 4 "
+    "--step 0.01 --latency 0.001 --bandwidth 50 --rounds 1 --seed 1 --install --venvs {scratch}/venvs --json {json}",
+    "in place, elsewhere": "in_place.py --quick --layouts v3.0 --python lerobot-0.6={python} --json {json}",
     "recorders": "writer.py --quick --install --venvs {scratch}/venvs --python torchrl={python} "
     "--python flashbax={python} --python minari={python} --json {json}",
     "some recorders": "writer.py --quick --recorders gear-episode,lerobot --seconds 0.02 --rounds 2 --environments 2 "

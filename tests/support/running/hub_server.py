@@ -56,6 +56,7 @@ class Hub:
         requests: method and path of each request.
         on_upload: called before an upload is stored, with the number of uploads that came before.
         on_request: called before a request is answered.
+        on_answer: called with the request and the size of the answer, before it is sent.
     """
 
     def __init__(self) -> None:
@@ -67,6 +68,7 @@ class Hub:
         self.requests: list[str] = []
         self.on_upload: Callable[[int], None] = lambda count: None
         self.on_request: Callable[[str], int | None] = lambda line: None
+        self.on_answer: Callable[[str, int], None] = lambda line, size: None
         self.lock = threading.Lock()
 
     def add(self, name: str, files: dict[str, bytes]) -> None:
@@ -115,6 +117,8 @@ def _commit(repository: Repository, branch: str, files: dict[str, bytes], messag
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
+    # Else an answer waits for the acknowledgement of its header.
+    disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -131,6 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, body: bytes | Any = b"", **headers: str) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.hub.on_answer(f"{self.command} {unquote(self.path)}", len(data) if self.command != "HEAD" else 0)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -256,17 +261,20 @@ class _Handler(BaseHTTPRequestHandler):
         commit = repository.head(revision)
         if commit is None:
             return self._missing("RevisionNotFound")
-        tree = []
-        for file, content in repository.commits[commit].items():
-            parent = file.rpartition("/")[0]
-            if (folder or "") not in ("", parent) or (not is_whole and parent != (folder or "")):
-                continue  # the folders of folders are not asked for
-            item: dict[str, Any] = {"type": "file", "path": file, "size": len(content)}
-            item["oid"] = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
-            if file.endswith(_LFS):
-                item["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
-            tree.append(item)
-        return self._answer(200, tree)
+        below = f"{folder}/" if folder else ""
+        entries = _entries(repository.commits[commit])
+        found = [entry for path, entry in entries.items() if path.startswith(below)]
+        return self._answer(200, [each for each in found if is_whole or "/" not in each["path"].removeprefix(below)])
+
+    def _paths(self, body: bytes, name: str, revision: str) -> None:
+        if (repository := self._repository(name)) is None:
+            return
+        commit = repository.head(revision)
+        if commit is None:
+            return self._missing("RevisionNotFound")
+        entries = _entries(repository.commits[commit])
+        wanted = parse_qs(body.decode()).get("paths", [])
+        return self._answer(200, [entries[path] for path in wanted if path in entries])
 
     def _resolve(self, body: bytes, name: str, revision: str, file: str) -> None:
         if (repository := self._repository(name)) is None:
@@ -284,6 +292,23 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(200, content, Content_Length=str(len(content)), **headers)
 
 
+def _entries(files: dict[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Returns path -> what the API says about it, of files and folders."""
+    entries: dict[str, dict[str, Any]] = {}
+    for file, content in files.items():
+        parts = file.split("/")
+        for count in range(1, len(parts)):
+            path = "/".join(parts[:count])
+            oid = hashlib.sha1(f"tree {path}".encode()).hexdigest()
+            entries.setdefault(path, {"type": "directory", "path": path, "size": 0, "oid": oid})
+        item: dict[str, Any] = {"type": "file", "path": file, "size": len(content)}
+        item["oid"] = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+        if file.endswith(_LFS):
+            item["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+        entries[file] = item
+    return entries
+
+
 _NAME = r"([\w.-]+/[\w.-]+)"
 _ROUTES: tuple[tuple[str, str, Callable[..., None]], ...] = (
     ("POST", "/api/repos/create", _Handler._create),
@@ -295,6 +320,7 @@ _ROUTES: tuple[tuple[str, str, Callable[..., None]], ...] = (
     ("POST", f"/api/datasets/{_NAME}/commit/(.+)", _Handler._commit),
     ("GET", f"/api/datasets/{_NAME}/revision/(.+)", _Handler._info),
     ("GET", f"/api/datasets/{_NAME}/tree/([^/]+)(?:/(.+))?", _Handler._tree),
+    ("POST", f"/api/datasets/{_NAME}/paths-info/(.+)", _Handler._paths),
     ("GET", f"/api/datasets/{_NAME}", _Handler._info),
     ("GET HEAD", f"/datasets/{_NAME}/resolve/([^/]+)/(.+)", _Handler._resolve),
 )
