@@ -22,10 +22,8 @@ from gear_data.schema import ColumnSpec, Role
 
 #: Most and fewest points of a curve.
 _POINTS, _FEWEST_POINTS = 200, 20
-#: Frames of an episode and camera that the size of a page allows for, at least, if a picture has the usual size.
+#: Frames of an episode and camera that pictures of usual sizes leave room for: fewer episodes are viewed.
 _FRAMES = 40
-#: Usual size of a picture, as text.
-_USUAL_BYTES = 4_000
 #: Frames of an episode by which the sizes of its pictures are estimated, and which it has at least.
 _STILLS = 3
 
@@ -69,7 +67,7 @@ def viewed_positions(
     count = min(size.episodes, size.numbers // max(1, width * _POINTS))
     pictures = picture_columns(dataset)
     if pictures and not frames:
-        each = min(_FRAMES, int(dataset.lengths.mean())) * _USUAL_BYTES * len(pictures)
+        each = min(_FRAMES, int(dataset.lengths.mean())) * _bytes_of_a_step(dataset, int(read[0]), pictures)
         count = min(count, size.picture_bytes // max(1, each))
     count = max(3, count)
     returns = np.nan_to_num(dataset.episode_table.column("return").to_numpy()[read])
@@ -79,6 +77,12 @@ def viewed_positions(
     wanted += [order[spread(len(order), count)]]
     unique = list(dict.fromkeys(np.concatenate(wanted).tolist()))
     return np.sort(np.array(unique[:count], np.int64))
+
+
+def _bytes_of_a_step(dataset: Dataset, position: int, pictures: Sequence[ColumnSpec]) -> int:
+    """Returns the bytes of the pictures of the middle step of an episode, as text."""
+    step = np.array([int(dataset.lengths[position]) // 2])
+    return sum(len(encode_steps(dataset, position, spec, step)[0] or "") for spec in pictures)
 
 
 def series_columns(dataset: Dataset) -> list[ColumnSpec]:

@@ -5,6 +5,11 @@ const watcher = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
 }, { rootMargin: "300px" });
 
+// Okabe and Ito's colours, which colour-blind people can tell apart. Yellow and black are left out on white, and black and
+// the darkest blue on black.
+const LIGHT = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6bb1", "#7f7f7f"];
+const DARK = ["#56b4e9", "#e69f00", "#1fc296", "#e39bc4", "#f0e442", "#ff7f32", "#b9a3f5", "#b0b0b0"];
+
 function colours() {
   const style = getComputedStyle(document.documentElement);
   return (name) => style.getPropertyValue(`--${name}`).trim();
@@ -21,8 +26,7 @@ function chartConfig() {
     bar: { color: colour("chart") },
     line: { color: colour("chart"), strokeWidth: 1.6 },
     point: { color: colour("chart"), filled: true, size: 22, opacity: 0.65 },
-    // Okabe and Ito's colours, which colour-blind people can tell apart; yellow and black are left out.
-    range: { category: ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6bb1", "#7f7f7f"] },
+    range: { category: isDark() ? DARK : LIGHT },
   };
 }
 

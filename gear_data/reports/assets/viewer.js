@@ -123,14 +123,15 @@ function viewer() {
   }
 
   function figureOf(title, label, lines, names) {
+    const numbers = lines.flat();
     return chart(title, label, (colour) => ({
       height: 150,
       params: [{ name: "cursor", value: controls.step() }],
       layer: [
         { data: { values: lines.flatMap((line, i) => line.map((value, k) => ({ step: episode.steps[k], value, dimension: names[i] }))) },
           mark: { type: "line", tooltip: true, clip: true },
-          encoding: { x: { field: "step", type: "quantitative", title: null, scale: { domain: [0, Math.max(1, episode.length - 1)], nice: false }, axis: whole(episode.length - 1, 4) }, y: { field: "value", type: "quantitative", title: null, scale: { zero: false } },
-            ...(lines.length > 1 ? { color: { field: "dimension", type: "nominal", sort: names, title: null, scale: lines.length > 8 ? { scheme: "turbo" } : {}, legend: lines.length > 12 ? null : { columns: 3, labelLimit: 80, symbolType: "stroke" } } } : {}) } },
+          encoding: { x: { field: "step", type: "quantitative", title: null, scale: { domain: [0, Math.max(1, episode.length - 1)], nice: false }, axis: whole(episode.length - 1, 4) }, y: { field: "value", type: "quantitative", title: null, scale: { zero: false }, ...(numbers.every(Number.isInteger) ? { axis: whole(Math.max(...numbers) - Math.min(...numbers)) } : {}) },
+            ...(lines.length > 1 ? { color: { field: "dimension", type: "nominal", sort: names, title: null, scale: lines.length > 8 ? { scheme: { name: "turbo", extent: [0.15, 0.9] } } : {}, legend: lines.length > 12 ? null : { columns: Math.max(...names.map((each) => each.length)) < 4 ? 6 : 3, labelLimit: 80, symbolType: "stroke" } } } : {}) } },
         { data: { values: [{}] }, mark: { type: "rule", strokeWidth: 1.5, color: colour("chart-2") }, encoding: { x: { datum: { expr: "cursor" }, type: "quantitative" } } },
       ],
     }));
