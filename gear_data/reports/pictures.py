@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from gear_data.schema import ColumnSpec
 #: Longest side of a picture in pixels.
 _SIDE = 192
 _QUALITY = 70
+#: Bytes of frames that are decoded at once.
+_DECODED_BYTES = 64 << 20
 #: Smaller arrays of uint8 are no images.
 _SMALLEST = 8
 _MOST_CHANNELS = 4
@@ -57,11 +60,19 @@ def encode_steps(dataset: Dataset, position: int, spec: ColumnSpec, steps: npt.N
     if spec.dtype == "binary":
         values = dataset.values(spec.name, position, position + 1)
         return [_from_bytes(values[step].as_py()) for step in steps.tolist()]
-    episode: Episode = dataset[position]
-    frames = episode[spec.name][steps]
+    blocks = _decoded(dataset[position], spec, steps)
     if spec.depth is not None:
-        frames = _shades(frames)
-    return [_encode(_image(frame, spec.shape)) for frame in frames]
+        stride = max(1, max(spec.shape[:2]) // _SIDE)
+        blocks = iter([_shades(np.concatenate([block[:, ::stride, ::stride] for block in blocks]))])
+    return [_encode(_image(frame, spec.shape)) for block in blocks for frame in block]
+
+
+def _decoded(episode: Episode, spec: ColumnSpec, steps: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[Any]]:
+    """Yields the frames of some steps, in blocks of bounded memory."""
+    frame_bytes = int(np.prod(spec.shape, dtype=np.int64)) * spec.numpy_dtype.itemsize
+    count = max(1, _DECODED_BYTES // frame_bytes)
+    for first in range(0, len(steps), count):
+        yield episode[spec.name][steps[first : first + count]]
 
 
 def _shades(depth: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:

@@ -97,3 +97,11 @@ def test_viewers_of_one_page_share_its_size(viewers: int, episodes: int, make: M
 def test_the_rate_of_the_source(tmp_path: Path, make: Make) -> None:
     assert viewed(named_dataset(tmp_path, ["a"], ["b"]))["rate"] == 30
     assert viewed(make(random_episodes([4])))["rate"] is None
+
+
+def test_pictures_do_not_depend_on_how_many_are_decoded_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = make(pictured([7], 1))
+    found = viewer_data(ds, np.arange(1), 0, ViewerSize())["episodes"][0]["frames"]
+    assert len(set(found["images"][0])) == 7
+    monkeypatch.setattr("gear_data.reports.pictures._DECODED_BYTES", 3 * 64 * 64 * 3)
+    assert viewer_data(ds, np.arange(1), 0, ViewerSize())["episodes"][0]["frames"] == found
