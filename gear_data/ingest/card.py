@@ -28,7 +28,7 @@ from gear_data.storage.dataset_files import open_files
 from gear_data.storage.episode_tables import read_episodes
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.statistics import ColumnStatistics
-from gear_data.storage.writing.file_store import LocalFileStore, put_text
+from gear_data.storage.writing.file_store import LocalFileStore, put_single_text
 
 CARD_NAME = "README.md"
 
@@ -85,7 +85,7 @@ def write_card(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path
             file=str(file),
             hint="move it elsewhere, or use --overwrite (overwrite=True)",
         )
-    put_text(LocalFileStore(Path(place)), CARD_NAME, text)
+    put_single_text(LocalFileStore(Path(place)), CARD_NAME, text)
     return file
 
 

@@ -29,7 +29,7 @@ from gear_data.relative import Relative
 from gear_data.selection.samplers import KINDS
 from gear_data.storage.manifest import STEP_MASK
 from gear_data.storage.remote.object_store import open_file_store
-from gear_data.storage.writing.file_store import put_text
+from gear_data.storage.writing.file_store import put_single_text
 
 #: A dataset, its proportion, and its options.
 Component = tuple[Dataset, Any, Mapping[str, Any]]
@@ -95,7 +95,7 @@ def write_mixture(path: str | os.PathLike[str], components: Sequence[Component],
         for number, component in enumerate(components)
     ]
     document = {"datasets": entries, **{name: value for name, value in arguments.items() if value}}
-    put_text(open_file_store(folder or "."), name, yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    put_single_text(open_file_store(folder or "."), name, yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
 
 def _mapping(value: Any, place: str, known: Sequence[str], file: str) -> Mapping[str, Any]:

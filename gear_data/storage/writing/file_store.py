@@ -5,16 +5,21 @@ Each file is complete or missing, never partial.
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+import xxhash
+
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.storage.atomic import atomic_file, typed_write_errors
-from gear_data.storage.writing.folder_lock import FolderLock, folder_lock
+from gear_data.storage.writing.folder_lock import FolderLock, folder_lock, this_process
 
 #: Remedy for a folder that another process is writing.
 IN_USE_HINT = (
@@ -105,7 +110,7 @@ class LocalFileStore:
     @contextmanager
     def writing(self, file: str) -> Iterator[Path]:
         # Names differ between processes: a worker that timed out may still write the same file.
-        with atomic_file(self.folder / file, mark=f".{os.getpid()}") as path:
+        with atomic_file(self.folder / file, mark=f".{os.getpid()}-{_machine()}") as path:
             yield path
 
     def read(self, file: str, limit: int = JSON_BYTES) -> bytes:
@@ -139,13 +144,34 @@ class LocalFileStore:
                 with typed_write_errors(path):
                     path.unlink(missing_ok=True)
 
+    def remove_unrenamed(self, file: str) -> None:
+        """Removes the temporary files of a file that processes of this machine left when they were killed."""
+        path = self.folder / file
+        for found in path.parent.glob(f".{glob.escape(path.name)}.*-{_machine()}.tmp"):
+            pid = found.name.removeprefix(f".{path.name}.").partition("-")[0]
+            if re.fullmatch(r"[0-9]{1,9}", pid) and replace(this_process(), pid=int(pid)).has_ended():
+                with suppress(OSError):  # another process was faster
+                    found.unlink()
+
     @contextmanager
     def locked(self, folder: str, wait: bool = False) -> Iterator[FolderLock]:
         with folder_lock(self.folder / folder, name=self.name, hint=IN_USE_HINT, wait=wait) as lock:
             yield lock
 
 
+def _machine() -> str:
+    """Returns a short name of this machine for names of files. A number of a process says nothing on another one."""
+    return xxhash.xxh32_hexdigest(os.uname().nodename.encode())
+
+
 def put_text(store: FileStore, file: str, text: str) -> None:
     """Writes a small text file."""
     with store.writing(file) as path:
         path.write_text(text, encoding="utf-8")
+
+
+def put_single_text(store: FileStore, file: str, text: str) -> None:
+    """Writes a small text file into a folder that may not be locked, nor swept."""
+    put_text(store, file, text)
+    if isinstance(store, LocalFileStore):
+        store.remove_unrenamed(file)
