@@ -143,7 +143,8 @@ class SourceSequence:
                 "cannot be kept: other sources have rewards, from which conversion computes this column",
                 file=part,
                 column=RETURNS_TO_GO,
-                hint=f"rename it with --rename {RETURNS_TO_GO}=NAME, or leave it out with --columns",
+                hint=f"convert this source by itself, with --rename {RETURNS_TO_GO}=NAME or without the column "
+                "(--columns), and merge the datasets",
             )
 
     def _prepared(self, block: EpisodeBlock, index: int, source: EpisodeSource) -> Iterator[EpisodeBlock]:
