@@ -22,6 +22,9 @@ from gear_data.video.segments import VideoSegments, segment_digests
 
 #: Seconds by which the time of an episode's first frame may differ from a frame: LeRobot's own `tolerance_s`.
 _TOLERANCE = 1e-4
+#: The end of the message about frames of two sizes, and its advice.
+_SCALED = "(--videos frames with --video-size scales all of them)"
+_SCALE = "scale all frames with --videos frames --video-size (videos=VideoStorage(mode='frames', size=...))"
 
 
 def indexed_source(source: EpisodeSource, store: FileStore, *, skip_bad: bool, one_size: bool = True) -> EpisodeSource:
@@ -97,9 +100,9 @@ class IndexedSource(MappedSource):
 
     def _report(self, block: EpisodeBlock, episode: int, camera: str, problem: str) -> None:
         error = BadEpisodeError(problem, file=block.sources[episode], column=camera, row=int(block.rows[episode]))
+        way = _SCALE if problem.endswith(_SCALED) else "restore the file"
         error.hint = (
-            "restore the file, leave such episodes out with --on-bad-episode skip, "
-            "or leave the camera out with --columns"
+            f"{way}, leave such episodes out with --on-bad-episode skip, or leave the camera out with --columns"
         )
         self.findings.add_bad_episode(error, skip=self._skip_bad)
 
@@ -158,7 +161,7 @@ class IndexedSource(MappedSource):
         if self._one_size and (video.height, video.width) != spec.shape[:2]:
             return (
                 f"its video {name} has frames of {video.height} x {video.width}, and the camera's first file has "
-                f"{spec.shape[0]} x {spec.shape[1]} (--videos frames with --video-size scales all of them)"
+                f"{spec.shape[0]} x {spec.shape[1]} {_SCALED}"
             )
         first, last = frames
         if last - first < length:

@@ -21,6 +21,7 @@ import gear_data
 from gear_data import ConvertOptions
 from gear_data.cli import main
 from gear_data.errors import (
+    CorruptSourceError,
     DestinationExistsError,
     HostMemoryError,
     InvalidArgumentError,
@@ -35,6 +36,7 @@ from gear_data.ingest import convert as conversions
 from gear_data.ingest import repair as repairing
 from gear_data.ingest.cached.entries import find_entries, list_entries, prune
 from gear_data.ingest.destination import CONTINUE
+from gear_data.ingest.sources.zarr.reader import ZarrReader
 from gear_data.schema import ColumnSpec
 from gear_data.storage import atomic
 from gear_data.storage.episode_block import BEGIN, Position
@@ -47,6 +49,7 @@ from gear_data.storage.writing.shard_writer import ShardWriter
 from tests.support.advice.arrays import given, npz_files, value
 from tests.support.advice.places import ARRAYS_OF_STEPS, convert, converted, damaged, repair, verified
 from tests.support.advice.rows import END, Advice, Scene, npz, steps
+from tests.support.advice.stores import store
 
 WIDE = npz(**{**ARRAYS_OF_STEPS, "observations": np.ones((12, 100))})
 EACH = {"shard_bytes": 2048}
@@ -105,6 +108,30 @@ def remove_it(folder: Path) -> Any:
 def resumed_at_url(folder: Path) -> Any:
     gear_data.convert(folder / "data.npz", at_a_url(folder), progress=False, resume=True, **EACH)
     return gear_data.open(at_a_url(folder))
+
+
+def unreadable(folder: Path) -> Any:
+    """Converts a folder with a file that this process may not read."""
+    status = os.stat
+
+    def denied(path: Any, **options: Any) -> Any:
+        if str(path).endswith("data.npz"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return status(path, **options)
+
+    WIDE(folder)
+    return patched(os, "stat", denied, lambda: convert(folder, source=folder))
+
+
+def shortened(folder: Path) -> Any:
+    """Converts a Zarr store of which a file becomes shorter while it is read."""
+    source, decode = store()(folder), ZarrReader._decode
+
+    def slow(*arguments: Any) -> Any:
+        os.truncate(source / "data/action/1.0", 3)
+        return decode(*arguments)
+
+    return patched(ZarrReader, "_decode", slow, lambda: convert(folder, source=source))
 
 
 def removed_meanwhile(folder: Path) -> Any:
@@ -276,11 +303,11 @@ def saved_by_statements(source: Path) -> Path:
     return source.parent / "buffer.npz"
 
 
-def two_returns(folder: Path, **arguments: Any) -> Path:
-    """Converts a source with rewards and one with returns to go."""
+def returns(folder: Path) -> list[Path]:
+    """Writes a source with rewards, and one with returns to go."""
     rows = {"observations": np.ones((12, 3)), "actions": np.ones((12, 1)), "timeouts": END}
     npz_files(steps(timeouts=END), {**rows, "returns_to_go": np.ones(12)})(folder)
-    return convert(folder, source=[folder / "0.npz", folder / "1.npz"], **arguments)
+    return [folder / "0.npz", folder / "1.npz"]
 
 
 RUNS: dict[str, Advice | Scene] = {
@@ -301,10 +328,19 @@ RUNS: dict[str, Advice | Scene] = {
     ),
     "a finished dataset of other options": Scene(
         lambda folder: convert(converted(folder).parent, columns=["observations"], resume=True), ResumeError,
-        "use --overwrite (overwrite=True) to convert again", lambda folder: convert(folder, columns=["observations"], overwrite=True),
+        "use --overwrite (overwrite=True) to convert again",
+        lambda folder: convert(folder, columns=["observations"], overwrite=True),
     ),
     "a dataset that is removed meanwhile": Scene(
         removed_meanwhile, ResumeError, "run the same command again", lambda folder: convert(folder, resume=True)
+    ),
+    "a file without permission": Scene(
+        unreadable, CorruptSourceError, "check its permissions",
+        lambda folder: ((folder / "data.npz").chmod(0o644), resumed(folder, overwrite=True))[1],
+    ),
+    "Zarr, a file that becomes shorter": Scene(
+        shortened, CorruptSourceError, "do not change the source while it is read",
+        lambda folder: convert(folder, source=store()(folder)),
     ),
     "a dataset at a mount point": Scene(
         lambda folder: patched(
@@ -385,12 +421,14 @@ RUNS: dict[str, Advice | Scene] = {
         ),
     ),
     "two sources, returns to go of one: renamed": Scene(
-        two_returns, UnsupportedColumnError, "rename it with --rename returns_to_go=NAME",
-        lambda folder: two_returns(folder, rename={"returns_to_go": "infos.returns"}), 24,
+        lambda folder: convert(folder, source=returns(folder)), UnsupportedColumnError,
+        "convert this source by itself, with --rename returns_to_go=NAME",
+        lambda folder: merged(folder, returns(folder), rename={"returns_to_go": "infos.returns"}), 24,
     ),
     "two sources, returns to go of one: without": Scene(
-        two_returns, UnsupportedColumnError, "leave it out with --columns",
-        lambda folder: two_returns(folder, columns=["observations", "actions", "rewards"]), 24,
+        lambda folder: convert(folder, source=returns(folder)), UnsupportedColumnError,
+        "or without the column (--columns), and merge the datasets",
+        lambda folder: merged(folder, returns(folder), columns=["observations", "actions"]), 24,
     ),
     "an iterator that is read twice": Scene(
         read_twice, InvalidArgumentError, "pass a list, or the generator function itself",
