@@ -5,7 +5,8 @@
 A batch has 8 samples of 8 steps and four cameras of 640 x 480, uint8, drawn by LeRobot's `EpisodeAwareSampler`. Both
 datasets are read in one environment of LeRobot 0.6.1, by the same DataLoader with the same workers. Each combination is
 a process. In each round each is started and measured twice: without training, for frames per second, and with a step of
-`--step` seconds after each batch, for the share of time that training waits.
+`--step` seconds after each batch, for the share of time that training waits. Processor-seconds are those of the process
+and its workers without training; they depend less on what else the machine does.
 
 Ratios are of the same round, and the tables give medians. gear-data keeps 256 MiB of decoded frames in each process.
 LeRobot decodes by PyAV; `--backend torchcodec` needs the system's FFmpeg.
@@ -47,7 +48,7 @@ DATASETS = {"gear": "gear-data", "lerobot": "LeRobot"}
 #: gear-data's frames per second divided by LeRobot's, with the same workers.
 TARGET = 5.0
 FULL: dict[str, Any] = {
-    "seconds": 20.0, "rounds": 3, "step": 0.25, "workers": [0, 2, 4], "codecs": "h264,av1", "frames": 2000,
+    "seconds": 5.0, "rounds": 2, "step": 0.25, "workers": [0, 2, 4], "codecs": "h264,av1", "frames": 750,
     "episode": 250, "cameras": 4, "height": 480, "width": 640, "batch_size": 8, "window": 8,
 }  # fmt: skip
 QUICK: dict[str, Any] = {
@@ -111,6 +112,11 @@ def rates(row: Mapping[str, Any]) -> list[float]:
     return [each["free"]["frames"] / each["free"]["seconds"] for each in row["rounds"]]
 
 
+def processor(row: Mapping[str, Any]) -> list[float]:
+    """Returns the processor-seconds of 1,000 frames in each round."""
+    return [1000 * each["free"]["processor"] / each["free"]["frames"] for each in row["rounds"]]
+
+
 def waiting(row: Mapping[str, Any]) -> list[float]:
     return [each["training"]["waited"] / each["training"]["seconds"] for each in row["rounds"]]
 
@@ -129,12 +135,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = []
     for row in rows:
         if "failure" in row:
-            cells.append([row["title"], "-", "-", row["failure"]])
+            cells.append([row["title"], "-", "-", "-", row["failure"]])
             continue
         versions = ", ".join(f"{name} {version}" for name, version in row["rounds"][0]["free"]["versions"].items())
         share = f"{100 * statistics.median(waiting(row)):.1f} %"
-        cells.append([row["title"], figure(statistics.median(rates(row))), share, versions])
-    return format_table(["dataset", "frames/s", "a training step waits", "versions"], cells)
+        medians = [figure(statistics.median(found(row))) for found in (rates, processor)]
+        cells.append([row["title"], *medians, share, versions])
+    return format_table(
+        ["dataset", "frames/s", "processor-seconds of 1,000 frames", "a training step waits", "versions"], cells
+    )
 
 
 def named_path(text: str) -> tuple[str, Path]:
@@ -147,10 +156,10 @@ def named_path(text: str) -> tuple[str, Path]:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codecs", help=f"of the videos, by commas: {', '.join(CODECS)} (default h264,av1)")
-    parser.add_argument("--frames", type=int, help="frames of each camera (default 2000)")
+    parser.add_argument("--frames", type=int, help="frames of each camera (default 750)")
     parser.add_argument("--workers", type=int, nargs="+", help="workers of the DataLoader (default 0 2 4)")
-    parser.add_argument("--seconds", type=float, help="of each measurement (default 20)")
-    parser.add_argument("--rounds", type=int, help="measurements of each contender (default 3)")
+    parser.add_argument("--seconds", type=float, help="of each measurement (default 5)")
+    parser.add_argument("--rounds", type=int, help="measurements of each contender (default 2)")
     parser.add_argument("--step", type=float, help="seconds of a training step (default 0.25)")
     parser.add_argument("--backend", default="pyav", help="LeRobot's decoder: torchcodec or pyav (default pyav)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the order (default 0)")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from harness import claim_stdout, parse_arguments, say, versions_of
@@ -44,6 +46,15 @@ def batches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield from loader
 
 
+def processor_seconds() -> float:
+    """Returns the processor time of this process and its workers so far, from Linux's /proc."""
+    ticks = 0
+    for number in (os.getpid(), *(each.pid for each in multiprocessing.active_children())):
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", choices=CLASSES, required=True, help="whose dataset class")
     parser.add_argument("--backend", default="pyav", help="LeRobot's decoder: torchcodec or pyav (default pyav)")
@@ -55,11 +66,13 @@ def main() -> None:
     args = parse_arguments(__doc__ or "", configure)
     out = claim_stdout()
     drawn = batches(args)
-    next(drawn)  # opens the dataset, compiles kernels, and starts the workers
+    # The first batch opens the dataset, compiles kernels, and starts the workers. These fill their queues meanwhile.
+    for _ in range(1 + 2 * args.workers):
+        next(drawn)
     say(out, {"ready": True})
     for line in sys.stdin:
         seconds, step = map(float, line.split())
-        count, waited, begun = 0, 0.0, time.perf_counter()
+        count, waited, used, begun = 0, 0.0, processor_seconds(), time.perf_counter()
         while time.perf_counter() - begun < seconds:
             asked = time.perf_counter()
             batch = next(drawn)
@@ -72,6 +85,7 @@ def main() -> None:
             "batches": count,
             "frames": count * sum(shape[0] * shape[1] for shape in cameras.values()),
             "seconds": time.perf_counter() - begun,
+            "processor": processor_seconds() - used,
             "waited": waited,
             "versions": versions_of("lerobot", "torch", "av"),
         }
