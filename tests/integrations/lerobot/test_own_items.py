@@ -42,7 +42,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "diffusion": {
         "policy.horizon": 8, "policy.n_action_steps": 4, "policy.down_dims": "[16,32]", "policy.n_groups": 4,
         "policy.diffusion_step_embed_dim": 16, "policy.spatial_softmax_num_keypoints": 4,
-        "policy.crop_shape": "[48,48]",
+        "policy.crop_shape": "[40,40]",
     },
 }  # fmt: skip
 
@@ -119,21 +119,29 @@ def test_depth_equals_lerobots(unit: str, tmp_path: Path) -> None:
     check_items(tmp_path / "reach", depth_output_unit=unit, delta_timestamps={KEY: [-1 / 30, 0.0]})
 
 
-def test_items_of_version_2_1(tmp_path: Path) -> None:
-    """LeRobot does not read v2.1: its own converter makes v3.0 of it, and its class reads that."""
-    write_version_21(tmp_path / "a/b")
-    old = gear_data.open(str(shutil.copytree(tmp_path / "a/b", tmp_path / "old")))
-    place = tmp_path / "a/b" if _NEW else tmp_path
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder of v2.1, which LeRobot does not read, and the folder of v3.0 that its own converter makes of it."""
+    folder = tmp_path_factory.mktemp("versions")
+    write_version_21(folder / "a/b")
+    old = shutil.copytree(folder / "a/b", folder / "old")
+    place = folder / "a/b" if _NEW else folder
     importlib.import_module(_CONVERTER).convert_dataset("a/b", root=place, push_to_hub=False)
+    return old, folder / "a/b"
+
+
+def test_items_of_version_2_1(versions: tuple[Path, Path]) -> None:
+    old, new = versions
+    dataset = gear_data.open(str(old))
     for options in arguments(FPS):
-        check_items(tmp_path / "a/b", dataset=old, **options)
+        check_items(new, dataset=dataset, **options)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_training_has_equal_weights(policy: str, shared_data: Path, tmp_path: Path) -> None:
+def test_training_has_equal_weights(policy: str, versions: tuple[Path, Path], tmp_path: Path) -> None:
     small = {
-        "dataset.repo_id": "a/b", "dataset.root": shared_data / "lerobot_v30_video", "dataset.video_backend": "pyav",
-        "policy.type": policy, "policy.device": "cpu", "policy.push_to_hub": "false",
+        "dataset.repo_id": "a/b", "dataset.root": versions[1], "dataset.video_backend": "pyav", "policy.type": policy,
+        "policy.device": "cpu", "policy.push_to_hub": "false",
         "policy.pretrained_backbone_weights": "null", **POLICIES[policy], "batch_size": 2, "steps": STEPS,
         "log_freq": 1, "num_workers": 0, "save_checkpoint": "true", "save_freq": STEPS, "seed": 7,
         "wandb.enable": "false",

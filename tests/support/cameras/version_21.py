@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 from tests.support.cameras.filmed import FPS, encode_frames, moving_bar
 
 #: Camera -> height and width of its frames.
-CAMERAS = {"observation.images.front": (48, 64), "observation.images.wrist": (32, 48)}
+CAMERAS = {"observation.images.front": (48, 64), "observation.images.wrist": (48, 64)}
 _PATH = "{kind}/chunk-{{episode_chunk:03d}}/{camera}episode_{{episode_index:06d}}.{ending}"
 
 
-def write_version_21(folder: Path, lengths: Iterable[int] = (9, 4, 12, 1, 7)) -> None:
+def write_version_21(folder: Path, lengths: Iterable[int] = (16, 4, 12, 1, 7)) -> None:
     """Writes a dataset as LeRobot 0.3 does: a Parquet file for each episode, and a video for each camera."""
     random, lengths, features = np.random.default_rng(0), list(lengths), _features()
     (folder / "meta").mkdir(parents=True)
