@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -33,12 +33,13 @@ class PacketBytes(Protocol):
 class FetchingPackets(PacketBytes, Protocol):
     """`PacketBytes` that fetches bytes over a network, and keeps them."""
 
-    def fetch(self, ranges: Sequence[ByteRange], ahead: Callable[[], Sequence[ByteRange]]) -> None:
-        """Fetches ranges that the next calls of `read` want, in one round of requests.
+    def fetch(self, ranges: Sequence[ByteRange], ahead: Callable[[], Iterable[Sequence[ByteRange]]]) -> None:
+        """Fetches ranges that the next calls of `read` want.
 
         Args:
-            ranges: ranges that are read now. If all of them are here, nothing is fetched.
-            ahead: returns the ranges that are read later. As many are fetched as fit into a limit of bytes.
+            ranges: ranges that are read now.
+            ahead: returns the ranges of later reads, the next read first. They are fetched meanwhile, and after the
+                call: as many as fit into a limit of bytes.
 
         Raises:
             CorruptShardError, RemoteError: a range that is read now cannot be fetched.

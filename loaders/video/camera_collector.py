@@ -32,6 +32,10 @@ from gear_data.video.segments import VideoSegments
 _log = logging.getLogger(__name__)
 
 
+#: Batches after a batch whose bytes are fetched from URLs, as far as a limit of bytes allows it.
+_FETCHED_BATCHES = 32
+
+
 @dataclass(frozen=True)
 class LookAhead:
     """The batches that a process builds after a batch.
@@ -40,7 +44,7 @@ class LookAhead:
         source: samples their windows.
         rows: the rows of this rank.
         stride: distance of two of their steps.
-        count: their number.
+        count: the batches that are built soon: frames that they want of a group that is decoded now are kept.
     """
 
     source: WindowSource
@@ -48,9 +52,9 @@ class LookAhead:
     stride: int
     count: int
 
-    def after(self, step: int) -> Iterator[tuple[int, Windows]]:
-        """Yields the batches after a step: their steps, and their windows."""
-        for number in range(1, self.count + 1):
+    def after(self, step: int, count: int) -> Iterator[tuple[int, Windows]]:
+        """Yields the next batches after a step: their steps, and their windows."""
+        for number in range(1, count + 1):
             coming = step + number * self.stride
             windows = self.source.sample(coming, self.rows.batch_size)
             first, last = self.rows.bounds(coming, len(windows))
@@ -143,7 +147,7 @@ class CameraCollector:
             CorruptShardError, RemoteError, ClusterError, MissingExtraError: see `FrameReader.read`.
         """
         rows, padded, valid = len(windows), 0, 0
-        coming = [] if self._ahead is None else list(self._ahead.after(step))
+        coming = [] if self._ahead is None else list(self._ahead.after(step, self._ahead.count))
         requests = [
             (
                 [each for each in self._requests(number, step, windows, arrays.get(INTERVALS)) if len(each.places)],
@@ -151,26 +155,32 @@ class CameraCollector:
             )
             for number in range(len(self._cameras))
         ]
-        self._fetch(*([each for of_camera in some for each in of_camera] for some in zip(*requests, strict=True)))
+        self._fetch(step, [each for now, _ in requests for each in now])
         for number, (output, (wanted, ahead)) in enumerate(zip(self._cameras, requests, strict=True)):
             arrays[output.key] = self._array(number, windows, wanted, ahead)
             valid += sum(len(each.places) for each in wanted) * output.step_bytes
             padded += rows * output.row_bytes
         return padded, valid
 
-    def _fetch(self, wanted: Sequence[FrameRequests], ahead: Sequence[FrameRequests]) -> None:
-        """Fetches the bytes of all cameras of a batch in one round, if they are at URLs.
+    def _fetch(self, step: int, wanted: Sequence[FrameRequests]) -> None:
+        """Fetches the bytes of all cameras of a batch, if they are at URLs, and begins to fetch those of later batches.
 
-        If a round is necessary, it also fetches bytes of the coming batches.
+        Args:
+            step: the batch's step.
+            wanted: its frames.
         """
         for dataset, store in self._stores.items():
             packets = store.videos.packets
             if isinstance(packets, FetchingPackets):
-                now, later = (
-                    partial(_ranges, store.videos.index, [each for each in some if each.dataset == dataset])
-                    for some in (wanted, ahead)
-                )
-                packets.fetch(now(), later)
+                now = _ranges(store.videos.index, [each for each in wanted if each.dataset == dataset])
+                packets.fetch(now, partial(self._later_ranges, step, dataset))
+
+    def _later_ranges(self, step: int, dataset: int) -> Iterator[list[ByteRange]]:
+        """Yields the ranges of bytes of a dataset that each of the batches after a step needs."""
+        for coming in () if self._ahead is None else self._ahead.after(step, _FETCHED_BATCHES):
+            requests = [each for number in range(len(self._cameras)) for each in self._requests(number, *coming, None)]
+            index = self._stores[dataset].videos.index
+            yield _ranges(index, [each for each in requests if each.dataset == dataset])
 
     def _segments(self, dataset: int, camera: str) -> VideoSegments:
         return self._stores[dataset].videos.segments[self._components[dataset].stored_name(camera)]

@@ -28,10 +28,10 @@ from gear_data.storage.manifest import FileEntry
 _DEFAULT_BYTES = 32 << 30
 _NAME = re.compile(r"xxh3-128:([0-9a-f]{32})")
 _FETCHING = ".fetching"
-#: With more files than this, the folder is listed less often: a cache of video has hundreds of thousands.
+#: With more files than this, one sixteenth of the limit is freed at once: a cache of video has hundreds of thousands.
 _MANY_FILES = 4096
-#: With many files, one sixteenth of the limit is freed at once. A process adds one sixteenth of the free bytes before
-#: it lists the folder again. So the limit holds for sixteen processes.
+#: A process adds one sixteenth of the free bytes before it lists the folder again: the limit holds for sixteen
+#: processes.
 _PARTS = 16
 
 _log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class ShardCache:
                 break
             if file.remove():
                 total -= file.bytes
-        self._room = max(0, limit - total - size) // _PARTS if many else 0
+        self._room = max(0, limit - total - size) // _PARTS
 
     def files(self) -> list[CachedFile]:
         """Returns the files in the cache, in any order."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from gear_data.errors import CorruptShardError, RemoteError
+from gear_data.errors import GearError
 from gear_data.storage.manifest import FileEntry
 from gear_data.storage.remote.cache import ShardCache
 from gear_data.storage.remote.range_reader import RangeReader, filesystem_of
@@ -26,10 +28,12 @@ from gear_data.video.packet_bytes import ByteRange
 _REQUESTS = 32
 #: Most bytes of one request for adjacent pages.
 _REQUEST_BYTES = 8 << 20
-#: Most bytes that are fetched for later reads in one round.
+#: Most bytes of later reads that are fetched.
 _AHEAD_BYTES = 32 << 20
 #: Files whose pages a process keeps in memory.
 _FILES_KEPT = 1024
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +69,8 @@ class FetchedPackets:
         self._pages = lru_cache(_FILES_KEPT)(self._file_pages)
         #: Pages that are being fetched.
         self._rounds: dict[tuple[int, int], _Round] = {}
+        #: Calls of `fetch` that do not look for pages of later reads, because an earlier call found many.
+        self._skips = 0
 
     def _file_pages(self, file: int) -> Pages:
         return file_pages(self._index.file(file), self._index.groups(file))
@@ -86,32 +92,84 @@ class FetchedPackets:
         pages = {(file, page): self._page(file, page, fetched.get((file, page))) for file, page in wanted}
         return [self._cut(each, pages) for each in ranges]
 
-    def fetch(self, ranges: Sequence[ByteRange], ahead: Callable[[], Sequence[ByteRange]]) -> None:
+    def fetch(self, ranges: Sequence[ByteRange], ahead: Callable[[], Iterable[Sequence[ByteRange]]]) -> None:
         """Fetches pages into the cache; see `FetchingPackets.fetch`.
 
         Pages that another thread is fetching are waited for. If the pages take more than half of the cache, nothing is
-        fetched.
+        fetched. Pages of later reads are fetched by threads that go on when this call returns.
         """
         wanted = self._wanted(ranges)
         missing = self._missing(wanted)
         limit = self._cache.limit
-        if not missing or (limit is not None and 2 * int(self._ends(wanted)[-1]) > limit):
+        if limit is not None and wanted and 2 * int(self._ends(wanted)[-1]) > limit:
             return
         round_ = _Round()
         own = [page for page in missing if self._claim(page, round_)]
         others = {self._rounds.get(page) for page in missing} - {round_, None}
-        coming = sorted({*self._missing(self._wanted(ahead()))} - {*missing})
-        later = [page for page in coming if self._claim(page, round_)]
+        runs = list(self._runs(own))
         try:
-            self._fetch_round(own, self._first_bytes(later))
+            with ThreadPoolExecutor(max(1, min(_REQUESTS, len(runs))), "gear-video") as threads:
+                tasks = [threads.submit(self._keep, run) for run in runs]
+                if own or not self._skips:
+                    self._fetch_ahead(ahead)
+                else:
+                    self._skips -= 1
+            for task in tasks:
+                task.result()
         finally:
-            for page in (*own, *later):
-                self._rounds.pop(page, None)
-            round_.ended.set()
+            self._end(own, round_)
         for other in others:
             if other is not None:
                 # A page that this round could not fetch is fetched by `read`.
                 other.ended.wait()
+
+    def _end(self, pages: Iterable[tuple[int, int]], round_: _Round) -> None:
+        for page in pages:
+            self._rounds.pop(page, None)
+        round_.ended.set()
+
+    def _fetch_ahead(self, ahead: Callable[[], Iterable[Sequence[ByteRange]]]) -> None:
+        """Begins to fetch the pages of the next reads: of `_AHEAD_BYTES`, or a quarter of the cache."""
+        limit = self._cache.limit
+        room = _AHEAD_BYTES if limit is None else min(_AHEAD_BYTES, limit // 4)
+        coming: dict[tuple[int, int], None] = {}
+        reads = 0
+        for ranges in ahead():
+            for page in self._wanted(ranges):
+                first, last = self._pages(page[0]).span(page[1])
+                room -= 0 if page in coming else last - first
+                if room < 0:
+                    break
+                coming[page] = None
+            if room < 0:
+                break
+            reads += 1
+        # Finding the pages takes time.
+        self._skips = reads // 2
+        todo: deque[tuple[list[tuple[int, int]], _Round]] = deque()
+        for run in self._runs(self._missing(sorted(coming))):
+            round_ = _Round()
+            if own := [page for page in run if self._claim(page, round_)]:
+                todo.append((own, round_))
+        # The next call may come before these threads have ended.
+        for _ in range(min(_REQUESTS // 2, len(todo))):
+            threading.Thread(target=self._keep_all, args=(todo,), name="gear-video", daemon=True).start()
+
+    def _keep_all(self, todo: deque[tuple[list[tuple[int, int]], _Round]]) -> None:
+        """Fetches runs of pages into the cache until none is left."""
+        while todo:
+            try:
+                pages, round_ = todo.popleft()
+            except IndexError:
+                return  # another thread took the last run
+            try:
+                for run in self._runs(pages):
+                    self._keep(run)
+            except GearError as error:
+                # The read that needs the pages raises it again.
+                _log.debug("a page of a later read cannot be fetched: %s", error)
+            finally:
+                self._end(pages, round_)
 
     def _claim(self, page: tuple[int, int], round_: _Round) -> bool:
         """Returns whether a round fetches a page.
@@ -124,33 +182,10 @@ class FetchedPackets:
             known = self._rounds[page] = round_
         return known is round_
 
-    def _first_bytes(self, pages: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Returns the first pages.
-
-        Together they have `_AHEAD_BYTES` bytes, or a quarter of the cache.
-        """
-        limit = self._cache.limit
-        most = _AHEAD_BYTES if limit is None else min(_AHEAD_BYTES, limit // 4)
-        return pages[: int(np.searchsorted(self._ends(pages), most, "right"))]
-
     def _ends(self, pages: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:
         """Returns for each page the bytes of all pages up to its end."""
         spans = [self._pages(file).span(page) for file, page in pages]
         return np.cumsum([last - first for first, last in spans], dtype=np.int64)
-
-    def _fetch_round(self, now: Sequence[tuple[int, int]], later: Sequence[tuple[int, int]]) -> None:
-        runs = [(run, pages is now) for pages in (now, later) for run in self._runs(pages)]
-        if not runs:
-            return
-        with ThreadPoolExecutor(min(_REQUESTS, len(runs)), "gear-video") as threads:
-            tasks = [threads.submit(self._keep, run) for run, _ in runs]
-        for task, (_, needed) in zip(tasks, runs, strict=True):
-            try:
-                task.result()
-            except (CorruptShardError, RemoteError):
-                # Pages of later reads may be missing.
-                if needed:
-                    raise
 
     def _keep(self, run: Sequence[tuple[int, int]]) -> None:
         """Fetches adjacent pages into the cache."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -45,12 +45,12 @@ class StoredPackets:
                     found[number] = data
         return found
 
-    def fetch(self, ranges: Sequence[ByteRange], ahead: Callable[[], Sequence[ByteRange]]) -> None:
+    def fetch(self, ranges: Sequence[ByteRange], ahead: Callable[[], Iterable[Sequence[ByteRange]]]) -> None:
         """Fetches ranges of the files at URLs; see `FetchingPackets.fetch`."""
-        self._fetched.fetch(
-            [each for each in ranges if each[0] in self._remote],
-            lambda: [each for each in ahead() if each[0] in self._remote],
-        )
+        self._fetched.fetch(self._at_urls(ranges), lambda: map(self._at_urls, ahead()))
+
+    def _at_urls(self, ranges: Sequence[ByteRange]) -> list[ByteRange]:
+        return [each for each in ranges if each[0] in self._remote]
 
 
 def _is_place(name: str) -> bool:

@@ -60,16 +60,16 @@ def test_a_local_dataset_that_links_to_a_url(
     (tmp_path / "videos" / "all.mp4").unlink()
     episode = gear_data.open(tmp_path / "d")[1]
     np.testing.assert_array_equal(episode[FRONT], frames[starts[1] : starts[1] + lengths[1]])
-    # All cameras of a batch, and the coming batches, are fetched in one round.
+    # What coming batches need is fetched ahead.
     monkeypatch.setattr(pages_module, "PAGE_BYTES", 1)
-    rounds: list[tuple[int, int]] = []
-    fetch_round = FetchedPackets._fetch_round
+    later: list[int] = []
+    fetch_ahead = FetchedPackets._fetch_ahead
 
-    def recording(self: Any, now: Any, later: Any) -> None:
-        rounds.append((len(now), len(later)))
-        fetch_round(self, now, later)
+    def recording(self: Any, ahead: Any) -> None:
+        later.append(sum(map(len, ahead())))
+        fetch_ahead(self, ahead)
 
-    monkeypatch.setattr(FetchedPackets, "_fetch_round", recording)
+    monkeypatch.setattr(FetchedPackets, "_fetch_ahead", recording)
     options = {"preset": "raw", "columns": [FRONT], "batch_size": 2, "context": 1, "framework": "numpy", "steps": 6}
     for prefetch in (0, 2):
         monkeypatch.setenv("GEAR_DATA_CACHE", str(tmp_path / f"cache-{prefetch}"))
@@ -84,5 +84,5 @@ def test_a_local_dataset_that_links_to_a_url(
         for batch in loader:
             rows = starts[batch["episode_id"]] + batch["start"]
             np.testing.assert_array_equal(batch[FRONT][:, 0], frames[rows])
-        assert rounds and any(later for _, later in rounds) == bool(prefetch)
-        rounds.clear()
+        assert later and any(later) == bool(prefetch)
+        later.clear()

@@ -193,23 +193,64 @@ def test_several_processes_share_a_small_cache(index: VideoIndex, server: Server
     assert [process.exitcode for process in processes] == [0, 0]
 
 
-def test_later_ranges_are_fetched_in_the_same_round(
+def wait_for_threads(packets: FetchedPackets) -> None:
+    """Waits until no thread fetches pages of later reads."""
+    while rounds := list(packets._rounds.values()):
+        assert rounds[0].ended.wait(60)
+
+
+def test_later_ranges_are_fetched_meanwhile(
     index: VideoIndex, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages_module, "PAGE_BYTES", 1)
-    now, later = [[group_range(index.file(0), group) for group in groups] for groups in ((7, 0), (3, 4))]
+    groups = [group_range(index.file(0), group) for group in (7, 0, 3, 4, 9)]
     packets = packets_of(index, tmp_path)
-    packets.fetch(now, lambda: later)
+    request, goes_on = packets._request, threading.Event()
+
+    def held(file: int, first: int, last: int) -> memoryview:
+        assert first == groups[0][1] or goes_on.wait(60)
+        return request(file, first, last)
+
+    monkeypatch.setattr(packets, "_request", held)
+    packets.fetch(groups[:1], lambda: [groups[1:2], groups[2:4]])
+    assert [bytes(data) for data in packets.read(groups[:1])] == [server.content[groups[0][1] : groups[0][2]]]
+    assert len(server.requests) == 1, "it does not wait for pages of later reads"
+    goes_on.set()
+    wait_for_threads(packets)
     assert len(server.requests) == 3, "adjacent pages share a request"
-    server.requests.clear()
-    found = packets.read([*now, *later])
-    assert [bytes(data) for data in found] == [server.content[first:last] for _, first, last in [*now, *later]]
+    # Pages that are here do not keep it from fetching those of later reads.
+    for _ in range(2):
+        packets.fetch(groups[1:4], lambda: [groups[4:]])
+    wait_for_threads(packets)
+    assert len(server.requests) == 4
+    assert [bytes(data) for data in packets.read(groups)] == [server.content[a:b] for _, a, b in groups]
+    assert len(server.requests) == 4
 
-    def unexpected() -> Any:
-        raise AssertionError("everything that is read now is here")
 
-    packets.fetch(now, unexpected)
-    assert not server.requests
+def test_pages_on_their_way_are_waited_for(
+    index: VideoIndex, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages_module, "PAGE_BYTES", 1)
+    now, later = group_range(index.file(0), 0), group_range(index.file(0), 5)
+    packets = packets_of(index, tmp_path)
+    request, started, goes_on = packets._request, threading.Event(), threading.Event()
+
+    def held(file: int, first: int, last: int) -> memoryview:
+        if first == later[1]:
+            started.set()
+            assert goes_on.wait(60)
+        return request(file, first, last)
+
+    monkeypatch.setattr(packets, "_request", held)
+    packets.fetch([now], lambda: [[later]])
+    assert started.wait(60)
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(packets.fetch, [later], list)
+        assert not second.done()
+        goes_on.set()
+        second.result(60)
+    assert bytes(packets.read([later])[0]) == server.content[later[1] : later[2]]
+    assert len(server.requests) == 2
 
 
 def test_later_ranges_are_limited(
@@ -222,11 +263,20 @@ def test_later_ranges_are_limited(
     for most, cache, pages in ((0, None, 1), (limit, None, 4), (limit - 1, None, 3), (1 << 20, 4 * limit, 4)):
         monkeypatch.setattr(fetched_module, "_AHEAD_BYTES", most)
         server.requests.clear()
-        packets_of(index, tmp_path / f"{most}", cache).fetch(groups[:1], lambda: groups)
+        packets = packets_of(index, tmp_path / f"{most}", cache)
+        packets.fetch(groups[:1], lambda: ([group] for group in groups[1:]))
+        wait_for_threads(packets)
         assert server.bytes == bounds[pages] - bounds[0]
+    # The next reads come first, wherever they are in the file.
+    monkeypatch.setattr(fetched_module, "_AHEAD_BYTES", int(bounds[9] - bounds[8]))
+    server.requests.clear()
+    packets = packets_of(index, tmp_path / "order")
+    packets.fetch(groups[:1], lambda: [groups[8:9], groups[1:2]])
+    wait_for_threads(packets)
+    assert sorted(server.requests) == [(bounds[0], bounds[1]), (bounds[8], bounds[9])]
     # The pages of a batch would displace each other in this cache.
     server.requests.clear()
-    packets_of(index, tmp_path / "small", limit).fetch(groups, lambda: groups)
+    packets_of(index, tmp_path / "small", limit).fetch(groups, lambda: [groups])
     assert not server.requests
 
 
@@ -244,7 +294,8 @@ def test_errors_of_later_ranges_are_raised_when_they_are_read(
         return request(file, first, last)
 
     monkeypatch.setattr(packets, "_request", lost)
-    packets.fetch([now], lambda: [later])
+    packets.fetch([now], lambda: [[later]])
+    wait_for_threads(packets)
     assert bytes(packets.read([now])[0]) == server.content[now[1] : now[2]]
     for call in (lambda: packets.fetch([later], list), lambda: packets.read([later])):
         with pytest.raises(RemoteError, match="lost"):
