@@ -84,6 +84,12 @@ StepMode = Literal["first", "all"]
 Rows = Literal["steps", "episodes"]
 #: The axis of an image's channels: `RandomShift(channels=...)`.
 Channels = Literal["first", "last"]
+#: How differences to a column are normalised: `RelativeStatistics.normalization(mode=...)`.
+Scaling = Literal["mean-std", "quantiles", "minmax"]
+#: What a new column is: `Dataset.with_column(role=...)`.
+NewRole = Literal["observation", "action", "reward", "info", "extra"]
+#: The memory of a part of a dataset: `ResidencyPlan.bytes(tier)`.
+Tier = Literal["device", "pinned", "disk"]
 #: Where the bytes of columns are: `open(residency=...)`.
 Residency = Literal["mmap", "host", "pinned", "device"]
 #: What becomes of a damaged shard: `open(on_bad_shard=...)`.

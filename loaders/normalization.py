@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from gear_data.schema import ColumnSpec, Schema
 from gear_data.stacking import ColumnPart
 from gear_data.storage.statistics import ColumnStatistics, merged_samples, statistics_width
 from gear_data.words import Normalization
+
+if TYPE_CHECKING:
+    from gear_data.words import Scaling
 
 Float64Array = npt.NDArray[np.float64]
 MeanAndStd = tuple[Float64Array, Float64Array]
@@ -93,7 +96,7 @@ class NormalizedDataset:
     def statistics(self, name: str, mode: str) -> MeanAndStd:
         """Returns the (mean, std) of a column. A stacked column has its parts' values side by side."""
         if name in self.relative:
-            return chunk_statistics([self.chunks(name)]).normalization(mode)
+            return chunk_statistics([self.chunks(name)]).normalization(cast("Scaling", mode))
         if name not in self.parts:
             return mode_statistics(self.dataset, self.stored(name), mode)
         means, deviations = zip(
@@ -186,7 +189,7 @@ def _together(name: str, mode: str, datasets: Sequence[NormalizedDataset]) -> Me
     if len(datasets) == 1 or mode == "imagenet":
         return datasets[0].statistics(name, mode)
     if name in datasets[0].relative:
-        return chunk_statistics([each.chunks(name) for each in datasets]).normalization(mode)
+        return chunk_statistics([each.chunks(name) for each in datasets]).normalization(cast("Scaling", mode))
     if datasets[0].schema[name].video is not None:
         return _of_mode(
             merged_samples([_camera_statistics(each.dataset, each.stored(name)) for each in datasets]), mode

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gear_data.common.distributed import is_distributed
 from gear_data.common.fork_lock import fork_safe_lock
-from gear_data.common.keywords import refuse_keywords_of
+from gear_data.common.keywords import refuse_keywords_of, suggest_keywords
 from gear_data.dataset.dataset import Dataset
 from gear_data.evaluation.normalizer import Normalizer, shared_normalizer
 from gear_data.loaders.arguments.config import LoaderConfig
@@ -58,12 +58,13 @@ from gear_data.loaders.window_source import window_table
 from gear_data.relative import Relatives
 from gear_data.selection.goals import Goals
 from gear_data.selection.samplers import AnySampler
-from gear_data.words import FrameworkName, Passes, PresetName, SamplerName
+from gear_data.words import FrameworkName, Passes, PresetName, Residency, SamplerName
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
+@suggest_keywords
 class SequenceLoader(LoaderBase):
     """Padded sequence batches of a dataset.
 
@@ -189,7 +190,7 @@ class SequenceLoader(LoaderBase):
 
     @classmethod
     def from_config(
-        cls, dataset: Dataset | Mixture, path: str | os.PathLike[str], *, residency: str | None = None,
+        cls, dataset: Dataset | Mixture, path: str | os.PathLike[str], *, residency: Residency | None = None,
         num_workers: int | None = None, **arguments: Any,
     ) -> SequenceLoader:  # fmt: skip
         """Makes a loader with the arguments in a file of `gear_data.tune`.

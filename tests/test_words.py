@@ -34,6 +34,8 @@ def test_words_are_the_names_that_exist() -> None:
         (gear_data.Writer.__init__, "durability", words.Durability),
         (gear_data.record, "durability", words.Durability),
         (gear_data.Camera, "codec", words.CameraCodec),
+        (gear_data.SequenceLoader.from_config, "residency", words.Residency | None),
+        (gear_data.ResidencyPlan.bytes, "tier", words.Tier),
     ],
 )
 def test_an_editor_can_complete_the_words(function: Callable[..., Any], argument: str, type_: object) -> None:

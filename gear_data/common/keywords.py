@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,6 +59,32 @@ def suggest_fields(kind: type[Value]) -> type[Value]:
 
     kind.__init__ = checked  # type: ignore[method-assign]
     return kind
+
+
+def suggest_keywords(kind: type[Value]) -> type[Value]:
+    """Makes a class and its public methods refuse unknown keywords as functions do. A class decorator.
+
+    Methods without defaults, those that take any keyword, class methods and static methods stay as they are.
+    """
+    for name, method in [*vars(kind).items()]:
+        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+            parameters = [*inspect.signature(method).parameters.values()][1:]
+            free = any(each.kind is each.VAR_KEYWORD for each in parameters)
+            if not free and any(each.default is not each.empty for each in parameters):
+                setattr(kind, name, _checked_method(method, [each.name for each in parameters]))
+    return kind
+
+
+def _checked_method(method: Callable[..., Any], known: Sequence[str]) -> Callable[..., Any]:
+    title = method.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(method)
+    def checked(self: Any, *arguments: Any, **values: Any) -> Any:
+        if values:
+            refuse_keywords(title, [name for name in values if name not in known], known)
+        return method(self, *arguments, **values)
+
+    return checked
 
 
 def check_range(name: str, value: Any, low: int, high: int | None = None) -> None:

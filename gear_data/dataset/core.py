@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.common.keywords import suggest_keywords
 from gear_data.dataset import filters, views
 from gear_data.dataset.episode import Episode
 from gear_data.dataset.polars_threads import check_polars_threads
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+@suggest_keywords
 class DatasetCore:
     """What a dataset or view shows of its store: base of `gear_data.Dataset`.
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gear_data.cluster.placement import Placement
 from gear_data.common.extras import import_extra
+from gear_data.common.keywords import suggest_keywords
 from gear_data.dataset import filters, planning
 from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.curation.duplicates import without_duplicates
@@ -31,7 +32,7 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.residency.plan import ResidencyPlan
 from gear_data.selection.samplers import AnySampler
 from gear_data.selection.windows import Int64Array
-from gear_data.words import Rows, SamplerName, StepMode
+from gear_data.words import NewRole, Rows, SamplerName, StepMode
 
 if TYPE_CHECKING:
     import datasets
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from gear_data.reports.report import DatasetReport
 
 
+@suggest_keywords
 class Dataset(DatasetCore):
     """Dataset of episodes, or a view of one.
 
@@ -358,7 +360,7 @@ class Dataset(DatasetCore):
 
         return save_view(self.store, self.view, path, overwrite=overwrite, resume=resume, progress=progress)
 
-    def with_column(self, name: str, values: ColumnValues, *, role: str | None = None) -> Dataset:
+    def with_column(self, name: str, values: ColumnValues, *, role: NewRole | None = None) -> Dataset:
         """Returns the dataset with one more column, of which each step has a value.
 
         The new values are files beside the shards, which are not written again. They are in a temporary folder

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.output import Output, RelativeTo, output_from_json
+from gear_data.common.keywords import suggest_keywords
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.typed_json import check_json, parse_json, resolved
 from gear_data.errors import InvalidArgumentError
@@ -127,6 +128,7 @@ class AffineMap:
         return result + (first[..., None, :] if values.ndim == first.ndim + 1 else first)
 
 
+@suggest_keywords
 class Normalizer:
     """The normalisation of a loader's columns.
 

@@ -7,13 +7,14 @@ side with the same values, with masks and timesteps. `loader.spec()` records all
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.listed_steps import interpolated, step_numbers
 from gear_data.collection.output import CHANNELS_FIRST, MASK, Output, Padding, output_from_json, pixel_values
+from gear_data.common.keywords import refuse_keywords_of, suggest_keywords
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.evaluation.normalizer import AffineMap, normalizer_of
@@ -26,6 +27,7 @@ _FLAGS = ("terminated", "truncated")
 Observation = npt.ArrayLike | Mapping[str, npt.ArrayLike]
 
 
+@suggest_keywords
 class Rollout:
     """The running episode, as a window of a batch that ends at the current step.
 
@@ -81,7 +83,7 @@ class Rollout:
         self._return_to_go = self._target
 
     @staticmethod
-    def from_spec(spec: Mapping[str, Any], *, target: float | None = None) -> Rollout:
+    def from_spec(spec: Mapping[str, Any], *, target: float | None = None, **unknown: Never) -> Rollout:
         """Returns a rollout for a model that was trained on a loader's batches.
 
         Args:
@@ -91,6 +93,7 @@ class Rollout:
         Raises:
             InvalidArgumentError: as for `Rollout`; or the spec is of a mixture, or has tokens.
         """
+        refuse_keywords_of(Rollout.from_spec, unknown)
         if "outputs" not in spec:
             raise InvalidArgumentError(
                 "the spec has no outputs", hint="for a mixture, give one of spec['datasets'] and the mixture's discount"

@@ -91,9 +91,13 @@ class SourceOptions:
         return replace(self, columns=(*kept, *sorted(parts - {*self.columns})))
 
 
-#: Earlier argument of `convert` and `lint` -> what to give now.
+#: Name that was an argument of `convert` and `lint`, or may be taken for one -> what to give.
 MOVED = {
-    **{each.name: f"episodes=gear_data.EpisodeBoundaries({each.name}=...)" for each in fields(EpisodeBoundaries)},
+    **{
+        each.name: f"{group}=gear_data.{kind.__name__}({each.name}=...)"
+        for group, kind in (("episodes", EpisodeBoundaries), ("videos", VideoStorage), ("tables", TableOptions))
+        for each in fields(kind)
+    },
     "video_columns": "videos=gear_data.VideoStorage(cameras=...)",
     "video_size": "videos=gear_data.VideoStorage(mode=..., size=...)",
 }

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from gear_data.schema import Schema
 from gear_data.selection.windows import Float64Array, Int64Array
+from gear_data.words import Tier
 
 #: The tiers, from the fastest to the slowest. `ResidencyPlan.tier` holds indices of this tuple.
-TIERS = ("device", "pinned", "disk")
+TIERS: tuple[Tier, ...] = get_args(Tier)
 
 #: Contiguous episodes of a shard form an extent of up to _EXTENT_BYTES; extents of a small dataset are smaller, so that
 #: there are about _EXTENTS of them.
@@ -53,11 +55,11 @@ class ResidencyPlan:
         """int64 [extents, columns], bytes."""
         return (self.last - self.first)[:, None] * self.row_bytes
 
-    def bytes(self, tier: str) -> int:
+    def bytes(self, tier: Tier) -> int:
         """Returns the bytes in a tier."""
         return int(self.sizes[self.tier == TIERS.index(tier)].sum())
 
-    def read_share(self, tier: str) -> float:
+    def read_share(self, tier: Tier) -> float:
         """Returns the expected share of batches' bytes that a tier holds, 0 to 1."""
         # The bytes of a step's read columns, weighted by how often each extent is drawn.
         expected = self.share[:, None] * (self.row_bytes * self.read)

@@ -20,8 +20,17 @@ from gear_data.schema import Role
 Side = Literal["left", "right"]
 Contents = Literal["fill", "first", "edge"]
 TimestepsPadding = Literal["fill", "extrapolate"]
-_WORDS = {"Side": "str", "Contents": "str", "TimestepsPadding": "str"}
-_FLOATS = ("float32", "float64")
+FloatDtype = Literal["float32", "float64"]
+MaskDtype = Literal["bool", "uint8", "int32", "int64", "float32", "float64"]
+TimestepsDtype = Literal["int32", "int64", "float32", "float64"]
+CameraFrames = Literal["uint8", "uint8_chw", "float32"]
+FormatGoals = Literal["", "uniform"]
+_WORDS = {
+    **dict.fromkeys(
+        ("Side", "Contents", "TimestepsPadding", "MaskDtype", "TimestepsDtype", "CameraFrames", "FormatGoals"), "str"
+    ),
+    "FloatDtype | None": "str | None",
+}
 #: Fields that specifications of earlier versions lack. Their defaults are empty.
 _LATER = (
     "facts", "mapped", "widths", "cameras", "camera_mask", "camera_key", "history", "chunks", "element_mask", "clip",
@@ -32,12 +41,12 @@ _LATER_OF_TOKENS = ("text", "text_first", "patch", "channels", "image", "positio
 _CHOICES: dict[str, tuple[object, ...]] = {
     "side": get_args(Side),
     "padding": get_args(Contents),
-    "dtype": (None, *_FLOATS),
-    "mask_dtype": ("bool", "uint8", "int32", "int64", *_FLOATS),
-    "timesteps_dtype": ("int32", "int64", *_FLOATS),
+    "dtype": (None, *get_args(FloatDtype)),
+    "mask_dtype": get_args(MaskDtype),
+    "timesteps_dtype": get_args(TimestepsDtype),
     "timesteps_padding": get_args(TimestepsPadding),
-    "camera_frames": ("uint8", "uint8_chw", "float32"),
-    "goals": ("", "uniform"),
+    "camera_frames": get_args(CameraFrames),
+    "goals": get_args(FormatGoals),
 }
 
 
@@ -196,17 +205,17 @@ class BatchFormat:
     normalize_padding: bool = False
     std_epsilon: float = 0.0
     return_scale: float = 1.0
-    dtype: str | None = None
+    dtype: FloatDtype | None = None
     cast_integers: bool = False
     vectors: bool = False
-    camera_frames: str = "uint8"
+    camera_frames: CameraFrames = "uint8"
     unsqueeze_last: tuple[str, ...] = ()
     mask_key: str | None = "mask"
-    mask_dtype: str = "bool"
+    mask_dtype: MaskDtype = "bool"
     mask_valid: bool = True
     column_mask: str = "{column}_mask"
     timesteps_key: str | None = "timesteps"
-    timesteps_dtype: str = "int64"
+    timesteps_dtype: TimestepsDtype = "int64"
     timesteps_origin: int = 0
     timesteps_padding: TimestepsPadding = "fill"
     loss_weight: float | None = None
@@ -224,7 +233,7 @@ class BatchFormat:
     element_mask: str = ""
     clip: float = 0.0
     letterbox: bool = False
-    goals: str = ""
+    goals: FormatGoals = ""
     keep_image_prob: float = 0.5
 
     def __post_init__(self) -> None:

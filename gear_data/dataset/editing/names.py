@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
@@ -11,6 +12,7 @@ from gear_data.ingest.pipeline.stored_columns import RETURNS_TO_GO
 from gear_data.schema import Role, Schema, mask_column
 from gear_data.storage.edits.changes import END_FLAGS, Edit
 from gear_data.storage.sidecar import REWARDS
+from gear_data.words import NewRole
 
 _MASKS = mask_column("").name
 #: Role of a column -> the first part of its name.
@@ -53,7 +55,7 @@ def dropping(schema: Schema, names: str | Sequence[str]) -> Edit:
 def new_column(schema: Schema, name: str, role: str | None) -> str:
     """Returns the name of a column that is added. See `Dataset.with_column`."""
     if role is not None:
-        known = {each.value: _PREFIXES.get(each, "") for each in Role if each in (*_PREFIXES, Role.EXTRA)}
+        known = {each: _PREFIXES.get(Role(each), "") for each in get_args(NewRole)}
         if role not in known:
             raise unknown_name("role", role, known)
         if isinstance(name, str) and known[role] and name.split(".", 1)[0] != known[role]:

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Never, get_args
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from gear_data.common.environment import usable_cores
-from gear_data.common.keywords import check_range
+from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.episode_blocks import block_ranges
@@ -29,7 +29,7 @@ from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.relative import Relative, check_relative
 from gear_data.storage.quantiles.exact import digit_passes, quantiles_by_counts
 from gear_data.storage.quantiles.files import QUANTILES, load_quantiles, quantiles_file, save_quantiles
-from gear_data.words import EngineName
+from gear_data.words import EngineName, Scaling
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -39,7 +39,6 @@ _PROBABILITIES = (0.01, 0.99)
 _ROWS = 5 + len(_PROBABILITIES)
 #: Parts of the datasets for each worker.
 _PARTS = 8
-_MODES = ("mean-std", "quantiles", "minmax")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class RelativeStatistics:
     q01: Float64Array
     q99: Float64Array
 
-    def normalization(self, mode: str = "mean-std") -> tuple[Float64Array, Float64Array]:
+    def normalization(self, mode: Scaling = "mean-std") -> tuple[Float64Array, Float64Array]:
         """Returns (mean, std) for the argument `normalize` of a loader.
 
         Args:
@@ -69,8 +68,8 @@ class RelativeStatistics:
         Raises:
             UnknownNameError: no such mode.
         """
-        if mode not in _MODES:
-            raise unknown_name("normalisation of differences", mode, _MODES)
+        if mode not in get_args(Scaling):
+            raise unknown_name("normalisation of differences", mode, get_args(Scaling))
         if mode == "mean-std":
             return self.mean, self.std
         return centre_and_half(*((self.min, self.max) if mode == "minmax" else (self.q01, self.q99)))
@@ -94,6 +93,7 @@ def relative_statistics(
     engine: EngineName = "local",
     jobs: int | None = None,
     progress: bool | None = None,
+    **unknown: Never,
 ) -> RelativeStatistics:
     """Returns exact statistics of a relative column over all chunks of one dataset, or of several together.
 
@@ -118,6 +118,7 @@ def relative_statistics(
         WorkerError: a process or a Ray task ended.
         MissingExtraError: Ray is not installed.
     """
+    refuse_keywords_of(relative_statistics, unknown)
     several = [datasets] if isinstance(datasets, DatasetCore) else list(datasets)
     own = check_relative({column: relative})[column]
     listed = _checked_steps(steps)

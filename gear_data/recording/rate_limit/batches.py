@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
+from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.recording.rate_limit.limit import RateLimit
@@ -18,7 +19,12 @@ Batch = Mapping[str, Any]
 
 
 def rate_limited(
-    batches: Iterable[Batch], path: str | os.PathLike[str], limit: RateLimit, *, source: int | None = None
+    batches: Iterable[Batch],
+    path: str | os.PathLike[str],
+    limit: RateLimit,
+    *,
+    source: int | None = None,
+    **unknown: Never,
 ) -> Iterator[Batch]:
     """Yields batches, and waits before each batch that a rate limit does not allow yet.
 
@@ -40,6 +46,7 @@ def rate_limited(
         RateLimitError: a wait lasted longer than the limit's `timeout`.
         StorageFullError, UnwritableError: the counters in `PATH.rate` cannot be written.
     """
+    refuse_keywords_of(rate_limited, unknown)
     if is_remote(text := plain_path(path)):
         raise InvalidArgumentError("a rate limit needs a folder of this machine", file=text)
     return _limited(batches, RateLimiter(Path(text), limit, "sampled"), source)
