@@ -38,7 +38,7 @@ PYTHONS ?= 3.12 3.13 3.14
 OTHER_PYTHONS := $(PYTHONS:%=test-python%)
 FIRST_TIER := 'not processes and not nightly'
 
-.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot test-pythons $(OTHER_PYTHONS) coverage first-tier both-tiers lint docs site chaos dist release lock gpu clean
+.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot test-pythons test-slow test-chaos $(OTHER_PYTHONS) coverage first-tier both-tiers lint docs site chaos dist release lock gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
@@ -59,14 +59,19 @@ both-tiers: site
 	@if [ -n "$$GEAR_DATA_REQUIRE_BROWSER" ]; then $(BIN)/python tests/support/browser/chromium.py; fi
 	$(PYTEST) -m 'not nightly'
 
-test-nightly: test-oldest test-newest test-pythons test-lerobot $(VENV)/installed-test
+# `make -k` goes on to the next after one failed.
+test-nightly: test-oldest test-newest test-pythons test-lerobot test-slow test-chaos
+
+test-slow: $(VENV)/installed-test
 	$(PYTEST) -m nightly
+
+test-chaos:
 	$(MAKE) chaos MINUTES=60
 
-# Each makes its own environment again.
+# Each makes its own environment again. Hashes are of the versions in constraints.txt.
 test-newest:
 	rm -rf .venv-newest
-	$(MAKE) first-tier VENV=.venv-newest CONSTRAINTS=/dev/null
+	$(MAKE) first-tier VENV=.venv-newest CONSTRAINTS=/dev/null LOCKED=
 
 test-oldest: PACKAGES := --resolution lowest-direct -e '.[hdf5,images,torch,video,zarr,report,s3,metrics,tls]'
 # The tests of other folders need packages that have no versions for these.
