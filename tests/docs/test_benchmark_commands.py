@@ -69,7 +69,7 @@ def test_options_beside_results_exist() -> None:
     """Pages name some options without the command."""
     known = {
         option
-        for script in ("feed.py", "convert.py", "cluster.py", "scale.py", "gpu.py", "selection.py")
+        for script in ("feed.py", "convert.py", "cluster.py", "scale.py", "gpu.py", "selection.py", "learning.py")
         for action in parser_of(script)._actions
         for option in action.option_strings
     }

@@ -41,7 +41,7 @@ def test_code_names_every_page_and_no_other() -> None:
 
 
 def test_the_index_lists_every_page_once() -> None:
-    rows = re.findall(r"^\| \[.+?\]\(([\w-]+\.md)\) \|", (DECISIONS / "index.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^- \[.+?\]\(([\w-]+\.md)\)$", (DECISIONS / "index.md").read_text(), re.MULTILINE)
     assert sorted(rows) == [page.name for page in PAGES]
 
 
