@@ -46,6 +46,7 @@ def test_the_advice_about_videos_works(name: str, tmp_path: Path) -> None:
     VIDEOS[name].follow(tmp_path)
 
 
+@pytest.mark.processes
 def test_every_advice_is_followed(tmp_path: Path) -> None:
     """Compares the advices in the code with the hints of the list."""
     for i, name in enumerate(ADVICE.keys() - HINTS.keys()):

@@ -255,7 +255,7 @@ LIMITS: dict[str, Advice | Scene] = {
     ),
     "Minari, a table that is larger than the memory": Advice(
         larger_than_memory, CorruptSourceError, "check that this is the right file", source=made("minari-arrow"),
-        steps=-1,
+        steps=-1, refused={"jobs": 1},
     ),
     "a package that is missing": Advice(
         compressed, MissingExtraError, "install it: pip install gzip",
@@ -292,8 +292,8 @@ LIMITS: dict[str, Advice | Scene] = {
         npz(**BUFFER | {"dones": np.full((6, 2), 2)}), BadEpisodeError, "such as dones > 0",
         source=changed(dones=np.full((6, 2), 2) > 0),
     ),
-    "Stable-Baselines3, images as byte strings": Advice(
-        npz(**BUFFER | {"image": np.full((6, 2), b"\x89PNG")}), UnsupportedColumnError, "--columns",
+    "Stable-Baselines3, byte strings": Advice(
+        npz(**BUFFER | {"note": np.full((6, 2), b"text")}), UnsupportedColumnError, "--columns",
         "--columns observations,actions,rewards",
     ),
     "TorchRL, an end flag that is a vector": Advice(
