@@ -7,6 +7,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
@@ -35,6 +36,10 @@ _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".feather", ".js
 _HDF5_SUFFIXES = (".hdf5", ".h5")
 #: Suffixes of files that are read as more episodes if the folder has another name of them.
 _EPISODE_SUFFIXES = (*_DATA_SUFFIXES, ".npy", ".arrows", ".ndjson", ".gz", ".zst", ".zip")
+#: What servers call that which changes when a file changes.
+_STAMPS = ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "blob_id")
+#: Requests at once.
+_REQUESTS = 32
 _LFS_POINTER = b"version https://git-lfs"
 #: More folders than this usually hold one episode each.
 _FEW_FOLDERS = 64
@@ -353,11 +358,16 @@ def _remote(url: str) -> Location:
         raise SourceNotFoundError("no such file or folder", file=url, hint="check the URL, and whether you may read it")
     folder = root not in found
     files = []
-    for path, info in found.items():
+    for path, info in _with_sizes(filesystem, found, url).items():
         name = str(PurePosixPath(path).relative_to(root)) if folder else PurePosixPath(path).name
         if not any(map(_is_hidden, PurePosixPath(name).parts)):
             stamp = next(
-                (str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified", "blob_id") if info.get(key)), ""
+                (
+                    str(info[key])
+                    for key in ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "blob_id")
+                    if info.get(key)
+                ),
+                "",
             )
             if info["type"] == "other":  # of a file system of this machine
                 raise _special(name)
@@ -368,6 +378,23 @@ def _remote(url: str) -> Location:
             contents = contents_name(filesystem, path, info)
             files.append(SourceFile(path, name, int(info["size"]), stamp, filesystem, contents))
     return Location(url, tuple(sorted(files, key=_natural_order)), folder=folder)
+
+
+def _with_sizes(filesystem: Any, found: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """Returns what a server says about files. A web server lists names only, and is asked for each file.
+
+    Args:
+        filesystem: fsspec file system.
+        found: path -> what the listing says about it.
+        url: the URL, for errors.
+    """
+
+    def asked(path: str) -> Any:
+        return with_retries(lambda: filesystem.info(path), "be looked up", url)
+
+    unknown = [path for path, info in found.items() if info["size"] is None and info["type"] == "file"]
+    with ThreadPoolExecutor(_REQUESTS, "gear-sizes") as threads:
+        return {**found, **dict(zip(unknown, threads.map(asked, unknown), strict=True))}
 
 
 def _natural_order(file: SourceFile) -> list[Any]:

@@ -117,14 +117,25 @@ class ObjectStore:
             return None
 
     def files(self, folder: str = "") -> list[str]:
-        return sorted(self.sizes(folder))
+        return sorted(self._listed(folder))
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Returns the names of `files` with their sizes in bytes.
 
         One request lists some thousand files.
+
+        Raises:
+            RemoteError: the server does not list sizes, or cannot be reached.
         """
-        return {name: int(info["size"]) for name, info in self._listed(folder).items()}
+        listed = self._listed(folder)
+        for name, info in listed.items():
+            if info["size"] is None:
+                raise RemoteError(
+                    "its server does not list sizes of files, as web servers do not",
+                    file=join(self.name, name),
+                    hint="download the dataset, or put it into a bucket",
+                )
+        return {name: int(info["size"]) for name, info in listed.items()}
 
     def times(self, folder: str = "") -> dict[str, datetime]:
         """Returns the names of `files` with the times when they were written, by the clock of the server.

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +20,7 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.errors import CorruptShardError, RemoteError, VersionError
+from gear_data.errors import CorruptShardError, GearError, RemoteError, VersionError
 from gear_data.ingest.videos import file_parts
 from gear_data.storage import manifest as manifests
 from gear_data.storage.remote import range_reader
@@ -273,3 +278,59 @@ def _move(hub: Hub, videos: list[str]) -> None:
     repository = hub.repositories["me/robot"]
     repository.commits["f" * 40] = {**repository.files(), **dict.fromkeys(videos, b"another file")}
     repository.branches["main"].append("f" * 40)
+
+
+class _WebServer(SimpleHTTPRequestHandler):
+    """Lists folders as HTML, and sends ranges if the class says so."""
+
+    ranges = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if wanted is None or not self.ranges or not path.is_file():
+            return super().do_GET()
+        data = path.read_bytes()[int(wanted[1]) : int(wanted[2]) + 1]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Range", f"bytes {wanted[1]}-{int(wanted[1]) + len(data) - 1}/{path.stat().st_size}")
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def web_server(folder: Path, *, ranges: bool) -> Iterator[str]:
+    handler = type("Handler", (_WebServer,), {"ranges": ranges})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/robot/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_web_server_with_ranges(robot: Path, cache: Path) -> None:
+    local = gear_data.open(robot)
+    with web_server(robot.parent, ranges=True) as url:
+        check_frames(gear_data.open(url), local)
+
+
+def test_a_web_server_without_ranges_is_an_error(robot: Path, cache: Path) -> None:
+    with web_server(robot.parent, ranges=False) as url:
+        dataset = gear_data.open(url)
+        with pytest.raises(RemoteError, match=r"does not support range requests[\s\S]*download the file first"):
+            dataset[0][CAMERAS[0]][:]
+        with pytest.raises(GearError, match="absent"):
+            gear_data.open(url.replace("robot", "absent"))
+
+
+def test_files_of_a_dataset_at_a_web_server_need_sizes(robot: Path, cache: Path, tmp_path: Path) -> None:
+    gear_data.convert(robot, tmp_path / "web" / "robot", videos="link", progress=False)
+    with web_server(tmp_path / "web", ranges=True) as url, pytest.raises(RemoteError, match="does not list sizes"):
+        gear_data.open(url)
