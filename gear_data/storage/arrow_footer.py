@@ -53,12 +53,32 @@ def check_blocks(data: pa.Buffer, name: str, hint: str) -> None:
             filled += metadata_bytes + body_bytes
             if min(offset, metadata_bytes, body_bytes) < 0 or max(filled, offset + metadata_bytes + body_bytes) > end:
                 raise ValueError(f"its footer lists {body_bytes} bytes at byte {offset}, outside of the messages")
-            if _is_compressed(view[offset : offset + metadata_bytes]):
+            if is_compressed(view[offset + _PREFIX_BYTES : offset + metadata_bytes]):
                 raise ValueError("it is compressed")
         if end - filled > _GAP_BYTES:
             raise ValueError(f"{end - filled} of its {len(view)} bytes belong to no message")
     except (ValueError, struct.error) as error:
         raise CorruptShardError(f"not an uncompressed Arrow IPC file: {error}", file=name, hint=hint) from error
+
+
+def is_compressed(metadata: memoryview) -> bool:
+    """Returns whether a message of a record batch, or of a dictionary, has compressed buffers.
+
+    Raises:
+        ValueError: the flat buffer is damaged.
+        struct.error: the flat buffer is too short.
+    """
+    table = _target(metadata, 0)
+    kind, header = _field(metadata, table, _KIND), _field(metadata, table, _HEADER)
+    if kind is None or header is None:
+        raise ValueError("a message has no kind or no header")
+    batch = _target(metadata, header)
+    if _number(metadata, "<B", kind) == _DICTIONARY_BATCH:
+        data = _field(metadata, batch, _DATA)
+        if data is None:
+            raise ValueError("a dictionary has no values")
+        batch = _target(metadata, data)
+    return _field(metadata, batch, _COMPRESSION) is not None
 
 
 def batch_rows(metadata: memoryview) -> int:
@@ -97,20 +117,6 @@ def _blocks(footer: memoryview) -> Iterator[tuple[int, int, int]]:
             vector = _target(footer, place)
             for block in range(_number(footer, "<I", vector)):
                 yield struct.unpack_from("<qi4xq", footer, vector + 4 + 24 * block)
-
-
-def _is_compressed(message: memoryview) -> bool:
-    table = _target(message, _PREFIX_BYTES)
-    kind, header = _field(message, table, _KIND), _field(message, table, _HEADER)
-    if kind is None or header is None:
-        raise ValueError("a message has no kind or no header")
-    batch = _target(message, header)
-    if _number(message, "<B", kind) == _DICTIONARY_BATCH:
-        data = _field(message, batch, _DATA)
-        if data is None:
-            raise ValueError("a dictionary has no values")
-        batch = _target(message, data)
-    return _field(message, batch, _COMPRESSION) is not None
 
 
 def _field(buffer: memoryview, table: int, index: int) -> int | None:

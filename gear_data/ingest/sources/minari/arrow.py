@@ -115,7 +115,7 @@ class MinariArrowSource:
         self._check_numbers()
         first = episodes[0].tables[0]
         self._schema = reference_schema(read_table(first)[0].schema)
-        columns = {column.name: column for column in table_columns(self._schema, minari.leaves, first.name)}
+        columns = {column.name: column for column in table_columns(self._schema, minari.shapes, first.name)}
         chosen = choose_columns(columns, options)
         self._columns = {name: columns[source] for source, name in chosen.items()}
         self.columns = tuple(column.spec(name) for name, column in self._columns.items())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,6 @@ from gear_data.errors import BadEpisodeError, CorruptSourceError, UnsupportedCol
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.json_files import read_json_object
-from gear_data.ingest.sources.minari.metadata import SpaceLeaf
 from gear_data.ingest.sources.tables.to_numpy import (
     IrregularRowsError,
     is_list,
@@ -34,6 +34,7 @@ from gear_data.ingest.sources.tables.to_numpy import (
     variable_dtype,
 )
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
+from gear_data.storage.arrow_footer import is_compressed
 
 #: Minari's columns. Other columns of a table are ignored.
 OBSERVATIONS, REWARDS, INFOS = "observations", "rewards", "infos"
@@ -104,7 +105,7 @@ def read_table(file: SourceFile) -> tuple[pa.Table, tuple[str, ...]]:
         table.validate(full=True)
         others = tuple(name for name in table.column_names if name not in COLUMNS)
         return table.select([name for name in COLUMNS if name in table.column_names]), others
-    except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError, KeyError, struct.error) as error:
         file.check_readable()  # raises a clearer error for empty files and Git-LFS pointers
         raise CorruptSourceError(
             f"cannot be read: {error!r}", file=file.name, hint="the file may have been truncated: download it again"
@@ -124,7 +125,7 @@ def _read_arrow(data: bytes) -> pa.Table:
     for number, message in enumerate(pa.ipc.MessageReader.open_stream(stream)):
         if message.type != ("record batch" if number else "schema"):
             raise pa.ArrowInvalid(f"holds a {message.type} as message {number}, which Minari does not write")
-        if number and _is_compressed(message.metadata):
+        if number and is_compressed(memoryview(message.metadata)):
             raise pa.ArrowInvalid("holds compressed buffers, which Minari does not write")
     table = pa.ipc.open_stream(stream).read_all()
     # Columns of nulls take no bytes, so their length could be anything.
@@ -133,38 +134,12 @@ def _read_arrow(data: bytes) -> pa.Table:
     return table
 
 
-def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Returns whether a record batch's message has the field `compression`.
-
-    The message is a flatbuffer that pyarrow has verified. Layout:
-    https://github.com/apache/arrow/blob/main/format/Message.fbs: `Message.header` is field 2, `RecordBatch.compression`
-    field 3.
-    """
-    message = _integer(metadata, 0, 4)
-    header = message + _field(metadata, message, 2)
-    return _field(metadata, header + _integer(metadata, header, 4), 3) != 0
-
-
-def _field(buffer: pa.Buffer, table: int, number: int) -> int:
-    """Returns the offset of a field from its flatbuffer table.
-
-    Returns 0 if the field is absent.
-    """
-    fields = table - _integer(buffer, table, 4)
-    entry = 4 + 2 * number
-    return _integer(buffer, fields + entry, 2) if entry < _integer(buffer, fields, 2) else 0
-
-
-def _integer(buffer: pa.Buffer, start: int, size: int) -> int:
-    return int.from_bytes(buffer[start : start + size].to_pybytes(), "little", signed=size == 4)
-
-
-def table_columns(schema: pa.Schema, leaves: Mapping[str, SpaceLeaf], file: str) -> tuple[TableColumn, ...]:
+def table_columns(schema: pa.Schema, shapes: Mapping[str, tuple[int, ...]], file: str) -> tuple[TableColumn, ...]:
     """Returns the columns of a table with this schema.
 
     Args:
         schema: the schema of the table.
-        leaves: the dataset's spaces by dotted name.
+        shapes: the shapes of the dataset's spaces by dotted name.
         file: the name of the file, for errors.
 
     Raises:
@@ -174,7 +149,7 @@ def table_columns(schema: pa.Schema, leaves: Mapping[str, SpaceLeaf], file: str)
     columns: dict[str, TableColumn] = {}
     for outer in schema:
         for path, leaf in _leaf_fields(outer, ()):
-            column = _column(path, leaf, leaves, file)
+            column = _column(path, leaf, shapes, file)
             if column.name in columns:
                 raise UnsupportedColumnError(
                     "two columns have this name", file=file, column=column.name, hint="rename one of them in the source"
@@ -251,7 +226,7 @@ def _leaf_fields(field: pa.Field, parents: tuple[str, ...]) -> Iterator[tuple[tu
         yield path, field
 
 
-def _column(path: tuple[str, ...], field: pa.Field, leaves: Mapping[str, SpaceLeaf], file: str) -> TableColumn:
+def _column(path: tuple[str, ...], field: pa.Field, shapes: Mapping[str, tuple[int, ...]], file: str) -> TableColumn:
     name = ".".join(path).replace("/", ".")
     if (dtype := variable_dtype(field.type, name)) is not None:
         return TableColumn(path, name, dtype)
@@ -266,7 +241,7 @@ def _column(path: tuple[str, ...], field: pa.Field, leaves: Mapping[str, SpaceLe
             hint="write the dataset again with Minari",
         )
     count = field.type.list_size
-    shape = leaves[name].shape if name in leaves else _info_shape(field)
+    shape = shapes[name] if name in shapes else _info_shape(field)
     if shape is None:
         shape = (count,)
     if math.prod(shape) != count or count == 0:

@@ -30,35 +30,18 @@ _SPACE_FACTS = ("type", "dtype", "shape", "n", "nvec", "start", "min_length", "m
 
 
 @dataclass(frozen=True)
-class SpaceLeaf:
-    """A space that has no subspaces.
-
-    Attributes:
-        kind: the Gymnasium class: `Box`, `Discrete`, `MultiDiscrete`, `MultiBinary`, `Text`.
-        dtype: NumPy name; None for a Text.
-        shape: the shape of one step; `()` for a Discrete and a Text.
-    """
-
-    kind: str
-    dtype: str | None
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class MinariMetadata:
     """The contents of `metadata.json`.
 
     Attributes:
-        data_format: `hdf5`, `arrow` or `parquet`; None in files older than Minari 0.5.
-        leaves: dotted column name, such as `observations.image` or `actions.0`, -> space.
+        shapes: dotted column name, such as `observations.image` or `actions.0`, -> the shape of one step.
         total_episodes: the declared number of episodes, possibly wrong; None if not declared.
         total_steps: the declared number of steps, possibly wrong; None if not declared.
         facts: all other values of bounded size, JSON-able; spaces without their bounds.
         left_out: about values that are no facts.
     """
 
-    data_format: str | None
-    leaves: Mapping[str, SpaceLeaf]
+    shapes: Mapping[str, tuple[int, ...]]
     total_episodes: int | None
     total_steps: int | None
     facts: Mapping[str, Any]
@@ -94,7 +77,7 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
 
     Raises CorruptSourceError for an invalid space.
     """
-    leaves: dict[str, SpaceLeaf] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     facts = {key: value for key, value in raw.items() if key not in _SPACES.values()}
     for column, key in _SPACES.items():
         space = raw.get(key)
@@ -102,13 +85,11 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
             continue
         if isinstance(space, str | bytes):
             space = json_object(space, file, column=key)
-        leaves.update(_leaves(space, column, f"{file} {key}", 0))
+        shapes.update(_leaf_shapes(space, column, f"{file} {key}", 0))
         facts[key] = _space_summary(space)
     too_large = dict.fromkeys(key for key, value in facts.items() if not _is_small(value))
-    data_format = raw.get("data_format")
     return MinariMetadata(
-        data_format=data_format if isinstance(data_format, str) else None,
-        leaves=leaves,
+        shapes=shapes,
         total_episodes=_count(raw.get("total_episodes")),
         total_steps=_count(raw.get("total_steps")),
         facts={key: value for key, value in facts.items() if key not in too_large},
@@ -116,20 +97,19 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
     )
 
 
-def _leaves(space: Any, name: str, where: str, depth: int) -> Iterator[tuple[str, SpaceLeaf]]:
-    """Yields the leaves of a space under dotted names."""
+def _leaf_shapes(space: Any, name: str, where: str, depth: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields dotted name and shape of the spaces that have no subspaces."""
     if not isinstance(space, dict) or depth > _MAX_DEPTH:
         raise CorruptSourceError(f"'{name}' is not a space", file=where, hint=_HINT)
     kind, subspaces = str(space.get("type")), space.get("subspaces")
     if kind == "Dict" and isinstance(subspaces, dict):
         for key, subspace in subspaces.items():
-            yield from _leaves(subspace, f"{name}.{key.replace('/', '.')}", where, depth + 1)
+            yield from _leaf_shapes(subspace, f"{name}.{key.replace('/', '.')}", where, depth + 1)
     elif kind == "Tuple" and isinstance(subspaces, list):
         for index, subspace in enumerate(subspaces):
-            yield from _leaves(subspace, f"{name}.{index}", where, depth + 1)
+            yield from _leaf_shapes(subspace, f"{name}.{index}", where, depth + 1)
     else:
-        shape, dtype = _shape(kind, space, name, where), space.get("dtype")
-        yield name, SpaceLeaf(kind, dtype if isinstance(dtype, str) else None, shape)
+        yield name, _shape(kind, space, name, where)
 
 
 def _shape(kind: str, space: Mapping[str, Any], name: str, where: str) -> tuple[int, ...]:
@@ -151,7 +131,7 @@ def _shape(kind: str, space: Mapping[str, Any], name: str, where: str) -> tuple[
 def _space_summary(space: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a space without bounds and character sets.
 
-    It descends like `_leaves`, which has checked the subspaces and limited their depth.
+    It descends like `_leaf_shapes`, which has checked the subspaces and limited their depth.
     """
     kept = {key: space[key] for key in _SPACE_FACTS if key in space}
     kind, subspaces = str(space.get("type")), space.get("subspaces")
