@@ -32,15 +32,15 @@ from gear_data.ingest.engine.tasks import Engine, Task, plan_tasks, useful_worke
 from gear_data.ingest.engine.worker_pool import PoolEngine, WorkerPool
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.findings.dataset_checks import check_dataset
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location
+from gear_data.ingest.merging.linked_dataset import report_fields
 from gear_data.ingest.pipeline.prepare import stored_schema
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.several.sequence import SourceSequence
 from gear_data.ingest.source import MOVED, EpisodeSource, source_videos
 from gear_data.ingest.table_options import TableOptions
 from gear_data.ingest.videos.indexed_source import IndexedSource
-from gear_data.ingest.videos.placing import kept_video_bytes
 from gear_data.ingest.videos.sampled_statistics import camera_statistics
 from gear_data.ingest.videos.staged_index import stage_videos
 from gear_data.ingest.videos.storage_options import LINK, VideoStorage
@@ -185,7 +185,9 @@ def convert(
     )
     run = RunOptions(resume=resume, engine=engine, jobs=jobs, progress=progress)
     manifest = run_conversion(options.spec(source), plain_path(destination), run, overwrite=overwrite)
-    return _report(manifest, time.perf_counter() - start)
+    fields, provenance = report_fields(manifest), manifest.provenance
+    seconds = time.perf_counter() - start
+    return ConvertReport(seconds=seconds, format=provenance["format"], reason=provenance["reason"], **fields)
 
 
 def run_conversion(spec: ConversionSpec, destination: str, run: RunOptions, *, overwrite: bool = False) -> Manifest:
@@ -383,17 +385,3 @@ def _source_fingerprint(location: Location) -> Any:
     if location.parts:
         return [_source_fingerprint(part) for part in location.parts]
     return getattr(location.dataset, "_fingerprint", None)
-
-
-def _report(manifest: Manifest, seconds: float) -> ConvertReport:
-    return ConvertReport(
-        episodes=manifest.episodes,
-        steps=manifest.steps,
-        shards=len(manifest.shards),
-        bytes=sum(entry.bytes for entry in manifest.files) + kept_video_bytes(manifest),
-        seconds=seconds,
-        warnings=tuple(str(Finding(**finding)) for finding in manifest.findings),
-        format=manifest.provenance["format"],
-        reason=manifest.provenance["reason"],
-        fingerprint=manifest.fingerprint,
-    )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Never
 
 from gear_data.common.environment import usable_cores
 from gear_data.common.keywords import refuse_keywords_of
-from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
 from gear_data.errors import EmptySourceError, InvalidArgumentError
 from gear_data.ingest.convert_options import ConvertOptions
@@ -20,14 +19,12 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
 from gear_data.ingest.several.parts import plain_source
 from gear_data.ingest.several.plan import with_parts
-from gear_data.ingest.source import MOVED, source_videos
+from gear_data.ingest.source import MOVED
 from gear_data.ingest.sources.tree import reader
 from gear_data.ingest.table_options import TableOptions
-from gear_data.ingest.videos.staged_index import stage_videos
-from gear_data.ingest.videos.storage_options import LINK, VideoStorage
+from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.episode_block import BEGIN, END
-from gear_data.storage.writing.file_store import LocalFileStore
 from gear_data.words import SourceFormat, VideoMode
 
 
@@ -51,13 +48,7 @@ class LintReport:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as a JSON-able mapping."""
-        return {
-            "episodes": self.episodes,
-            "steps": self.steps,
-            "findings": [finding.to_json() for finding in self.findings],
-            "format": self.format,
-            "reason": self.reason,
-        }
+        return {**asdict(self), "findings": [finding.to_json() for finding in self.findings]}
 
 
 def suggest_mapping(source: Any, *, follow_links: bool = False) -> str:
@@ -129,12 +120,7 @@ def lint(
     contents: list[bytes] = []
     sources: list[tuple[str, int]] = []
     steps = 0
-    with scratch_folder() as scratch:
-        if (found := source_videos(opened)).columns:
-            # The index is of no use later. `LINK` copies no video.
-            store, jobs = LocalFileStore(scratch), usable_cores()
-            stage_videos(found, store, LINK, opened.findings, jobs=jobs, progress=progress)
-            opened = spec.with_stored_cameras(opened, store, threads=jobs)
+    opened = spec.with_read_cameras(opened, progress)
     schema = stored_schema(opened)
     with progress_bar(opened.num_rows, "lint", "step" if opened.rows_are_steps else "episode", progress) as bar:
         for block, _ in prepared_blocks(opened, BEGIN, END, strict=False):

@@ -14,7 +14,6 @@ import msgspec
 from gear_data.common.environment import usable_cores
 from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import is_remote, plain_path
-from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
 from gear_data.errors import (
     CorruptShardError,
@@ -33,8 +32,6 @@ from gear_data.ingest.several.parts import plain_source
 from gear_data.ingest.several.plan import with_parts
 from gear_data.ingest.source import EpisodeSource, source_videos
 from gear_data.ingest.videos.placing import restore_videos
-from gear_data.ingest.videos.staged_index import stage_videos
-from gear_data.ingest.videos.storage_options import LINK
 from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.content_hash import content_hashes
@@ -139,7 +136,7 @@ def repair(
             if index is not None:
                 restore_videos(folder, index, videos, source_videos(opened))
             if damaged:
-                opened = _with_cameras(spec, opened, progress)
+                opened = spec.with_read_cameras(opened, progress)
                 _rebuild(folder, manifest, damaged, opened, str(source), progress)
     return RepairReport(
         tuple(manifest.shards[i].entry.file for i in damaged),
@@ -208,16 +205,6 @@ def _open_source(manifest: Manifest, folder: Path, source: Any) -> tuple[Convers
             hint=f"the dataset was converted from {manifest.provenance.get('source')}",
         ) from error
     return spec, opened
-
-
-def _with_cameras(spec: ConversionSpec, source: EpisodeSource, progress: bool | None) -> EpisodeSource:
-    """Returns the source with the frames of its cameras, indexed again."""
-    with scratch_folder() as scratch:
-        if (videos := source_videos(source)).columns:
-            store, jobs = LocalFileStore(scratch), usable_cores()
-            stage_videos(videos, store, LINK, source.findings, jobs=jobs, progress=progress)
-            return spec.with_stored_cameras(source, store, threads=jobs)
-    return source
 
 
 def _tasks(manifest: Manifest, folder: Path) -> Iterator[tuple[Position, Position, range]]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
+from gear_data.common.environment import usable_cores
 from gear_data.common.keywords import check_range
+from gear_data.common.private_folder import scratch_folder
 from gear_data.common.typed_json import resolved
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
@@ -24,13 +26,14 @@ from gear_data.ingest.pipeline.prepare import report_names
 from gear_data.ingest.pipeline.stack import stack_columns
 from gear_data.ingest.several.parts import SourcePart, locate_parts
 from gear_data.ingest.several.sequence import SourceSequence
-from gear_data.ingest.source import EpisodeSource, SourceOptions, typed_memory_errors
+from gear_data.ingest.source import EpisodeSource, SourceOptions, source_videos, typed_memory_errors
 from gear_data.ingest.sources.registry import known_formats, open_source
 from gear_data.ingest.table_options import TableOptions
 from gear_data.ingest.videos.decoded_videos import stored_cameras
-from gear_data.ingest.videos.storage_options import VideoStorage
+from gear_data.ingest.videos.staged_index import stage_videos
+from gear_data.ingest.videos.storage_options import LINK, VideoStorage
 from gear_data.ingest.videos.video_columns import add_video_columns
-from gear_data.storage.writing.file_store import FileStore
+from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 
 MIN_SHARD_BYTES = 1 << 10
 #: The default size of a shard.
@@ -190,6 +193,19 @@ class ConversionSpec:
             skip_bad=self.options.skip_bad,
             threads=threads,
         )
+
+    def with_read_cameras(self, source: EpisodeSource, progress: bool | None) -> EpisodeSource:
+        """Returns an opened source with its cameras as `with_stored_cameras`, without a dataset that stores them.
+
+        Raises the errors of `stage_videos`.
+        """
+        if not (videos := source_videos(source)).columns:
+            return source
+        with scratch_folder() as scratch:
+            # The index is of no use later. `LINK` copies no video.
+            store, jobs = LocalFileStore(scratch), usable_cores()
+            stage_videos(videos, store, LINK, source.findings, jobs=jobs, progress=progress)
+            return self.with_stored_cameras(source, store, threads=jobs)
 
     def _open_format(self, location: Location) -> tuple[EpisodeSource, str, str]:
         if self.format == GEAR:

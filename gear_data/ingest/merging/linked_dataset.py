@@ -55,7 +55,7 @@ class MergeReport:
 
 
 def report_fields(manifest: Manifest) -> dict[str, Any]:
-    """Returns what the manifest says of a `MergeReport`."""
+    """Returns what the manifest says of a `MergeReport`, or of a `ConvertReport`."""
     return {
         "episodes": manifest.episodes,
         "steps": manifest.steps,
