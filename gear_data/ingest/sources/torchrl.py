@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
-from gear_data.ingest.sources.arrays.boundaries import markers, scan_lengths
+from gear_data.ingest.sources.arrays.boundaries import array_lengths
 from gear_data.ingest.sources.arrays.classify import values_at
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.source import ArraySource
@@ -322,7 +321,6 @@ def _step_arrays(
     ids = [arrays[columns.trajectory]] if columns.trajectory else []
     rows = len(next(iter(chosen.values())))
     next_pairs = [] if ids else [(chosen[column], next_array) for column, next_array in next_arrays.items()]
-    row_bytes = sum(array.row_bytes for array in (*flags, *ids, *(after for _, after in next_pairs)))
     if not (flags or ids or next_pairs or trajectory_steps):
         raise UnknownFormatError(
             "nothing says where episodes end: there is no ('next', 'done'), no trajectory number, no next observation",
@@ -331,11 +329,7 @@ def _step_arrays(
         )
 
     def locate() -> EpisodeRanges:
-        with ArrayReader() as reader:
-            pairs = [(partial(reader.read, array), partial(reader.read, after)) for array, after in next_pairs]
-            lengths = scan_lengths(
-                rows, row_bytes, markers(reader, rows, flags), ids=markers(reader, rows, ids), next_pairs=pairs
-            )
+        lengths = array_lengths(rows, flags, ids=ids, next_pairs=next_pairs)
         if trajectory_steps:
             edges = np.arange(trajectory_steps, rows + 1, trajectory_steps, dtype=np.int64)
             lengths = np.diff(np.union1d(np.cumsum(lengths), edges), prepend=0).astype(np.int64)

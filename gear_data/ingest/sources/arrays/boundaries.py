@@ -26,7 +26,7 @@ _SCAN_BYTES = 16 << 20
 Rows = Callable[[int, int], npt.NDArray[Any]]
 
 
-def markers(reader: ArrayReader, rows: int, arrays: Sequence[StoredArray]) -> list[Rows]:
+def _markers(reader: ArrayReader, rows: int, arrays: Sequence[StoredArray]) -> list[Rows]:
     """Returns functions that read flags, ids or counters of `rows` steps.
 
     Raises:
@@ -50,6 +50,27 @@ def markers(reader: ArrayReader, rows: int, arrays: Sequence[StoredArray]) -> li
                 "else, give it another name with --rename",
             )
     return [partial(reader.read, array) for array in arrays]
+
+
+def array_lengths(
+    rows: int,
+    flags: Sequence[StoredArray],
+    *,
+    ids: Sequence[StoredArray] = (),
+    counters: Sequence[StoredArray] = (),
+    next_pairs: Sequence[tuple[StoredArray, StoredArray]] = (),
+) -> npt.NDArray[np.int64]:
+    """Finds the episodes in stored arrays, as `scan_lengths`. Raises the errors of `_markers`."""
+    row_bytes = sum(array.row_bytes for array in (*flags, *ids, *counters, *(after for _, after in next_pairs)))
+    with ArrayReader() as reader:
+        return scan_lengths(
+            rows,
+            row_bytes,
+            _markers(reader, rows, flags),
+            ids=_markers(reader, rows, ids),
+            counters=_markers(reader, rows, counters),
+            next_pairs=[(partial(reader.read, array), partial(reader.read, after)) for array, after in next_pairs],
+        )
 
 
 def scan_lengths(

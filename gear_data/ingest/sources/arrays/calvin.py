@@ -35,7 +35,7 @@ from gear_data.ingest.pipeline.columns import LEAVE_OUT, choose_columns
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import read_small_npz
 from gear_data.ingest.sources.arrays.boundaries import limit_lengths
-from gear_data.ingest.sources.arrays.classify import all_values
+from gear_data.ingest.sources.arrays.classify import integer_values
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npy, open_npz
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
@@ -175,12 +175,13 @@ def _recordings(
     Both are int64 [n]. Recordings that lack a step are left out if bad episodes are skipped.
     """
     name = split.ranges.name
-    ranges = _integers(split.ranges)
+    ranges = integer_values(open_npy(split.ranges), 2)
     if ranges.ndim != 2 or ranges.shape[1] != 2 or not len(ranges):
         raise CorruptSourceError(
             f"has the shape {ranges.shape}, not (recordings, 2)", file=name, hint="restore the file"
         )
-    if split.lengths is not None and not np.array_equal(_integers(split.lengths), ranges[:, 1] - ranges[:, 0] + 1):
+    lengths = ranges[:, 1] - ranges[:, 0] + 1
+    if split.lengths is not None and not np.array_equal(integer_values(open_npy(split.lengths), 2), lengths):
         message = f"gives other lengths than {_RANGES}, which counts"
         findings.add(Finding("metadata-disagrees", message, file=split.lengths.name))
     known = np.array(sorted(split.steps), np.int64)
@@ -218,15 +219,6 @@ def _problem(known: npt.NDArray[np.int64], first: int, last: int) -> str | None:
     gaps = np.flatnonzero(found != first + np.arange(len(found)))
     missing = first + (int(gaps[0]) if len(gaps) else len(found))
     return f"the recording from step {first} to step {last} lacks the file of step {missing}"
-
-
-def _integers(file: SourceFile) -> npt.NDArray[np.int64]:
-    array = open_npy(file)
-    if array.dtype.kind not in "iu" or not array.shape:
-        raise CorruptSourceError(
-            f"holds {array.dtype} {array.shape}, not a list of integers", file=file.name, hint="restore the file"
-        )
-    return all_values(array).astype(np.int64)
 
 
 def _report_left_out(split: _Split, numbers: npt.NDArray[np.int64], findings: FindingLog) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import BadEpisodeError, InvalidArgumentError, UnknownFormatError
+from gear_data.errors import BadEpisodeError, CorruptSourceError, InvalidArgumentError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.columns import (
     END_FLAGS,
@@ -76,6 +76,11 @@ class ClassifiedArrays:
     def rows(self) -> int:
         """Number of rows of the reference column."""
         return len(self.steps[self.reference])
+
+    @property
+    def flags(self) -> list[StoredArray]:
+        """The end flags, which have a row per step."""
+        return [self.steps[name] for name in sorted(END_FLAGS & self.steps.keys())]
 
     @property
     def boundary(self) -> str:
@@ -183,6 +188,32 @@ def all_values(array: StoredArray) -> npt.NDArray[Any]:
     with ArrayReader() as reader:
         values = reader.read(array, 0, len(array))
     return values.reshape(-1) if array.row_shape in ONE_VALUE else values
+
+
+def flag_values(
+    array: StoredArray, rows: int, file: str, column: str, *, filled: int | None = None
+) -> npt.NDArray[np.bool_]:
+    """Reads an array of `rows` flags, of which the first `filled` count: bool [filled], or [rows].
+
+    Raises BadEpisodeError for another shape, and for any value but 0 and 1.
+    """
+    problem, row = f"{array.dtype} {array.shape}, not one flag for each of {rows} rows", None
+    if array.shape in ((rows,), (rows, 1)) and array.dtype.kind in "biuf":
+        values = all_values(array)[:filled]
+        wrong = np.flatnonzero((values != 0) & (values != 1)).tolist()
+        if not wrong:
+            return values.astype(np.bool_)
+        problem, row = f"{values[wrong[0]]}, but a flag must be 0 or 1", wrong[0]
+    raise BadEpisodeError(f"holds {problem}", file=file, column=column, row=row, hint="download the file again")
+
+
+def integer_values(array: StoredArray, axes: int) -> npt.NDArray[np.int64]:
+    """Reads integers of at most `axes` axes; a scalar becomes [1]. Raises CorruptSourceError for others."""
+    if array.dtype.kind not in "iu" or len(array.shape) > axes:
+        raise CorruptSourceError(
+            f"holds {array.dtype} {array.shape}, not integers", file=array.place, hint="restore the file"
+        )
+    return all_values(replace(array, shape=array.shape or (1,))).astype(np.int64)
 
 
 def values_at(array: StoredArray, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError, UnsupportedColumnError
+from gear_data.errors import CorruptSourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.boundaries import lengths_between
-from gear_data.ingest.sources.arrays.classify import all_values, values_at
+from gear_data.ingest.sources.arrays.classify import all_values, flag_values, integer_values, values_at
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_gzipped_npy
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
@@ -231,16 +231,7 @@ def _add_count(checkpoint: _Checkpoint, capacity: int) -> tuple[int, tuple[Findi
 
 
 def _integers(file: SourceFile) -> npt.NDArray[np.int64]:
-    """Reads an array of integers.
-
-    Raises CorruptSourceError if it holds something else.
-    """
-    array = open_gzipped_npy(file)
-    if array.dtype.kind not in "iu" or array.dtype.itemsize > 8 or len(array.shape) > 1:
-        raise CorruptSourceError(
-            f"holds {array.dtype} {array.shape}, not integers", file=file.name, hint="restore the file"
-        )
-    return all_values(replace(array, shape=array.shape or (1,))).astype(np.int64)
+    return integer_values(open_gzipped_npy(file), 1)
 
 
 def _step_arrays(checkpoint: _Checkpoint, options: SourceOptions) -> StepArrays:
@@ -277,7 +268,8 @@ def _step_arrays(checkpoint: _Checkpoint, options: SourceOptions) -> StepArrays:
 def _locate(name: str, stores: Mapping[str, StoredArray], ring: _Ring) -> EpisodeRanges:
     """Finds the episodes in the rows of a buffer, without their padding."""
     findings = [*ring.findings, *_findings_about_atari(name, stores[_REWARD], ring.rows)]
-    terminal = _flags(stores[_TERMINAL], ring.rows)
+    stored = stores[_TERMINAL]
+    terminal = flag_values(stored, len(stored), stored.place, _TERMINAL, filled=ring.rows)
     ends = np.flatnonzero(terminal) + 1
     if ring.rows and (not len(ends) or ends[-1] != ring.rows):
         ends = np.append(ends, ring.rows)
@@ -337,27 +329,6 @@ def _findings_about_atari(name: str, reward: StoredArray, rows: int) -> list[Fin
         message = "all rewards are -1, 0 or 1: Dopamine clips them, so that returns are not scores of the game"
         findings.append(Finding("clipped-rewards", message, file=name, column=_REWARD))
     return findings
-
-
-def _flags(array: StoredArray, rows: int) -> npt.NDArray[np.bool_]:
-    """Reads bool [rows], the first ones.
-
-    Raises BadEpisodeError for any value but 0 and 1.
-    """
-    values: npt.NDArray[Any] = np.empty(0)
-    if array.dtype.kind in "biuf" and array.row_shape in ((), (1,)):
-        values = all_values(array)[:rows].reshape(-1)
-    wrong = np.flatnonzero((values != 0) & (values != 1))
-    if len(values) != rows or len(wrong):
-        found = f"{values[wrong[0]]}" if len(wrong) else f"{array.dtype} {array.shape}"
-        raise BadEpisodeError(
-            f"holds {found}, but a flag must be 0 or 1",
-            file=array.place,
-            column=_TERMINAL,
-            row=int(wrong[0]) if len(wrong) else None,
-            hint="download the file again",
-        )
-    return values.astype(np.bool_)
 
 
 FORMAT = Format("dqn-replay", probe, open_, suffixes=(".gz",))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,11 @@ from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, leave_
 from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, refuse_returning_ids
 from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, usual_name
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.axes import is_padded, refuse_equal_sizes
 from gear_data.ingest.sources.arrays.boundaries import (
+    array_lengths,
     lengths_between,
     limit_lengths,
-    markers,
-    scan_lengths,
     truncated_at_limit,
 )
 from gear_data.ingest.sources.arrays.classify import (
@@ -256,7 +253,6 @@ class _FlatEpisodes:
 
     Attributes:
         classified: the arrays.
-        columns: canonical name -> array of a step column.
         final_row_columns: columns with one row more than there are steps. If there are any, all rows are one episode.
         limit: maximum length of an episode, used if nothing else says where episodes end.
         has_end_column: whether the user named the flag that ends the episodes.
@@ -264,16 +260,10 @@ class _FlatEpisodes:
     """
 
     classified: ClassifiedArrays
-    columns: Mapping[str, StoredArray]
     final_row_columns: frozenset[str]
     limit: int | None
     has_end_column: bool
     scalar_flags: Mapping[str, str]
-
-    @property
-    def flags(self) -> list[StoredArray]:
-        """The end flags."""
-        return [self.columns[name] for name in sorted(END_FLAGS & self.columns.keys())]
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -290,7 +280,7 @@ class _FlatEpisodes:
         starts = offsets_of(lengths)[:-1]
         flags = {}
         if self.limit is not None:
-            flags["truncated"] = truncated_at_limit(self.flags, starts + lengths - 1, lengths == self.limit)
+            flags["truncated"] = truncated_at_limit(self.classified.flags, starts + lengths - 1, lengths == self.limit)
         facts = scalar_facts(self.classified, len(lengths))
         for name, source in self.scalar_flags.items():
             flags[name] = np.zeros(len(lengths), np.bool_)
@@ -308,20 +298,11 @@ class _FlatEpisodes:
         rows, classified = self.classified.rows, self.classified
         if self.final_row_columns:
             return np.array([rows] if rows else [], np.int64)
-        has_truncation = bool({DONES, "truncated"} & self.columns.keys())
-        jumps = [] if has_truncation else _next_pairs(self.columns)
+        has_truncation = bool({DONES, "truncated"} & classified.steps.keys())
+        jumps = [] if has_truncation else _next_pairs(classified.steps)
         ids = [array for name, array in classified.boundaries.items() if name in classified.episode_columns]
         counters = [array for name, array in classified.boundaries.items() if name not in classified.episode_columns]
-        row_bytes = sum(array.row_bytes for array in (*self.flags, *ids, *counters, *(after for _, after in jumps)))
-        with ArrayReader() as reader:
-            return scan_lengths(
-                rows,
-                row_bytes,
-                markers(reader, rows, self.flags),
-                ids=markers(reader, rows, ids),
-                counters=markers(reader, rows, counters),
-                next_pairs=[(partial(reader.read, array), partial(reader.read, after)) for array, after in jumps],
-            )
+        return array_lengths(rows, classified.flags, ids=ids, counters=counters, next_pairs=jumps)
 
 
 def _flagged_arrays(classified: ClassifiedArrays, options: SourceOptions, whole_source: bool) -> StepArrays:
@@ -330,8 +311,8 @@ def _flagged_arrays(classified: ClassifiedArrays, options: SourceOptions, whole_
     Episodes end by flags, an episode column, jumps or a limit; otherwise all rows are one episode.
     """
     columns = classified.steps
-    final_row_columns = _final_row_columns(classified, columns)
-    if final_row_columns and (row := _first_inner_end(classified, columns)) is not None:
+    final_row_columns = _final_row_columns(classified)
+    if final_row_columns and (row := _first_inner_end(classified)) is not None:
         classified = _without_final_row(classified, row, options)
         final_row_columns = frozenset()
     marks = final_row_columns or classified.boundaries or _next_pairs(columns)
@@ -346,9 +327,9 @@ def _flagged_arrays(classified: ClassifiedArrays, options: SourceOptions, whole_
             hint="name a column with --end-column or --episode-column, or give --max-episode-steps "
             "(episodes=EpisodeBoundaries(...))",
         )
-    scalar_flags = _scalar_flags(classified, columns)
+    scalar_flags = _scalar_flags(classified)
     has_end_column = options.episodes.end_column is not None
-    episodes = _FlatEpisodes(classified, columns, final_row_columns, limit, has_end_column, scalar_flags)
+    episodes = _FlatEpisodes(classified, final_row_columns, limit, has_end_column, scalar_flags)
     sources = {**classified.sources, **scalar_flags}
     return StepArrays(
         name=classified.name,
@@ -367,9 +348,9 @@ def _next_pairs(columns: Mapping[str, StoredArray]) -> list[tuple[StoredArray, S
     return [(found[0], found[1])] if len(found) == 2 and found[0].shape == found[1].shape else []
 
 
-def _scalar_flags(classified: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> dict[str, str]:
+def _scalar_flags(classified: ClassifiedArrays) -> dict[str, str]:
     """Returns canonical name -> source name of end flags of one value. There are none beside flags of steps."""
-    if classified.boundaries or END_FLAGS & columns.keys():
+    if classified.boundaries or classified.flags:
         return {}
     names = {
         canonical_name(source): source for source, array in classified.scalars.items() if array.dtype.kind in "biu"
@@ -377,12 +358,9 @@ def _scalar_flags(classified: ClassifiedArrays, columns: Mapping[str, StoredArra
     return {name: source for name, source in names.items() if name in END_FLAGS}
 
 
-def _first_inner_end(classified: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> int | None:
+def _first_inner_end(classified: ClassifiedArrays) -> int | None:
     """Returns the first row before the last step where an end flag is set, or None."""
-    flags = [columns[name] for name in sorted(END_FLAGS & columns.keys())]
-    with ArrayReader() as reader:
-        row_bytes = sum(array.row_bytes for array in flags)
-        lengths = scan_lengths(classified.rows, row_bytes, markers(reader, classified.rows, flags))
+    lengths = array_lengths(classified.rows, classified.flags)
     return int(lengths[0]) - 1 if len(lengths) > 1 else None
 
 
@@ -408,13 +386,15 @@ def _without_final_row(classified: ClassifiedArrays, row: int, options: SourceOp
     return replace(classified, findings=(*classified.findings, finding))
 
 
-def _final_row_columns(classified: ClassifiedArrays, columns: Mapping[str, StoredArray]) -> frozenset[str]:
+def _final_row_columns(classified: ClassifiedArrays) -> frozenset[str]:
     """Returns the observations with one row more than there are steps.
 
     Raises BadEpisodeError if another array has not as many rows as there are steps.
     """
     rows = classified.rows
-    found = frozenset(name for name, array in columns.items() if is_observation(name) and len(array) == rows + 1)
+    found = frozenset(
+        name for name, array in classified.steps.items() if is_observation(name) and len(array) == rows + 1
+    )
     for name, array in classified.steps.items():
         if len(array) != rows and name not in found:
             raise classified.wrong_length(name, rows)

@@ -22,13 +22,13 @@ from pathlib import PurePosixPath
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import BadEpisodeError, GearError, UnknownFormatError
+from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.names import is_observation
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.boundaries import lengths_between, without_final_rows
-from gear_data.ingest.sources.arrays.classify import NEXT, ClassifiedArrays, all_values, classify_arrays, scalar_facts
+from gear_data.ingest.sources.arrays.classify import NEXT, ClassifiedArrays, classify_arrays, flag_values, scalar_facts
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npz
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
@@ -178,26 +178,7 @@ def _truncated_episodes(
 
 
 def _flags(name: str, arrays: Mapping[str, StoredArray], column: str) -> npt.NDArray[np.bool_]:
-    """Reads bool [rows]. Raises BadEpisodeError for any value but 0 and 1."""
-    array, rows = arrays[column], len(arrays[_TERMINALS])
-    if array.shape not in ((rows,), (rows, 1)) or array.dtype.kind not in "biuf":
-        raise BadEpisodeError(
-            f"holds {array.dtype} {array.shape}, not one flag for each of {rows} rows",
-            file=name,
-            column=column,
-            hint="download the file again",
-        )
-    values = all_values(array).reshape(-1)
-    wrong = np.flatnonzero((values != 0) & (values != 1))
-    if len(wrong):
-        raise BadEpisodeError(
-            f"holds {values[wrong[0]]}, but a flag must be 0 or 1",
-            file=name,
-            column=column,
-            row=int(wrong[0]),
-            hint="download the file again",
-        )
-    return values.astype(np.bool_)
+    return flag_values(arrays[column], len(arrays[_TERMINALS]), name, column)
 
 
 def _dataset(name: str) -> str | None:
