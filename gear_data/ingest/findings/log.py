@@ -80,8 +80,8 @@ class FindingLog:
         known = self._items.get(key)
         self._items[key] = replace(known, count=known.count + finding.count) if known else finding
 
-    def add_bad_episode(self, error: BadEpisodeError, *, skip: bool) -> None:
-        """Adds a finding for an episode that is skipped.
+    def add_bad_episode(self, error: BadEpisodeError, *, skip: bool, count: int = 1) -> None:
+        """Adds a finding for `count` episodes that are skipped. The error is about the first.
 
         Args:
             error: the episode's error.
@@ -89,8 +89,8 @@ class FindingLog:
         """
         if not skip:
             error.hint = error.hint or BAD_EPISODE_HINT
-            raise error
-        self.add(Finding("bad-episode", f"{error.message}; skipped", 1, error.file, error.row, error.column))
+            raise error from error.__cause__
+        self.add(Finding("bad-episode", f"{error.message}; skipped", count, error.file, error.row, error.column))
 
     def extend(self, findings: Iterable[Finding]) -> None:
         """Adds findings. Raises FindingError if the log is strict."""

@@ -108,6 +108,14 @@ def choose_columns(names: Iterable[str], options: SourceOptions, *, structure: I
     return chosen
 
 
+def column_spec(
+    name: str, dtype: str, shape: tuple[int, ...] = (), *, source: str, has_final: bool = False
+) -> ColumnSpec:
+    """Returns the column of values of a source: `source` is their name there. One value a step, [T, 1], becomes [T]."""
+    shape = () if name in SCALAR_COLUMNS and shape == (1,) else shape
+    return ColumnSpec(name, dtype, shape, False, None if source == name else source, has_final)
+
+
 def check_column_name(name: str, source: str | None = None) -> None:
     """Raises UnsupportedColumnError for a name that no column can have."""
     if not is_column_name(name):

@@ -19,9 +19,9 @@ from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, Inval
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS, Finding, FindingLog
 from gear_data.ingest.pipeline.columns import (
     END_FLAGS,
-    SCALAR_COLUMNS,
     check_dtypes,
     choose_columns,
+    column_spec,
     with_dtypes,
 )
 from gear_data.ingest.pipeline.episode_values import (
@@ -123,7 +123,10 @@ class EpisodeStream:
             self._dtypes = options.tables.dtype
             self.columns = with_dtypes(columns, self._dtypes, name)
         except GearError as error:
-            raise self._with_episode(error, 0) from error.__cause__
+            error.file, error.row = name, 0
+            if isinstance(error, BadEpisodeError):
+                error.hint = error.hint or BAD_EPISODE_HINT
+            raise
         check_dtypes(self._dtypes, self.columns)
         self._specs = {spec.name: spec for spec in self.columns}
 
@@ -137,15 +140,12 @@ class EpisodeStream:
         for number, item in enumerate(self._read_episodes(start.row, last), start.row):
             try:
                 episode = self._read(item, number)
-            except BadEpisodeError as error:
-                if not self._options.skip_bad:
-                    raise self._with_episode(error, number) from error.__cause__
-                self.findings.add(
-                    Finding("bad-episode", f"{error.message}; skipped", 1, self._name, number, error.column)
-                )
-                continue
             except GearError as error:
-                raise self._with_episode(error, number) from error.__cause__
+                error.file, error.row = self._name, number
+                if not isinstance(error, BadEpisodeError):
+                    raise
+                self.findings.add_bad_episode(error, skip=self._options.skip_bad)
+                continue
             pending.append(episode)
             size += sum(values.nbytes for values in episode.columns.values())
             if size >= _BLOCK_BYTES:
@@ -154,23 +154,18 @@ class EpisodeStream:
         if pending:
             yield block_of(pending, self.columns, self._name, Position(0, row), pending[-1].number + 1 - row)
 
-    def _with_episode(self, error: GearError, number: int) -> GearError:
-        """Returns the error with the episode that it is about."""
-        hint = error.hint or (BAD_EPISODE_HINT if isinstance(error, BadEpisodeError) else None)
-        return type(error)(error.message, file=self._name, column=error.column, row=number, hint=hint)
-
     def _infer(self, values: Mapping[str, Any], *, is_object: bool) -> tuple[ColumnSpec, ...]:
         specs = []
         arrays = {name: step_values(values[source], source) for source, name in self._sources.items()}
         length = _length(arrays)
         for source, name in self._sources.items():
-            array, source_name = arrays[name], None if source == name else source
+            array = arrays[name]
             if array.dtype == object:
                 dtype = "string" if len(array) and isinstance(array[0], str) else "binary"
                 has_final = is_observation(name) and len(array) == length + 1
-                specs.append(ColumnSpec(name, dtype, source=source_name, has_final=has_final))
+                specs.append(column_spec(name, dtype, source=source, has_final=has_final))
                 continue
-            shape = () if name in SCALAR_COLUMNS and array.shape[1:] == (1,) else array.shape[1:]
+            shape = array.shape[1:]
             if 0 in shape:
                 raise BadEpisodeError(f"a step of shape {shape} has no elements", column=source)
             has_final = is_observation(name) and len(array) == length + 1
@@ -179,7 +174,7 @@ class EpisodeStream:
                 # Lists of Python numbers become int64 if all rewards of an episode are whole, and float64 otherwise.
                 # Minari builds its arrays in this way too.
                 dtype = "float64"
-            specs.append(ColumnSpec(name, dtype, shape, False, source_name, has_final))
+            specs.append(column_spec(name, dtype, shape, source=source, has_final=has_final))
         return tuple(specs)
 
     def _read(self, item: Any, number: int) -> ReadEpisode:

@@ -296,15 +296,9 @@ class DecodedImages(MappedSource):
         for image in episodes.values():
             file, row = image.place.file(block), image.place.row(block)
             reason = f"{image.place.description(block)} {image.reason}"
-            if not self._skip_bad:
-                raise BadEpisodeError(
-                    reason,
-                    file=file,
-                    column=image.column,
-                    row=row,
-                    hint=f"repair the source, leave such episodes out with --on-bad-episode skip, or {_KEEP}",
-                )
-            self.findings.add(Finding("bad-episode", f"{reason}; skipped", 1, file, row, image.column))
+            hint = f"repair the source, leave such episodes out with --on-bad-episode skip, or {_KEEP}"
+            error = BadEpisodeError(reason, file=file, column=image.column, row=row, hint=hint)
+            self.findings.add_bad_episode(error, skip=self._skip_bad)
         found = np.zeros(len(block), np.bool_)
         found[list(episodes)] = True
         return found

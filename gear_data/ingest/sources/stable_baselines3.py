@@ -37,8 +37,8 @@ from gear_data.errors import (
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.location import Location, SourceFile, separate_datasets_hint
-from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns, leave_out
-from gear_data.ingest.pipeline.names import DONES, canonical_name, name_map
+from gear_data.ingest.pipeline.columns import choose_columns, column_spec, leave_out
+from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, name_map
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.arrays.source import describe
 from gear_data.ingest.sources.hdf5.flat_file import flat_file, root_scalars
@@ -91,7 +91,7 @@ def read_buffer(tree: Tree) -> BufferFile:
 
 REQUIRED = ("actions", "rewards", DONES)
 POSITION, FULL = "pos", "full"
-_NEXT, _OBSERVATIONS = "next_observations", "observations"
+_NEXT = "next_observations"
 _SCAN_BYTES = 16 << 20
 
 
@@ -281,11 +281,8 @@ def _column(file: BufferFile, source: str, name: str, next_source: str | None, h
             column=next_source,
             hint="save both arrays of the same buffer",
         )
-    if name in SCALAR_COLUMNS and shape == (1,):
-        shape = ()
-    is_observation = name.split(".", 1)[0] == _OBSERVATIONS
-    has_final = next_source is not None or (has_last_row and is_observation)
-    return ColumnSpec(name, dtype, shape, False, None if source == name else source, has_final)
+    has_final = next_source is not None or (has_last_row and is_observation(name))
+    return column_spec(name, dtype, shape, source=source, has_final=has_final)
 
 
 def find_episodes(file: BufferFile, layout: BufferLayout) -> BufferEpisodes:

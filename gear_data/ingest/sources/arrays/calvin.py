@@ -29,7 +29,7 @@ from gear_data.errors import (
     HostMemoryError,
     UnknownFormatError,
 )
-from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding, FindingLog
+from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import LEAVE_OUT, choose_columns
 from gear_data.ingest.source import Format, SourceOptions
@@ -189,9 +189,7 @@ def _recordings(
     for row, (first, last) in enumerate(ranges.tolist()):
         problem = _problem(known, first, last)
         if problem is not None:
-            if not options.skip_bad:
-                raise BadEpisodeError(problem, file=name, row=row, hint=BAD_EPISODE_HINT)
-            findings.add(Finding("bad-episode", f"{problem}; skipped", file=name, row=row))
+            findings.add_bad_episode(BadEpisodeError(problem, file=name, row=row), skip=options.skip_bad)
             keep[row] = False
     ranges = ranges[keep]
     if not len(ranges):

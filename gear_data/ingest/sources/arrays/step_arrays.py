@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
+from gear_data.ingest.pipeline.columns import column_spec
 from gear_data.schema import ColumnSpec
 
 
@@ -124,12 +124,7 @@ class StepArrays:
         array: RowArray
         for name, array in self.arrays.items():
             source = self.sources[name]
-            dtype, shape = array.column_dtype(source), array.row_shape
-            if name in SCALAR_COLUMNS and shape == (1,):
-                shape = ()
+            dtype = array.column_dtype(source)
             has_final = (name in self.final_row_columns or name in self.next_arrays) and dtype != "string"
-            specs.append(ColumnSpec(name, dtype, shape, False, None if source == name else source, has_final))
-        for name in self.episode_flags:
-            source = self.sources[name]
-            specs.append(ColumnSpec(name, "bool", (), False, None if source == name else source))
-        return tuple(specs)
+            specs.append(column_spec(name, dtype, array.row_shape, source=source, has_final=has_final))
+        return (*specs, *(column_spec(name, "bool", source=self.sources[name]) for name in self.episode_flags))

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from gear_data.errors import EmptySourceError, InvalidArgumentError, UnknownFormatError, UnsupportedColumnError
-from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, leave_out
+from gear_data.ingest.pipeline.columns import END_FLAGS, column_spec, leave_out
 from gear_data.ingest.pipeline.names import DONES, is_observation
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tables.stream import TableStream
@@ -200,11 +200,10 @@ def infer_columns(
     specs = []
     steps_of = list_lengths(storage_array(head.column(roles.counter)))
     for source, name in roles.steps.items():
-        source_name = None if source == name else source
         extra = list_lengths(storage_array(head.column(source))) - steps_of
         has_final = name in roles.finals.values() or (is_observation(name) and bool(np.mean(extra == 1) >= 0.5))
         if dtypes[source] in VARIABLE_TYPES:
-            specs.append(ColumnSpec(name, dtypes[source], source=source_name, has_final=has_final))
+            specs.append(column_spec(name, dtypes[source], source=source, has_final=has_final))
             continue
         steps = storage_array(head.column(source)).flatten()
         if len(steps) == 0 and options.skip_bad is False:
@@ -212,8 +211,6 @@ def infer_columns(
             shape: tuple[int, ...] = (1,) * list_depth(steps.type)
         else:
             shape = inner_shape(steps)
-        if name in SCALAR_COLUMNS and shape == (1,):
-            shape = ()
         if 0 in shape:
             raise EmptySourceError(
                 f"no step with values in the first {len(head)} rows",
@@ -221,11 +218,8 @@ def infer_columns(
                 column=source,
                 hint=leave_out(source),
             )
-        specs.append(ColumnSpec(name, dtypes[source], shape, False, source_name, has_final))
-    flags = (
-        ColumnSpec(name, "bool", source=None if source == name else source) for source, name in roles.flags.items()
-    )
-    return (*specs, *flags)
+        specs.append(column_spec(name, dtypes[source], shape, source=source, has_final=has_final))
+    return (*specs, *(column_spec(name, "bool", source=source) for source, name in roles.flags.items()))
 
 
 def _check_final_dtypes(

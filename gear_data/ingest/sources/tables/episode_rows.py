@@ -138,17 +138,9 @@ class EpisodeRowSource:
             except BadRowsError as bad:
                 first = int(bad.rows[0])
                 file, row = names[first], int(rows[first])
-                if not self._skip_bad:
-                    raise BadEpisodeError(
-                        bad.reason,
-                        file=file,
-                        column=bad.column,
-                        row=row,
-                        hint=row_hint(bad.reason, bad.column, table.column(bad.column).type),
-                    ) from None
-                self.findings.add(
-                    Finding("bad-episode", f"{bad.reason}; skipped", len(bad.rows), file, row, bad.column)
-                )
+                hint = row_hint(bad.reason, bad.column, table.column(bad.column).type)
+                error = BadEpisodeError(bad.reason, file=file, column=bad.column, row=row, hint=hint)
+                self.findings.add_bad_episode(error, skip=self._skip_bad, count=len(bad.rows))
                 keep = np.ones(len(table), np.bool_)
                 keep[bad.rows] = False
                 table, rows = table.filter(pa.array(keep)), rows[keep]

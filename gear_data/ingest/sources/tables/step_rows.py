@@ -36,8 +36,8 @@ from gear_data.ingest.pipeline.columns import (
     EPISODE_COLUMNS,
     FIRST_FLAGS,
     ORDER_COLUMNS,
-    SCALAR_COLUMNS,
     choose_columns,
+    column_spec,
     leave_out,
     resolve_structure_columns,
 )
@@ -192,15 +192,13 @@ class StepRowSource:
 
     def _infer_column(self, head: pa.Table, source: str, name: str) -> ColumnSpec:
         """Infers a step column from its type and the first rows."""
-        array, source_name = storage_array(head.column(source)), None if source == name else source
+        array = storage_array(head.column(source))
         if (dtype := variable_dtype(array.type, name)) is not None:
-            return ColumnSpec(name, dtype, source=source_name)
+            return column_spec(name, dtype, source=source)
         shape = inner_shape(array)
-        if name in SCALAR_COLUMNS and shape == (1,):
-            shape = ()
         if 0 in shape:
             raise BadEpisodeError("has no elements", file=self._name, column=source, row=0, hint=leave_out(source))
-        return ColumnSpec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=source_name)
+        return column_spec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=source)
 
     @property
     def num_rows(self) -> int | None:

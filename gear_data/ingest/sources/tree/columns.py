@@ -15,7 +15,7 @@ import pyarrow as pa
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.layout import Column, ColumnRole
-from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, leave_out
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, column_spec, leave_out
 from gear_data.ingest.pipeline.episode_values import cast_values
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tree.view import TreeArray
@@ -79,13 +79,10 @@ def describe(array: TreeArray, mapped: Column, file: str) -> TreeColumn:
         and math.prod(shape) * max(np.dtype(dtype).itemsize, np.dtype(array.dtype).itemsize) > _MAX_ROW_BYTES
     ):
         raise error(f"one step has shape {shape}, above the limit of {_MAX_ROW_BYTES} bytes")
-    if mapped.name in SCALAR_COLUMNS and shape == (1,):
-        shape = ()
     if mapped.fractions and array.kind in ("i", "u"):
         dtype = "float64"
     has_final = mapped.role == ColumnRole.WITH_FINAL or mapped.next is not None
-    source = None if mapped.path == mapped.name else mapped.path
-    return TreeColumn(ColumnSpec(mapped.name, dtype, shape, False, source, has_final), mapped)
+    return TreeColumn(column_spec(mapped.name, dtype, shape, source=mapped.path, has_final=has_final), mapped)
 
 
 def with_dtypes(columns: Sequence[Column], options: SourceOptions) -> tuple[Column, ...]:
