@@ -84,7 +84,7 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
     """
     files = hdf5_files(location)
     if not files:
-        raise UnknownFormatError("holds no HDF5 file", file=location.name, hint="leave --format out")
+        raise UnknownFormatError("holds no HDF5 file", hint="leave --format out")
     findings = FindingLog()
     contents = [_contents(file, findings) for file in files]
 

@@ -67,7 +67,7 @@ def open_(location: Location, options: SourceOptions) -> JournalSource:
     """
     files = _journal_files(location)
     if not files or any(file.filesystem is not None for file in files):
-        raise UnknownFormatError("holds no journal on this machine", file=location.name, hint="leave --format out")
+        raise UnknownFormatError("holds no journal on this machine", hint="leave --format out")
     return JournalSource([_JournalFile(file) for file in files], location.name, options)
 
 

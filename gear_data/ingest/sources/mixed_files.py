@@ -70,7 +70,6 @@ def refuse_files_of_other_formats(item: Format, location: Location) -> None:
         raise UnknownFormatError(
             f"holds files of the format {item.name}, and {len(left_out)} data files of other formats: "
             f"{_listed(left_out)}",
-            file=location.name,
             hint=f"convert them separately; --format {item.name} leaves them out",
         )
 
@@ -91,7 +90,6 @@ def mixed_files_error(formats: Iterable[Format], location: Location) -> UnknownF
     return UnknownFormatError(
         f"some files are recognised, and others are not; recognised: {_listed(recognised[True])}; not recognised: "
         f"{_listed(recognised[False]) or 'the folder as a whole'}",
-        file=location.name,
         hint="move the other files out of the folder, or convert one file",
     )
 

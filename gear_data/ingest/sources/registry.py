@@ -117,9 +117,7 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
                 hint += "; or load the arrays: gear_data.convert reads a mapping of arrays, with a row a step"
             elif name == "episode_column" and _holds_ids(location):
                 hint += f"; or give --format {_TREE} beside --episode-column, to read flat arrays by their ids"
-            raise InvalidArgumentError(
-                f"the format {item.name} does not support {name} ({flag})", file=location.name, hint=hint
-            )
+            raise InvalidArgumentError(f"the format {item.name} does not support {name} ({flag})", hint=hint)
     if location.split is not None and "split" not in item.uses:
         raise no_such_split(location.name, location.split, ())
     source = item.open(location, options)

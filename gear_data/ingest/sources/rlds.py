@@ -66,22 +66,17 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
     """
     folders = _folders(location)
     if not folders:
-        raise UnknownFormatError(
-            f"holds no {_INFO} with a {_FEATURES} next to it", file=location.name, hint="leave --format out"
-        )
+        raise UnknownFormatError(f"holds no {_INFO} with a {_FEATURES} next to it", hint="leave --format out")
     if len(folders) > 1:
         shown = ", ".join(name.rstrip("/") for name in folders[:10]) + (", ..." if len(folders) > 10 else "")
         raise UnknownFormatError(
             f"holds several datasets, or versions of one: {shown}",
-            file=location.name,
             hint=f"give the folder of one of them: {PurePosixPath(location.name) / folders[-1]}",
         )
     folder = folders[0]
     file = location.file(folder + _INFO)
     if file is None or file.filesystem is not None:
-        raise UnknownFormatError(
-            "RLDS can be read only from a local folder", file=location.name, hint="copy the folder to a local disk"
-        )
+        raise UnknownFormatError("RLDS can be read only from a local folder", hint="copy the folder to a local disk")
     for name in _class_names(_features(location, folder)):
         if not name.startswith(_TRUSTED):
             raise CorruptSourceError(

@@ -355,7 +355,7 @@ def open_(location: Location, options: SourceOptions) -> ReplayBufferSource:
     """Opens replay buffers. Raises UnknownFormatError if there is no file."""
     files = location.with_suffix(*SUFFIXES)
     if not files:
-        raise UnknownFormatError("holds no .npz or HDF5 file", file=location.name, hint="leave --format out")
+        raise UnknownFormatError("holds no .npz or HDF5 file", hint="leave --format out")
     return ReplayBufferSource(files, options)
 
 

@@ -80,7 +80,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     """Opens the memory maps. Raises UnknownFormatError if there is no `meta.json`."""
     root = next((root for root in _ROOTS if location.file(root + _META) is not None), None)
     if root is None:
-        raise UnknownFormatError(f"holds no {_META}", file=location.name, hint="save it with TensorDict.memmap(folder)")
+        raise UnknownFormatError(f"holds no {_META}", hint="save it with TensorDict.memmap(folder)")
     batch_shape, tree = _read_tree(location, root)
     runs = _filled_runs(location, root, batch_shape)
     findings = _findings(location, root, tree, runs)
@@ -284,7 +284,6 @@ def _filled_runs(location: Location, root: str, batch_shape: tuple[int, ...]) ->
     if len(batch_shape) > 1:
         raise UnknownFormatError(
             f"is a buffer of [steps, environments], {batch_shape}: the steps of one environment are not consecutive",
-            file=location.name,
             hint="save buffer[:].transpose(0, 1).contiguous().memmap(folder) instead",
         )
     writer = location.file("writer/metadata.json") if root else None

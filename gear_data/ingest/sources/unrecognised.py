@@ -66,19 +66,16 @@ def unrecognised(location: Location, formats: Mapping[str, Format]) -> UnknownFo
     if is_dataset(location):
         return UnknownFormatError(
             "is already a gear dataset",
-            file=location.name,
             hint="inspect it with 'gear-data inspect', or write it in another format with 'gear-data export'",
         )
     if is_unfinished_conversion(location):
         return UnknownFormatError(
             "is an unfinished conversion, not a source",
-            file=location.name,
             hint=f"resume it: gear-data convert SRC {shlex.quote(location.name)} --resume",
         )
     if location.folder and not location.files:
         return UnknownFormatError(
             "holds no files (hidden files are ignored)",
-            file=location.name,
             hint="give the folder that holds the data; rename files whose names begin with '.'",
         )
     for file in location.with_suffix(*_PICKLES):
@@ -87,9 +84,7 @@ def unrecognised(location: Location, formats: Mapping[str, Format]) -> UnknownFo
     tables = open_tables(location)
     for suffixes, advice in _ADVICE.items() if tables is None else ():
         if (files := location.with_suffix(*suffixes)) and not location.with_suffix(*DATA_SUFFIXES):
-            return UnknownFormatError(
-                f"the format is not recognised; it holds {files[0].name}", file=location.name, hint=advice
-            )
+            return UnknownFormatError(f"the format is not recognised; it holds {files[0].name}", hint=advice)
     if (mixed := mixed_files_error(formats.values(), location)) is not None:
         return mixed
     if trees := containers(location):
@@ -113,7 +108,7 @@ def unrecognised(location: Location, formats: Mapping[str, Format]) -> UnknownFo
                 f"{text[0].name} may hold the data, or facts about the other files: if it is the data, give that file, "
                 f"or the folder with --format step-rows or --format episode-rows; otherwise {hint}"
             )
-    return UnknownFormatError(f"the format is not recognised; {contents}", file=location.name, hint=hint)
+    return UnknownFormatError(f"the format is not recognised; {contents}", hint=hint)
 
 
 def _stable_baselines3_hint(file: SourceFile) -> str | None:

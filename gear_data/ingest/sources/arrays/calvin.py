@@ -138,13 +138,12 @@ def _split(location: Location) -> _Split:
     lists = {PurePosixPath(f.name).parent: f for f in location.files if f.name.endswith(_RANGES)}
     if not lists:
         raise UnknownFormatError(
-            f"lacks {_RANGES}, which lists the recordings of CALVIN", file=location.name, hint="copy it to this folder"
+            f"lacks {_RANGES}, which lists the recordings of CALVIN", hint="copy it to this folder"
         )
     names = [folder.name for folder in lists]
     if len(set(names)) < len(names):
         raise UnknownFormatError(
             f"holds several datasets: {', '.join(map(str, list(lists)[:10]))}",
-            file=location.name,
             hint="convert one at a time: give its folder",
         )
     if location.split is not None and location.split not in names:

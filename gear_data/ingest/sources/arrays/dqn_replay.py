@@ -69,14 +69,11 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     """
     checkpoints = _checkpoints(location)
     if not checkpoints:
-        raise UnknownFormatError(
-            "holds no file named $store$_observation_ckpt.N.gz", file=location.name, hint="leave --format out"
-        )
+        raise UnknownFormatError("holds no file named $store$_observation_ckpt.N.gz", hint="leave --format out")
     games = list(dict.fromkeys(checkpoint.game for checkpoint in checkpoints))
     if len(games) > 1:
         raise UnknownFormatError(
             f"holds several games: {', '.join(games[:10])}{', ...' if len(games) > 10 else ''}",
-            file=location.name,
             hint="convert one game at a time: give its folder",
         )
     for checkpoint in checkpoints:

@@ -47,7 +47,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     """Opens folders of `.npy` files. Raises UnknownFormatError if there are none."""
     folders = list(_folders(location).items())
     if not folders:
-        raise UnknownFormatError("holds no .npy file", file=location.name, hint="leave --format out")
+        raise UnknownFormatError("holds no .npy file", hint="leave --format out")
     sizes = [sum(file.size for file in files.values()) for _, files in folders]
 
     def open_arrays(i: int) -> StepArrays:

@@ -54,7 +54,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     """Opens `.npz` archives. Raises UnknownFormatError if there are none."""
     files = location.with_suffix(_SUFFIX)
     if not files:
-        raise UnknownFormatError("holds no .npz file", file=location.name, hint="leave --format out")
+        raise UnknownFormatError("holds no .npz file", hint="leave --format out")
 
     def open_arrays(i: int) -> StepArrays:
         file = files[i]

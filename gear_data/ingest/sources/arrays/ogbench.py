@@ -75,12 +75,11 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     """
     files = location.with_suffix(_SUFFIX)
     if not files:
-        raise UnknownFormatError("holds no .npz file", file=location.name, hint="leave --format out")
+        raise UnknownFormatError("holds no .npz file", hint="leave --format out")
     datasets = dict.fromkeys(name for file in files if (name := _dataset(file.name)) is not None)
     if len(datasets) > 1:
         raise UnknownFormatError(
             f"holds several datasets: {', '.join(list(datasets)[:10])}{', ...' if len(datasets) > 10 else ''}",
-            file=location.name,
             hint=f"convert one at a time: give a file, such as {files[0].name}",
         )
 

@@ -78,17 +78,13 @@ def open_(location: Location, options: SourceOptions) -> LeRobotSource:
     info = read_info(location) if files else None
     if info is None:
         raise UnknownFormatError(
-            "has no meta/info.json of LeRobot with Parquet files under data/",
-            file=location.name,
-            hint="leave --format out",
+            "has no meta/info.json of LeRobot with Parquet files under data/", hint="leave --format out"
         )
     if info.major not in _MAJORS:
         hint = ROWS_ONLY
         if info.major == 1:
             hint = f"convert it to v2 or v3 with LeRobot's own converters (lerobot/datasets); or {hint}"
-        raise UnknownFormatError(
-            f"LeRobot {info.version} is not supported; v2.0, v2.1 and v3.0 are", file=location.name, hint=hint
-        )
+        raise UnknownFormatError(f"LeRobot {info.version} is not supported; v2.0, v2.1 and v3.0 are", hint=hint)
     if (named := options.episodes.one_episode_column()) not in (None, _EPISODE):
         raise InvalidArgumentError(
             f"the episodes of a LeRobot dataset are numbered by '{_EPISODE}'",

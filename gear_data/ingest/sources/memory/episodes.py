@@ -31,11 +31,10 @@ def open_(location: Location, options: SourceOptions) -> EpisodeSource:
         return open_arrays(location.arrays, location.name, options)
     episodes = location.episodes
     if episodes is None:
-        raise UnknownFormatError("is not an iterable of episodes", file=location.name, hint="leave --format out")
+        raise UnknownFormatError("is not an iterable of episodes", hint="leave --format out")
     for name in options.episodes.given:
         raise InvalidArgumentError(
             f"the format {FORMAT.name} does not support {name}, because each item is an episode",
-            file=location.name,
             hint="leave it out, or give arrays with a row per step",
         )
     count = len(episodes) if hasattr(episodes, "__len__") else None

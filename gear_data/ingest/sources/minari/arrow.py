@@ -82,15 +82,13 @@ def open_(location: Location, options: SourceOptions) -> MinariArrowSource:
     roots = _roots(location)
     if len(roots) > 1:
         raise UnknownFormatError(
-            f"holds several Minari datasets: {', '.join(sorted(roots))}", file=location.name, hint="convert one of them"
+            f"holds several Minari datasets: {', '.join(sorted(roots))}", hint="convert one of them"
         )
     root = next(iter(roots), "")
     metadata = location.file(f"{root}{METADATA}")
     if not roots or metadata is None:
         raise UnknownFormatError(
-            f"has no {METADATA} next to numbered folders of Arrow files",
-            file=location.name,
-            hint="leave --format out",
+            f"has no {METADATA} next to numbered folders of Arrow files", hint="leave --format out"
         )
     return MinariArrowSource(_episodes(location, root), metadata, options)
 

@@ -60,9 +60,7 @@ def open_(location: Location, options: SourceOptions) -> TreeSource:
     if len(files) != 1:
         message = "holds no Minari HDF5 file" if not files else f"holds {len(files)} Minari datasets"
         folders = ", ".join(str(PurePosixPath(file.name).parent) for file in files[:10])
-        raise UnknownFormatError(
-            message, file=location.name, hint=f"convert one of: {folders}" if files else "leave --format out"
-        )
+        raise UnknownFormatError(message, hint=f"convert one of: {folders}" if files else "leave --format out")
     tree = hdf5_tree(files[0])
     metadata_file = location.file(str(PurePosixPath(tree.name).with_name(METADATA)))
     metadata = _root_attributes(tree) if metadata_file is None else read_metadata(metadata_file)

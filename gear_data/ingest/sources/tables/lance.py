@@ -43,9 +43,7 @@ def open_lance(location: Location) -> FileTables | None:
         return None
     if len(roots) > 1:
         names = ", ".join(sorted(map(str, roots)))
-        raise UnknownFormatError(
-            f"holds several Lance tables: {names}", file=location.name, hint="convert one at a time"
-        )
+        raise UnknownFormatError(f"holds several Lance tables: {names}", hint="convert one at a time")
     (root,) = roots
     lance = import_extra("lance", "lance")
     with _typed_errors(str(root / _VERSIONS)):
@@ -53,7 +51,7 @@ def open_lance(location: Location) -> FileTables | None:
         fragments = {fragment.fragment_id: fragment for fragment in dataset.get_fragments()}
         files = tuple(_fragment_file(location, root, fragment) for fragment in fragments.values())
     if not files:
-        raise UnknownFormatError("holds no rows", file=location.name, hint="check the version of the Lance table")
+        raise UnknownFormatError("holds no rows", hint="check the version of the Lance table")
 
     def open_fragment(file: SourceFile, model: pa.Schema | None) -> LanceFragment:
         return LanceFragment(file, fragments[int(file.path)], dataset.schema)

@@ -76,7 +76,6 @@ def _located_tables(location: Location, requested: bool) -> TableStream | None:
         names = [f"{len(files)} {name} ({files[0].name})" for name, files in kinds.items()]
         raise UnknownFormatError(
             f"holds tables of several kinds, and only one can be the data: {', '.join(names)}",
-            file=location.name,
             hint="give one file, or move the files that are not data to another folder",
         )
     for name, files in kinds.items():
@@ -101,7 +100,7 @@ def require_tables(location: Location) -> TableStream:
     """Opens the tables that the user requests, or raises UnknownFormatError."""
     tables = open_tables(location, requested=True)
     if tables is None:
-        raise UnknownFormatError("holds no table", file=location.name, hint="leave --format out")
+        raise UnknownFormatError("holds no table", hint="leave --format out")
     return tables
 
 
@@ -139,7 +138,7 @@ def saved_files(location: Location) -> tuple[SourceFile, ...]:
     if len(folders) > 1:
         names = ", ".join(str(folder) for folder in folders[:10]) + (", ..." if len(folders) > 10 else "")
         raise UnknownFormatError(
-            f"holds {len(folders)} datasets of save_to_disk: {names}", file=location.name, hint="convert one at a time"
+            f"holds {len(folders)} datasets of save_to_disk: {names}", hint="convert one at a time"
         )
     state = location.file(str(folders[0] / _STATE))
     return () if state is None else _listed_files(location, state, folders[0])

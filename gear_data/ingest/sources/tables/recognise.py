@@ -127,7 +127,6 @@ def _why_lists_of_lists(location: Location, tables: TableStream, nested: str, *,
     raise UnknownFormatError(
         f"could mean two things: '{nested}' is a list of lists, so a row may be an episode; {clue}, so a row may be a "
         "step",
-        file=location.name,
         column=nested,
         hint=_BOTH,
     )
@@ -160,7 +159,6 @@ def _refuse_lists_of_one(location: Location, tables: TableStream, column: str, s
     raise UnknownFormatError(
         f"could mean two things: each of the first {len(head)} lists has one value, so a row may be a step or an "
         "episode of one step",
-        file=location.name,
         column=column,
         hint=_BOTH,
     )

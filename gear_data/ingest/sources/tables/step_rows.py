@@ -125,7 +125,7 @@ class StepRowSource:
         tables.select([*dict.fromkeys([*self._ids, *self._orders, *self._sources])])
         head = tables.head(_HEAD_ROWS)
         if head is None:
-            raise EmptySourceError("the source holds no episode", file=location.name)
+            raise EmptySourceError("the source holds no episode")
         self.columns = tuple(self._infer_column(head, source, name) for source, name in self._sources.items())
         has_truncation = bool({DONES, "truncated"} & set(self._sources.values()))
         fixed = [spec.name for spec in self.columns if not spec.variable_length]

@@ -48,7 +48,7 @@ def hdf5_trees(location: Location) -> tuple[Container, ...]:
     """
     files = hdf5_files(location)
     if not files:
-        raise UnknownFormatError("holds no HDF5 file", file=location.name, hint="leave --format out")
+        raise UnknownFormatError("holds no HDF5 file", hint="leave --format out")
     return tuple(map(hdf5_tree, files))
 
 

@@ -66,14 +66,12 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         shown = ", ".join(others[:10]) + (", ..." if len(others) > 10 else "")
         raise UnknownFormatError(
             f"holds Zarr stores without {_DATA} and {_ENDS_PATH}: {shown}" if others else "holds no Zarr store",
-            file=location.name,
             hint="convert the other stores separately" if len(others) < len(stores) else "leave --format out",
         )
     for store in stores:
         if store.archive is not None and (copy := _unpacked(store, stores)) is not None:
             raise UnknownFormatError(
                 f"holds the store {copy} and its archive {store.archive.name}: the episodes would be read twice",
-                file=location.name,
                 hint=f"convert one of the two: {copy}",
             )
     findings = FindingLog()
