@@ -19,7 +19,7 @@ import pyarrow as pa
 from gear_data.common.extras import import_datasets
 from gear_data.common.paths import is_remote, is_utf8, missing_hint, plain_path, printable
 from gear_data.common.retry import MANY, answer_of, with_retries
-from gear_data.errors import CorruptSourceError, InvalidArgumentError, RemoteError, SourceNotFoundError
+from gear_data.errors import CorruptSourceError, GearError, InvalidArgumentError, RemoteError, SourceNotFoundError
 from gear_data.ingest.sources.memory.transitions import as_table, holds_arrays, holds_transitions, transition_episodes
 from gear_data.ingest.splits import choose_split, several_splits
 from gear_data.ingest.table_options import TableOptions
@@ -129,6 +129,17 @@ class Location:
     def file(self, name: str) -> SourceFile | None:
         """Returns the file of a name relative to the root; None if it does not exist."""
         return next((file for file in self.files if file.name == name), None)
+
+
+@contextmanager
+def placed(file: str, column: str | None = None) -> Iterator[None]:
+    """Says in which file and column errors of the block are, if they name no file."""
+    try:
+        yield
+    except GearError as error:
+        if not error.file:
+            error.file, error.column = file, column if error.column is None else error.column
+        raise
 
 
 def separate_datasets_hint(names: Sequence[str], one: str, other: str) -> str | None:

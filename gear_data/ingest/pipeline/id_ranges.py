@@ -23,15 +23,12 @@ def id_returns(id_: object) -> str:
     return f"episode {id_} continues here after another one began"
 
 
-def refuse_returning_ids(
-    columns: Sequence[Sequence[Hashable]], starts: Sequence[int], file: str, column: str, more: str
-) -> None:
+def refuse_returning_ids(columns: Sequence[Sequence[Hashable]], starts: Sequence[int], column: str, more: str) -> None:
     """Refuses ids that come back after another id. Neighbours may be equal.
 
     Args:
         columns: the ids of the episodes, in each of the columns that name an episode together.
         starts: the first row of each episode.
-        file: the name of the file.
         column: the name of the first column of ids.
         more: what else helps, for the hint.
 
@@ -42,13 +39,7 @@ def refuse_returning_ids(
     seen: set[Hashable] = set()
     for i, (id_, row) in enumerate(zip(ids, starts, strict=True)):
         if id_ in seen and id_ != ids[i - 1]:
-            raise BadEpisodeError(
-                id_returns(id_),
-                file=file,
-                column=column,
-                row=row,
-                hint=SORT + more,
-            )
+            raise BadEpisodeError(id_returns(id_), column=column, row=row, hint=SORT + more)
         seen.add(id_)
 
 

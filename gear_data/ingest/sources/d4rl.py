@@ -137,7 +137,6 @@ def _read(tree: Tree, options: SourceOptions) -> _Datasets:
         if (name := canonical_name(required)) not in paths:
             raise UnknownFormatError(
                 f"has no dataset '{required}'",
-                file=tree.name,
                 column=required,
                 hint=f"rename it with --rename NAME={name}, or leave --format out",
             )
@@ -150,16 +149,16 @@ def _read(tree: Tree, options: SourceOptions) -> _Datasets:
     dtypes = {each.name: each.dtype for each in mapped}
     # The last next observation becomes the final observation, of one dtype with the others.
     mapped = tuple(replace(each, dtype=each.dtype or dtypes.get(each.name.removeprefix("next_"))) for each in mapped)
-    columns = tuple(describe(file.array(each.path, tree.name), each, tree.name) for each in mapped)
+    columns = tuple(describe(file.array(each.path, tree.name), each) for each in mapped)
     end_flag_columns(tuple(column.spec for column in columns))  # refuses flags of several values per step
     limited = paths.keys().isdisjoint(("truncated", DONES, _NEXT))
-    max_steps = _max_steps(options, metadata, tree.name) if limited else None
+    max_steps = _max_steps(options, metadata) if limited else None
     rows = file.array(paths["observations"], tree.name).rows
     known = frozenset(file.kinds) if options.columns is None else None
     return _Datasets(tree.name, known, rows, paths, columns, max_steps, metadata, left_out)
 
 
-def _max_steps(options: SourceOptions, metadata: Mapping[str, Any], file: str) -> int | None:
+def _max_steps(options: SourceOptions, metadata: Mapping[str, Any]) -> int | None:
     """Returns the steps after which episodes end. The option comes before the metadata of the file."""
     option = options.episodes.max_episode_steps
     max_steps = metadata.get(_MAX_STEPS) if option is None else option
@@ -167,7 +166,6 @@ def _max_steps(options: SourceOptions, metadata: Mapping[str, Any], file: str) -
         return max_steps
     raise CorruptSourceError(
         f"'{_MAX_STEPS}' is {max_steps!r}, not a number of steps",
-        file=file,
         hint="give the number of steps with --max-episode-steps N (episodes=EpisodeBoundaries(max_episode_steps=N))",
     )
 
@@ -265,7 +263,6 @@ class D4rlSource(MappedSource):
                 raise CorruptSourceError(
                     f"is {after.dtype} {after.shape[1:]}, where '{observations.path}' is {observations.dtype} "
                     f"{observations.shape[1:]}: it does not show where episodes end",
-                    file=tree.name,
                     column=after.path,
                     hint="add a 'timeouts' dataset that is true at the last step of each truncated episode",
                 )

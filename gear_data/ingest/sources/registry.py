@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gear_data.errors import GearError, InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.location import Location
+from gear_data.ingest.location import Location, placed
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, resolve_structure_columns
 from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.source import EpisodeSource, Format, SourceOptions
@@ -81,12 +81,8 @@ def open_source(location: Location, name: str, options: SourceOptions) -> tuple[
         raise unknown_name("format", name, [*formats, "auto"])
     ids = options.episodes.episode_columns
     location = replace(location, rename=options.rename or {}, tables=options.tables, episode_columns=ids)
-    try:
+    with placed(location.name):
         return _open_as(location, formats, name, options)
-    except GearError as error:
-        # Errors about options are raised before any file is open.
-        error.file = error.file or location.name
-        raise
 
 
 def _open_as(

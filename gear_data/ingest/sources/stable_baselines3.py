@@ -176,14 +176,12 @@ def read_layout(file: BufferFile, options: SourceOptions) -> BufferLayout:
     if missing:
         raise UnknownFormatError(
             f"holds no array '{missing[0]}', which a replay buffer has",
-            file=file.name,
             hint=f"its arrays: {', '.join(file.arrays)}; leave --format out",
         )
     shape = file.arrays[by_name[DONES]].shape
     if len(shape) != 2 or 0 in shape[1:]:
         raise UnknownFormatError(
             f"has the shape {shape}, where [buffer_size, n_envs] is expected",
-            file=file.name,
             column=by_name[DONES],
             hint="leave --format out if the arrays have no axis of environments",
         )
@@ -211,7 +209,6 @@ def read_layout(file: BufferFile, options: SourceOptions) -> BufferLayout:
         if file.arrays[source].shape[:2] != (rows, environments):
             raise BadEpisodeError(
                 f"has the shape {file.arrays[source].shape}, where '{by_name[DONES]}' has {shape}",
-                file=file.name,
                 column=source,
                 hint=leave_out(source),
             )
@@ -250,7 +247,6 @@ def _cursor(file: BufferFile, rows: int) -> tuple[int, bool, tuple[Finding, ...]
     if type(position) is not int or not 0 <= position < rows or full not in (0, 1):
         raise CorruptSourceError(
             f"'{POSITION}' is {position!r} and '{FULL}' is {full!r} in a buffer of {rows} rows",
-            file=file.name,
             hint="save buffer.pos and buffer.full together with the arrays",
         )
     if not full:
@@ -269,7 +265,6 @@ def _column(file: BufferFile, source: str, name: str, next_source: str | None, h
     if dtype not in DTYPES or 0 in shape:
         raise UnsupportedColumnError(
             f"holds {dtype} of shape {shape} per step, and a column holds numbers or booleans",
-            file=file.name,
             column=source,
             hint=leave_out(source),
         )
@@ -277,7 +272,6 @@ def _column(file: BufferFile, source: str, name: str, next_source: str | None, h
     if after is not None and (after.dtype, after.shape[2:]) != (dtype, shape):
         raise BadEpisodeError(
             f"is {after.dtype} {after.shape}, where '{source}' is {dtype} {array.shape}",
-            file=file.name,
             column=next_source,
             hint="save both arrays of the same buffer",
         )
@@ -301,7 +295,6 @@ def find_episodes(file: BufferFile, layout: BufferLayout) -> BufferEpisodes:
         if len(wrong):
             raise BadEpisodeError(
                 f"holds {flags[tuple(wrong[0])]}, but a flag must be 0 or 1",
-                file=layout.name,
                 column=source,
                 row=(layout.oldest + start + int(wrong[0][0])) % layout.rows,
                 hint=f"save the array again with 0 and 1, such as {source} > 0",
@@ -427,7 +420,6 @@ class ReplayBufferSource:
             names = [file.name for file in self._files]
             raise CorruptSourceError(
                 f"'{name}' is {describe(found.get(name))}; in {self._first.name} it is {describe(known.get(name))}",
-                file=layout.name,
                 hint=separate_datasets_hint(names, names[0], layout.name) or "convert the files that differ separately",
             )
         return layout

@@ -315,7 +315,7 @@ def _step_arrays(
     }
     if trajectory_steps is not None:
         for column, next_array in next_arrays.items():
-            _refuse_steps_first(name, columns.steps, column, chosen[column], next_array, trajectory_steps)
+            _refuse_steps_first(columns.steps, column, chosen[column], next_array, trajectory_steps)
     flags = [array for column, array in chosen.items() if column in END_FLAGS]
     ids = [arrays[columns.trajectory]] if columns.trajectory else []
     rows = len(next(iter(chosen.values())))
@@ -323,7 +323,6 @@ def _step_arrays(
     if not (flags or ids or next_pairs or trajectory_steps):
         raise UnknownFormatError(
             "nothing says where episodes end: there is no ('next', 'done'), no trajectory number, no next observation",
-            file=name,
             hint="name a key with --episode-column or --end-column (episodes=EpisodeBoundaries(...))",
         )
 
@@ -343,7 +342,6 @@ def _step_arrays(
 
 
 def _refuse_steps_first(
-    name: str,
     keys: Mapping[str, str],
     column: str,
     array: StoredArray,
@@ -367,7 +365,6 @@ def _refuse_steps_first(
         raise UnknownFormatError(
             f"has a batch size of two axes, which must be [trajectories, steps], but ('next', '{key}') is the "
             f"observation {trajectory_steps} rows later, as in [steps, environments]",
-            file=name,
             column=key,
             hint="save data.transpose(0, 1).contiguous().memmap(folder) instead",
         )

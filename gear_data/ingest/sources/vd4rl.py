@@ -68,7 +68,7 @@ def open_(location: Location, options: SourceOptions) -> TreeSource:
     def find(tree: Tree) -> EpisodeRanges:
         file = _file(tree)
         arrays = file.checked(columns, [_ACTION, _STEP_TYPE, _DISCOUNT, _REWARD], names[0], names)
-        types, discounts, rewards = (_numbers(tree, arrays[name]) for name in (_STEP_TYPE, _DISCOUNT, _REWARD))
+        types, discounts, rewards = (_numbers(arrays[name]) for name in (_STEP_TYPE, _DISCOUNT, _REWARD))
         episodes = _episodes(tree.name, types, discounts, rewards, options)
         left_out = file.left_out(known, names[0]) if options.columns is None else ()
         return replace(episodes, findings=(*episodes.findings, *left_out))
@@ -86,9 +86,7 @@ def open_(location: Location, options: SourceOptions) -> TreeSource:
 def _file(tree: Tree) -> FlatFile:
     file = flat_file(tree)
     if missing := [name for name in _REQUIRED if name not in file.kinds]:
-        raise UnknownFormatError(
-            f"has no dataset '{missing[0]}'", file=tree.name, column=missing[0], hint="leave --format out"
-        )
+        raise UnknownFormatError(f"has no dataset '{missing[0]}'", column=missing[0], hint="leave --format out")
     return file
 
 
@@ -100,13 +98,12 @@ def _columns(file: FlatFile, options: SourceOptions) -> tuple[TreeColumn, ...]:
         describe(
             file.array(path, file.tree.name),
             Column(name, path, role=ColumnRole.WITH_FINAL if is_observation(name) else ColumnRole.AFTER_RESET),
-            file.tree.name,
         )
         for path, name in chosen.items()
     )
 
 
-def _numbers(tree: Tree, array: TreeArray) -> npt.NDArray[Any]:
+def _numbers(array: TreeArray) -> npt.NDArray[Any]:
     """Reads one number a row.
 
     Raises BadEpisodeError if the dataset holds something else.
@@ -114,7 +111,6 @@ def _numbers(tree: Tree, array: TreeArray) -> npt.NDArray[Any]:
     if not array.kind or array.shape[1:] not in ((), (1,)):
         raise BadEpisodeError(
             f"holds {array.dtype} {array.shape}, not one number a row",
-            file=tree.name,
             column=array.path,
             hint="download the file again",
         )
@@ -133,7 +129,6 @@ def _episodes(
     if len(unknown):
         raise BadEpisodeError(
             f"is {types[unknown[0]]}, which is no type of a time step: 0 (first), 1 or 2 (last)",
-            file=name,
             column=_STEP_TYPE,
             row=int(unknown[0]),
             hint="download the file again",

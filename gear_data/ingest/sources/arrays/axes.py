@@ -88,12 +88,11 @@ def is_padded(classified: ClassifiedArrays, shapes: Shapes, lengths: npt.NDArray
     Raises UnknownFormatError if they may be either, or [steps, episodes, ...].
     """
     count, shared = len(lengths), shared_axes(shapes)
-    name, column = classified.name, classified.boundary
+    column = classified.boundary
     if shared is not None and count == shared[1] != classified.rows:
         raise UnknownFormatError(
             f"has {count} values, one for each of the second axis of '{classified.sources[classified.reference]}' "
             f"{shapes[classified.reference]}; padded episodes must be [episodes, steps]",
-            file=name,
             column=column,
             hint=f"describe them with --map, episodes: {{padded: [T, E, ...], lengths: {column}}}; or "
             "transpose the arrays: np.swapaxes(array, 0, 1)",
@@ -104,7 +103,6 @@ def is_padded(classified: ClassifiedArrays, shapes: Shapes, lengths: npt.NDArray
         raise UnknownFormatError(
             f"could mean two things: the arrays may be padded episodes [episodes, steps] or [steps, episodes], because "
             f"both axes have {count}",
-            file=name,
             column=column,
             hint=f"say which with --map, episodes: {{padded: [E, T, ...], lengths: {column}}}, or [T, E, ...]",
         )
@@ -114,7 +112,6 @@ def is_padded(classified: ClassifiedArrays, shapes: Shapes, lengths: npt.NDArray
         raise UnknownFormatError(
             f"could mean two things: {count} steps, each an episode, or {count} episodes of one step, padded to "
             f"{shared[1]}",
-            file=name,
             column=column,
             hint="cut padded arrays to one step, array[:, :1]; for steps, leave this array out and give "
             "--max-episode-steps 1 (episodes=EpisodeBoundaries(max_episode_steps=1))",
@@ -138,7 +135,6 @@ def refuse_equal_sizes(classified: ClassifiedArrays, options: SourceOptions) -> 
             raise UnknownFormatError(
                 f"could mean two things: one value for each of {rows} steps, or for each of {rows} elements of "
                 f"'{classified.sources[equal[0]]}'",
-                file=classified.name,
                 column=classified.sources[name],
                 hint="name the columns of steps with --columns (columns=[...]), with this one or without",
             )

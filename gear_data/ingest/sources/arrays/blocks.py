@@ -66,7 +66,7 @@ def read_block(
         first = int(own_starts[0]) + shift
         last = int(own_starts[-1] + lengths[-1]) + shift + int(has_final_row)
         stored = reader.read(arrays.arrays[spec.name], first, last)
-        stored = _as_dtype(stored, spec, arrays.name, first)
+        stored = _as_dtype(stored, spec, first)
         rows = plain_rows if own_starts is starts else _step_rows(own_starts - own_starts[0], lengths)
         values[spec.name] = stored[: offsets[-1]] if rows is None else _rows_of(stored, rows)
         if spec.has_final and has_final_row:
@@ -74,7 +74,7 @@ def read_block(
         elif spec.has_final:
             last_rows = starts + lengths - 1
             after = reader.read(arrays.next_arrays[spec.name], int(last_rows[0]), int(last_rows[-1]) + 1)
-            after = _as_dtype(after, spec, arrays.name, int(last_rows[0]))
+            after = _as_dtype(after, spec, int(last_rows[0]))
             finals[spec.name] = _rows_of(after, last_rows - last_rows[0])
     shaped, variable = by_size(values, columns)
     shaped_finals, variable_finals = by_size(finals, columns)
@@ -93,7 +93,7 @@ def read_block(
     )
 
 
-def _as_dtype(values: Values, spec: ColumnSpec, file: str, row: int) -> Values:
+def _as_dtype(values: Values, spec: ColumnSpec, row: int) -> Values:
     """Returns values with the dtype of their column.
 
     Raises BadEpisodeError if a number would change by more than the rounding of floats.
@@ -105,7 +105,6 @@ def _as_dtype(values: Values, spec: ColumnSpec, file: str, row: int) -> Values:
         dtype = np.promote_types(values.dtype, spec.dtype)
         raise BadEpisodeError(
             f"is {values.dtype}, and holds values that do not fit {spec.dtype}",
-            file=file,
             column=spec.source or spec.name,
             row=row,
             hint=f"give a wider dtype: --dtype {shlex.quote(spec.source or spec.name)}={dtype}",

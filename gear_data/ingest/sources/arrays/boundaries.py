@@ -178,11 +178,7 @@ def without_final_rows(
     first_row = int(starts[empty[0]])
     if not options.skip_bad:
         raise BadEpisodeError(
-            "the episode has an observation, but no step",
-            file=name,
-            column=column,
-            row=first_row,
-            hint=BAD_EPISODE_HINT,
+            "the episode has an observation, but no step", column=column, row=first_row, hint=BAD_EPISODE_HINT
         )
     finding = Finding("bad-episode", "an observation without a step; skipped", len(empty), name, first_row, column)
     return np.delete(starts, empty), np.delete(lengths, empty), [finding]

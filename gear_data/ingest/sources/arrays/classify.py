@@ -92,7 +92,6 @@ class ClassifiedArrays:
         rows = len(self.steps[name])
         return BadEpisodeError(
             f"has {rows} rows, where '{self.sources[self.reference]}' has {expected}",
-            file=self.name,
             column=self.sources[name],
             row=min(rows, expected),
             hint="name the columns to keep with --columns (columns=[...])",
@@ -120,7 +119,7 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
     boundaries = {name: arrays[source] for name, source in found.items()}
     rows_are = None
     if FIRST in boundaries:
-        rows_are = row_convention(names, options.rename or {}, name)
+        rows_are = row_convention(names, options.rename or {})
     elif not boundaries and is_old_dreamer(names):
         rows_are = RowConvention.DREAMER
     if rows_are is not None:
@@ -133,7 +132,7 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
         objects = [source for source in objects if source in requested]
         scalars = {source: array for source, array in scalars.items() if source in requested}
     if not chosen:
-        raise UnknownFormatError("holds no array of steps", file=name, hint=f"its arrays: {', '.join(arrays)}")
+        raise UnknownFormatError("holds no array of steps", hint=f"its arrays: {', '.join(arrays)}")
     findings = tuple(
         Finding(
             "object-array-left-out",
@@ -190,9 +189,7 @@ def all_values(array: StoredArray) -> npt.NDArray[Any]:
     return values.reshape(-1) if array.row_shape in ONE_VALUE else values
 
 
-def flag_values(
-    array: StoredArray, rows: int, file: str, column: str, *, filled: int | None = None
-) -> npt.NDArray[np.bool_]:
+def flag_values(array: StoredArray, rows: int, column: str, *, filled: int | None = None) -> npt.NDArray[np.bool_]:
     """Reads an array of `rows` flags, of which the first `filled` count: bool [filled], or [rows].
 
     Raises BadEpisodeError for another shape, and for any value but 0 and 1.
@@ -204,7 +201,7 @@ def flag_values(
         if not wrong:
             return values.astype(np.bool_)
         problem, row = f"{values[wrong[0]]}, but a flag must be 0 or 1", wrong[0]
-    raise BadEpisodeError(f"holds {problem}", file=file, column=column, row=row, hint="download the file again")
+    raise BadEpisodeError(f"holds {problem}", column=column, row=row, hint="download the file again")
 
 
 def integer_values(array: StoredArray, axes: int) -> npt.NDArray[np.int64]:

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from gear_data.errors import CorruptSourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.location import Location, SourceFile, placed
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
@@ -266,7 +266,8 @@ def _locate(name: str, stores: Mapping[str, StoredArray], ring: _Ring) -> Episod
     """Finds the episodes in the rows of a buffer, without their padding."""
     findings = [*ring.findings, *_findings_about_atari(name, stores[_REWARD], ring.rows)]
     stored = stores[_TERMINAL]
-    terminal = flag_values(stored, len(stored), stored.place, _TERMINAL, filled=ring.rows)
+    with placed(stored.place):
+        terminal = flag_values(stored, len(stored), _TERMINAL, filled=ring.rows)
     ends = np.flatnonzero(terminal) + 1
     if ring.rows and (not len(ends) or ends[-1] != ring.rows):
         ends = np.append(ends, ring.rows)

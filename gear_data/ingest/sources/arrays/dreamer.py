@@ -100,7 +100,6 @@ def _shifted_columns(classified: ClassifiedArrays, starts: npt.NDArray[np.int64]
     if rewards is not None and (nonzero := np.flatnonzero(values_at(rewards, starts))).size:
         raise BadEpisodeError(
             "is not zero at an episode's first observation, before any step",
-            file=classified.name,
             column=classified.sources["rewards"],
             row=int(starts[nonzero[0]]),
             hint="store each reward with the observation that it led to; or convert copies without 'is_first'",
@@ -121,7 +120,6 @@ def _flags_by_discount(
     ):
         raise BadEpisodeError(
             f"holds {discount.dtype} {discount.shape}, not one number a row",
-            file=classified.name,
             column="discount",
             hint="download the file again",
         )

@@ -37,13 +37,12 @@ def is_old_dreamer(names: Collection[str]) -> bool:
     return "is_first" not in names and _OLD_DREAMER.issubset(names)
 
 
-def row_convention(names: Sequence[str], rename: Mapping[str, str], file: str) -> RowConvention:
+def row_convention(names: Sequence[str], rename: Mapping[str, str]) -> RowConvention:
     """Returns the convention that the names of the arrays beside `is_first` belong to.
 
     Args:
         names: the names.
         rename: the user's names.
-        file: the name of the file, for errors.
 
     Raises:
         UnknownFormatError: the names fit two conventions.
@@ -51,7 +50,7 @@ def row_convention(names: Sequence[str], rename: Mapping[str, str], file: str) -
 
     def unclear(reading: str, hint: str) -> UnknownFormatError:
         message = f"could mean two things: {reading}"
-        return UnknownFormatError(message, file=file, column="is_first", hint=hint)
+        return UnknownFormatError(message, column="is_first", hint=hint)
 
     # A new name of one of Dreamer's other arrays, such as `vector`, changes no convention.
     given = {} if _DREAMER_STEPS & {*names} else rename

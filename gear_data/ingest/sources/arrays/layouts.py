@@ -76,7 +76,7 @@ def build_step_arrays(
         UnsupportedColumnError: an array has a dtype that no column has.
         CorruptSourceError: the file is damaged.
     """
-    _refuse_unclear_terminals(name, arrays, options)
+    _refuse_unclear_terminals(arrays, options)
     classified = classify_arrays(name, arrays, options)
     if is_first:
         refuse_equal_sizes(classified, options)
@@ -91,7 +91,7 @@ def build_step_arrays(
         rows = all_values(boundaries[INDICES]).astype(np.int64)
         return _arrays_with_lengths(classified, lengths_between(np.append(rows, classified.rows)))
     if STARTS in boundaries:
-        starts = _first_rows(name, all_values(boundaries[STARTS]), classified.rows)
+        starts = _first_rows(all_values(boundaries[STARTS]), classified.rows)
         return _arrays_with_lengths(classified, lengths_between(np.append(starts[1:], classified.rows)))
     if ENDS in boundaries:
         rows = all_values(boundaries[ENDS]).astype(np.int64)
@@ -106,7 +106,7 @@ def build_step_arrays(
     return _flagged_arrays(classified, options, whole_source)
 
 
-def _first_rows(name: str, values: npt.NDArray[Any], rows: int) -> npt.NDArray[np.int64]:
+def _first_rows(values: npt.NDArray[Any], rows: int) -> npt.NDArray[np.int64]:
     """Returns int64 [n], the first row of each episode: the values, or the rows at which a flag is true.
 
     Raises BadEpisodeError if the first episode does not begin with the first row.
@@ -115,15 +115,12 @@ def _first_rows(name: str, values: npt.NDArray[Any], rows: int) -> npt.NDArray[n
     starts = np.flatnonzero(values) if is_flag else values.astype(np.int64)
     if not len(starts) or starts[0] != 0:
         raise BadEpisodeError(
-            f"begins no episode at row 0, but at {starts[:1].tolist()}",
-            file=name,
-            column=STARTS,
-            hint=_OTHER_BOUNDARIES,
+            f"begins no episode at row 0, but at {starts[:1].tolist()}", column=STARTS, hint=_OTHER_BOUNDARIES
         )
     return starts
 
 
-def _refuse_unclear_terminals(name: str, arrays: Mapping[str, StoredArray], options: SourceOptions) -> None:
+def _refuse_unclear_terminals(arrays: Mapping[str, StoredArray], options: SourceOptions) -> None:
     """Refuses `terminals` that may be D4RL's or OGBench's.
 
     OGBench marks the ends of trajectories at a time limit, often in a row that holds only the final observation. D4RL
@@ -138,7 +135,6 @@ def _refuse_unclear_terminals(name: str, arrays: Mapping[str, StoredArray], opti
     if "masks" in names or not (has_final_row or names & {"rewards", NEXT}):
         raise UnknownFormatError(
             "could mean two things: a terminal step, or the end of a trajectory at a time limit (OGBench)",
-            file=name,
             column="terminals",
             hint="give --format ogbench for OGBench's files, or --end-column terminals "
             "(episodes=EpisodeBoundaries(end_column='terminals')) if these rows are steps",
@@ -195,7 +191,6 @@ def _check_lengths(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64])
         problem = f"gives episode {bad[0]} {lengths[bad[0]]} steps" if len(bad) else f"gives {lengths.sum()} steps"
         raise BadEpisodeError(
             f"{problem}, where '{classified.sources[classified.reference]}' has {rows} rows in all",
-            file=classified.name,
             column=classified.boundary,
             row=int(bad[0]) if len(bad) else None,
             hint=_OTHER_BOUNDARIES,
@@ -210,7 +205,6 @@ def _padded_arrays(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64])
     if len(reference.shape) < 2 or not count or lengths.min() < 1 or lengths.max() > reference.shape[1]:
         raise BadEpisodeError(
             f"does not fit '{reference_source}' of shape {reference.shape}",
-            file=classified.name,
             column=classified.boundary,
             hint=_OTHER_BOUNDARIES,
         )
@@ -226,7 +220,6 @@ def _padded_arrays(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64])
         if array.shape[1:2] != (max_steps,) and not has_final_row:
             raise BadEpisodeError(
                 f"has shape {array.shape}, where '{reference_source}' has {reference.shape}",
-                file=classified.name,
                 column=classified.sources[name],
                 hint=leave_out(classified.sources[name]),
             )
@@ -290,7 +283,7 @@ class _FlatEpisodes:
             facts[name] = values_at(self.classified.boundaries[name], starts).reshape(-1).tolist()
         if columns and not self.has_end_column:
             ids, source = [facts[name] for name in columns], self.classified.sources[columns[0]]
-            refuse_returning_ids(ids, starts.tolist(), self.classified.name, source, OTHER_ENDS)
+            refuse_returning_ids(ids, starts.tolist(), source, OTHER_ENDS)
         return EpisodeRanges(lengths, starts, facts=facts, flags=flags, findings=self.findings)
 
     def _lengths(self) -> npt.NDArray[np.int64]:
@@ -323,7 +316,6 @@ def _flagged_arrays(classified: ClassifiedArrays, options: SourceOptions, whole_
             "nothing says where episodes end: there is no truncation flag ('timeouts', 'truncated'), no 'dones', no "
             "'next_observations', and no 'indices', 'episode_starts', 'episode_ends' or "
             "'episode_lengths'",
-            file=classified.name,
             hint="name a column with --end-column or --episode-column, or give --max-episode-steps "
             "(episodes=EpisodeBoundaries(...))",
         )
@@ -374,7 +366,6 @@ def _without_final_row(classified: ClassifiedArrays, row: int, options: SourceOp
         raise UnknownFormatError(
             f"could mean two things: {classified.rows + 1} observations for {classified.rows} steps are one episode "
             "with its final observation, but an end flag is set before the last step, as in several episodes",
-            file=classified.name,
             column=source,
             row=row,
             hint=f"for several episodes give --end-column {source} "

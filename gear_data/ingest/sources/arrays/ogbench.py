@@ -100,7 +100,6 @@ def ogbench_arrays(name: str, arrays: Mapping[str, StoredArray], options: Source
     if missing:
         raise UnknownFormatError(
             f"holds no array '{missing[0]}', which OGBench's files have",
-            file=name,
             hint=f"its arrays: {', '.join(arrays)}; leave --format out",
         )
     requested = {*(options.columns or ()), *(options.rename or {})}
@@ -135,7 +134,7 @@ def ogbench_arrays(name: str, arrays: Mapping[str, StoredArray], options: Source
 
 def _regular_episodes(classified: ClassifiedArrays, arrays: Mapping[str, StoredArray]) -> EpisodeRanges:
     """Finds the episodes of the regular form, whose rows are all steps."""
-    last_rows = np.flatnonzero(_flags(classified.name, arrays, _TERMINALS))
+    last_rows = np.flatnonzero(_flags(arrays, _TERMINALS))
     rows, findings = len(arrays[_TERMINALS]), list(classified.findings)
     if rows and (not len(last_rows) or last_rows[-1] != rows - 1):
         message = f"the file ends before '{_TERMINALS}' does; read as truncated"
@@ -151,9 +150,9 @@ def _episodes_with_final_rows(
 ) -> EpisodeRanges:
     """Finds the episodes of the stored and the compact form: T + 1 rows for T steps."""
     if _VALIDS in arrays:
-        column, is_last = _VALIDS, ~_flags(classified.name, arrays, _VALIDS)
+        column, is_last = _VALIDS, ~_flags(arrays, _VALIDS)
     else:
-        column, is_last = _TERMINALS, _flags(classified.name, arrays, _TERMINALS)
+        column, is_last = _TERMINALS, _flags(arrays, _TERMINALS)
     rows, findings = len(is_last), list(classified.findings)
     starts = np.append(0, np.flatnonzero(is_last) + 1)
     if starts[-1] == rows:
@@ -176,8 +175,8 @@ def _truncated_episodes(
     return EpisodeRanges(lengths, starts, facts=facts, flags=flags, findings=tuple(findings))
 
 
-def _flags(name: str, arrays: Mapping[str, StoredArray], column: str) -> npt.NDArray[np.bool_]:
-    return flag_values(arrays[column], len(arrays[_TERMINALS]), name, column)
+def _flags(arrays: Mapping[str, StoredArray], column: str) -> npt.NDArray[np.bool_]:
+    return flag_values(arrays[column], len(arrays[_TERMINALS]), column)
 
 
 def _dataset(name: str) -> str | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from gear_data.errors import CorruptSourceError, EmptySourceError, GearError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import files_to_compare, separate_datasets_hint
+from gear_data.ingest.location import files_to_compare, placed, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import check_dtypes, with_dtypes
 from gear_data.ingest.source import UNIT_BYTES, Unit
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
@@ -76,7 +76,8 @@ class ArraySource:
         self._sizes = sizes
         self._open_arrays = open_arrays
         self._open_reader = open_reader
-        self._model = open_arrays(0)
+        with placed(names[0]):
+            self._model = open_arrays(0)
         self._bytes = sizes[0] if self._model.bytes is None else self._model.bytes
         # Opening all files is expensive: the others are assumed to have as many steps per byte.
         self.num_rows: int | None = self._model.steps * sum(sizes) // max(1, sizes[0])
@@ -103,7 +104,8 @@ class ArraySource:
     def units(self) -> Sequence[Unit]:
         if len(self._names) > 1:
             for index in files_to_compare(self._names, self._sizes, UNIT_BYTES):
-                self._check_matches_first(self._open_arrays(index))
+                with placed(self._names[index]):
+                    self._check_matches_first(self._open_arrays(index))
             starts, sizes = [0], [0]
             for i, size in enumerate(self._sizes):
                 if sizes[-1] >= UNIT_BYTES:
@@ -113,7 +115,8 @@ class ArraySource:
             return [Unit(Position(start, 0), size) for start, size in zip(starts, sizes, strict=True)]
         if not self._model.seekable or self._bytes <= UNIT_BYTES:
             return [Unit(BEGIN, self._bytes)]
-        runs = episode_runs(self._model.locate().lengths, self._row_bytes, UNIT_BYTES)
+        with placed(self._names[0]):
+            runs = episode_runs(self._model.locate().lengths, self._row_bytes, UNIT_BYTES)
         run_bytes = self._bytes // len(runs)
         return [Unit(Position(0, start), run_bytes) for start, _ in runs]
 
@@ -125,15 +128,15 @@ class ArraySource:
             first = start.row if index == start.file else 0
             if (index, first) >= stop:
                 return
-            arrays = self._open_arrays(index)
-            self._check_matches_first(arrays)
-            episodes = arrays.locate()
-            last = stop.row if index == stop.file else len(episodes)
-            if first == 0:
-                self.findings.extend(episodes.findings)
-            if not len(episodes):
-                self.findings.add(Finding("empty-file", "the arrays hold no steps", file=arrays.name))
-            with self._open_reader() as reader:
+            with placed(self._names[index]), self._open_reader() as reader:
+                arrays = self._open_arrays(index)
+                self._check_matches_first(arrays)
+                episodes = arrays.locate()
+                last = stop.row if index == stop.file else len(episodes)
+                if first == 0:
+                    self.findings.extend(episodes.findings)
+                if not len(episodes):
+                    self.findings.add(Finding("empty-file", "the arrays hold no steps", file=arrays.name))
                 lengths = episodes.lengths[first:last]
                 for begin, end in episode_runs(lengths, self._row_bytes, _BLOCK_BYTES):
                     position = Position(index, first + begin)
@@ -152,14 +155,12 @@ class ArraySource:
             raise CorruptSourceError(
                 f"is {is_zero} at the first observations, unlike in {self._model.name}: the actions belong to other "
                 "rows",
-                file=arrays.name,
                 column=self._model.sources["actions"],
                 hint=_SEPARATELY,
             )
         if differ:
             raise CorruptSourceError(
                 f"belongs to other rows than in {self._model.name}: only one of the two files has '{FIRST}'",
-                file=arrays.name,
                 column=arrays.sources[min(differ)],
                 hint=_SEPARATELY,
             )
@@ -174,7 +175,6 @@ class ArraySource:
                 problem = f"is here, but not in {self._model.name}" if first is None else "is missing"
                 raise CorruptSourceError(
                     f"{problem}; all files must have the same columns{self._list_of_others()}",
-                    file=arrays.name,
                     column=(own or first or self.columns[0]).source or name,
                     hint=self._separate_datasets_hint(arrays)
                     or "name the columns to keep with --columns (columns=[...])",
@@ -182,7 +182,6 @@ class ArraySource:
             if (own.dtype, own.shape, own.has_final) != (first.dtype, first.shape, first.has_final):
                 raise CorruptSourceError(
                     f"is {describe(own)}; in {self._model.name} it is {describe(first)}",
-                    file=arrays.name,
                     column=own.source or name,
                     hint=self._separate_datasets_hint(arrays) or self._one_dtype_hint(own, first),
                 )

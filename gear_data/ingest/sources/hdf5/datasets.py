@@ -24,6 +24,7 @@ import numpy as np
 
 from gear_data.common.extras import h5py
 from gear_data.errors import CorruptSourceError
+from gear_data.ingest.location import placed
 from gear_data.ingest.sources.hdf5.chunk_checks import (
     KNOWN_FILTERS,
     WRITE_AGAIN,
@@ -33,7 +34,6 @@ from gear_data.ingest.sources.hdf5.chunk_checks import (
     unchecked_filter,
     unpack_chunk,
 )
-from gear_data.ingest.sources.hdf5.open_file import placed
 
 _SIGNATURE = b"GCOL\x01\x00\x00\x00"
 #: A reference to a heap object, as datasets and attributes store it. Lengths take 8 bytes, as h5py writes them.

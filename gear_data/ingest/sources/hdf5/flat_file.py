@@ -48,10 +48,9 @@ class FlatFile:
         if array is not None:
             return array
         if path not in self.kinds:
-            raise CorruptSourceError(f"is missing; {model} has it", file=self.tree.name, column=path)
+            raise CorruptSourceError(f"is missing; {model} has it", column=path)
         raise UnsupportedColumnError(
             f"is {self.kinds[path]}, which is not followed",
-            file=self.tree.name,
             column=path,
             hint=f"copy the data behind the link into the file, or {LEAVE_OUT}",
         )
@@ -100,19 +99,16 @@ class FlatFile:
         leave_out = "or name the columns of equal length with --columns (columns=[...])"
         return BadEpisodeError(
             f"has {array.rows} rows, where '{needed[0]}' has {rows}",
-            file=self.tree.name,
             column=array.path,
             row=min(rows, array.rows),
             hint="download the file again" if array.path in needed else f"repair the file, {leave_out}",
         )
 
     def _check_matches(self, array: TreeArray, column: TreeColumn, model: str) -> None:
-        found, expected = describe(array, column.mapped, self.tree.name).spec, column.spec
+        found, expected = describe(array, column.mapped).spec, column.spec
         if found != expected:
             raise CorruptSourceError(
-                f"is {found.dtype} {found.shape}, in {model} {expected.dtype} {expected.shape}",
-                file=self.tree.name,
-                column=array.path,
+                f"is {found.dtype} {found.shape}, in {model} {expected.dtype} {expected.shape}", column=array.path
             )
 
 

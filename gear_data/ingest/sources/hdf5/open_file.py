@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 
 from gear_data.common.extras import h5py
 from gear_data.common.fork_lock import fork_safe_lock
-from gear_data.errors import CorruptSourceError, GearError, errors_as
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.errors import CorruptSourceError, errors_as
+from gear_data.ingest.location import Location, SourceFile, placed
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 #: h5py maps errors of the C library to these classes. SystemError comes from its walk over a damaged group's links.
@@ -58,17 +58,6 @@ def _no_collection() -> Iterator[None]:
         with _collection_lock:
             if _blocks.pop() and not _blocks:
                 gc.enable()
-
-
-@contextmanager
-def placed(file: str, column: str | None) -> Iterator[None]:
-    """Says where errors of the block are, if they do not say it."""
-    try:
-        yield
-    except GearError as error:
-        if error.file is None:
-            error.file, error.column = file, column
-        raise
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) ->
         BadEpisodeError: the arrays have different lengths, or are ragged.
         UnsupportedColumnError: an array has a dtype that no column has.
     """
-    arrays = {key: _as_array(value, key, name) for key, value in flatten(values).items() if value is not None}
+    arrays = {key: _as_array(value, key) for key, value in flatten(values).items() if value is not None}
     findings = FindingLog()
     metadata: dict[str, Any] = {}
     if arrays.keys() >= _D4RL:
@@ -65,20 +65,18 @@ def open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) ->
     return ArraySource([name], [size], open_, findings, metadata, dtypes=options.tables.dtype)
 
 
-def _as_array(value: Any, key: str, name: str) -> npt.NDArray[Any]:
+def _as_array(value: Any, key: str) -> npt.NDArray[Any]:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:  # ragged lists; tensors that NumPy cannot hold
         raise BadEpisodeError(
             f"cannot be converted to an array: {error}",
-            file=name,
             column=key,
             hint="give an array with a row per step, or one mapping per episode in a list",
         ) from error
     if array.dtype.hasobject:
         raise UnsupportedColumnError(
             "is an array of Python objects, and a column holds numbers, booleans or text",
-            file=name,
             column=key,
             hint="convert it to one type, or leave it out of the mapping",
         )

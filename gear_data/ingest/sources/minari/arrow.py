@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.location import Location, SourceFile, placed
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.minari.episode_table import (
@@ -113,7 +113,8 @@ class MinariArrowSource:
         self._check_numbers()
         first = episodes[0].tables[0]
         self._schema = reference_schema(read_table(first)[0].schema)
-        columns = {column.name: column for column in table_columns(self._schema, minari.shapes, first.name)}
+        with placed(first.name):
+            columns = {column.name: column for column in table_columns(self._schema, minari.shapes)}
         chosen = choose_columns(columns, options)
         self._columns = {name: columns[source] for source, name in chosen.items()}
         self.columns = tuple(column.spec(name) for name, column in self._columns.items())

@@ -134,13 +134,12 @@ def _read_arrow(data: bytes) -> pa.Table:
     return table
 
 
-def table_columns(schema: pa.Schema, shapes: Mapping[str, tuple[int, ...]], file: str) -> tuple[TableColumn, ...]:
+def table_columns(schema: pa.Schema, shapes: Mapping[str, tuple[int, ...]]) -> tuple[TableColumn, ...]:
     """Returns the columns of a table with this schema.
 
     Args:
         schema: the schema of the table.
         shapes: the shapes of the dataset's spaces by dotted name.
-        file: the name of the file, for errors.
 
     Raises:
         CorruptSourceError: a column has another number of elements than its space.
@@ -149,10 +148,10 @@ def table_columns(schema: pa.Schema, shapes: Mapping[str, tuple[int, ...]], file
     columns: dict[str, TableColumn] = {}
     for outer in schema:
         for path, leaf in _leaf_fields(outer, ()):
-            column = _column(path, leaf, shapes, file)
+            column = _column(path, leaf, shapes)
             if column.name in columns:
                 raise UnsupportedColumnError(
-                    "two columns have this name", file=file, column=column.name, hint="rename one of them in the source"
+                    "two columns have this name", column=column.name, hint="rename one of them in the source"
                 )
             columns[column.name] = column
     return tuple(columns.values())
@@ -226,17 +225,16 @@ def _leaf_fields(field: pa.Field, parents: tuple[str, ...]) -> Iterator[tuple[tu
         yield path, field
 
 
-def _column(path: tuple[str, ...], field: pa.Field, shapes: Mapping[str, tuple[int, ...]], file: str) -> TableColumn:
+def _column(path: tuple[str, ...], field: pa.Field, shapes: Mapping[str, tuple[int, ...]]) -> TableColumn:
     name = ".".join(path).replace("/", ".")
     if (dtype := variable_dtype(field.type, name)) is not None:
         return TableColumn(path, name, dtype)
-    dtype = leaf_dtype(field.type, file=file, column=name)
+    dtype = leaf_dtype(field.type, name)
     if not is_list(field.type):
         return TableColumn(path, name, dtype)
     if not pa.types.is_fixed_size_list(field.type) or is_list(field.type.value_type):
         raise UnsupportedColumnError(
             f"is {field.type}, where Minari writes fixed-size lists",
-            file=file,
             column=name,
             hint="write the dataset again with Minari",
         )
@@ -247,7 +245,6 @@ def _column(path: tuple[str, ...], field: pa.Field, shapes: Mapping[str, tuple[i
     if math.prod(shape) != count or count == 0:
         raise CorruptSourceError(
             f"has {count} elements per step, but the dataset's metadata gives the shape {shape}",
-            file=file,
             column=name,
             hint="download the dataset again: the table and its metadata.json do not belong together",
         )

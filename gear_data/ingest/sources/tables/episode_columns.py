@@ -75,7 +75,7 @@ def marked_facts(schema: pa.Schema) -> frozenset[str]:
     return frozenset(field.name for field in schema if FACT_MARK.items() <= (field.metadata or {}).items())
 
 
-def check_structure_options(types: Mapping[str, pa.DataType], options: SourceOptions, file: str) -> None:
+def check_structure_options(types: Mapping[str, pa.DataType], options: SourceOptions) -> None:
     """Checks the options that name columns: episode, end and step column.
 
     Raises:
@@ -85,7 +85,6 @@ def check_structure_options(types: Mapping[str, pa.DataType], options: SourceOpt
     if options.episodes.episode_columns:
         raise InvalidArgumentError(
             "a row is an episode, so no column can tell the episodes apart",
-            file=file,
             column=options.episodes.episode_columns[0],
             hint="leave --episode-column out, or read rows as steps with --format step-rows",
         )
@@ -93,21 +92,19 @@ def check_structure_options(types: Mapping[str, pa.DataType], options: SourceOpt
     if end is not None and not is_list(types[end]):
         raise UnsupportedColumnError(
             f"holds {types[end]}, where a list with one flag per step is expected",
-            file=file,
             column=end,
             hint="leave --end-column out",
         )
     if step is not None and not (is_list(types[step]) and pa.types.is_integer(types[step].value_type)):
         raise UnsupportedColumnError(
             f"holds {types[step]}, where a list with one integer per step is expected",
-            file=file,
             column=step,
             hint="leave --step-column out",
         )
 
 
 def assign_roles(
-    chosen: Mapping[str, str], types: Mapping[str, pa.DataType], marked: Container[str], order: str | None, file: str
+    chosen: Mapping[str, str], types: Mapping[str, pa.DataType], marked: Container[str], order: str | None
 ) -> ColumnRoles:
     """Assigns a role to every chosen column.
 
@@ -116,7 +113,6 @@ def assign_roles(
         types: source name -> Arrow type.
         marked: source names of columns with the `FACT_MARK`.
         order: source name of the list of step numbers, if there is one.
-        file: the name of the source, for errors.
 
     Raises:
         UnknownFormatError: no column is a list of steps.
@@ -129,14 +125,12 @@ def assign_roles(
     known = {*steps, *finals, *flags}
     facts = {source: name for source, name in chosen.items() if source not in known}
     if not steps:
-        raise UnknownFormatError("no column is a list of steps", file=file, hint="leave --format out")
+        raise UnknownFormatError("no column is a list of steps", hint="leave --format out")
     for source in facts:
         type_ = types[source]
         is_bytes = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
         if source not in marked and (pa.types.is_nested(type_) or is_bytes):
-            raise UnsupportedColumnError(
-                f"holds {types[source]}", file=file, column=source, hint="leave it out with --columns"
-            )
+            raise UnsupportedColumnError(f"holds {types[source]}", column=source, hint="leave it out with --columns")
     sources = {name: source for source, name in steps.items()}
     reference = sources.get("observations", next(iter(steps)))
     return ColumnRoles(steps, finals, facts, flags, order, reference)
@@ -179,7 +173,7 @@ def _final_columns(
 
 
 def infer_columns(
-    tables: TableStream, types: Mapping[str, pa.DataType], roles: ColumnRoles, options: SourceOptions, file: str
+    tables: TableStream, types: Mapping[str, pa.DataType], roles: ColumnRoles, options: SourceOptions
 ) -> tuple[ColumnSpec, ...]:
     """Infers the step columns from the types and the first rows.
 
@@ -189,14 +183,13 @@ def infer_columns(
             dtype than the steps.
     """
     dtypes = {
-        source: variable_dtype(types[source].value_type, name)
-        or leaf_dtype(types[source].value_type, file=file, column=source)
+        source: variable_dtype(types[source].value_type, name) or leaf_dtype(types[source].value_type, source)
         for source, name in roles.steps.items()
     }
-    _check_final_dtypes(types, roles, dtypes, file)
+    _check_final_dtypes(types, roles, dtypes)
     head = tables.head(_HEAD_ROWS)
     if head is None:
-        raise EmptySourceError("the source holds no episode", file=file)
+        raise EmptySourceError("the source holds no episode")
     specs = []
     steps_of = list_lengths(storage_array(head.column(roles.counter)))
     for source, name in roles.steps.items():
@@ -213,29 +206,23 @@ def infer_columns(
             shape = inner_shape(steps)
         if 0 in shape:
             raise EmptySourceError(
-                f"no step with values in the first {len(head)} rows",
-                file=file,
-                column=source,
-                hint=leave_out(source),
+                f"no step with values in the first {len(head)} rows", column=source, hint=leave_out(source)
             )
         specs.append(column_spec(name, dtypes[source], shape, source=source, has_final=has_final))
     return (*specs, *(column_spec(name, "bool", source=source) for source, name in roles.flags.items()))
 
 
-def _check_final_dtypes(
-    types: Mapping[str, pa.DataType], roles: ColumnRoles, dtypes: Mapping[str, str], file: str
-) -> None:
+def _check_final_dtypes(types: Mapping[str, pa.DataType], roles: ColumnRoles, dtypes: Mapping[str, str]) -> None:
     """Checks that final observations have the dtype of their step column.
 
     Raises UnsupportedColumnError otherwise.
     """
-    final_dtypes = {source: leaf_dtype(types[source], file=file, column=source) for source in roles.finals}
+    final_dtypes = {source: leaf_dtype(types[source], source) for source in roles.finals}
     for source, name in roles.finals.items():
         steps = next(step for step, column in roles.steps.items() if column == name)
         if final_dtypes[source] != dtypes[steps]:
             raise UnsupportedColumnError(
                 f"holds {final_dtypes[source]}, where '{steps}' holds {dtypes[steps]}",
-                file=file,
                 column=source,
                 hint="cast one of the two to the dtype of the other, or leave this one out with --columns",
             )

@@ -77,14 +77,14 @@ class EpisodeRowSource:
         self._skip_bad = options.skip_bad
         types = {field.name: field.type for field in tables.schema}
         options = resolve_structure_columns(types, options)
-        check_structure_options(types, options, location.name)
+        check_structure_options(types, options)
         names = leave_out_columns(tables.schema, location.name, options, self.findings)
         structure = {options.episodes.step_column} if options.episodes.step_column else set()
         chosen = choose_columns([name for name in names if name not in structure], options, structure=structure)
         marked = marked_facts(tables.schema)
-        self._roles = assign_roles(chosen, types, marked, options.episodes.step_column, location.name)
+        self._roles = assign_roles(chosen, types, marked, options.episodes.step_column)
         tables.select(self._roles.sources)
-        self.columns = infer_columns(tables, types, self._roles, options, location.name)
+        self.columns = infer_columns(tables, types, self._roles, options)
 
     @property
     def num_rows(self) -> int | None:

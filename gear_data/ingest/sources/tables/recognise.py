@@ -74,7 +74,7 @@ def why_rows_are_episodes(location: Location, tables: TableStream) -> str | None
     }
     for name, depth in scalars.items():
         if depth:
-            _refuse_lists_of_one(location, tables, name, scalars)
+            _refuse_lists_of_one(tables, name, scalars)
             return f"a row is an episode: '{name}' is a list"
     nested = next((field.name for field in tables.schema if list_depth(field.type) >= 2), None)
     if nested is None or any(usual_name(name, location.rename) == "rewards" for name in scalars):
@@ -143,7 +143,7 @@ def _counts(column: pa.ChunkedArray) -> bool:
     return bool(np.mean(np.diff(values) == 1) > 0.5) if len(values) > 1 else False
 
 
-def _refuse_lists_of_one(location: Location, tables: TableStream, column: str, scalars: Collection[str]) -> None:
+def _refuse_lists_of_one(tables: TableStream, column: str, scalars: Collection[str]) -> None:
     """Refuses tables whose rewards or flags are lists of one value, beside vectors.
 
     A row may be a step, where the lists come from arrays [N, 1], or an episode of one step. A list of lists in another

@@ -105,7 +105,6 @@ class StepRowSource:
         self.metadata: Mapping[str, Any] = {}
         self._tables = tables
         self._options = options = resolve_structure_columns(tables.schema.names, options)
-        self._name = location.name
         self._units: tuple[tuple[Unit, Any], ...] | None = None
         self._by_file = options.episodes.file_is_episode
         self._has_end_column = options.episodes.end_column is not None and not are_listed
@@ -115,7 +114,7 @@ class StepRowSource:
         if not self._ids and not self._by_file:
             self._ids = tuple(filter(None, [episode_column(tables.schema, location.rename)]))
         for name in self._ids:
-            _require_ids(tables.schema, name, location.name)
+            _require_ids(tables.schema, name)
         self._orders = self._order_columns(tables.schema)
         names = leave_out_columns(tables.schema, location.name, options, self.findings)
         #: Source name -> canonical name.
@@ -150,14 +149,12 @@ class StepRowSource:
         if pairs and not next_pairs(chosen):
             raise InvalidArgumentError(
                 "only next observations say where episodes end, and columns does not name the observations",
-                file=self._name,
                 hint=f"add {next(iter(pairs.values()))} to --columns (columns=[...])",
             )
         if pairs or (END_FLAGS | FIRST_FLAGS) & chosen:
             return False
         raise UnknownFormatError(
             f"has neither an episode column ({', '.join(EPISODE_COLUMNS)}), nor an end flag, nor next observations",
-            file=self._name,
             hint="name it with --episode-column, --end-column or --step-column (episodes=EpisodeBoundaries(...)); if "
             "each file is one episode, give --file-is-episode (file_is_episode=True)",
         )
@@ -183,7 +180,6 @@ class StepRowSource:
             if not pa.types.is_integer(schema.field(step_column).type):
                 raise UnsupportedColumnError(
                     f"holds {schema.field(step_column).type}, where integers that number the steps are expected",
-                    file=self._name,
                     column=step_column,
                     hint="leave --step-column out",
                 )
@@ -197,8 +193,8 @@ class StepRowSource:
             return column_spec(name, dtype, source=source)
         shape = inner_shape(array)
         if 0 in shape:
-            raise BadEpisodeError("has no elements", file=self._name, column=source, row=0, hint=leave_out(source))
-        return column_spec(name, leaf_dtype(array.type, file=self._name, column=source), shape, source=source)
+            raise BadEpisodeError("has no elements", column=source, row=0, hint=leave_out(source))
+        return column_spec(name, leaf_dtype(array.type, source), shape, source=source)
 
     @property
     def num_rows(self) -> int | None:
@@ -411,7 +407,7 @@ def _split_by_file(steps: StepPart, part: TablePart) -> Iterator[StepPart]:
         first += run.count
 
 
-def _require_ids(schema: pa.Schema, column: str, file: str) -> None:
+def _require_ids(schema: pa.Schema, column: str) -> None:
     """Checks that the episode column holds integers or text.
 
     Raises UnsupportedColumnError otherwise.
@@ -420,7 +416,6 @@ def _require_ids(schema: pa.Schema, column: str, file: str) -> None:
     if not (pa.types.is_integer(type_) or is_text(type_)):
         raise UnsupportedColumnError(
             f"holds {type_}, where episode ids are integers or text",
-            file=file,
             column=column,
             hint="choose another column with --episode-column (episodes=EpisodeBoundaries(episode_column=...))",
         )

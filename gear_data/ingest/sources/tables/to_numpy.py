@@ -75,7 +75,7 @@ def leaf_type(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-def leaf_dtype(type_: pa.DataType, *, file: str, column: str) -> str:
+def leaf_dtype(type_: pa.DataType, column: str) -> str:
     """Returns the step dtype of a column of numbers.
 
     `file` and `column` are for the error.
@@ -90,7 +90,6 @@ def leaf_dtype(type_: pa.DataType, *, file: str, column: str) -> str:
     if name not in DTYPES:
         raise UnsupportedColumnError(
             f"holds {'lists of ' if leaf != type_ else ''}{leaf}, which is not a number or a boolean",
-            file=file,
             column=column,
             hint=leave_out(column),
         )

@@ -13,6 +13,7 @@ import pyarrow as pa
 from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import NO_STEPS, Finding, FindingLog
 from gear_data.ingest.layout import Column, ColumnRole
+from gear_data.ingest.location import placed
 from gear_data.ingest.sources.arrays.blocks import Fact, ReadEpisode
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.ingest.sources.tree.columns import TreeColumn, Values, check_matches, read_values
@@ -61,7 +62,7 @@ def read_place(tree: Tree, place: EpisodePlace, layout: TreeLayout, findings: Fi
         BadEpisodeError: an array is missing, differs from the first episode's, or has the wrong number of rows.
         CorruptSourceError: an array is damaged.
     """
-    with place.errors():
+    with placed(tree.name), place.errors():
         return _OpenEpisode(tree, place, layout, findings).read()
 
 
@@ -92,7 +93,7 @@ class _OpenEpisode:
         place, known = self.place, self.layout.known
         if place.rule.numbered and self._kind(place.key) != GROUP:
             name = place.key.rpartition("/")[2]
-            raise BadEpisodeError(f"'{name}' is not a group of this file", file=self.tree.name)
+            raise BadEpisodeError(f"'{name}' is not a group of this file")
         if known is not None and (extra := sorted(self.tree.names(place.key) - known)):
             message = f"'{extra[0]}' is not in {self.layout.model}, so it is not a column; left out"
             self.findings.add(Finding("column-left-out", message, len(extra), self.tree.name, place.number))
@@ -124,7 +125,7 @@ class _OpenEpisode:
     def _rows(self, column: TreeColumn, path: str, expected: int, start: int = 0) -> Values:
         """Reads the rows from `start` on of an array that must have `expected` rows."""
         array, place, file = self._array(path), self.place, self.tree.name
-        check_matches(array, column, file, place.number, self.layout.model)
+        check_matches(array, column, place.number, self.layout.model)
         if array.rows != expected:
             steps = self._array(self.layout.steps.path)
             message = f"has {array.rows} rows, where {expected} are expected: "
@@ -144,7 +145,7 @@ class _OpenEpisode:
         return self.arrays[path]
 
     def _error(self, message: str, column_path: str) -> BadEpisodeError:
-        return BadEpisodeError(message, file=self.tree.name, column=self.place.path(column_path))
+        return BadEpisodeError(message, column=self.place.path(column_path))
 
     def _row(self, fact: TreeColumn) -> Fact:
         """Returns a fact that is the row of an array, or its rows; None if the episode lacks the array."""
@@ -287,9 +288,9 @@ class FlatReader:
         found = self.opened[path] = self.tree.array(path) if is_new else self.opened[path]
         if found is None or found.rows < stop:
             problem = f"is missing; {self.model} has it" if found is None else f"has only {found.rows} rows"
-            raise BadEpisodeError(problem, file=name, column=path, row=start)
+            raise BadEpisodeError(problem, column=path, row=start)
         if is_new:
-            check_matches(found, column, name, start, self.model)
+            check_matches(found, column, start, self.model)
             if found.finding is not None and self.is_first:
                 self.findings.add(found.finding)
         return read_values(found, column, start, stop, path, name, start, self.findings)

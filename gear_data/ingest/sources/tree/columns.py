@@ -39,7 +39,7 @@ class TreeColumn:
         return self.spec.name
 
 
-def describe(array: TreeArray, mapped: Column, file: str) -> TreeColumn:
+def describe(array: TreeArray, mapped: Column) -> TreeColumn:
     """Returns the column that an array of [rows, ...] becomes.
 
     Byte strings of one size that are encoded images become `binary`, unless the layout gives another dtype.
@@ -47,14 +47,13 @@ def describe(array: TreeArray, mapped: Column, file: str) -> TreeColumn:
     Args:
         array: the array.
         mapped: its entry in the layout.
-        file: the name of the file, for errors.
 
     Raises:
         UnsupportedColumnError: no column can hold the values, or not as the dtype of the layout.
     """
 
     def error(message: str, hint: str = leave_out(mapped.path)) -> UnsupportedColumnError:
-        return UnsupportedColumnError(message, file=file, column=array.path, hint=hint)
+        return UnsupportedColumnError(message, column=array.path, hint=hint)
 
     if not array.shape:
         raise error("is a scalar, where one row per step is expected", "give it role: episode in the mapping")
@@ -98,13 +97,12 @@ def with_dtypes(columns: Sequence[Column], options: SourceOptions) -> tuple[Colu
     return tuple(replace(each, dtype=dtypes.get(each.path) or dtypes.get(each.name) or each.dtype) for each in columns)
 
 
-def check_matches(array: TreeArray, column: TreeColumn, file: str, row: int, model: str) -> None:
+def check_matches(array: TreeArray, column: TreeColumn, row: int, model: str) -> None:
     """Checks that an array has the shape and the kind of dtype of a column.
 
     Args:
         array: the array of one episode.
         column: the column, as in the first episode.
-        file: the name of the file, for errors.
         row: the number of the episode, for errors.
         model: the name of the first episode, for errors.
 
@@ -115,16 +113,13 @@ def check_matches(array: TreeArray, column: TreeColumn, file: str, row: int, mod
     if array.dtype == spec.dtype and array.kind and array.shape[:1] and array.shape[1:] == spec.shape:
         return
     try:
-        found = describe(array, column.mapped, file).spec
+        found = describe(array, column.mapped).spec
     except UnsupportedColumnError as error:
-        raise BadEpisodeError(error.message, file=file, column=array.path, row=row) from error
+        raise BadEpisodeError(error.message, column=array.path, row=row) from error
     both_numbers = array.kind in ("i", "u", "f") and not spec.variable_length and spec.dtype != "bool"
     if found.shape != spec.shape or (found.dtype != spec.dtype and not both_numbers):
         raise BadEpisodeError(
-            f"is {found.dtype} {found.shape}, in {model} {spec.dtype} {spec.shape}",
-            file=file,
-            column=array.path,
-            row=row,
+            f"is {found.dtype} {found.shape}, in {model} {spec.dtype} {spec.shape}", column=array.path, row=row
         )
 
 
@@ -141,7 +136,7 @@ def read_values(
         start: the first row.
         stop: the row after the last.
         path: the name of the array, for errors and findings.
-        file: the name of the file, for errors.
+        file: the name of the file, for findings.
         row: the number of the episode, for errors.
         findings: receives a finding if the dtype differs from the first episode's.
 
@@ -162,7 +157,6 @@ def read_values(
         dtype = np.promote_types(array.dtype, spec.dtype)
         raise BadEpisodeError(
             f"is {array.dtype}, and holds values that do not fit {spec.dtype}",
-            file=file,
             column=path,
             row=row,
             hint=f"read all episodes as one dtype: --dtype {shlex.quote(column.mapped.path)}={dtype}",

@@ -168,7 +168,6 @@ def _numbered_places(tree: Tree, rule: EpisodeRule) -> list[EpisodePlace]:
         if number == next_number:
             raise CorruptSourceError(
                 f"groups '{name}' and '{next_name}' have the same number",
-                file=tree.name,
                 row=number,
                 hint="rename one of the two groups",
             )
@@ -200,10 +199,10 @@ def find_flat(
     arrays = [_array_of(tree, path, rule) for path in rule.paths]
     findings: tuple[Finding, ...] = ()
     if rule.kind == Kind.IDS:
-        episodes = _by_ids(arrays, rows, tree.name)
+        episodes = _by_ids(arrays, rows)
         return replace(episodes, facts={**episodes.facts, **_facts(tree, facts, np.arange(len(episodes)))})
     if rule.ends_are in (EndsAre.FLAGS, EndsAre.STARTS):
-        ends = np.unique(np.concatenate([_flagged(array, rows, tree.name) for array in arrays]))
+        ends = np.unique(np.concatenate([_flagged(array, rows) for array in arrays]))
         if rule.ends_are == EndsAre.STARTS and len(ends) and ends[0]:
             message = "the file begins inside an episode; the rest of the episode is read as an episode"
             findings = (Finding("episode-cut", message, 1, tree.name, 0, rule.paths[0]),)
@@ -211,14 +210,13 @@ def find_flat(
         if rows and (not len(ends) or ends[-1] != rows):
             ends = np.append(ends, rows)  # the unfinished tail is an episode
     else:
-        ends = _listed_ends(arrays[0], rows, rule.ends_are == EndsAre.INCLUSIVE, tree.name)
+        ends = _listed_ends(arrays[0], rows, rule.ends_are == EndsAre.INCLUSIVE)
     lengths = np.diff(ends, prepend=0)
     starts = ends - lengths
     empty = np.flatnonzero(lengths < 1)
     if len(empty) and (not skip_bad or (lengths < 0).any()):
         raise BadEpisodeError(
             f"ends at row {ends[empty[0]]}, not after row {starts[empty[0]]}, where the episode before it ends",
-            file=tree.name,
             column=rule.paths[0],
             row=int(empty[0]),
             hint="ends must rise; check ends_are (exclusive or inclusive)",
@@ -233,23 +231,21 @@ def find_flat(
 def _array_of(tree: Tree, path: str, rule: EpisodeRule) -> TreeArray:
     array = tree.array(path)
     if array is None:
-        raise CorruptSourceError(
-            f"has no array '{path}', which episodes.{rule.kind} names", file=tree.name, hint="correct the mapping"
-        )
+        raise CorruptSourceError(f"has no array '{path}', which episodes.{rule.kind} names", hint="correct the mapping")
     if len(array.shape) > 2 or (len(array.shape) == 2 and array.shape[1] != 1) or not array.shape:
         message = f"has shape {array.shape}, where episodes.{rule.kind} needs one value per row"
-        raise _wrong(array, tree.name, message, "name an array of one axis in the mapping")
+        raise _wrong(array, message, "name an array of one axis in the mapping")
     return array
 
 
-def _wrong(array: TreeArray, name: str, message: str, hint: str = "correct the mapping") -> CorruptSourceError:
-    return CorruptSourceError(message, file=name, column=array.path, hint=hint)
+def _wrong(array: TreeArray, message: str, hint: str = "correct the mapping") -> CorruptSourceError:
+    return CorruptSourceError(message, column=array.path, hint=hint)
 
 
-def _check_rows(array: TreeArray, rows: int, name: str) -> None:
+def _check_rows(array: TreeArray, rows: int) -> None:
     if array.rows != rows:
         message = f"has {array.rows} rows, but the columns have {rows}"
-        raise _wrong(array, name, message, "it needs one value per step; correct the mapping")
+        raise _wrong(array, message, "it needs one value per step; correct the mapping")
 
 
 def _pieces(array: TreeArray) -> Iterator[tuple[int, npt.NDArray[np.generic]]]:
@@ -261,12 +257,12 @@ def _pieces(array: TreeArray) -> Iterator[tuple[int, npt.NDArray[np.generic]]]:
         yield start, values.reshape(-1)
 
 
-def _by_ids(arrays: Sequence[TreeArray], rows: int, name: str) -> EpisodeRanges:
+def _by_ids(arrays: Sequence[TreeArray], rows: int) -> EpisodeRanges:
     """Returns the episodes that arrays of ids name together."""
     for array in arrays:
-        _check_rows(array, rows, name)
+        _check_rows(array, rows)
         if array.dtype != "string" and array.kind not in ("i", "u"):
-            raise _wrong(array, name, f"holds {array.dtype}, but ids are integers or text")
+            raise _wrong(array, f"holds {array.dtype}, but ids are integers or text")
     starts: list[int] = []
     ids: list[list[int | str]] = [[] for _ in arrays]
     for pieces in zip(*map(_pieces, arrays), strict=True):
@@ -277,35 +273,35 @@ def _by_ids(arrays: Sequence[TreeArray], rows: int, name: str) -> EpisodeRanges:
         starts += (first + changes).tolist()
         for known, values in zip(ids, columns, strict=True):
             known += values[changes].tolist()
-    refuse_returning_ids(ids, starts, name, arrays[0].path, f"{SEVERAL_IDS}, or list them as ids in the mapping")
+    refuse_returning_ids(ids, starts, arrays[0].path, f"{SEVERAL_IDS}, or list them as ids in the mapping")
     first_rows = np.array(starts, np.int64)
     names = [array.path.replace("/", ".") for array in arrays] if len(arrays) > 1 else ["episode"]
     return EpisodeRanges(np.diff(first_rows, append=rows), first_rows, facts=dict(zip(names, ids, strict=True)))
 
 
-def _flagged(array: TreeArray, rows: int, name: str) -> npt.NDArray[np.int64]:
+def _flagged(array: TreeArray, rows: int) -> npt.NDArray[np.int64]:
     """Returns the rows at which a flag is set."""
-    _check_rows(array, rows, name)
+    _check_rows(array, rows)
     found = [np.zeros(0, np.int64)]
     for first, values in _pieces(array):
         if not array.kind or ((values != 0) & (values != 1)).any():
             message = "holds values that are neither 0 nor 1, so they are no flags"
-            raise _wrong(array, name, message, "correct episodes.ends or ends_are in the mapping")
+            raise _wrong(array, message, "correct episodes.ends or ends_are in the mapping")
         found.append(first + np.flatnonzero(values))
     return np.concatenate(found)
 
 
-def _listed_ends(array: TreeArray, rows: int, inclusive: bool, name: str) -> npt.NDArray[np.int64]:
+def _listed_ends(array: TreeArray, rows: int, inclusive: bool) -> npt.NDArray[np.int64]:
     """Returns the row after each episode, int64 [n]."""
     if array.kind not in ("i", "u"):
-        raise _wrong(array, name, f"holds {array.dtype}, but ends are integers")
+        raise _wrong(array, f"holds {array.dtype}, but ends are integers")
     pieces = [values.astype(np.int64) for _, values in _pieces(array)]
     ends = np.concatenate([np.zeros(0, np.int64), *pieces]) + int(inclusive)
     last = int(ends[-1]) if len(ends) else 0
     if last != rows:
         message = f"the last end is {last - int(inclusive)}, but the columns have {rows} rows"
         hint = "check ends_are: an exclusive end is the row after the episode, an inclusive end its last row"
-        raise _wrong(array, name, message, hint)
+        raise _wrong(array, message, hint)
     return ends
 
 
@@ -314,23 +310,21 @@ def _facts(tree: Tree, facts: Sequence[Column], indices: npt.NDArray[np.int64]) 
 
     `indices` are the rows of the episodes.
     """
-    return {fact.name: _rows_of_fact(tree.array(fact.path), fact, indices, tree.name) for fact in facts}
+    return {fact.name: _rows_of_fact(tree.array(fact.path), fact, indices) for fact in facts}
 
 
-def _rows_of_fact(array: TreeArray | None, fact: Column, indices: npt.NDArray[np.int64], name: str) -> list[Any]:
+def _rows_of_fact(array: TreeArray | None, fact: Column, indices: npt.NDArray[np.int64]) -> list[Any]:
     stop = int(indices[-1]) + 1 if len(indices) else 0
     if array is None or array.rows < stop or not 0 < math.prod(array.shape[1:]) <= MAX_FACT_VALUES or not array.shape:
         found = "is missing" if array is None else f"has shape {array.shape}"
         raise UnsupportedColumnError(
             f"{found}, where a fact needs a row per episode",
-            file=name,
             column=fact.path,
             hint=f"correct columns.{fact.name} in the mapping, or leave it out",
         )
     if not array.kind and array.dtype != "string":
         raise UnsupportedColumnError(
             f"holds {array.dtype}, which is no fact about an episode",
-            file=name,
             column=fact.path,
             hint=f"leave columns.{fact.name} out of the mapping",
         )

@@ -229,7 +229,7 @@ def _whole_tree(tree: Tree, trees: Sequence[Container], rename: Mapping[str, str
         array = named[name]
         if array.rows == rows > 1 and array.shape[1:] in ONE_VALUE and array.kind and array.read(1, rows).any():
             others = [last_name(path, rename) for path in arrays if path != array.path]
-            if row_convention(others, {}, tree.name) is not RowConvention.STEPS:
+            if row_convention(others, {}) is not RowConvention.STEPS:
                 doubts += ("the last row of an episode may be only its final observation (RLDS, Dreamer)",)
             reason = f"'{array.path}' marks the first steps"
             return FoundEpisodes(EpisodeRule(Kind.ENDS, (array.path,), EndsAre.STARTS), reason, doubts)

@@ -59,7 +59,6 @@ class Model:
                 return array
         raise UnsupportedColumnError(
             f"is {self.kinds[path]}, which is not followed",
-            file=self.tree.name,
             column=path,
             hint=f"copy the data behind the link into the file, or {LEAVE_OUT}",
         )
@@ -183,7 +182,7 @@ def _layout(form: TreeFormat, model: Model, columns: Sequence[Column]) -> TreeLa
         elif alias is not None and _fact_name(alias) not in {name for name, _, _ in facts}:
             facts.append((_fact_name(alias), path, type_of(value)))
     with place.labels():
-        described = [describe(model.array(column.path), column, tree.name) for column in columns]
+        described = [describe(model.array(column.path), column) for column in columns]
     return TreeLayout(
         columns=tuple(column for column in described if column.mapped.role not in (ColumnRole.ROW, ColumnRole.ROWS)),
         steps=Column(form.steps, form.steps),

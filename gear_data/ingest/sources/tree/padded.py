@@ -22,7 +22,7 @@ EPISODES = EpisodeRule(Kind.GROUPS, ("*",), numbered=True)
 
 def unpadded(item: Container, layout: Layout) -> Container:
     """Returns a container whose tree has the episodes of padded arrays as groups."""
-    return replace(item, open=partial(_open, item, layout))
+    return replace(item, opener=partial(_open, item, layout))
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def _lengths(tree: Tree, rule: EpisodeRule) -> npt.NDArray[np.int64]:
 
     def error(message: str) -> CorruptSourceError:
         hint = f"correct episodes.{rule.ends_are} and episodes.padded in the mapping"
-        return CorruptSourceError(message, file=tree.name, column=rule.paths[0], hint=hint)
+        return CorruptSourceError(message, column=rule.paths[0], hint=hint)
 
     array = tree.array(rule.paths[0])
     axes = 2 if rule.ends_are == EndsAre.MASK else 1
@@ -52,7 +52,6 @@ def _lengths(tree: Tree, rule: EpisodeRule) -> npt.NDArray[np.int64]:
     if len(holes):
         raise BadEpisodeError(
             "the mask is not true at the first steps of an episode and false after them",
-            file=tree.name,
             column=rule.paths[0],
             row=int(holes[0]),
             hint="give a mask of the steps that are no padding",
@@ -116,7 +115,7 @@ class PaddedTree:
         return replace(array, path=path, shape=(length, *array.shape[2:]), read=read, raw=None)
 
     def _error(self, message: str, path: str) -> BadEpisodeError:
-        return BadEpisodeError(message, file=self.name, column=path, hint="correct episodes and columns in the mapping")
+        return BadEpisodeError(message, column=path, hint="correct episodes and columns in the mapping")
 
     def _column(self, array: TreeArray, index: int, start: int, stop: int) -> npt.NDArray[Any] | pa.Array:
         """Reads steps of an episode of an array [steps, episodes, ...]."""

@@ -137,10 +137,10 @@ def _layout_of(tree: Tree, place: EpisodePlace, mapping: Layout) -> TreeLayout |
         for mapped in mapping.step_columns:
             array = tree.array(place.path(mapped.path))
             if array is None:
-                raise _missing(tree, place.label(place.path(mapped.path)), mapped)
-            columns.append(describe(array, mapped, tree.name))
+                raise _missing(place.label(place.path(mapped.path)), mapped)
+            columns.append(describe(array, mapped))
             if mapped.next is not None and tree.array(place.path(mapped.next)) is None:
-                raise _missing(tree, place.label(place.path(mapped.next)), mapped)
+                raise _missing(place.label(place.path(mapped.next)), mapped)
     steps = _steps_of(columns)
     array = tree.array(place.path(steps.mapped.path))
     if array is not None and array.rows > steps.mapped.extra_rows:
@@ -164,8 +164,8 @@ def _flat_layout(tree: Tree, mapping: Layout) -> TreeLayout | None:
     for mapped in mapping.step_columns:
         array = tree.array(mapped.path)
         if array is None:
-            raise _missing(tree, mapped.path, mapped)
-        columns.append(describe(array, mapped, tree.name))
+            raise _missing(mapped.path, mapped)
+        columns.append(describe(array, mapped))
     steps = _steps_of(columns)
     return TreeLayout(tuple(columns), steps.mapped, mapping.facts, {}, tree.name) if _rows(tree, steps.mapped) else None
 
@@ -184,10 +184,9 @@ def _steps_of(columns: Sequence[TreeColumn]) -> TreeColumn:
     return ranked[0]
 
 
-def _missing(tree: Tree, path: str, mapped: Column) -> BadEpisodeError:
+def _missing(path: str, mapped: Column) -> BadEpisodeError:
     return BadEpisodeError(
         f"has no array '{path}', which columns.{mapped.name} names",
-        file=tree.name,
         column=path,
         hint="correct the path in the mapping; 'gear-data lint SRC --suggest-map' writes a mapping that fits",
     )

@@ -170,7 +170,7 @@ def _suggestion(
             doubts += (f"'{path}' {why}",) if why else ()
     after = _next_paths(roles, samples[0])
     roles = {path: role for path, role in roles.items() if path not in after.values()}
-    names = _names(roles, actions, samples[0])
+    names = _names(roles, actions)
     columns = [Column(names[path], path, None, role, after.get(path)) for path, role in roles.items()]
     taken = set(names.values())
     for attribute in attributes:
@@ -252,7 +252,7 @@ def _next_paths(roles: Mapping[str, str], arrays: Mapping[str, TreeArray]) -> di
     return found
 
 
-def _names(roles: Mapping[str, str], actions: str, arrays: Mapping[str, TreeArray]) -> dict[str, str]:
+def _names(roles: Mapping[str, str], actions: str) -> dict[str, str]:
     """Returns path -> name of a column or fact. Names are unique."""
     shared = _shared_group(path for path, role in roles.items() if role != ColumnRole.EPISODE)
     names = {}

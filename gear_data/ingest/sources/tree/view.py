@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ import pyarrow as pa
 from gear_data.common.images import byte_strings, looks_like_image
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.location import placed
 from gear_data.schema import DTYPES
 
 #: Kinds of a group's children.
@@ -142,7 +143,6 @@ class NamedArrays:
         if self.groups[group].setdefault(name, kind) != kind:
             raise CorruptSourceError(
                 "is the name of an array, and the start of the names of others",
-                file=self.name,
                 column=join(group, name),
                 hint="rename one of them",
             )
@@ -173,7 +173,13 @@ class Container:
 
     name: str
     size: int
-    open: Callable[[], AbstractContextManager[Tree]]
+    opener: Callable[[], AbstractContextManager[Tree]]
+
+    @contextmanager
+    def open(self) -> Iterator[Tree]:
+        """Opens the tree. Errors of the block say its name, if they name no file."""
+        with placed(self.name), self.opener() as tree:
+            yield tree
 
 
 def natural_order(text: str) -> list[tuple[int, int, str]]:
@@ -190,7 +196,7 @@ def walk(tree: Tree, group: str = "") -> Iterator[TreeArray]:
     """
     for count, path in enumerate(paths_below(tree, group)):
         if count >= _MAX_ARRAYS:
-            raise _too_large(tree, group)
+            raise _too_large(group)
         array = tree.array(path)
         if array is not None:
             yield array
@@ -205,7 +211,7 @@ def paths_below(tree: Tree, group: str = "", depth: int = 0) -> Iterator[str]:
         CorruptSourceError: the group is more than 32 levels deep.
     """
     if depth > _MAX_DEPTH:
-        raise _too_large(tree, group)
+        raise _too_large(group)
     for name, kind in tree.children(group).items():
         path = join(group, name)
         if kind == ARRAY:
@@ -243,10 +249,9 @@ def too_many_names(file: str, group: str) -> CorruptSourceError:
     )
 
 
-def _too_large(tree: Tree, group: str) -> CorruptSourceError:
+def _too_large(group: str) -> CorruptSourceError:
     return CorruptSourceError(
         f"'{group or '/'}' holds over {_MAX_ARRAYS} arrays, or is over {_MAX_DEPTH} levels deep",
-        file=tree.name,
         hint="say where the episodes are with --map: see 'gear-data lint SRC --suggest-map'",
     )
 
@@ -261,7 +266,7 @@ def matching(tree: Tree, pattern: str, kind: str) -> list[str]:
 
 def _matching(tree: Tree, group: str, parts: list[str], kind: str, depth: int) -> Iterator[str]:
     if depth > _MAX_DEPTH:
-        raise _too_large(tree, group)
+        raise _too_large(group)
     children = tree.children(group)
     if parts[0] == "**" and len(parts) > 1:
         yield from _matching(tree, group, parts[1:], kind, depth + 1)

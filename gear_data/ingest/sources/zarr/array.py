@@ -268,14 +268,12 @@ def _with_chunks(array: ZarrArray, number: int, stored: int) -> ZarrArray:
     if piece > _MAX_PIECE_BYTES:
         raise CorruptSourceError(
             f"the chunks of one row take {piece} bytes, above the limit of {_MAX_PIECE_BYTES}",
-            file=array.store.name,
             column=array.path,
             hint="write the array again with fewer rows in a chunk",
         )
     if claimed > max(_UNCHECKED_BYTES, stored * _MAX_RATIO):
         raise CorruptSourceError(
             f"claims {claimed} bytes, but the store has only {stored} bytes of its chunks",
-            file=array.store.name,
             column=array.path,
             hint="download the store again; if it is complete, write the array again with less compression",
         )
@@ -283,7 +281,6 @@ def _with_chunks(array: ZarrArray, number: int, stored: int) -> ZarrArray:
     if missing and array.fill is None:
         raise CorruptSourceError(
             f"{missing} of {expected} chunks are not in the store, and there is no fill value for them",
-            file=array.store.name,
             column=array.path,
             hint="download the store again",
         )

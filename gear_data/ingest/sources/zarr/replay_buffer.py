@@ -130,7 +130,7 @@ def _step_arrays(store: ZarrStore, options: SourceOptions) -> StepArrays:
         for name in scalars
     ]
     findings += [found for name in chosen if (found := data[name].missing_finding()) is not None]
-    ends = _read_ends(store, meta[_ENDS])
+    ends = _read_ends(meta[_ENDS])
     lengths = np.diff(ends, prepend=0)
     findings += _check_ends(store, ends, {name: len(data[name]) for name in chosen}, options)
     keep = np.flatnonzero(lengths)
@@ -159,12 +159,11 @@ def _rename(names: Iterable[str], chosen: Mapping[str, str]) -> dict[str, str]:
     return rename | dict(chosen)
 
 
-def _read_ends(store: ZarrStore, array: ZarrArray) -> npt.NDArray[np.int64]:
+def _read_ends(array: ZarrArray) -> npt.NDArray[np.int64]:
     """Reads int64 [n], the row after each episode."""
     if len(array.shape) != 1 or array.dtype.kind not in "iu":
         raise BadEpisodeError(
             f"holds {array.dtype} {array.shape}, not one row number for each episode",
-            file=store.name,
             column=_ENDS_PATH,
             hint="write the store again with Diffusion Policy's ReplayBuffer",
         )
@@ -190,7 +189,6 @@ def _check_ends(
         before = int(ends[number - 1]) if number else 0
         raise BadEpisodeError(
             f"ends at row {ends[number]}, but the episode before ends at row {before}",
-            file=store.name,
             column=_ENDS_PATH,
             row=number,
             hint="write the store again with Diffusion Policy's ReplayBuffer",
@@ -200,7 +198,6 @@ def _check_ends(
         if count < last:
             raise BadEpisodeError(
                 f"has {count} rows, but the last episode ends at row {last}",
-                file=store.name,
                 column=f"{_DATA}/{name}",
                 row=count,
                 hint="download the store again, or name the columns to keep with --columns (columns=[...])",
@@ -216,7 +213,7 @@ def _check_ends(
     findings = []
     for message, places, column in problems:
         if places and not options.skip_bad:
-            raise BadEpisodeError(message, file=store.name, column=column, row=places[0], hint=BAD_EPISODE_HINT)
+            raise BadEpisodeError(message, column=column, row=places[0], hint=BAD_EPISODE_HINT)
         if places:
             findings.append(Finding("bad-episode", f"{message}; skipped", len(places), store.name, places[0], column))
     return findings
