@@ -134,6 +134,18 @@ class Unit:
     bytes: int
 
 
+def files_between(start: Position, stop: Position, count: int) -> Iterator[tuple[int, int, int | None]]:
+    """Yields the files from `start` up to `stop`, of `count` files.
+
+    Yields number, first row, and the row after the last one; None for all rows.
+    """
+    for number in range(start.file, count):
+        first = start.row if number == start.file else 0
+        if (number, first) >= stop:
+            return
+        yield number, first, stop.row if number == stop.file else None
+
+
 class EpisodeSource(Protocol):
     """An opened source: its columns are known, and its episodes can be streamed.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from gear_data.common.paths import is_remote
@@ -14,6 +15,7 @@ from gear_data.common.progress import progress_bar
 from gear_data.ingest.merging.dataset_cameras import read_index
 from gear_data.ingest.merging.inputs import MergeInput
 from gear_data.ingest.several.embodiments import EMBODIMENT
+from gear_data.ingest.videos.draft import with_file_numbers
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.ingest.videos.storage_options import KEEP, LINK
 from gear_data.schema import Schema
@@ -23,15 +25,13 @@ from gear_data.storage.episode_tables import (
     read_episodes,
     read_finals,
     with_plain_text,
-    with_values,
 )
-from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry
+from gear_data.storage.manifest import FileEntry, ShardEntry
 from gear_data.storage.videos.mapped import is_kept, video_entry
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.placing import place
 from gear_data.storage.writing.staging import renumbered_episodes, renumbered_finals, with_new_ids, write_table
 from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_TABLE, TABLE_FILES, VideoIndex, files_fact
-from gear_data.video.segments import segment_columns
 
 EPISODES, FINALS = "episodes.arrow", "finals.arrow"
 
@@ -123,20 +123,14 @@ def _episode_tables(inputs: Sequence[MergeInput]) -> Iterator[pa.Table]:
             table = with_plain_text(read_episodes(path, item.manifest))
         if item.manifest.next_id != len(table):
             table = with_new_ids(table, table.column("episode_id").to_numpy())
-        table = _with_files_from(renumbered_episodes(table, first_episode, first_shard), item.manifest, first_video)
+        table = renumbered_episodes(table, first_episode, first_shard)
+        if (videos := read_index(item.files, item.manifest)) is not None:
+            numbers = np.arange(first_video, first_video + len(videos))
+            table = with_file_numbers(table, item.manifest.schema.videos, numbers)
+            first_video += len(videos)
         yield _with_embodiment(table, item.embodiment)
         first_episode += item.manifest.episodes
         first_shard += len(item.manifest.shards)
-        if (videos := read_index(item.files, item.manifest)) is not None:
-            first_video += len(videos)
-
-
-def _with_files_from(table: pa.Table, manifest: Manifest, first: int) -> pa.Table:
-    """Returns the table with the numbers of video files shifted by `first`."""
-    for spec in manifest.schema.videos:
-        name, _ = segment_columns(spec.name)
-        table = with_values(table, name, table.column(name).to_numpy() + first)
-    return table
 
 
 def _with_embodiment(table: pa.Table, name: str) -> pa.Table:

@@ -19,10 +19,10 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.columns import choose_columns
-from gear_data.ingest.source import Format, SourceOptions, SourceVideos, Unit
+from gear_data.ingest.source import Format, SourceOptions, SourceVideos, Unit, files_between
 from gear_data.ingest.sources.arrays.blocks import ReadEpisode, block_of
 from gear_data.schema import ColumnSpec, VideoFormat
-from gear_data.storage.episode_block import END, EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock, Position
 from gear_data.storage.journal.reading import Journal, is_journal, read_journal
 from gear_data.storage.journal.record import RecordedEpisode, RecordedVideo
 from gear_data.storage.journal.writing import SUFFIX
@@ -158,17 +158,13 @@ class JournalSource:
         return [Unit(Position(i if n else 0, 0), size) for n, (i, size) in enumerate(filled)]
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        for number, journal in enumerate(self._journals):
-            episodes = journal.contents.episodes
-            first = start.row if number == start.file else 0
-            last = stop.row if number == stop.file and stop != END else len(episodes)
-            if number < start.file or Position(number, first) >= stop:
-                continue
+        for number, first, last in files_between(start, stop, len(self._journals)):
+            file, episodes = self._journals[number].file.name, self._journals[number].contents.episodes[:last]
             size, begin = 0, first
-            for row in range(first, last):
+            for row in range(first, len(episodes)):
                 size += sum(int(values.nbytes) for values in episodes[row].columns.values())
-                if size >= _BLOCK_BYTES or row + 1 == last:
-                    yield self._block(journal.file.name, episodes[begin : row + 1], Position(number, begin))
+                if size >= _BLOCK_BYTES or row + 1 == len(episodes):
+                    yield self._block(file, episodes[begin : row + 1], Position(number, begin))
                     size, begin = 0, row + 1
 
     def _block(self, file: str, episodes: Sequence[RecordedEpisode], position: Position) -> EpisodeBlock:

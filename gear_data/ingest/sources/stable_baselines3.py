@@ -39,7 +39,7 @@ from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.location import Location, SourceFile, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import choose_columns, column_spec, leave_out
 from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, name_map
-from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
+from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit, files_between
 from gear_data.ingest.sources.arrays.source import describe
 from gear_data.ingest.sources.hdf5.flat_file import flat_file, root_scalars
 from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES
@@ -392,10 +392,7 @@ class ReplayBufferSource:
         return units
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        for index in range(start.file, len(self._files)):
-            first = start.row if index == start.file else 0
-            if (index, first) >= stop:
-                return
+        for index, first, stop_row in files_between(start, stop, len(self._files)):
             with self._files[index].open() as tree:
                 file = read_buffer(tree)
                 layout = self._layout(file)
@@ -404,7 +401,7 @@ class ReplayBufferSource:
                     self.findings.extend(layout.findings)
                     if not len(episodes):
                         self.findings.add(Finding("empty-file", "the arrays hold no steps", file=layout.name))
-                last = min(stop.row, len(episodes)) if index == stop.file else len(episodes)
+                last = len(episodes) if stop_row is None else min(stop_row, len(episodes))
                 if first < last:
                     yield from self._file_blocks(file, layout, episodes, index, first, last)
 

@@ -78,10 +78,10 @@ def probe(location: Location) -> str | None:
 
 def open_(location: Location, options: SourceOptions) -> ArraySource:
     """Opens the memory maps. Raises UnknownFormatError if there is no `meta.json`."""
-    root = next((root for root in _ROOTS if location.file(root + _META) is not None), None)
-    if root is None:
+    root, meta_file = next(((root, file) for root in _ROOTS if (file := location.file(root + _META))), ("", None))
+    if meta_file is None:
         raise UnknownFormatError(f"holds no {_META}", hint="save it with TensorDict.memmap(folder)")
-    batch_shape, tree = _read_tree(location, root)
+    batch_shape, tree = _read_tree(location, root, meta_file)
     runs = _filled_runs(location, root, batch_shape)
     findings = _findings(location, root, tree, runs)
     columns = _choose_columns(tree, options)
@@ -121,12 +121,9 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
-def _read_tree(location: Location, root: str) -> tuple[tuple[int, ...], _TensorTree]:
+def _read_tree(location: Location, root: str, meta_file: SourceFile) -> tuple[tuple[int, ...], _TensorTree]:
     """Returns the batch size, and all values below it."""
     tree = _TensorTree()
-    meta_file = location.file(root + _META)
-    if meta_file is None:
-        raise CorruptSourceError("is missing", file=root + _META, hint=_SAVE_AGAIN)
     meta = read_json_object(meta_file)
     batch_shape = meta.get("shape")
     if not _is_shape(batch_shape) or not isinstance(batch_shape, list):

@@ -19,7 +19,7 @@ from gear_data.errors import CorruptSourceError, EmptySourceError, GearError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import files_to_compare, placed, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import check_dtypes, with_dtypes
-from gear_data.ingest.source import UNIT_BYTES, Unit
+from gear_data.ingest.source import UNIT_BYTES, Unit, files_between
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.blocks import episode_runs, merge_small_blocks, read_block
 from gear_data.ingest.sources.arrays.classify import FIRST
@@ -124,15 +124,11 @@ class ArraySource:
         yield from merge_small_blocks(self._blocks(start, stop), self._row_bytes, _BLOCK_BYTES)
 
     def _blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        for index in range(start.file, len(self._names)):
-            first = start.row if index == start.file else 0
-            if (index, first) >= stop:
-                return
+        for index, first, last in files_between(start, stop, len(self._names)):
             with placed(self._names[index]), self._open_reader() as reader:
                 arrays = self._open_arrays(index)
                 self._check_matches_first(arrays)
                 episodes = arrays.locate()
-                last = stop.row if index == stop.file else len(episodes)
                 if first == 0:
                     self.findings.extend(episodes.findings)
                 if not len(episodes):

@@ -36,7 +36,7 @@ from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_
 from gear_data.ingest.sources.tables.to_numpy import (
     BadRowsError,
     IrregularRowsError,
-    list_depth,
+    column_values,
     list_lengths,
     null_rows,
     path_rows,
@@ -44,9 +44,7 @@ from gear_data.ingest.sources.tables.to_numpy import (
     row_hint,
     storage_array,
     to_numpy,
-    to_variable,
 )
-from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
 
 
@@ -170,7 +168,7 @@ class EpisodeRowSource:
         variable: dict[str, pa.Array] = {}
         for source, spec in zip(self._roles.steps, self.columns, strict=False):
             try:
-                values = _values(steps[source], spec)
+                values = column_values(steps[source], spec)
             except IrregularRowsError as error:
                 episodes = np.unique(np.searchsorted(offsets, error.rows, side="right") - 1)
                 step = int(error.rows[0] - offsets[episodes[0]])
@@ -268,7 +266,7 @@ class EpisodeRowSource:
                 raise BadRowsError(differ.astype(np.int64), end.source, reason)
             has_final = end.present
             try:
-                values = _values(end.values, specs[end.name])
+                values = column_values(end.values, specs[end.name])
             except IrregularRowsError as error:
                 raise BadRowsError(np.flatnonzero(end.present)[error.rows], end.source, error.reason) from error
             (variable_finals if specs[end.name].variable_length else finals)[end.name] = values
@@ -314,14 +312,6 @@ def _split_extra(
     is_step = np.ones(int(offsets[-1]), np.bool_)
     is_step[at] = False
     return values.filter(pa.array(is_step)), values.take(pa.array(at))
-
-
-def _values(array: pa.Array, spec: ColumnSpec) -> Any:
-    """Converts values to [n, *shape], or to an array of variable length."""
-    if spec.variable_length:
-        return to_variable(array, spec.dtype)
-    values = to_numpy(array, spec.shape or (1,) * list_depth(array.type))
-    return values.reshape(len(values), *spec.shape)
 
 
 FORMAT = Format(

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import SourceFile, files_to_compare, separate_datasets_hint
-from gear_data.ingest.source import UNIT_BYTES
+from gear_data.ingest.source import UNIT_BYTES, files_between
 from gear_data.ingest.sources.tables.fetched_files import fetched_ahead
 from gear_data.ingest.sources.tables.files.kind import FETCH_BYTES, BatchSizer, FileKind, RowGroups, TableFile
 from gear_data.ingest.sources.tables.flatten import (
@@ -218,10 +218,8 @@ class FileTables:
         files = self.files[start.file : stop.file + (stop.row > 0)]
         # Libraries read the files of other kinds.
         with closing(fetched_ahead(files if self._kind.splittable else ())) as fetched:
-            for index, file in enumerate(files, start.file):
-                first = start.row if index == start.file else 0
-                last = stop.row if index == stop.file else None
-                with self._open(next(fetched, file)) as opened:
+            for index, first, last in files_between(start, stop, len(self.files)):
+                with self._open(next(fetched, self.files[index])) as opened:
                     for row, groups in _row_group_runs(opened.row_groups(), first, last):
                         yield from self._run_batches(index, opened, row, groups, first, last)
 

@@ -50,15 +50,13 @@ from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_
 from gear_data.ingest.sources.tables.to_numpy import (
     BadRowsError,
     IrregularRowsError,
+    column_values,
     inner_shape,
-    is_list,
     leaf_dtype,
     path_rows,
     paths_left_out,
     row_hint,
     storage_array,
-    to_numpy,
-    to_variable,
     variable_dtype,
 )
 from gear_data.schema import ColumnSpec
@@ -307,13 +305,10 @@ class StepRowSource:
         for source, spec in zip(self._sources, self.columns, strict=True):
             array = storage_array(table.column(source))
             try:
-                if spec.variable_length:
-                    variable[spec.name] = to_variable(array, spec.dtype)
-                    if (paths := path_rows(array)) is not None:
-                        columns[_PATH_CHECK + source] = paths
-                else:
-                    values = to_numpy(array, spec.shape if spec.shape or not is_list(array.type) else (1,))
-                    columns[spec.name] = values.reshape(len(values), *spec.shape)
+                values = column_values(array, spec)
+                (variable if spec.variable_length else columns)[spec.name] = values
+                if (paths := path_rows(array)) is not None:
+                    columns[_PATH_CHECK + source] = paths
             except IrregularRowsError as error:
                 rows = np.flatnonzero(keep)[error.rows]
                 if self._options.skip_bad:

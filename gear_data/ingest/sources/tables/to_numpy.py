@@ -16,7 +16,7 @@ from gear_data.errors import UnsupportedColumnError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, leave_out
 from gear_data.ingest.pipeline.names import canonical_name
-from gear_data.schema import DTYPES, VARIABLE_TYPES
+from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
 
 _NULL = "holds a null"
 #: Number of rows from which the shape of a column is inferred.
@@ -166,6 +166,17 @@ def to_numpy(array: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     else:
         values = array.to_numpy(zero_copy_only=False)
     return np.ascontiguousarray(values).reshape(rows, *shape)
+
+
+def column_values(array: pa.Array, spec: ColumnSpec) -> Any:
+    """Converts an array to the values of a column: [len(array), *shape], or an array of variable length.
+
+    Raises IrregularRowsError as `to_numpy` and `to_variable`.
+    """
+    if spec.variable_length:
+        return to_variable(array, spec.dtype)
+    values = to_numpy(array, spec.shape or (1,) * list_depth(array.type))
+    return values.reshape(len(values), *spec.shape)
 
 
 def row_hint(reason: str, column: str, type_: pa.DataType) -> str:

@@ -15,7 +15,7 @@ from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.layout import Column, Kind, Layout
 from gear_data.ingest.location import files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import choose_columns
-from gear_data.ingest.source import UNIT_BYTES, SourceOptions, Unit
+from gear_data.ingest.source import UNIT_BYTES, SourceOptions, Unit, files_between
 from gear_data.ingest.sources.arrays.blocks import (
     ReadEpisode,
     block_of,
@@ -320,13 +320,9 @@ class TreeSource:
         yield from merge_small_blocks(self._blocks(start, stop), self._row_bytes, _BLOCK_BYTES)
 
     def _blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
-        for index in range(start.file, len(self._trees)):
-            first = start.row if index == start.file else 0
-            if (index, first) >= stop:
-                return
+        for index, first, last in files_between(start, stop, len(self._trees)):
             with self._trees[index].open() as tree:
                 episodes = self._find(tree)
-                last = stop.row if index == stop.file else len(episodes)
                 if isinstance(episodes, EpisodeRanges) and first == 0:
                     self.findings.extend(episodes.findings)
                 if not len(episodes):
@@ -337,7 +333,7 @@ class TreeSource:
                     yield from self._placed_blocks(tree, episodes, index, first, last)
 
     def _flat_blocks(
-        self, tree: Tree, episodes: EpisodeRanges, index: int, first: int, last: int
+        self, tree: Tree, episodes: EpisodeRanges, index: int, first: int, last: int | None
     ) -> Iterator[EpisodeBlock]:
         arrays = flat_arrays(tree.name, self._contents.columns, episodes)
         reader = FlatReader(tree, self._contents.model, self.findings, is_first=first == 0)
@@ -346,7 +342,7 @@ class TreeSource:
             yield read_block(arrays, self.columns, episodes, reader, position, first + end)
 
     def _placed_blocks(
-        self, tree: Tree, places: Sequence[EpisodePlace], index: int, first: int, last: int
+        self, tree: Tree, places: Sequence[EpisodePlace], index: int, first: int, last: int | None
     ) -> Iterator[EpisodeBlock]:
         if first == 0:
             self._check_file(tree, places)
