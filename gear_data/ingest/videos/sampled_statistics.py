@@ -8,13 +8,11 @@ connection.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import Pipe
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +31,7 @@ from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.frame_statistics import FrameSample, choose_sample, count_values, frame_statistics
 from gear_data.video.index_tables import VideoIndex
+from gear_data.video.indexing.worker_process import WorkerEndedError, WorkerProcess
 from gear_data.video.memory_limit import limit_memory
 from gear_data.video.segments import VideoSegments, segment_columns
 
@@ -80,12 +79,12 @@ def sampled_statistics(
     """
     statistics = {}
     lengths = episodes.column("length").to_numpy()
-    with _Worker() as worker:
+    with WorkerProcess("gear_data.ingest.videos.sampled_statistics") as worker:
         for spec in cameras:
             name = spec.name
             segments = VideoSegments(*(episodes.column(column).to_numpy() for column in segment_columns(name)))
             needed = _Needed.of(index, files, choose_sample(index, segments, lengths), depth=spec.depth is not None)
-            counts = worker.counts(needed) if shareable else needed.counts()
+            counts = needed.counts_in(worker) if shareable else needed.counts()
             if isinstance(counts, str):
                 message = f"a sample of the frames cannot be decoded: {counts}; the camera has no statistics"
                 findings.add(Finding("video-statistics-left-out", message, column=name))
@@ -98,27 +97,21 @@ def sampled_statistics(
     return statistics
 
 
+@dataclass(frozen=True, eq=False)
 class _Needed:
     """Everything that decoding a sample needs.
 
-    Args:
+    Attributes:
         tables: the tables of the sample's files.
         files: the files.
         sample: the frames, with numbers of these files.
         depth: whether they are depth.
     """
 
-    def __init__(
-        self,
-        tables: tuple[pa.Table, pa.Table],
-        files: Sequence[SourceFile],
-        sample: FrameSample,
-        depth: bool = False,
-    ) -> None:
-        self.tables = tables
-        self.files = files
-        self.sample = sample
-        self.depth = depth
+    tables: tuple[pa.Table, pa.Table]
+    files: Sequence[SourceFile]
+    sample: FrameSample
+    depth: bool = False
 
     @staticmethod
     def of(index: VideoIndex, files: Sequence[SourceFile], sample: FrameSample, *, depth: bool = False) -> _Needed:
@@ -142,50 +135,14 @@ class _Needed:
         except MemoryError:
             return "too little memory"
 
-
-class _Worker:
-    """A worker process. It starts with the first sample, and again after it died."""
-
-    def __init__(self) -> None:
-        self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None
-
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def counts(self, needed: _Needed) -> Int64Array | str:
-        """Returns `needed.counts()` of the worker."""
-        process, connection = self._started()
-        limit = _SECONDS + _SECONDS_PER_FRAME * len(needed.sample)
+    def counts_in(self, worker: WorkerProcess) -> Int64Array | str:
+        """Returns `counts` of a worker process, or the reason why it cannot."""
+        seconds = _SECONDS + _SECONDS_PER_FRAME * len(self.sample)
         try:
-            connection.send((needed.tables, needed.files, needed.sample, needed.depth))
-            if connection.poll(limit):
-                counts: Int64Array | str = connection.recv()
-                return counts
-            problem = f"FFmpeg did not finish within {limit:.0f} s"
-        except (EOFError, OSError):
-            problem = f"FFmpeg ended its process with status {process.wait()}"
-        self._end()
-        return problem
-
-    def _started(self) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
-        if self._running is None:
-            ours, theirs = Pipe()
-            with theirs:
-                command = [sys.executable, "-m", "gear_data.ingest.videos.sampled_statistics", str(theirs.fileno())]
-                process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-            self._running = process, ours
-        return self._running
-
-    def _end(self) -> None:
-        if self._running is not None:
-            process, connection = self._running
-            self._running = None
-            process.kill()
-            process.wait()
-            connection.close()
+            counts: Int64Array | str = worker.ask((self.tables, self.files, self.sample, self.depth), seconds)
+            return counts
+        except WorkerEndedError as error:
+            return str(error)
 
 
 if __name__ == "__main__":

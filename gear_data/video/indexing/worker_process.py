@@ -18,14 +18,44 @@ from gear_data.errors import CorruptSourceError, GearError
 Result = TypeVar("Result")
 
 
+class WorkerEndedError(Exception):
+    """Raised if a worker process crashed or hung. The text says which."""
+
+
 class WorkerProcess:
     """A worker process, started at its first file and again after it died.
 
-    One thread uses it at a time.
+    One thread uses it at a time. As a context manager, it is closed at the end.
+
+    Args:
+        module: the module that runs in the process, with the number of an inherited connection as its argument.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "gear_data.video.indexing.worker") -> None:
+        self._module = module
         self._running: tuple[subprocess.Popen[bytes], Connection[Any, Any]] | None = None
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(self, message: object, seconds: float) -> Any:
+        """Sends a message to the process, and returns the answer that arrives within `seconds`.
+
+        Raises WorkerEndedError without an answer.
+        """
+        process, connection = self._started()
+        try:
+            connection.send(message)
+            if connection.poll(seconds):
+                return connection.recv()
+            problem = f"FFmpeg did not finish reading it within {seconds:.0f} s"
+        except (EOFError, OSError):
+            problem = f"FFmpeg ended its process with status {process.wait()} while reading it"
+        self.close()
+        raise WorkerEndedError(problem)
 
     def run(
         self, function: Callable[..., Result], path: Path, *arguments: Any, file: str, seconds: float
@@ -43,19 +73,12 @@ class WorkerProcess:
             The result, or the GearError that the function raised. If the process crashed, hung, or needed too much
             memory, it is CorruptSourceError.
         """
-        process, connection = self._started()
         try:
-            connection.send((function, path, arguments, file))
-            if connection.poll(seconds):
-                result: Result | GearError = connection.recv()
-                return result
-            problem = f"FFmpeg did not finish reading it within {seconds:.0f} s"
-        except (EOFError, OSError):
-            problem = f"FFmpeg ended its process with status {process.wait()} while reading it"
-        self.close()
-        return CorruptSourceError(
-            problem, file=file, hint="the file may be damaged: copy or download it again, or encode it again"
-        )
+            result: Result | GearError = self.ask((function, path, arguments, file), seconds)
+            return result
+        except WorkerEndedError as error:
+            hint = "the file may be damaged: copy or download it again, or encode it again"
+            return CorruptSourceError(str(error), file=file, hint=hint)
 
     def kill(self) -> None:
         """Ends the process. If it is reading a file, the file has an error."""
@@ -75,7 +98,7 @@ class WorkerProcess:
         if self._running is None:
             ours, theirs = Pipe()
             with theirs:
-                command = [sys.executable, "-m", "gear_data.video.indexing.worker", str(theirs.fileno())]
+                command = [sys.executable, "-m", self._module, str(theirs.fileno())]
                 process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
             self._running = process, ours
         return self._running

@@ -18,10 +18,11 @@ from gear_data.errors import BadEpisodeError, InvalidArgumentError, UnknownNameE
 from gear_data.ingest.location import locate
 
 pytest.importorskip("av")
-from gear_data.ingest.videos.sampled_statistics import _Needed, _Worker
+from gear_data.ingest.videos.sampled_statistics import _Needed
 from gear_data.video.frame_statistics import FrameSample
 from gear_data.video.index_tables import index_tables
 from gear_data.video.indexing.demux import index_file
+from gear_data.video.indexing.worker_process import WorkerProcess
 from tests.support.cameras.filmed import FPS, damage_a_frame, decoded, moving_bar, write_video
 
 pytestmark = pytest.mark.processes
@@ -183,6 +184,6 @@ def test_a_crash_is_contained(robot: tuple[Path, list[Path]]) -> None:
     tables = index_tables([index_file(robot[1][0], "0.mp4")])
     needed = _Needed(tables, [_Crash()], FrameSample(np.zeros(1, np.int64), np.zeros(1, np.int64)))  # type: ignore[list-item]
     alone = _Needed(tables, locate(str(robot[1][0]), None).files, needed.sample)
-    with _Worker() as worker:
-        assert "status -6" in str(worker.counts(needed))
-        np.testing.assert_array_equal(worker.counts(alone), alone.counts())
+    with WorkerProcess("gear_data.ingest.videos.sampled_statistics") as worker:
+        assert "status -6" in str(needed.counts_in(worker))
+        np.testing.assert_array_equal(alone.counts_in(worker), alone.counts())
