@@ -104,8 +104,10 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         self._dataset = (
             open_dataset(str(self.root), convert=ConvertOptions(videos=storage)) if dataset is None else dataset
         )
-        depths = [spec.depth for spec in self._dataset.schema.videos if spec.depth is not None]
-        self.depth_output_unit = depths[0].unit if depths else depth_output_unit
+        depths = {key: spec.depth for key, spec in source_columns(self._dataset).items() if spec.depth is not None}
+        #: Cameras of depth. LeRobot 0.4 does not know them.
+        self._depth_keys = frozenset(depths)
+        self.depth_output_unit = next(iter(depths.values())).unit if depths else depth_output_unit
         if depths and hasattr(self.meta, "rescale_depth_stats"):
             # As LeRobot's class does: the statistics get the unit of the frames.
             self.meta.rescale_depth_stats(self.depth_output_unit)
@@ -138,11 +140,11 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         positions = np.array([self._checked(index) for index in indices], np.int64)
         if self._positions is not None:
             positions = self._positions[positions]
-        items, depth = self._items(positions), getattr(self.meta, "depth_keys", ())
+        items = self._items(positions)
         for item, position in zip(items, positions.tolist(), strict=True):
             if self.image_transforms is not None:
                 for key in self.meta.camera_keys:
-                    if key not in depth:
+                    if key not in self._depth_keys:
                         item[key] = self.image_transforms(item[key])
             item["task"] = self._text(item, _TASK, self._tasks, position)
             if self._subtasks is not None:
