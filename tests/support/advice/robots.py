@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -138,7 +139,40 @@ def follow_statements(source: Path) -> Path:
     return source
 
 
+def without_file(folder: Path) -> Path:
+    """Writes a LeRobot dataset that lists its episodes, of which the file of one is missing."""
+    listed = "".join(json.dumps({"episode_index": i}) + "\n" for i in range(3))
+    source = lerobot(episodes_jsonl=listed)(folder)
+    next(source.rglob("episode_000002.parquet")).unlink()
+    return source
+
+
 ROBOTS: dict[str, Advice | Scene] = {
+    "LeRobot, an episode that is not listed: others": Advice(
+        lerobot(),
+        InvalidArgumentError,
+        "give other numbers in only_episodes (--only-episodes)",
+        "--only-episodes 0",
+        {"episodes": EpisodeBoundaries(only_episodes=(0, 9))},
+        steps=1,
+    ),
+    "LeRobot, an episode that is not listed: all": Advice(
+        lerobot(),
+        InvalidArgumentError,
+        "or leave it out",
+        refused={"episodes": EpisodeBoundaries(only_episodes=(0, 9))},
+        steps=-1,
+    ),
+    "LeRobot, the file of a chosen episode": Advice(
+        without_file,
+        CorruptSourceError,
+        "restore the folder data/",
+        "",
+        {"episodes": EpisodeBoundaries(only_episodes=(2,))},
+        again(lerobot()),
+        len(make_rollouts(3, seed=1)[2]),
+        given="--only-episodes 2",
+    ),
     "robomimic and another layout": Advice(
         lambda folder: (
             (hdf5("data/demo_{}/", ACTIONS)(folder).rename(folder / "a.hdf5"), hdf5("ep_{}/", ACTIONS)(folder))[
