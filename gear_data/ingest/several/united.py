@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gear_data.errors import UnsupportedColumnError
@@ -30,9 +30,8 @@ def united_columns(parts: Sequence[NamedColumns]) -> tuple[ColumnSpec, ...]:
                 continue
             if (known.dtype, known.shape, known.derived) != (column.dtype, column.shape, column.derived):
                 hint = "with --rename, so that the names differ, or leave the column out with --columns"
-                if known.shape == column.shape:
-                    source = column.source or column.name
-                    hint = f"with --dtype {source}={known.dtype} (tables=TableOptions(dtype=...)), or {hint}"
+                if known.shape == column.shape and (dtypes := _dtype_options(part, columns)):
+                    hint = f"with {dtypes} (tables=TableOptions(dtype=...)), or {hint}"
                 raise UnsupportedColumnError(
                     f"is {_described(column)} here, but {_described(known)} in {owners[column.name]}",
                     file=name,
@@ -57,6 +56,18 @@ def united_columns(parts: Sequence[NamedColumns]) -> tuple[ColumnSpec, ...]:
     for name, part in parts:
         _check_finals(name, part, columns, parts)
     return tuple(columns.values())
+
+
+def _dtype_options(part: Sequence[ColumnSpec], columns: Mapping[str, ColumnSpec]) -> str:
+    """Returns the options that give all columns of numbers of a part the dtypes of the others; "" if none differs."""
+    pairs = [(column, columns[column.name]) for column in part if column.name in columns and not column.derived]
+    return " ".join(
+        f"--dtype {column.source or column.name}={known.dtype}"
+        for column, known in pairs
+        if column.dtype != known.dtype
+        and column.shape == known.shape
+        and not {column.dtype, known.dtype} & {"bool", "string", "binary"}
+    )
 
 
 def _check_finals(

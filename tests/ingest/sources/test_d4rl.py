@@ -208,7 +208,7 @@ def test_another_dtype(next_names: tuple[str, ...], sources: Any, tmp_path: Path
         assert ds[i].final["observations"].dtype == np.float64
         np.testing.assert_array_equal(ds[i].final["observations"], rollout.final)
     gear_data.convert(source, tmp_path / "plain")
-    with pytest.raises(UnsupportedColumnError, match="--dtype observations=float64") as error:
+    with pytest.raises(UnsupportedColumnError, match=r"again with --dtype observations=float64 \(tables") as error:
         gear_data.merge([tmp_path / "d", tmp_path / "plain"], tmp_path / "both")
     assert "is float32 [" in str(error.value)
     gear_data.convert(
