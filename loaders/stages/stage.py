@@ -13,9 +13,10 @@ from gear_data.common.typed_json import Count, resolved
 from gear_data.dataset.dataset import Dataset
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.batch_source import BatchSource
-from gear_data.loaders.component import LoaderComponent, Origin, make_components
+from gear_data.loaders.component import LoaderComponent, Origin
 from gear_data.loaders.decoding.variable import check_decoders, check_joined
 from gear_data.loaders.passes.layout import NO_END, PassLayout, pass_layout
+from gear_data.loaders.stages.components import make_components
 from gear_data.loaders.window_source import WindowSource, make_window_source
 from gear_data.selection.samplers import WeightedSelector
 
