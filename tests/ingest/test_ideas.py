@@ -23,7 +23,6 @@ from gear_data.errors import (
     CorruptSourceError,
     GearError,
     UnknownFormatError,
-    UnsupportedColumnError,
 )
 from tests.support.encoded_images import encode_image
 from tests.support.makers.ideas import WRITERS, Episode, Writer
@@ -585,7 +584,6 @@ KEPT_COLUMNS = {"columns": ("observations", "actions", "rewards")}
 APART = Impossible("episodes are apart: none follows another one")
 ONE_SCHEMA = Impossible("all steps have the same columns")
 TEXT = Impossible("text has no bytes and no uint8")
-BYTES_REFUSED = Refused(UnsupportedColumnError, "--columns")
 IDEAS |= {
     "images as byte strings of one size": Idea(
         lambda: _without_next(**{"observations.image": _byte_strings}),
@@ -596,7 +594,6 @@ IDEAS |= {
             "Minari (HDF5)": Impossible("another array is an info"),
             "Minari (Arrow)": OWN_COLUMNS,
             "V-D4RL": OWN_OBSERVATIONS,
-            "Stable-Baselines3": BYTES_REFUSED,
             "TorchRL": Impossible("tensors hold no byte strings"),
         },
     ),

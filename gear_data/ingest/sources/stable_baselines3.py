@@ -17,15 +17,17 @@ it overwrites the oldest one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.common.images import looks_like_image
 from gear_data.errors import (
     BadEpisodeError,
     CorruptSourceError,
@@ -86,7 +88,21 @@ def read_buffer(tree: Tree) -> BufferFile:
     paths = tree.arrays if isinstance(tree, NamedArrays) else file.kinds
     arrays = {path: file.array(path, tree.name) for path in paths}
     scalars = root_scalars(tree, [array for array in arrays.values() if not array.shape])
-    return BufferFile(tree.name, {path: array for path, array in arrays.items() if array.shape}, scalars)
+    return BufferFile(tree.name, {path: _in_rows(array) for path, array in arrays.items() if array.shape}, scalars)
+
+
+def _in_rows(array: TreeArray) -> TreeArray:
+    """Returns encoded images of one size, which npz has as byte strings, as rows of uint8; another array as it is."""
+    if not array.dtype.startswith("|S") or len(array.shape) != 2 or not math.prod(array.shape):
+        return array
+    if not looks_like_image(bytes(array.read(0, 1)[0, 0])):
+        return array
+
+    def read(start: int, stop: int) -> npt.NDArray[np.uint8]:
+        values = np.ascontiguousarray(array.read(start, stop))
+        return values.view(np.uint8).reshape(*values.shape, -1)
+
+    return replace(array, shape=(*array.shape, np.dtype(array.dtype).itemsize), dtype="uint8", read=read)
 
 
 REQUIRED = ("actions", "rewards", DONES)

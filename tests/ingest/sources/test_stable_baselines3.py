@@ -25,6 +25,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources import stable_baselines3, unrecognised
 from tests.support.checks import check_units, warning_codes
+from tests.support.encoded_images import encode_image
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -288,6 +289,23 @@ def test_the_error_for_a_pickle_says_how_to_save_it(is_dict: bool, replay_buffer
         assert dataset.schema["observations.state"].has_final
     else:
         check(dataset, expected_episodes(streams, 20), False)
+
+
+def test_images_as_byte_strings_of_one_size(tmp_path: Path) -> None:
+    """Images of two environments, from a full buffer whose oldest step is in row 2."""
+    levels = np.arange(16).reshape(8, 2)
+    encoded = [[encode_image(np.full((4, 4, 3), level, np.uint8)) for level in row] for row in levels]
+    dones = np.zeros((8, 2))
+    dones[4, 0] = 1
+    arrays = {"observations.image": np.array(encoded, "S200"), "actions": np.zeros((8, 2, 1)), "dones": dones}
+    np.savez_compressed(tmp_path / "a.npz", rewards=np.ones((8, 2)), pos=2, full=True, **arrays)
+    gear_data.convert(tmp_path / "a.npz", tmp_path / "d", progress=False)
+    found = {
+        (episode["observations.image"][0, 0, 0, 0].item()): episode["observations.image"][:, 0, 0, 0].tolist()
+        for episode in gear_data.open(tmp_path / "d")
+    }
+    # There is no `next_observations`: the oldest step, of row 2, is lost.
+    assert found == {6: [6, 8], 10: [10, 12, 14, 0, 2], 7: [7, 9, 11, 13, 15, 1, 3]}
 
 
 def test_the_documentation_has_the_same_lines() -> None:
