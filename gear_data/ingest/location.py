@@ -6,10 +6,11 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import IO, Any
 from urllib.parse import unquote
@@ -19,7 +20,14 @@ import pyarrow as pa
 from gear_data.common.extras import import_datasets
 from gear_data.common.paths import is_remote, is_utf8, missing_hint, plain_path, printable
 from gear_data.common.retry import MANY, answer_of, with_retries
-from gear_data.errors import CorruptSourceError, GearError, InvalidArgumentError, RemoteError, SourceNotFoundError
+from gear_data.errors import (
+    CorruptSourceError,
+    GearError,
+    InvalidArgumentError,
+    RemoteError,
+    SourceNotFoundError,
+    UnknownFormatError,
+)
 from gear_data.ingest.sources.memory.transitions import as_table, holds_arrays, holds_transitions, transition_episodes
 from gear_data.ingest.splits import choose_split, several_splits
 from gear_data.ingest.table_options import TableOptions
@@ -142,6 +150,17 @@ def placed(file: str, column: str | None = None) -> Iterator[None]:
         raise
 
 
+def listed(names: Iterable[object]) -> str:
+    """Returns the first ten names, for a message."""
+    first = [str(name) for name in islice(names, 11)]
+    return ", ".join([*first[:10], "..."] if len(first) > 10 else first)
+
+
+def holds_several(what: str, names: Iterable[object], hint: str) -> UnknownFormatError:
+    """Returns the error for a source that holds several datasets, of which one can be read."""
+    return UnknownFormatError(f"holds several {what}: {listed(names)}", hint=hint)
+
+
 def separate_datasets_hint(names: Sequence[str], one: str, other: str) -> str | None:
     """Returns a hint for a source whose folders are separate datasets.
 
@@ -155,9 +174,8 @@ def separate_datasets_hint(names: Sequence[str], one: str, other: str) -> str | 
     """
     if PurePosixPath(one).parent == PurePosixPath(other).parent:
         return None
-    folders = list(_first_of_folders(names))
-    shown = ", ".join(folders[:10]) + (", ..." if len(folders) > 10 else "")
-    return f"if the folders are separate datasets, convert one folder at a time: {shown}"
+    folders = listed(_first_of_folders(names))
+    return f"if the folders are separate datasets, convert one folder at a time: {folders}"
 
 
 def files_to_compare(names: Sequence[str], sizes: Sequence[int], large: int) -> list[int]:

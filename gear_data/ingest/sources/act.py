@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.layout import Column, ColumnRole, EpisodeRule, Kind
-from gear_data.ingest.location import Location
+from gear_data.ingest.location import Location, listed
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.blocks import ReadEpisode
 from gear_data.ingest.sources.tree.formats import Model, TreeFormat, open_format
@@ -68,11 +68,10 @@ def _check_files(trees: Sequence[Container]) -> None:
             if not _is_episode(tree):
                 others.append(item.name)
     if others:
-        shown = ", ".join(others[:10]) + (", ..." if len(others) > 10 else "")
         raise UnknownFormatError(
             f"{len(others)} of {len(trees)} files lack {_ACTION} or {_QPOS}",
             file=others[0],
-            hint=f"move these files to another folder: {shown}; or leave them out with --on-bad-episode skip",
+            hint=f"move these files to another folder: {listed(others)}; or leave them out with --on-bad-episode skip",
         )
 
 

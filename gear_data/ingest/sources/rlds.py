@@ -30,7 +30,7 @@ from gear_data.errors import (
     errors_as,
 )
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.location import Location, SourceFile, holds_several
 from gear_data.ingest.pipeline.episode_stream import EpisodeStream
 from gear_data.ingest.pipeline.episode_values import flatten, is_scalar
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
@@ -68,11 +68,8 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
     if not folders:
         raise UnknownFormatError(f"holds no {_INFO} with a {_FEATURES} next to it", hint="leave --format out")
     if len(folders) > 1:
-        shown = ", ".join(name.rstrip("/") for name in folders[:10]) + (", ..." if len(folders) > 10 else "")
-        raise UnknownFormatError(
-            f"holds several datasets, or versions of one: {shown}",
-            hint=f"give the folder of one of them: {PurePosixPath(location.name) / folders[-1]}",
-        )
+        hint = f"give the folder of one of them: {PurePosixPath(location.name) / folders[-1]}"
+        raise holds_several("datasets, or versions of one", (name.rstrip("/") for name in folders), hint)
     folder = folders[0]
     file = location.file(folder + _INFO)
     if file is None or file.filesystem is not None:

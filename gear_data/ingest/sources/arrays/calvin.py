@@ -30,7 +30,7 @@ from gear_data.errors import (
     UnknownFormatError,
 )
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.location import Location, SourceFile, holds_several
 from gear_data.ingest.pipeline.columns import LEAVE_OUT, choose_columns
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import read_small_npz
@@ -142,10 +142,7 @@ def _split(location: Location) -> _Split:
         )
     names = [folder.name for folder in lists]
     if len(set(names)) < len(names):
-        raise UnknownFormatError(
-            f"holds several datasets: {', '.join(map(str, list(lists)[:10]))}",
-            hint="convert one at a time: give its folder",
-        )
+        raise holds_several("datasets", lists, "convert one at a time: give its folder")
     if location.split is not None and location.split not in names:
         raise no_such_split(location.name, location.split, filter(None, names))
     if location.split is None and len(names) > 1:

@@ -5,7 +5,7 @@ The roles are step columns, episode boundaries, scalars, and arrays that are lef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from gear_data.ingest.sources.arrays.first_rows import (
     row_convention,
 )
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
+from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 
 #: Rows between episodes, as `np.split` takes them (`imitation`).
 INDICES = "indices"
@@ -86,6 +87,27 @@ class ClassifiedArrays:
     def boundary(self) -> str:
         """Source name of the first array of `boundaries`."""
         return self.sources[next(iter(self.boundaries))]
+
+    def with_episodes(
+        self,
+        episodes: EpisodeRanges,
+        arrays: Mapping[str, StoredArray],
+        final_row_columns: Iterable[str] = (),
+        *,
+        shifted: frozenset[str] = frozenset(),
+        flag_sources: Mapping[str, str] | None = None,
+    ) -> StepArrays:
+        """Returns step arrays whose episodes are known. `flag_sources` has the sources of flags that are no array."""
+        return StepArrays(
+            name=self.name,
+            steps=int(episodes.lengths.sum()),
+            arrays=arrays,
+            sources={**self.sources, **(flag_sources or {})},
+            locate=lambda: episodes,
+            final_row_columns=frozenset(final_row_columns),
+            shifted=shifted,
+            episode_flags=tuple(episodes.flags),
+        )
 
     def wrong_length(self, name: str, expected: int) -> BadEpisodeError:
         """Returns the error for a column that does not have the expected number of rows."""

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from gear_data.errors import CorruptSourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import Location, SourceFile, placed
+from gear_data.ingest.location import Location, SourceFile, holds_several, placed
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
@@ -72,10 +72,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         raise UnknownFormatError("holds no file named $store$_observation_ckpt.N.gz", hint="leave --format out")
     games = list(dict.fromkeys(checkpoint.game for checkpoint in checkpoints))
     if len(games) > 1:
-        raise UnknownFormatError(
-            f"holds several games: {', '.join(games[:10])}{', ...' if len(games) > 10 else ''}",
-            hint="convert one game at a time: give its folder",
-        )
+        raise holds_several("games", games, "convert one game at a time: give its folder")
     for checkpoint in checkpoints:
         if missing := [name for name in _REQUIRED if name not in checkpoint.stores]:
             raise CorruptSourceError(

@@ -59,16 +59,8 @@ def dreamer_arrays(classified: ClassifiedArrays, options: SourceOptions, discoun
         flags=flags,
         findings=(*classified.findings, *cut, *empty),
     )
-    return StepArrays(
-        name=classified.name,
-        steps=int(lengths.sum()),
-        arrays=classified.steps,
-        sources={**classified.sources, **dict.fromkeys(flags, "discount")},
-        locate=lambda: episodes,
-        final_row_columns=frozenset(name for name in classified.steps if is_observation(name)),
-        shifted=shifted,
-        episode_flags=tuple(flags),
-    )
+    finals, sources = filter(is_observation, classified.steps), dict.fromkeys(flags, "discount")
+    return classified.with_episodes(episodes, classified.steps, finals, shifted=shifted, flag_sources=sources)
 
 
 def first_rows(classified: ClassifiedArrays, rows: int) -> tuple[npt.NDArray[np.int64], list[Finding]]:

@@ -164,19 +164,10 @@ def _arrays_with_lengths(classified: ClassifiedArrays, lengths: npt.NDArray[np.i
                 flags[DONES if INDICES in classified.boundaries else name] = all_values(array).astype(np.bool_)
         else:
             raise classified.wrong_length(name, rows)
-    sources = dict(classified.sources)
-    if DONES in flags and "terminated" in sources:
-        sources[DONES] = sources["terminated"]
+    source = classified.sources.get("terminated")
+    sources = {DONES: source} if DONES in flags and source is not None else {}
     episodes = EpisodeRanges(lengths, starts, starts + np.arange(count), facts, flags, classified.findings)
-    return StepArrays(
-        name=classified.name,
-        steps=rows,
-        arrays=columns,
-        sources=sources,
-        locate=lambda: episodes,
-        final_row_columns=frozenset(with_final_row),
-        episode_flags=tuple(flags),
-    )
+    return classified.with_episodes(episodes, columns, with_final_row, flag_sources=sources)
 
 
 def _check_lengths(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64]) -> None:
@@ -230,14 +221,7 @@ def _padded_arrays(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64])
     episodes = EpisodeRanges(
         lengths, numbers * max_steps, numbers * (max_steps + 1), facts, findings=classified.findings
     )
-    return StepArrays(
-        name=classified.name,
-        steps=int(lengths.sum()),
-        arrays=columns,
-        sources=classified.sources,
-        locate=lambda: episodes,
-        final_row_columns=frozenset(with_final_row),
-    )
+    return classified.with_episodes(episodes, columns, with_final_row)
 
 
 @dataclass(frozen=True)

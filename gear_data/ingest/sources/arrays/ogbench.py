@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import Location
+from gear_data.ingest.location import Location, holds_several
 from gear_data.ingest.pipeline.names import is_observation
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.boundaries import lengths_between, without_final_rows
@@ -78,10 +78,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         raise UnknownFormatError("holds no .npz file", hint="leave --format out")
     datasets = dict.fromkeys(name for file in files if (name := _dataset(file.name)) is not None)
     if len(datasets) > 1:
-        raise UnknownFormatError(
-            f"holds several datasets: {', '.join(list(datasets)[:10])}{', ...' if len(datasets) > 10 else ''}",
-            hint=f"convert one at a time: give a file, such as {files[0].name}",
-        )
+        raise holds_several("datasets", datasets, f"convert one at a time: give a file, such as {files[0].name}")
 
     def open_arrays(i: int) -> StepArrays:
         return ogbench_arrays(files[i].name, open_npz(files[i]), options)
@@ -116,20 +113,11 @@ def ogbench_arrays(name: str, arrays: Mapping[str, StoredArray], options: Source
         if len(array) != rows:
             raise classified.wrong_length(column, rows)
     columns = {column: array for column, array in classified.steps.items() if column != "truncated"}
+    sources = {"truncated": _TERMINALS}
     if NEXT in arrays and _VALIDS not in arrays:
-        episodes, finals = _regular_episodes(classified, arrays), frozenset[str]()
-    else:
-        episodes = _episodes_with_final_rows(classified, arrays, options)
-        finals = frozenset(filter(is_observation, columns))
-    return StepArrays(
-        name=name,
-        steps=int(episodes.lengths.sum()),
-        arrays=columns,
-        sources={**classified.sources, "truncated": _TERMINALS},
-        locate=lambda: episodes,
-        final_row_columns=finals,
-        episode_flags=("truncated",),
-    )
+        return classified.with_episodes(_regular_episodes(classified, arrays), columns, flag_sources=sources)
+    episodes = _episodes_with_final_rows(classified, arrays, options)
+    return classified.with_episodes(episodes, columns, filter(is_observation, columns), flag_sources=sources)
 
 
 def _regular_episodes(classified: ClassifiedArrays, arrays: Mapping[str, StoredArray]) -> EpisodeRanges:

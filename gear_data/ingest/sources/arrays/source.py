@@ -17,7 +17,7 @@ import numpy as np
 
 from gear_data.errors import CorruptSourceError, EmptySourceError, GearError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import files_to_compare, placed, separate_datasets_hint
+from gear_data.ingest.location import files_to_compare, listed, placed, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import check_dtypes, with_dtypes
 from gear_data.ingest.source import UNIT_BYTES, Unit, files_between
 from gear_data.ingest.sources.arrays.array_reader import ArrayReader
@@ -193,8 +193,7 @@ class ArraySource:
                 differs = True
             if differs:
                 others.append(name)
-        shown = ", ".join(others[:10]) + (", ..." if len(others) > 10 else "")
-        return f"; {len(others)} of {len(self._names)} files have others: {shown}" if len(others) > 1 else ""
+        return f"; {len(others)} of {len(self._names)} files have others: {listed(others)}" if len(others) > 1 else ""
 
     def _separate_datasets_hint(self, arrays: StepArrays) -> str | None:
         return separate_datasets_hint(self._names, self._names[0], arrays.name)

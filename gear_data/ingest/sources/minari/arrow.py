@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import Location, SourceFile, placed
+from gear_data.ingest.location import Location, SourceFile, holds_several, placed
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.minari.episode_table import (
@@ -81,9 +81,7 @@ def open_(location: Location, options: SourceOptions) -> MinariArrowSource:
     """Opens a Minari dataset. Raises UnknownFormatError for none or several datasets."""
     roots = _roots(location)
     if len(roots) > 1:
-        raise UnknownFormatError(
-            f"holds several Minari datasets: {', '.join(sorted(roots))}", hint="convert one of them"
-        )
+        raise holds_several("Minari datasets", sorted(roots), "convert one of them")
     root = next(iter(roots), "")
     metadata = location.file(f"{root}{METADATA}")
     if not roots or metadata is None:

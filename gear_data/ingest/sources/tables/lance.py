@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from gear_data.common.extras import import_extra
 from gear_data.errors import GearError, UnknownFormatError
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.location import Location, SourceFile, holds_several
 from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.kind import BatchSizer, FileKind, RowGroups, batch_slices, unreadable
 from gear_data.ingest.sources.tables.flatten import FlattenedColumn
@@ -42,8 +42,7 @@ def open_lance(location: Location) -> FileTables | None:
     if not roots:
         return None
     if len(roots) > 1:
-        names = ", ".join(sorted(map(str, roots)))
-        raise UnknownFormatError(f"holds several Lance tables: {names}", hint="convert one at a time")
+        raise holds_several("Lance tables", sorted(map(str, roots)), "convert one at a time")
     (root,) = roots
     lance = import_extra("lance", "lance")
     with _typed_errors(str(root / _VERSIONS)):

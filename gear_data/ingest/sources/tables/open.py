@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 import pyarrow as pa
 
 from gear_data.errors import CorruptSourceError, UnknownFormatError
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.location import Location, SourceFile, listed
 from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.ingest.sources.tables.cast_tables import cast_tables, given_types
@@ -136,10 +136,8 @@ def saved_files(location: Location) -> tuple[SourceFile, ...]:
     if not folders:
         return ()
     if len(folders) > 1:
-        names = ", ".join(str(folder) for folder in folders[:10]) + (", ..." if len(folders) > 10 else "")
-        raise UnknownFormatError(
-            f"holds {len(folders)} datasets of save_to_disk: {names}", hint="convert one at a time"
-        )
+        problem = f"holds {len(folders)} datasets of save_to_disk: {listed(folders)}"
+        raise UnknownFormatError(problem, hint="convert one at a time")
     state = location.file(str(folders[0] / _STATE))
     return () if state is None else _listed_files(location, state, folders[0])
 

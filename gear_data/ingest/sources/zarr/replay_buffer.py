@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, GearError, UnknownFormatError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS, Finding, FindingLog
-from gear_data.ingest.location import Location
+from gear_data.ingest.location import Location, listed
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
@@ -63,9 +63,10 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     stores = find_stores(location)
     others = [store.name for store in stores if not _is_replay_buffer(store)]
     if others or not stores:
-        shown = ", ".join(others[:10]) + (", ..." if len(others) > 10 else "")
         raise UnknownFormatError(
-            f"holds Zarr stores without {_DATA} and {_ENDS_PATH}: {shown}" if others else "holds no Zarr store",
+            f"holds Zarr stores without {_DATA} and {_ENDS_PATH}: {listed(others)}"
+            if others
+            else "holds no Zarr store",
             hint="convert the other stores separately" if len(others) < len(stores) else "leave --format out",
         )
     for store in stores:
