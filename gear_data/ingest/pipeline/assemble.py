@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.sources.arrays.blocks import joined
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
 
@@ -62,15 +63,15 @@ class StepPart:
     def cut(self, start: int, stop: int) -> StepPart:
         """Returns the steps from `start` up to `stop`."""
         first, last = int(self.keep[:start].sum()), int(self.keep[:stop].sum())
-        return StepPart(
-            file=self.file,
-            name=self.name,
+        return replace(
+            self,
             rows=self.rows[start:stop],
             episodes=self.episodes[start:stop],
             keep=self.keep[start:stop],
             columns={name: values[first:last] for name, values in self.columns.items()},
             facts={name: values[start:stop] for name, values in self.facts.items()},
             variable={name: array[first:last] for name, array in self.variable.items()},
+            continues=False,
             faults=tuple(
                 replace(fault, rows=fault.rows[inside] - start)
                 for fault in self.faults
@@ -112,14 +113,14 @@ def _last_start(parts: list[StepPart]) -> tuple[int, int]:
 
 
 def _block(parts: list[StepPart], findings: FindingLog) -> EpisodeBlock:
-    episodes = _concatenate([part.episodes for part in parts])
-    rows = _concatenate([part.rows for part in parts])
-    keep = _concatenate([part.keep for part in parts])
+    episodes = joined([part.episodes for part in parts])
+    rows = joined([part.rows for part in parts])
+    keep = joined([part.keep for part in parts])
     starts = np.append(0, np.flatnonzero(episodes[1:] != episodes[:-1]) + 1)
     lengths = np.diff(starts, append=len(episodes))
     whole = np.logical_and.reduceat(keep, starts)
-    columns = {name: _concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
-    variable = {name: pa.concat_arrays([part.variable[name] for part in parts]) for name in parts[0].variable}
+    columns = {name: joined([part.columns[name] for part in parts]) for name in parts[0].columns}
+    variable: dict[str, Any] = {name: joined([part.variable[name] for part in parts]) for name in parts[0].variable}
     if not whole.all():
         _report_bad_episodes(parts, np.flatnonzero(~keep), episodes, findings)
         wanted = np.repeat(whole, lengths)[keep]
@@ -134,7 +135,7 @@ def _block(parts: list[StepPart], findings: FindingLog) -> EpisodeBlock:
         sources=[parts[i].name for i in which],
         rows=rows[good],
         has_final=np.zeros(len(good), np.bool_),
-        metadata={name: _concatenate([part.facts[name] for part in parts])[good].tolist() for name in parts[0].facts},
+        metadata={name: joined([part.facts[name] for part in parts])[good].tolist() for name in parts[0].facts},
         variable=variable,
         source_rows=len(rows),
     )
@@ -159,7 +160,3 @@ def _report_bad_episodes(
                 found_at.append((int(found[0]), finding))
         start += len(part.rows)
     findings.extend(finding for _, finding in sorted(found_at, key=itemgetter(0)))
-
-
-def _concatenate(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -42,6 +42,7 @@ from gear_data.ingest.location import Location, SourceFile, separate_datasets_hi
 from gear_data.ingest.pipeline.columns import choose_columns, column_spec, leave_out
 from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, name_map
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit, files_between
+from gear_data.ingest.sources.arrays.blocks import ReadEpisode, Values, block_of, joined
 from gear_data.ingest.sources.arrays.source import describe
 from gear_data.ingest.sources.hdf5.flat_file import flat_file, root_scalars
 from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES
@@ -341,8 +342,6 @@ def _is_all_zero(file: BufferFile, source: str, shape: tuple[int, ...]) -> bool:
 
 _BLOCK_BYTES = 16 << 20
 
-Arrays = dict[str, npt.NDArray[Any]]
-
 
 def probe(location: Location) -> str | None:
     """Returns the reason if the first file is a replay buffer; otherwise None."""
@@ -459,39 +458,19 @@ class ReplayBufferSource:
                     pieces.setdefault(name, []).append(piece if episode_stop <= stop else piece.copy())
             if finished:
                 finals = _finals(file, layout, episodes, finished)
-                parts = [open_pieces.pop(number) for number in finished]
-                yield self._block(layout, episodes, Position(index, emitted), parts, finals)
+                read = [
+                    ReadEpisode(
+                        (layout.oldest + int(episodes.starts[number])) % layout.rows,
+                        int(episodes.stops[number] - episodes.starts[number]),
+                        {name: joined(parts) for name, parts in open_pieces.pop(number).items()},
+                        own_finals,
+                        {"environment": int(episodes.environments[number])},
+                    )
+                    for number, own_finals in zip(finished, finals, strict=True)
+                ]
+                steps_read = sum(episode.steps for episode in read)
+                yield block_of(read, self.columns, layout.name, Position(index, emitted), steps_read)
                 emitted = finished[-1] + 1
-
-    def _block(
-        self,
-        layout: BufferLayout,
-        episodes: BufferEpisodes,
-        position: Position,
-        parts: Sequence[Mapping[str, Sequence[npt.NDArray[Any]]]],
-        finals: tuple[npt.NDArray[np.bool_], Arrays],
-    ) -> EpisodeBlock:
-        selected = slice(position.row, position.row + len(parts))
-        starts, lengths = episodes.starts[selected], (episodes.stops - episodes.starts)[selected]
-        has_final, final_values = finals
-        return EpisodeBlock(
-            position=position,
-            lengths=lengths,
-            columns={
-                spec.name: np.concatenate([piece for part in parts for piece in part[spec.name]]).reshape(
-                    -1, *spec.shape
-                )
-                for spec in self.columns
-            },
-            sources=[layout.name] * len(parts),
-            rows=(layout.oldest + starts) % layout.rows,
-            has_final=has_final,
-            finals={
-                spec.name: final_values[spec.name].reshape(-1, *spec.shape) for spec in self.columns if spec.has_final
-            },
-            metadata={"environment": episodes.environments[selected].tolist()},
-            source_rows=int(lengths.sum()),
-        )
 
 
 def _open_at(episodes: BufferEpisodes, time: int, first: int, last: int) -> list[int]:
@@ -506,27 +485,20 @@ def _open_at(episodes: BufferEpisodes, time: int, first: int, last: int) -> list
 
 def _finals(
     file: BufferFile, layout: BufferLayout, episodes: BufferEpisodes, numbers: Sequence[int]
-) -> tuple[npt.NDArray[np.bool_], Arrays]:
-    """Reads the final observations of episodes.
-
-    Returns bool [n], the episodes that have one, and name -> their final observations.
-    """
+) -> list[dict[str, Values]]:
+    """Reads the final observations of episodes: name -> [1, ...], of each; none if an episode has none."""
     stops, environments = episodes.stops[numbers], episodes.environments[numbers]
-    if layout.next_arrays:
-        first, last = int(stops[0]) - 1, int(stops[-1])
-        values = {name: layout.read(file, source, first, last) for name, source in layout.next_arrays.items()}
-        return np.ones(len(stops), np.bool_), {
-            name: array[stops - 1 - first, environments] for name, array in values.items()
-        }
-    if layout.last_row is None:
-        return np.zeros(len(stops), np.bool_), {}
-    has_final = stops == layout.steps
-    row = layout.last_row
-    return has_final, {
-        spec.name: file.arrays[layout.sources[spec.name]].read(row, row + 1)[0][environments[has_final]]
-        for spec in layout.columns
-        if spec.has_final
-    }
+    first, last = int(stops[0]) - 1, int(stops[-1])
+    values = {name: layout.read(file, source, first, last) for name, source in layout.next_arrays.items()}
+    has_final = np.full(len(stops), bool(values))
+    if (row := layout.last_row) is not None and last == layout.steps:
+        has_final, first = stops == last, last - 1
+        names = [spec.name for spec in layout.columns if spec.has_final]
+        values = {name: file.arrays[layout.sources[name]].read(row, row + 1) for name in names}
+    return [
+        {name: array[stop - 1 - first, environment][None] for name, array in values.items()} if is_read else {}
+        for stop, environment, is_read in zip(stops.tolist(), environments.tolist(), has_final.tolist(), strict=True)
+    ]
 
 
 def _unit_starts(episodes: BufferEpisodes, layout: BufferLayout) -> list[int]:

@@ -225,9 +225,9 @@ def block_of(
         rows: the number of source rows, of bad episodes too.
     """
     with_final = [episode for episode in episodes if episode.finals]
-    shaped, variable = by_size({c.name: _join([e.columns[c.name] for e in episodes]) for c in columns}, columns)
+    shaped, variable = by_size({c.name: joined([e.columns[c.name] for e in episodes]) for c in columns}, columns)
     finals = {
-        c.name: _join([e.finals[c.name] for e in with_final])
+        c.name: joined([e.finals[c.name] for e in with_final])
         if with_final
         else np.empty((0, *c.shape), object if c.variable_length else c.dtype)
         for c in columns
@@ -250,7 +250,8 @@ def block_of(
     )
 
 
-def _join(parts: Sequence[Values]) -> Values:
+def joined(parts: Sequence[Values]) -> Values:
+    """Concatenates the values of a column. A single part stays as it is."""
     if isinstance(parts[0], pa.Array):
         return pa.concat_arrays(parts)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
