@@ -17,7 +17,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from gear_data.common.cancellation import Cancellation, take
+from gear_data.common.cancellation import Cancellation, start_thread, take
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.pace import Pace
 
@@ -200,10 +200,7 @@ class Prefetcher(Generic[T]):
         # `SimpleQueue.put` is compiled code: nothing can interrupt it.
         owner = self._owner = weakref.ref(self, self._work.turns.put)
         for number in range(threads):
-            # Not kept: the end of a `Thread` runs Python code, which belongs into the thread.
-            threading.Thread(
-                target=_run, args=([(self._work, owner)],), name=f"gear-prefetch-{number}", daemon=True
-            ).start()
+            start_thread(_run, ([(self._work, owner)],), f"gear-prefetch-{number}")
 
     def get(self, item: int) -> T:
         """Returns item number `item`. The consumer must take items in order.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -22,6 +23,7 @@ from gear_data.loaders import prefetch
 from gear_data.loaders.prefetch import END_SECONDS, Prefetcher
 from tests.support.feed.batches import same, take
 from tests.support.running.eventually import eventually
+from tests.support.running.interrupts import interrupted
 from tests.support.running.python_calls import python_calls
 
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (8, 2), (5, 3), (1, 0), (4, 0)]  # depth, threads
@@ -489,6 +491,31 @@ def test_no_python_code_runs_when_an_iterator_dies(dataset, prefetch):
     iterators[-1].close()
     del iterator
     assert python_calls(iterators.clear) == []
+
+
+def test_an_interrupt_at_any_moment_of_the_start_leaves_no_thread():
+    moments = 0
+    while interrupted(lambda: Prefetcher(lambda item: item, None, 1, 2, threading.Lock()), moments):
+        moments += 1
+    assert moments > 10
+    assert ended()
+
+
+def test_no_thread_object_dies_in_the_consumers_thread(monkeypatch):
+    """Python code runs when it dies: an interrupt in it would be lost."""
+    died = []
+    dangling = threading._dangling
+
+    class Dangling:
+        def add(self, thread):
+            weakref.finalize(thread, lambda: died.append(threading.get_ident()))
+            dangling.add(thread)
+
+    monkeypatch.setattr(threading, "_dangling", Dangling())
+    for _ in range(300):
+        Prefetcher(lambda item: item, None, 1, 2, threading.Lock())
+    assert ended() and eventually(lambda: len(died) == 600)
+    assert threading.get_ident() not in died
 
 
 def test_an_interrupted_iterator_is_closed(dataset):

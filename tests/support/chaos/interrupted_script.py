@@ -77,9 +77,8 @@ def prefetch_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("gear-prefetch")]
 
 
-#: torch runs the first while it frees the memory of a worker's batch; the interpreter runs the second when a `Thread`
-#: dies. It drops an interrupt in them.
-_IN_LIBRARIES = ("StorageWeakRef.__del__", "WeakSet.__init__.<locals>._remove")
+#: torch runs this while it frees the memory of a worker's batch. The interpreter drops an interrupt in it.
+_IN_TORCH = "StorageWeakRef.__del__"
 
 #: Exceptions that the interpreter dropped since the last interrupt was caught.
 dropped: list[str] = []
@@ -118,7 +117,7 @@ def catch_interrupts(loader: Iterable[Any], rng: random.Random) -> None:
                 dropped.append(traceback.format_exc().replace("\n", " / "))
             except KeyboardInterrupt:  # only now
                 dropped.append(repr(error))
-        lost = [each for each in dropped if not each.endswith(_IN_LIBRARIES)]
+        lost = [each for each in dropped if not each.endswith(_IN_TORCH)]
         if lost:
             say(f"lost {lost}")
         elif dropped:
