@@ -7,7 +7,6 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "if the files are separate datasets, convert one at a time",
         "its splits: …",
         "its splits: …; parts of them: train[:10%], train[100:200], train+val",
-        "meta/gear_data.json",
         "only classes of tensorflow_datasets are allowed",
         "the dataset was converted from …",
     ),
