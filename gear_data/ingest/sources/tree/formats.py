@@ -133,6 +133,7 @@ def count_steps(tree: Tree, place: EpisodePlace, path: str) -> int:
 
 
 def _find_model(form: TreeFormat, trees: Sequence[Container]) -> tuple[Container, EpisodePlace, int] | None:
+    """Returns (container, place, steps) of the first episode of two or more steps, else of one; None without any."""
     shortest = None
     for item in trees:
         with item.open() as tree:
