@@ -123,5 +123,5 @@ def test_a_dataset_of_the_hub_is_known_by_its_commit(
     assert "me/absent: no such file or folder, and it cannot be read as a hub dataset" in absent.stderr
     (tmp_path / "me").mkdir()
     path = inspect("me/absent")
-    assert "me/absent: no such dataset" in path.stderr
+    assert "me/absent: no such file or folder\n  there is no absent in " in path.stderr
     assert requests() == []
