@@ -42,7 +42,7 @@ from feeding.contenders import (
     run_script,
 )
 from feeding.data import Data, DataStore
-from feeding.environments import ContenderError, install, requirements
+from feeding.environments import ContenderError, add_environment_options, install
 from feeding.report import (
     contender_notes,
     contender_table,
@@ -172,13 +172,6 @@ def memory_rows(data: Data, args: argparse.Namespace, logs: Path) -> list[dict[s
     return rows
 
 
-def named_path(text: str) -> tuple[str, Path]:
-    name, separator, path = text.partition("=")
-    if not separator or not requirements(name).is_file():
-        raise argparse.ArgumentTypeError("give ENVIRONMENT=PATH, such as torchrl=venv/bin/python")
-    return name, Path(path)
-
-
 def named_source(text: str) -> tuple[str, Path]:
     name, separator, path = text.partition("=")
     if not separator or name not in FAMILIES:
@@ -225,16 +218,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--repetitions", type=int, help="measurements of each contender (default 5)")
     parser.add_argument("--leak-batches", type=int, help="batches drawn by --leak (default 100,000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the windows (default 0)")
-    parser.add_argument("--venvs", type=Path, default=ROOT / ".bench-venvs", help="folder of the peers' environments")
-    parser.add_argument("--install", action="store_true", help="create the environments that are missing")
-    parser.add_argument(
-        "--python",
-        type=named_path,
-        action="append",
-        default=[],
-        metavar="ENVIRONMENT=PATH",
-        help="use this interpreter for a peer instead of its environment; may be given several times",
-    )
+    add_environment_options(parser)
     parser.add_argument(
         "--quick", action="store_true", help="little data, short measurements: shows that all of it runs"
     )

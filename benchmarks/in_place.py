@@ -43,7 +43,7 @@ from common import (
 sys.path.insert(0, str(ROOT))
 
 from feeding.contenders import SETUP_TIMEOUT_SECONDS, Contender, Process, find_python
-from feeding.environments import ContenderError, install
+from feeding.environments import ContenderError, add_environment_options, install
 from filming.data import CODECS, Size, write_lerobot, write_lerobot_v21
 from filming.hub import REPOSITORY, SlowHub, slow_hub
 
@@ -183,13 +183,6 @@ def race(layout: str, scratch: Path, args: argparse.Namespace) -> list[dict[str,
     return rows
 
 
-def named_path(text: str) -> tuple[str, Path]:
-    name, _, path = text.partition("=")
-    if name != ENVIRONMENT or not path:
-        raise argparse.ArgumentTypeError(f"expected {ENVIRONMENT}=PATH, not '{text}'")
-    return name, Path(path)
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layouts", help=f"LeRobot's versions, by commas: {', '.join(LAYOUTS)} (default both)")
@@ -202,10 +195,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--bandwidth", type=float, help="of the hub, in MB/s (default 100)")
     parser.add_argument("--rounds", type=int, help="measurements of each contender (default 3)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the order (default 0)")
-    parser.add_argument("--venvs", type=Path, default=ROOT / ".bench-venvs", help="folder of the peers' environments")
-    parser.add_argument("--install", action="store_true", help="create the environment if it is missing")
-    help = "use this interpreter instead of the environment"
-    parser.add_argument("--python", type=named_path, action="append", default=[], metavar="NAME=PATH", help=help)
+    add_environment_options(parser, ENVIRONMENT)
     parser.add_argument("--quick", action="store_true", help="little data, few batches: shows that all of it runs")
     parser.add_argument("--json", type=Path, help="write the full record here")
     parser.set_defaults(**FULL)

@@ -40,7 +40,7 @@ from common import (
 sys.path.insert(0, str(ROOT))
 
 from feeding.contenders import SETUP_TIMEOUT_SECONDS, Contender, Process, find_python
-from feeding.environments import ContenderError, install
+from feeding.environments import ContenderError, add_environment_options, install
 from filming.data import CODECS, Size, write_lerobot
 
 ENVIRONMENT = "lerobot-0.6"
@@ -146,13 +146,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def named_path(text: str) -> tuple[str, Path]:
-    name, _, path = text.partition("=")
-    if name != ENVIRONMENT or not path:
-        raise argparse.ArgumentTypeError(f"expected {ENVIRONMENT}=PATH, not '{text}'")
-    return name, Path(path)
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codecs", help=f"of the videos, by commas: {', '.join(CODECS)} (default h264,av1)")
@@ -163,10 +156,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--step", type=float, help="seconds of a training step (default 0.25)")
     parser.add_argument("--backend", default="pyav", help="LeRobot's decoder: torchcodec or pyav (default pyav)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the order (default 0)")
-    parser.add_argument("--venvs", type=Path, default=ROOT / ".bench-venvs", help="folder of the peers' environments")
-    parser.add_argument("--install", action="store_true", help="create the environment if it is missing")
-    help = "use this interpreter instead of the environment"
-    parser.add_argument("--python", type=named_path, action="append", default=[], metavar="NAME=PATH", help=help)
+    add_environment_options(parser, ENVIRONMENT)
     parser.add_argument(
         "--quick", action="store_true", help="little data, short measurements: shows that all of it runs"
     )

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from common import (
-    ROOT,
     command_line,
     describe_machine,
     figure,
@@ -25,6 +24,7 @@ from common import (
     parse_with_quick,
     write_json,
 )
+from feeding.environments import add_environment_options
 from mixing import joined, packed, peer
 
 PARTS = ("joined", "packed")
@@ -87,13 +87,6 @@ def print_packed(results: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def named_path(text: str) -> tuple[str, Path]:
-    name, separator, path = text.partition("=")
-    if not separator or name != peer.LEROBOT:
-        raise argparse.ArgumentTypeError(f"give {peer.LEROBOT}=PATH, such as {peer.LEROBOT}=venv/bin/python")
-    return name, Path(path)
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small datasets and few rounds, to try the script")
@@ -116,10 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--peer-steps", type=int, default=100_000, help="steps of each mixture that LeRobot reads (default 100,000)"
     )
     parser.add_argument("--peer-seconds", type=float, default=4.0, help="seconds of LeRobot's measurement (default 4)")
-    parser.add_argument("--venvs", type=Path, default=ROOT / ".bench-venvs", help="folder of the peer's environment")
-    parser.add_argument("--install", action="store_true", help="create LeRobot's environment if it is missing")
-    help = "use this interpreter instead of LeRobot's environment"
-    parser.add_argument("--python", type=named_path, action="append", default=[], metavar="lerobot=PATH", help=help)
+    add_environment_options(parser, peer.LEROBOT)
     parser.add_argument("--rounds", type=int, default=15, help="rounds of all loaders (default 15)")
     parser.add_argument("--json", type=Path, help="write the full record here")
     return parser

@@ -46,7 +46,7 @@ from common import (
 sys.path.insert(0, str(ROOT))
 
 from feeding.contenders import SETUP_TIMEOUT_SECONDS, Contender, Process, find_python
-from feeding.environments import ContenderError, install
+from feeding.environments import ContenderError, add_environment_options, install
 from filming.data import CODECS, Size, drop_page_cache, video_files, write_lerobot
 
 import gear_data
@@ -265,13 +265,6 @@ def leak_table(found: Sequence[Mapping[str, Any]]) -> str:
 _MARKS = ("resident", "anonymous", "peak")
 
 
-def named_path(text: str) -> tuple[str, Path]:
-    name, separator, path = text.partition("=")
-    if not separator or name != LEROBOT:
-        raise argparse.ArgumentTypeError(f"give {LEROBOT}=PATH, such as {LEROBOT}=venv/bin/python")
-    return name, Path(path)
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     help = f"comma-separated codecs (default all: {', '.join(CODECS)})"
@@ -284,10 +277,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--leak", action="store_true", help="memory over many batches, without the tables")
     parser.add_argument("--leak-batches", type=int, help="batches drawn by --leak (default 10,000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data and of the samples (default 0)")
-    parser.add_argument("--venvs", type=Path, default=ROOT / ".bench-venvs", help="folder of the peers' environments")
-    parser.add_argument("--install", action="store_true", help="create LeRobot's environment if it is missing")
-    help = "use this interpreter instead of LeRobot's environment"
-    parser.add_argument("--python", type=named_path, action="append", default=[], metavar="lerobot=PATH", help=help)
+    add_environment_options(parser, LEROBOT)
     parser.add_argument(
         "--quick", action="store_true", help="little data, short measurements: shows that all of it runs"
     )

@@ -28,9 +28,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, command_line, describe_machine, machine_facts, parse_with_quick, progress, write_json
+from common import command_line, describe_machine, machine_facts, parse_with_quick, progress, write_json
 from feeding.contenders import SETUP_TIMEOUT_SECONDS, Contender, Process, find_python
-from feeding.environments import ContenderError, install, requirements
+from feeding.environments import ContenderError, add_environment_options, install
 from recording.contenders import OURS, RECORDERS, SAMPLERS, Recorder, chosen
 from recording.report import (
     insertion_table,
@@ -161,13 +161,6 @@ def report(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     return record
 
 
-def named_path(text: str) -> tuple[str, Path]:
-    name, separator, path = text.partition("=")
-    if not separator or not requirements(name).is_file():
-        raise argparse.ArgumentTypeError("give ENVIRONMENT=PATH, such as torchrl=venv/bin/python")
-    return name, Path(path)
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ", ".join(each.name for each in (*RECORDERS, *SAMPLERS))
@@ -178,10 +171,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--fill", type=int, help="steps in the store that is sampled (default 500,000)")
     parser.add_argument("--rate", type=float, help="steps per second beside the sampler (default 100,000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the steps and of the samples (default 0)")
-    parser.add_argument("--venvs", type=Path, default=ROOT / ".bench-venvs", help="folder of the peers' environments")
-    parser.add_argument("--install", action="store_true", help="create the environments that are missing")
-    help = "use this interpreter for a peer instead of its environment; may be given several times"
-    parser.add_argument("--python", type=named_path, action="append", default=[], metavar="ENVIRONMENT=PATH", help=help)
+    add_environment_options(parser)
     parser.add_argument("--quick", action="store_true", help="few steps, short measurements: shows that all of it runs")
     parser.add_argument("--json", type=Path, help="write the full record here")
     parser.set_defaults(**FULL)

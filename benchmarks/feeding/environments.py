@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -39,6 +40,36 @@ def receipt(folder: Path) -> Path:
 
 def is_installed(folder: Path, environment: str) -> bool:
     return receipt(folder).is_file() and receipt(folder).read_text() == requirements(environment).read_text()
+
+
+def add_environment_options(parser: argparse.ArgumentParser, *environments: str) -> None:
+    """Adds the options `--venvs`, `--install` and `--python`. The last gives pairs of environment and interpreter.
+
+    Args:
+        parser: the benchmark's.
+        environments: those that the benchmark uses; none given: all that have requirements.
+    """
+    example = environments[0] if environments else "torchrl"
+
+    def named_path(text: str) -> tuple[str, Path]:
+        name, _, path = text.partition("=")
+        known = name in environments if environments else requirements(name).is_file()
+        if not known or not path:
+            raise argparse.ArgumentTypeError(f"give ENVIRONMENT=PATH, such as {example}=venv/bin/python")
+        return name, Path(path)
+
+    parser.add_argument(
+        "--venvs", type=Path, default=HERE.parent / ".bench-venvs", help="folder of the peers' environments"
+    )
+    parser.add_argument("--install", action="store_true", help="create the environments that are missing")
+    parser.add_argument(
+        "--python",
+        type=named_path,
+        action="append",
+        default=[],
+        metavar=f"{environments[0] if len(environments) == 1 else 'ENVIRONMENT'}=PATH",
+        help="use this interpreter for a peer instead of its environment; may be given several times",
+    )
 
 
 def base_interpreter(environment: str) -> str:
