@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from gear_data.common.cancellation import start_thread
 from gear_data.errors import GearError
 from gear_data.storage.manifest import FileEntry
 from gear_data.storage.remote.cache import ShardCache
@@ -153,7 +154,7 @@ class FetchedPackets:
                 todo.append((own, round_))
         # The next call may come before these threads have ended.
         for _ in range(min(_REQUESTS // 2, len(todo))):
-            threading.Thread(target=self._keep_all, args=(todo,), name="gear-video", daemon=True).start()
+            start_thread(self._keep_all, (todo,), "gear-video")
 
     def _keep_all(self, todo: deque[tuple[list[tuple[int, int]], _Round]]) -> None:
         """Fetches runs of pages into the cache until none is left."""
