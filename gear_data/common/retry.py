@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +18,7 @@ from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from gear_data.common.cancellation import start_thread
 from gear_data.common.environment import env_seconds
 from gear_data.errors import GearError, RemoteError
 
@@ -171,7 +171,7 @@ def answer_of(call: Callable[[], _Result], requests: int = 1) -> _Result:
         except BaseException as error:
             answers.put(([], error))
 
-    threading.Thread(target=run, name="gear-request", daemon=True).start()
+    start_thread(run, (), "gear-request")
     try:
         results, error = answers.get(timeout=seconds)
     except Empty:
