@@ -10,12 +10,11 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight.protected_server import ProtectedServer, next_chunk
-from gear_data.cluster.flight.server_errors import ClientGoneError, as_flight_errors
+from gear_data.cluster.flight.server_errors import as_flight_errors, to_client
 from gear_data.cluster.protocol import (
     MAX_SPANS,
     MESSAGE_BYTES,
@@ -141,7 +140,8 @@ class FlightServer(ProtectedServer):
             message = check_handshake(command)
             with self._generations.reading(message) as served:
                 client_ends = parse_queue_pair_request(command)
-                writer.begin(STREAM_SCHEMA)
+                with to_client():
+                    writer.begin(STREAM_SCHEMA)
                 if client_ends is not None:
                     self._hold_queue_pairs(served.rdma, client_ends, reader, writer)
                     return
@@ -202,9 +202,7 @@ def _write(writer: Any, response: Response, *, checksum: bool = False) -> None:
     head = response.sizes.tobytes()
     if checksum:
         head += np.int64(response_checksum(response.data)).tobytes()
-    try:
+    with to_client():
         writer.write_with_metadata(byte_batch(response.data[:MESSAGE_BYTES]), head)
         for first in range(MESSAGE_BYTES, len(response.data), MESSAGE_BYTES):
             writer.write_batch(byte_batch(response.data[first : first + MESSAGE_BYTES]))
-    except (pa.ArrowException, OSError) as error:
-        raise ClientGoneError from error

@@ -24,8 +24,20 @@ _FOLDERS = re.compile(r"(?:\b\w+:/)?(?<![\w.])/(?:[^\s'\"]+/)?")
 _log = logging.getLogger(__name__)
 
 
-class ClientGoneError(Exception):
+class _ClientGoneError(Exception):
     """Raised when a client does not take a response any more."""
+
+
+@contextmanager
+def to_client() -> Iterator[None]:
+    """A context in which a handler writes to its client.
+
+    If the client is gone, `as_flight_errors` ends the call quietly.
+    """
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise _ClientGoneError from error
 
 
 @contextmanager
@@ -37,7 +49,7 @@ def as_flight_errors(counts: CallCounts) -> Iterator[None]:
     """
     try:
         yield
-    except (pa.ArrowCancelled, ClientGoneError):
+    except (pa.ArrowCancelled, _ClientGoneError):
         # The client has closed the stream.
         return
     except GearError as error:

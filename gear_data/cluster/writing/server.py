@@ -14,7 +14,7 @@ import xxhash
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight.protected_server import ProtectedServer, next_chunk
-from gear_data.cluster.flight.server_errors import ClientGoneError, as_flight_errors
+from gear_data.cluster.flight.server_errors import as_flight_errors, to_client
 from gear_data.cluster.protocol import MESSAGE_BYTES
 from gear_data.cluster.writing.intake import WAIT_SECONDS, EpisodeIntake, episode_too_large
 from gear_data.cluster.writing.messages import (
@@ -94,10 +94,8 @@ class WriteServer(ProtectedServer):
                         videos.keep()
             answer = msgspec.json.encode(Acknowledgement(self._intake.synced(hello.client)))
             self.counts.add(sent_bytes=len(answer))
-            try:
+            with to_client():
                 writer.write(answer)
-            except (pa.ArrowException, OSError) as error:
-                raise ClientGoneError from error
 
     do_exchange = ProtectedServer._refuse
 

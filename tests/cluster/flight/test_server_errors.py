@@ -8,6 +8,7 @@ import itertools
 import logging
 import math
 import re
+import threading
 import time
 
 import numpy as np
@@ -33,6 +34,7 @@ from tests.support.cluster import http2
 from tests.support.feed import data as feed_data
 from tests.support.feed.batches import clones, same
 
+WAIT = 60.0
 TOKEN = Secret(b"0123456789abcdef0123456789abcdef")
 REQUEST = Request(np.array([0]), (ColumnGroup((0,), np.array([0]), np.array([1])),)).to_bytes()
 
@@ -212,3 +214,26 @@ def test_a_replica_takes_over_from_a_node_that_fails(serve, folder, monkeypatch)
     # A server that is shut down waits for its streams.
     for peer in dataset.store._client._directory.peers:
         peer.close_idle()
+
+
+def test_a_client_that_leaves_before_its_stream_begins_is_no_error(serve, caplog):
+    server, shards = serve()
+    called, ended = threading.Event(), threading.Event()
+    exchange = server.do_exchange
+
+    def late(context, *arguments):
+        called.set()
+        while not context.is_cancelled():
+            time.sleep(0.01)
+        try:
+            exchange(context, *arguments)
+        finally:
+            ended.set()
+
+    server.do_exchange = late
+    with flight.FlightClient(f"grpc://127.0.0.1:{server.port}") as client:
+        _, reader = client.do_exchange(flight.FlightDescriptor.for_command(handshake(shards.identity)))
+        assert called.wait(WAIT)
+        reader.cancel()
+    assert ended.wait(WAIT)
+    assert (server.counts.errors, caplog.records) == (0, [])
