@@ -170,10 +170,9 @@ class _Call:
     error: BaseException | None = None
 
 
-#: Seconds for which an interrupted caller waits for a call that `end` ends. Only a busy machine needs more than one.
+#: Seconds for which an interrupted caller waits for a call that `end` ends, and the end of the process for all calls.
+#: Only a busy machine, or a peer that hangs, needs more than one.
 _RETURN_SECONDS = 10.0
-#: Seconds for which the end of the process waits for calls.
-_END_SECONDS = 1.0
 #: Threads that wait for a call.
 _idle: list[SimpleQueue[_Call | None]] = []
 #: For each thread that makes calls, a lock that is held until it ends.
@@ -190,7 +189,7 @@ def _end_threads() -> None:
     _idle.clear()
     for _, calls in threads:
         calls.put(None)
-    deadline = time.monotonic() + _END_SECONDS
+    deadline = time.monotonic() + _RETURN_SECONDS
     for running, _ in threads:
         running.acquire(timeout=max(0.0, deadline - time.monotonic()))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -129,3 +131,31 @@ def test_an_interrupt_ends_a_call_of_the_main_thread(interrupt, with_end):
     assert events == (["ended", "returned"] if with_end else [])
     released.set()
     assert call_interruptibly(lambda: 7) == 7
+
+
+LATE = """
+import signal, sys, threading, time
+from pathlib import Path
+from gear_data.common.cancellation import call_interruptibly
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main = threading.main_thread().ident
+
+def call():
+    signal.pthread_kill(main, signal.SIGINT)
+    time.sleep(3)  # stands for a compiled call that nothing ends
+    Path(sys.argv[1]).touch()
+
+try:
+    call_interruptibly(call)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.processes
+def test_the_end_of_the_process_waits_for_a_call_whose_caller_was_interrupted(tmp_path):
+    """A call that returns after the end of the interpreter aborts the process."""
+    returned = tmp_path / "returned"
+    done = subprocess.run([sys.executable, "-c", LATE, returned], timeout=600, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr, returned.exists()) == (0, "interrupted\n", "", True)

@@ -30,8 +30,8 @@ _CALL_BYTES = 32 << 20
 #: Seconds before a failed call is repeated. Each further delay is twice as long, up to the last one.
 FIRST_DELAY, LAST_DELAY = 0.1, 5.0
 
-#: Seconds within which a call should end.
-_END_SECONDS = 1.0
+#: Seconds for which `stop` waits for a call. Only a busy machine, or a server that hangs, needs more than one.
+_END_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
