@@ -18,7 +18,7 @@ from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.decoding.frames import frames_of
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.pad_decoded import StepPositions, padded
-from gear_data.loaders.presets.choices import drawn_numbers
+from gear_data.loaders.presets.choices import Choice, drawn_numbers
 from gear_data.loaders.presets.facts import Fact, FactValues
 from gear_data.schema import Role
 from gear_data.selection.windows import Int64Array, Windows
@@ -142,7 +142,7 @@ class VariableColumns:
         component = self._component(windows)
         for choice in (each for each in component.choices if not each.arrays):
             numbers = choice.numbers(self._seed, step, windows)
-            _add(batch, choice.key, self._column(choice.key, choice.key, windows, choice.columns, numbers))
+            _add(batch, choice.key, self._column(choice.key, choice.key, windows, choice, numbers))
         for fact in component.facts:
             _add(batch, fact.key, self._fact(step, fact, windows))
 
@@ -202,42 +202,42 @@ class VariableColumns:
         return self._components[windows.dataset]
 
     def _column(
-        self, column: str, key: str, windows: Windows, chosen: Sequence[str] = (), numbers: Int64Array | None = None
+        self, column: str, key: str, windows: Windows, choice: Choice | None = None, numbers: Int64Array | None = None
     ) -> dict[str, Any]:
         """Returns a column, or its decoder's arrays.
 
         Args:
             column, key: the column, and its key in the batch.
             windows: the batch's windows.
-            chosen: columns, of which each window has one. Else each has `column`.
+            choice: columns, of which each window has one. None: each has `column`.
             numbers: int64 [B], which of them.
         """
-        if not len(windows):
-            # A rank may have no row of a short batch. Any step gives the keys and dtypes of the other ranks.
+        lacking = self._lacking.get(column, []) if choice is None else choice.lacking
+        owner = windows.dataset
+        if owner in lacking:
+            owner = next(number for number in range(len(self._components)) if number not in lacking)
+        empty = np.isin(np.broadcast_to(np.asarray(windows.source), len(windows)), lacking) if lacking else None
+        if not len(windows) or (empty is not None and empty.all()):
+            # A rank may have no row of a short batch. Any step gives the keys and dtypes of the other rows.
             zero = np.zeros(1, np.int64)
-            source = windows.dataset
-            if column in self._components[source].absent:
-                source = self._owner(column)
-            one_row = self._column(
-                column, key, Windows(zero, zero, zero + 1, source=source), chosen, zero if chosen else None
-            )
-            return {name: value[:0] for name, value in one_row.items()}
-        component, empty = self._component(windows), self._lack(column, windows)
-        if empty is not None and empty.all():
-            return self._zeros(column, key, len(windows))
-        schema = self._components[self._owner(column)].request.schema if empty is not None else component.request.schema
-        spec = schema[chosen[0] if chosen else column]
+            one, number = Windows(zero, zero, zero + 1, source=owner), None
+            if choice is not None:
+                number = zero + choice.columns.index(choice.column_of(owner))
+            return _zeros(self._column(column, key, one, choice, number), len(windows))
+        component = self._components[owner]
+        spec = component.request.schema[column if choice is None else choice.column_of(owner)]
         first_only = component.batch_format.first_step_only(spec.role)
         if first_only:
             windows = replace(windows, length=np.ones(len(windows), np.int64))
         if empty is not None:
             windows = replace(windows, length=np.where(empty, 0, windows.length))
-        if numbers is None:
+        if choice is None or numbers is None:
             values = self._values(column, windows)
         else:
             values = [[] for _ in range(len(windows))]
-            for number in np.unique(numbers).tolist():
-                rows, name = np.flatnonzero(numbers == number), chosen[number]
+            drawn = numbers if empty is None else np.where(empty, -1, numbers)
+            for number in np.unique(drawn[drawn >= 0]).tolist():
+                rows, name = np.flatnonzero(drawn == number), choice.columns[number]
                 for row, own in zip(rows.tolist(), self._values(name, windows[rows]), strict=True):
                     values[row] = own
         if column not in self._decoders:
@@ -254,27 +254,6 @@ class VariableColumns:
             positions = np.flatnonzero(~empty)
         shape = (len(windows),) if first_only else (len(windows), width)
         return padded(column, key, decoded, StepPositions(shape, positions))
-
-    def _lack(self, column: str, windows: Windows) -> npt.NDArray[np.bool_] | None:
-        """Returns which windows' datasets lack a column of text, bool [B]; None: all have it."""
-        if column not in self._lacking:
-            return None
-        return np.isin(np.broadcast_to(np.asarray(windows.source), len(windows)), self._lacking[column])
-
-    def _owner(self, column: str) -> int:
-        """Returns the number of the first dataset that has a column of text."""
-        return next(number for number, each in enumerate(self._components) if column not in each.absent)
-
-    def _zeros(self, column: str, key: str, rows: int) -> dict[str, Any]:
-        """Returns a column of windows whose datasets lack it. A window of another dataset gives keys and dtypes."""
-        zero = np.zeros(1, np.int64)
-        one_row = self._column(column, key, Windows(zero, zero, zero + 1, source=self._owner(column)))
-        return {
-            name: [type(value[0])() for _ in range(rows)]
-            if isinstance(value, list)
-            else np.zeros((rows, *value.shape[1:]), value.dtype)
-            for name, value in one_row.items()
-        }
 
     def _values(self, column: str, windows: Windows) -> list[list[Any]]:
         """Returns B lists, the values of each window."""
@@ -362,13 +341,25 @@ class VariableColumns:
             ) from error
 
 
+def _zeros(one_row: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Returns zeros, or empty values, of the keys and dtypes of one row."""
+    return {
+        name: [type(value[0])() for _ in range(rows)]
+        if isinstance(value, list)
+        else np.zeros((rows, *value.shape[1:]), value.dtype)
+        for name, value in one_row.items()
+    }
+
+
 def _layout(component: LoaderComponent) -> dict[str, tuple[str, str, bool]]:
     """Returns column or key of a fact -> (key, dtype, whether the batch has only the first step)."""
     schema = component.request.schema
     taken = component.absent | component.tokenized
     columns = {name: (key, schema[name]) for name, key in component.variable.items() if not {name, key} & taken}
     columns |= {
-        choice.key: (choice.key, schema[choice.columns[0]]) for choice in component.choices if not choice.arrays
+        choice.key: (choice.key, schema[choice.columns[0]])
+        for choice in component.choices
+        if not choice.arrays and not choice.having
     }
     return {
         name: (key, spec.dtype, component.batch_format.first_step_only(spec.role))

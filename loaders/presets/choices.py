@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from gear_data.kernels import cpu
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.batch_request import BatchRequest
 from gear_data.loaders.presets.outputs import column_keys
-from gear_data.loaders.presets.unlike import dim_mask_of, present_of
+from gear_data.loaders.presets.unlike import dim_mask_of
 from gear_data.schema import ColumnSpec, Role, Schema
 from gear_data.selection.windows import Int64Array, Windows
 
@@ -32,21 +33,48 @@ class Choice:
         key: key of the batch.
         columns: the columns.
         arrays: new key -> the keys of the columns' arrays, in their order; empty if the columns have text or bytes.
+        having: for each dataset of a mixture, the places of the columns that it draws among. A dataset that has none
+            lacks the key. Empty: each dataset has all columns.
     """
 
     key: str
     columns: tuple[str, ...]
     arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    having: tuple[tuple[int, ...], ...] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys that it adds to a batch."""
         return tuple(self.arrays) or (self.key,)
 
+    @property
+    def lacking(self) -> list[int]:
+        """The datasets that lack the key."""
+        return [dataset for dataset, places in enumerate(self.having) if not places]
+
+    def column_of(self, dataset: int) -> str:
+        """Returns the first column of a dataset that has the key."""
+        return self.columns[self.having[dataset][0] if self.having else 0]
+
+    @cached_property
+    def _places(self) -> tuple[Int64Array, Int64Array]:
+        """For each dataset, the number of its columns, at least 1, and their places, int64 [datasets, columns]."""
+        places = np.zeros((len(self.having), len(self.columns)), np.int64)
+        for dataset, own in enumerate(self.having):
+            places[dataset, : len(own)] = own
+        return np.array([max(1, len(own)) for own in self.having], np.int64), places
+
     def numbers(self, seed: int, step: int, windows: Windows) -> Int64Array:
-        """Returns which of the columns each window has, int64 [B]. See `drawn_numbers`."""
-        counts = np.full(len(windows), len(self.columns), np.int64)
-        return drawn_numbers(seed, self.key, step, windows.row, counts)
+        """Returns which of the columns each window has, int64 [B]. See `drawn_numbers`.
+
+        A window of a dataset that lacks the key has 0.
+        """
+        if not self.having:
+            counts = np.full(len(windows), len(self.columns), np.int64)
+            return drawn_numbers(seed, self.key, step, windows.row, counts)
+        source, (of_dataset, places) = np.broadcast_to(np.asarray(windows.source), len(windows)), self._places
+        drawn: Int64Array = places[source, drawn_numbers(seed, self.key, step, windows.row, of_dataset[source])]
+        return drawn
 
 
 def check_choose(choose: Any) -> dict[str, tuple[str, ...]]:
@@ -125,62 +153,92 @@ def array_choice(
     _check_states(batch_format, key, [request.schema[name] for name in columns])
     of_key = {output.key: output for output in outputs}
     keys = column_keys(batch_format, request)
-    found = [of_key[keys[name][0]] for name in columns]
+    found = {name: of_key[keys[name][0]] for name in columns}
     masks = tuple(mask for name in columns if (mask := keys[name][1]) in of_key)
-    forms = {
-        name: (
-            o.steps or (o.first, o.width),
-            o.shape,
-            o.half or o.dtype,
-            o.squeeze_time,
-            o.camera,
-            name in request.offsets,
-        )
-        for name, o in zip(columns, found, strict=True)
-    }
-    if len({*forms.values()}) > 1 or len(masks) not in (0, len(columns)):
-        raise InvalidArgumentError(
-            "choose= draws among arrays of one form, and (steps, shape, dtype, squeeze_time, camera, offsets) are "
-            + ", ".join(f"{form} of {name}" for name, form in forms.items()),
-            column=key,
-            hint="give cameras one size with resize=(H, W), and all columns the same offsets",
-        )
-    arrays = {key: tuple(output.key for output in found)}
+    _check_forms(key, {name: (*_form(output), name in request.offsets) for name, output in found.items()})
+    if len(masks) not in (0, len(columns)):
+        raise _unlike(key, "some of these columns have a mask of steps, and others have none")
+    arrays = {key: tuple(output.key for output in found.values())}
     if masks:
         arrays[batch_format.mask_of(key, key)] = masks
     return Choice(key, tuple(columns), arrays)
 
 
-def padded_choice(choice: Choice, outputs: Sequence[Output], dataset: str) -> Choice:
-    """Returns a choice among arrays that `pad_to` may have padded, with their masks of elements.
+def _form(output: Output) -> tuple[Any, ...]:
+    return (
+        output.steps or (output.first, output.width),
+        output.shape,
+        output.half or output.dtype,
+        output.squeeze_time,
+        output.camera,
+    )
+
+
+def _check_forms(key: str, forms: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises InvalidArgumentError if columns, each with its form, have several forms."""
+    if len({*forms.values()}) > 1:
+        listed = ", ".join(f"{form} of {name}" for name, form in forms.items())
+        raise _unlike(key, f"(steps, shape, dtype, squeeze_time, camera, offsets) are {listed}")
+
+
+def _unlike(key: str, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"choose= draws among arrays of one form, and {what}",
+        column=key,
+        hint="give cameras one size with resize=(H, W), and all columns the same offsets",
+    )
+
+
+def joint_choice(
+    key: str, columns: Sequence[str], choices: Sequence[Choice | None], outputs: Sequence[Output]
+) -> Choice:
+    """Returns the choice of all datasets of a mixture whose arrays are padded.
+
+    A dataset draws among the columns that it has. One that has none of them has an array of zeros, or empty texts.
 
     Args:
-        choice: the choice.
-        outputs: the arrays, padded.
-        dataset: the dataset, for errors.
+        key: key of the batch.
+        columns: the columns, in the order in which datasets have them.
+        choices: of each dataset, among its own columns; None: it lacks the key.
+        outputs: the arrays of a dataset, padded.
 
     Raises:
-        InvalidArgumentError: the arrays are not padded alike, or another dataset lacks one of them.
+        InvalidArgumentError: the arrays are not padded alike, or of several forms.
     """
-    sources = choice.arrays.get(choice.key, ())
+    own = [each for each in choices if each is not None]
+    columns = [name for name in columns if any(name in each.columns for each in own)]
+    having = tuple(() if each is None else tuple(map(columns.index, each.columns)) for each in choices)
+    if all(len(places) == len(columns) for places in having):
+        having = ()
+    arrays: dict[str, tuple[str, ...]] = {}
+    for new in dict.fromkeys(new for each in own for new in each.arrays):
+        sources = {
+            name: source for each in own for name, source in zip(each.columns, each.arrays.get(new, ()), strict=False)
+        }
+        if len(sources) < len(columns):
+            raise _unlike(key, "some of these columns have a mask of steps, and others have none")
+        arrays[new] = tuple(sources[name] for name in columns)
+    if arrays:
+        arrays |= _padded_masks(key, columns, arrays[key], outputs)
+    return Choice(key, tuple(columns), arrays, having)
+
+
+def _padded_masks(
+    key: str, columns: Sequence[str], sources: Sequence[str], outputs: Sequence[Output]
+) -> dict[str, tuple[str, ...]]:
+    """Returns the mask of the elements of a choice -> the masks of its arrays, if they are padded."""
     of_key = {output.key: output for output in outputs}
     masks = tuple(dim_mask_of(source) for source in sources)
     padded = [mask in of_key for mask in masks]
-    shapes = [list(of_key[source].shape) for source in sources]
-    if any(padded) != all(padded) or len({*map(tuple, shapes)}) > 1:
+    shapes = {name: list(of_key[source].shape) for name, source in zip(columns, sources, strict=True)}
+    if any(padded) != all(padded) or len({*map(tuple, shapes.values())}) > 1:
         raise InvalidArgumentError(
-            f"choose= draws among arrays of one form, and with pad_to their steps are {shapes} in {dataset}",
-            column=choice.key,
-            hint="give pad_to a mapping with the same elements for each of these columns: " + ", ".join(choice.columns),
+            f"choose= draws among arrays of one form, and with pad_to their steps are {shapes}",
+            column=key,
+            hint="give pad_to a mapping with the same elements for each of these columns: " + ", ".join(columns),
         )
-    lacking = next((source for source in sources if present_of(source) in of_key), None)
-    if lacking is not None:
-        raise InvalidArgumentError(
-            f"choose= draws among arrays, and a dataset lacks '{lacking}'",
-            column=choice.key,
-            hint="name columns that all datasets have",
-        )
-    return replace(choice, arrays={**choice.arrays, dim_mask_of(choice.key): masks}) if any(padded) else choice
+    _check_forms(key, {name: _form(of_key[source]) for name, source in zip(columns, sources, strict=True)})
+    return {dim_mask_of(key): masks} if any(padded) else {}
 
 
 def choose_arrays(

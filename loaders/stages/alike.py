@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from gear_data.collection.output import check_batch_bytes
+from gear_data.collection.output import Output, check_batch_bytes
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.mixture import MixtureComponent
-from gear_data.loaders.presets.choices import padded_choice
+from gear_data.loaders.presets.choices import Choice, joint_choice
 from gear_data.loaders.presets.facts import fact_name
 from gear_data.loaders.presets.outputs import BatchRequest, step_tokens, token_columns
-from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, dim_mask_of, joint_outputs, padded_like
+from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, dim_mask_of, joint_outputs, padded_like, present_of
 from gear_data.schema import Role, Schema, role_of
 
 
@@ -105,9 +105,11 @@ def own_columns(
     if "columns" not in options and isinstance(columns, list | tuple):
         changes["columns"] = [name for name in columns if has(name) or name in facts[number]]
     if "choose" not in options:
-        changes["choose"] = {
-            key: names for key, names in config.choose.items() if not all(lacks_fact(name) for name in names)
+        chosen = {
+            key: tuple(name for name in names if has(name) or name in facts[number])
+            for key, names in config.choose.items()
         }
+        changes["choose"] = {key: names for key, names in chosen.items() if names}
     if "normalize" not in options:
         if isinstance(normalize, Mapping):
             changes["normalize"] = {name: value for name, value in normalize.items() if has(name)}
@@ -119,9 +121,20 @@ def own_columns(
 
 
 def padded(
-    components: Sequence[LoaderComponent], names: Sequence[str], pad_to: PadTo, batch_size: int
+    components: Sequence[LoaderComponent],
+    names: Sequence[str],
+    pad_to: PadTo,
+    choose: Mapping[str, Sequence[str]],
+    batch_size: int,
 ) -> tuple[LoaderComponent, ...]:
     """Returns the components with arrays of one layout.
+
+    Args:
+        components: the datasets.
+        names: their names, for errors.
+        pad_to: the argument of the mixture.
+        choose: the argument of the loader.
+        batch_size: windows of a batch.
 
     Raises:
         UnknownNameError, InvalidArgumentError: see `joint_outputs`. Also if a preset makes tokens, or if datasets have
@@ -134,13 +147,15 @@ def padded(
                 hint="leave pad_to out; tokens of datasets with unlike shapes need no padding of elements",
             )
     formats = [each.batch_format for each in components]
+    chosen = {choice.key for each in components for choice in each.choices}
     described = [
         DatasetOutputs(
             name,
-            each.outputs,
+            # A preset's camera that this dataset lacks, and of which others have several, is absent like its columns.
+            [output for output in each.outputs if not (output.absent and output.key in chosen)],
             frozenset((own.mask_key, own.timesteps_key, "loss_weight")),
             each.variable,
-            frozenset(fact.key for fact in each.facts),
+            frozenset((*(fact.key for fact in each.facts), *(choice.key for choice in each.choices))),
         )
         for name, each, own in zip(names, components, formats, strict=True)
     ]
@@ -149,10 +164,8 @@ def padded(
     facts = {fact.key: fact for each in reversed(components) for fact in each.facts}
     every = joint_outputs(described, pad_to)
     keys = {*(output.key for output in every[0]), *variable.values()}
-    for name, component, outputs in zip(names, components, every, strict=True):
-        choices = tuple(padded_choice(choice, outputs, name) for choice in component.choices)
-        hidden = component.hidden & {output.key for output in outputs}
-        hidden |= {mask for key in hidden if (mask := dim_mask_of(key)) in keys}
+    every_choices, hidden = _joint_choices(components, every, choose, names), _hidden(components, keys)
+    for name, component, outputs, choices in zip(names, components, every, every_choices, strict=True):
         own = [fact.key for fact in component.facts]
         lacking = [fact.as_absent() for key, fact in facts.items() if key not in own]
         added = [*own, *(key for choice in choices for key in choice.keys)]
@@ -188,6 +201,68 @@ def padded(
         )
         check_batch_bytes(joint[-1].all_outputs, batch_size)
     return tuple(joint)
+
+
+def _joint_choices(
+    components: Sequence[LoaderComponent],
+    outputs: Sequence[Sequence[Output]],
+    choose: Mapping[str, Sequence[str]],
+    names: Sequence[str],
+) -> list[tuple[Choice, ...]]:
+    """Returns the choices of each dataset, of which each has those of the loader's argument `choose`.
+
+    Args:
+        components: the datasets.
+        outputs: their arrays, padded.
+        choose: the argument.
+        names: the datasets, for errors.
+    """
+    tables = [{choice.key: choice for choice in each.choices} for each in components]
+    keys = list(dict.fromkeys(key for table in tables for key in table))
+    for key in keys:
+        choices = [table.get(key) for table in tables]
+        columns = choose.get(key) or next(each.columns for each in choices if each is not None)
+        _check_kinds(key, choices, components, names)
+        together = all(
+            key in choose if each is None else each.columns == tuple(name for name in columns if name in each.columns)
+            for each in choices
+        )
+        for number, each in enumerate(choices):
+            if together:
+                tables[number][key] = joint_choice(key, columns, choices, outputs[number])
+            elif each is not None:  # of the dataset's own option: `check_joined` compares it with the others
+                tables[number][key] = joint_choice(key, each.columns, [each], outputs[number])
+    return [tuple(table[key] for key in keys if key in table) for table in tables]
+
+
+def _check_kinds(
+    key: str, choices: Sequence[Choice | None], components: Sequence[LoaderComponent], names: Sequence[str]
+) -> None:
+    """Raises InvalidArgumentError if a key has arrays in one dataset, and text or facts in another."""
+    kinds = {}
+    for name, choice, each in zip(names, choices, components, strict=True):
+        if choice is not None:
+            spec = each.request.schema[choice.columns[0]]
+            steps = "one step" if each.batch_format.first_step_only(spec.role) else "all steps"
+            kinds[name] = "arrays" if choice.arrays else f"values of type {spec.dtype}, {steps}"
+        elif any(fact.key == key for fact in each.facts):
+            kinds[name] = "a fact"
+    if len({*kinds.values()}) > 1:
+        raise InvalidArgumentError(
+            "choose= draws among values of one kind, and they are "
+            + ", ".join(f"{kind} in {name}" for name, kind in kinds.items()),
+            column=key,
+            hint="name columns of one kind, or give them other names with the option rename",
+        )
+
+
+def _hidden(components: Sequence[LoaderComponent], keys: Collection[str]) -> frozenset[str]:
+    """Returns the keys of arrays that are collected for choices only, with their masks; keys: of all arrays."""
+    arrays = {output.key for each in components for output in each.outputs}
+    shown = {output.key for each in components for output in each.outputs if output.key not in each.hidden}
+    hidden = arrays - shown
+    masks = {mask for key in hidden for mask in (dim_mask_of(key), present_of(key)) if mask in keys}
+    return frozenset(hidden | (masks - arrays))
 
 
 def shared_columns(schemas: Sequence[Schema], datasets: Sequence[str]) -> tuple[str, ...]:

@@ -124,7 +124,7 @@ def make_components(
             described = _described(name, each.dataset, own, elements)
             components.append(_make_component(described, own, ask_rank_zero, origin, normalize, counted=counted))
     if config.pad_to is not None:
-        return padded(components, names, config.pad_to, config.batch_size)
+        return padded(components, names, config.pad_to, config.choose, config.batch_size)
     if config.joined:
         tokens = components[0].batch_format.tokens is not None
         if tokens:

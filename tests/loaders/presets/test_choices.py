@@ -23,6 +23,8 @@ from tests.support.feed.data import convert_episodes, locomotion
 
 OPTIONS: dict[str, Any] = {"batch_size": 7, "context": 4, "seed": 5, "framework": "numpy"}
 LENGTHS = [7, 1, 12, 20, 3]
+#: Columns that only some of the datasets `unlike` have.
+OWN, OTHER = "infos.x", "infos.y"
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +164,121 @@ def test_columns_of_several_forms_are_refused(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         SequenceLoader(dataset, **grouped(**{**OPTIONS, "columns": ["rewards"], **options}))
+
+
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory: pytest.TempPathFactory) -> list[gear_data.Dataset]:
+    """Datasets of which one has both columns, one the second, and one none; also of texts and of cameras."""
+    made = []
+    for number, having in enumerate(((OWN, OTHER), (OTHER,), ())):
+        episodes = locomotion(LENGTHS, seed=number, observations=2)
+        for episode in episodes:
+            steps = len(episode["rewards"])
+            for name in having:
+                episode[name] = np.full((steps, 3), (number + 1) * (1 if name == OWN else -1), np.float32)
+                text = np.array([f"{name} {number} {step}" for step in range(steps)], object)
+                episode[f"infos.text_{name[-1]}"] = text
+        folder = tmp_path_factory.mktemp("unlike") / str(number)
+        convert_episodes(episodes, folder)
+        if having:
+            film(folder, LENGTHS)
+        made.append(gear_data.open(folder))
+    return made
+
+
+@pytest.mark.parametrize("join", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"prefetch": 2},
+        {"rank": 1, "world_size": 3},
+        pytest.param({"num_workers": 1}, marks=pytest.mark.processes),
+    ],
+)
+def test_a_dataset_draws_among_the_columns_that_it_has(unlike: Any, join: bool, options: dict[str, Any]) -> None:
+    mixture = Mixture(unlike, join=join, pad_to={OWN: 4, OTHER: 4})
+    own = {**OPTIONS, "steps": 9, "batch_size": 12, "columns": ["rewards"], **options}
+    workers = own.pop("num_workers", 0)
+    loader: Any = SequenceLoader(mixture, **grouped(**own, choose={"one": [OWN, OTHER]}))
+    if workers:
+        loader = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=workers)
+    rank, world = options.get("rank", 0), options.get("world_size", 1)
+    rows, found = range(rank * 12 // world, (rank + 1) * 12 // world), set()
+    for step, batch in enumerate(loader):
+        assert not batch.keys() & {OWN, OTHER, f"{OWN}_present", f"{OTHER}_dim_mask"}
+        both = numbers("one", step, 2, rows)
+        for row, source in enumerate(np.asarray(batch["source"]).tolist()):
+            # The first dataset has 1 and -1, the second -2, the third nothing.
+            value = [(1, -1)[both[row]], -2, 0][source]
+            valid, real = int(batch["valid_count"][row]), 0 if source == 2 else 3
+            assert np.asarray(batch["one"][row, :valid, :real] == value).all()
+            assert not np.asarray(batch["one"][row, :, real:]).any()
+            assert np.asarray(batch["one_dim_mask"][row]).tolist() == [place < real for place in range(4)]
+            assert bool(batch["one_present"][row]) == (source < 2)
+            found.add(value)
+    assert found == {1, -1, -2, 0}
+
+
+def test_a_dataset_without_a_column_leaves_the_draws_of_others(unlike: Any) -> None:
+    names = [OWN, OTHER]
+    options = {**OPTIONS, "batch_size": 12, "columns": ["rewards", *names], "choose": {"one": names}}
+    loader = SequenceLoader(Mixture(unlike, join=True, pad_to="largest"), **grouped(**options))
+    alone = SequenceLoader(Mixture(unlike[:1] * 3, join=True), **grouped(**options))
+    for batch, other in itertools.islice(zip(loader, alone, strict=False), 4):
+        assert batch[f"{OWN}_present"].tolist() == (batch["source"] == 0).tolist()
+        for row in np.flatnonzero(batch["source"] == 0).tolist():
+            assert np.array_equal(batch["one"][row], other["one"][row])
+        for row in np.flatnonzero(batch["source"] == 1).tolist():
+            assert np.array_equal(batch["one"][row], batch[OTHER][row])
+
+
+@pytest.mark.parametrize("decoded", [False, True])
+def test_a_dataset_draws_among_the_texts_that_it_has(unlike: Any, decoded: bool) -> None:
+    def lengths(texts: Any) -> Any:
+        assert all(texts)
+        return np.array([len(text) for text in texts])
+
+    names = ["infos.text_x", "infos.text_y"]
+    options = {**OPTIONS, "batch_size": 12, "columns": ["rewards"], "choose": {"one": names}, "steps": 4}
+    loader = SequenceLoader(
+        Mixture(unlike, join=True, pad_to="largest"),
+        **grouped(**options, decoders={"one": lengths} if decoded else {}),
+    )
+    for step, batch in enumerate(loader):
+        both, windows = numbers("one", step, 2, range(12)), loader.windows(step)
+        for row, source in enumerate(batch["source"].tolist()):
+            name = names[[both[row], 1, 0][source]].replace("text_", "")
+            first, count = int(windows["start"][row]), int(windows["length"][row])
+            texts = [f"{name} {source} {at}" for at in range(first, first + count)] if source < 2 else []
+            assert batch["one_present"][row] == (source < 2)
+            if decoded:
+                expected = [len(text) for text in texts] + [0] * (4 - len(texts))
+                assert batch["one"][row].tolist() == expected
+            else:
+                assert batch["one"][row] == texts
+
+
+def test_absent_cameras_of_a_choice_are_black(unlike: Any) -> None:
+    options = {**OPTIONS, "columns": ["rewards"], "resize": (24, 32), "batch_size": 12, "preset": "lerobot"}
+    second = (unlike[1], 1, {"rename": {FRONT: "observations.images.side"}})
+    mixture = Mixture([(unlike[0], 1), second, (unlike[2], 1)], join=True, pad_to="largest")
+    every = SequenceLoader(mixture, **grouped(**{**options, "columns": ["rewards", FRONT, WRIST]}))
+    loader = SequenceLoader(mixture, **grouped(**options, choose={"one": [FRONT, WRIST]}))
+    for step, (batch, other) in enumerate(itertools.islice(zip(loader, every, strict=False), 3)):
+        both = numbers("one", step, 2, range(12))
+        for row, source in enumerate(batch["source"].tolist()):
+            name = [FRONT, WRIST][[both[row], 1, 0][source]]
+            assert np.array_equal(batch["one"][row], other[name][row])
+            assert batch["one"][row].any() == (source < 2) == batch["one_present"][row]
+
+
+def test_choices_of_several_kinds_name_the_datasets(unlike: Any) -> None:
+    first = (unlike[0], 1, {"rename": {OTHER: "infos.z"}})
+    second = (unlike[1], 1, {"rename": {"infos.text_y": "infos.v"}})
+    options = {**OPTIONS, "columns": ["rewards"], "choose": {"one": ["infos.z", "infos.v"]}}
+    with pytest.raises(InvalidArgumentError, match=r"'one'.*arrays in dataset 0 .*type string.* in dataset 1"):
+        SequenceLoader(Mixture([first, second], join=True, pad_to="largest"), **grouped(**options))
+    with pytest.raises(UnknownNameError, match=rf"'{OWN}'"):
+        options["choose"] = {"one": [OWN, OTHER]}
+        SequenceLoader(Mixture(unlike[:2], join=True), **grouped(**options))

@@ -347,6 +347,25 @@ def test_one_of_two_outside_cameras(filmed: Filmed, dataset: gear_data.Dataset) 
     assert batch["image_mask.base_0_rgb"].all() and not batch["image_mask.left_wrist_0_rgb"].any()
 
 
+def test_a_dataset_without_the_cameras_of_which_others_have_one(filmed: Filmed, dataset: gear_data.Dataset) -> None:
+    """A dataset with one of the cameras has its frames, and one without cameras a black image and no mask."""
+    sides = {FRONT: "observations.images.side", WRIST: "observations.images.top"}
+    keys = {**OPENPI["keys"], **dict.fromkeys(sides.values(), "")}
+    entries = [(dataset, 1), (dataset, 1, {"rename": {FRONT: sides[FRONT]}}), (dataset, 1, {"rename": sides})]
+    options = {"preset_options": {"keys": {**keys, FRONT: "", WRIST: ""}}, "resize": (224, 224)}
+    drawn = {"image.base_0_rgb": [FRONT, WRIST]}
+    mixture = Mixture(entries, join=True, pad_to="largest")
+    batch = load(mixture, "openpi", choose=drawn, **options).batch(0)
+    shown = {"preset_options": {"keys": {**keys, FRONT: "image.base_0_rgb", WRIST: "image.left_wrist_0_rgb"}}}
+    both = load(mixture, "openpi", resize=(224, 224), **shown).batch(0)
+    front, wrist = both["image.base_0_rgb"], both["image.left_wrist_0_rgb"]
+    images = batch["image.base_0_rgb"]
+    for row, source in enumerate(np.asarray(batch["source"]).tolist()):
+        wanted = [[front[row], wrist[row]], [wrist[row]], [np.zeros_like(images[row])]][source]
+        assert any(np.array_equal(images[row], each) for each in wanted)
+        assert batch["image_mask.base_0_rgb"][row] == (source < 2)
+
+
 def test_errors_say_what_to_give(dataset: gear_data.Dataset, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"no image for 'image\.base_0_rgb'") as unnamed:
         load(dataset, "openpi", preset_options=None)
