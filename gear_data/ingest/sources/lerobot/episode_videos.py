@@ -22,7 +22,7 @@ from gear_data.errors import CorruptSourceError
 from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.sources.lerobot.cameras import DeclaredCamera
-from gear_data.ingest.sources.lerobot.metadata import VIDEOS, EpisodeList, LeRobotInfo, misread, read_int
+from gear_data.ingest.sources.lerobot.metadata import VIDEOS, EpisodeList, LeRobotInfo, read_value
 from gear_data.schema import ColumnSpec
 from gear_data.video.declared_places import DeclaredPlaces
 from gear_data.video.segments import VideoTimes
@@ -334,30 +334,19 @@ def _videos_v3(camera: DeclaredCamera, info: LeRobotInfo, listed: EpisodeList | 
     if listed is None:
         return {}
     prefix = f"{VIDEOS}{camera.key}/"
-    columns = {name.removeprefix(prefix): values for name, values in listed.videos.items() if name.startswith(prefix)}
-    if not {"chunk_index", "file_index", "from_timestamp"} <= columns.keys():
+    columns = {name: values for name, values in listed.videos.items() if name.startswith(prefix)}
+    if not {prefix + each for each in ("chunk_index", "file_index", "from_timestamp")} <= columns.keys():
         return {}
     videos = {}
     for row, (number, length) in enumerate(zip(listed.ids.tolist(), listed.lengths.tolist(), strict=True)):
         record = {name: values[row] for name, values in columns.items()}
-        if record["chunk_index"] is None or record["file_index"] is None:
+        if record[f"{prefix}chunk_index"] is None or record[f"{prefix}file_index"] is None:
             continue
-        key = tuple(
-            read_int({prefix + name: record[name]}, prefix + name, listed.name, row)
-            for name in ("chunk_index", "file_index")
-        )
-        start = _seconds(record, "from_timestamp", prefix, listed.name, row)
-        stop = math.nan
-        if record.get("to_timestamp") is not None:
-            stop = _seconds(record, "to_timestamp", prefix, listed.name, row)
+        key = tuple(read_value(record, prefix + each, listed.name, row) for each in ("chunk_index", "file_index"))
+        start = float(read_value(record, f"{prefix}from_timestamp", listed.name, row, kind="a time in seconds"))
+        end = read_value(record, f"{prefix}to_timestamp", listed.name, row, kind="a time in seconds", optional=True)
+        stop = math.nan if end is None else float(end)
         if length < 0 and info.fps is not None and stop >= start:
             length = round((stop - start) * info.fps)
         videos[number] = _EpisodeVideo(key, start, stop, max(length, -1))
     return videos
-
-
-def _seconds(record: Mapping[str, object], name: str, prefix: str, file: str, row: int) -> float:
-    value = record[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise misread("a time in seconds", value, file, prefix + name, row)
-    return float(value)

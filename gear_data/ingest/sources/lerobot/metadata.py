@@ -7,8 +7,9 @@ Layouts: https://github.com/huggingface/lerobot, `lerobot/datasets/utils.py` and
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,35 +83,58 @@ def read_info(location: Location) -> LeRobotInfo | None:
     features = values.get("features", {})
     if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
         raise CorruptSourceError("should be an object of objects", file=file.name, column="features", hint=HINT)
-    fps = _number(values, "fps", file.name)
+    fps = read_value(values, "fps", file.name, kind="a number", optional=True)
     return LeRobotInfo(
         name=file.name,
         version=str(values["codebase_version"]),
         fps=fps if fps is not None and fps > 0 else None,
-        total_episodes=_count(values, "total_episodes", file.name),
-        total_frames=_count(values, "total_frames", file.name),
+        total_episodes=read_value(values, "total_episodes", file.name, kind="a count", optional=True),
+        total_frames=read_value(values, "total_frames", file.name, kind="a count", optional=True),
         features=features,
         facts={name: value for name, value in values.items() if isinstance(value, str | int | float)},
     )
 
 
-def _count(values: Mapping[str, Any], name: str, file: str) -> int | None:
-    value = _number(values, name, file)
-    if value is not None and (not isinstance(value, int) or value < 0):
-        raise misread("a count", value, file, name)
-    return value
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _number(values: Mapping[str, Any], name: str, file: str) -> float | None:
-    value = values.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise misread("a number", value, file, name)
-    return value
+#: What a value of the metadata should be, as errors say it -> whether it is.
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "a number": _is_number,
+    "a count": lambda value: type(value) is int and value >= 0,
+    "a whole number": lambda value: type(value) is int and -(1 << 63) <= value < 1 << 63,
+    "a time in seconds": lambda value: _is_number(value) and math.isfinite(value) and value >= 0,
+    "text": lambda value: isinstance(value, str),
+    "a list of texts": lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value),
+}
 
 
-def misread(expected: str, value: object, file: str, column: str, row: int | None = None) -> CorruptSourceError:
-    """Returns the error about a value of the metadata that is not what it should be."""
-    return CorruptSourceError(f"should be {expected}, not {value!r:.40}", file=file, column=column, row=row, hint=HINT)
+def read_value(
+    record: Mapping[str, Any],
+    key: str,
+    file: str,
+    row: int | None = None,
+    *,
+    kind: str = "a whole number",
+    optional: bool = False,
+) -> Any:
+    """Returns a value of the metadata; None for a missing one if it is optional.
+
+    Args:
+        record: the values by key.
+        key: the key.
+        file, row: the place of the record, for the error.
+        kind: what the value should be, one of `_KINDS`.
+        optional: whether the value may be missing or null.
+
+    Raises:
+        CorruptSourceError: the value is of another kind.
+    """
+    value = record.get(key)
+    if (value is None and optional) or _KINDS[kind](value):
+        return value
+    raise CorruptSourceError(f"should be {kind}, not {value!r:.40}", file=file, column=key, row=row, hint=HINT)
 
 
 def read_tasks(location: Location, major: int) -> dict[int, str]:
@@ -151,7 +175,10 @@ def _read_texts(location: Location, name: str, number: str) -> dict[int, str]:
 
 
 def _numbered(records: Iterable[Mapping[str, Any]], name: str, number: str, text: str) -> dict[int, str]:
-    return {read_int(item, number, name, i): _read_text(item, text, name, i) for i, item in enumerate(records)}
+    return {
+        read_value(item, number, name, i): read_value(item, text, name, i, kind="text")
+        for i, item in enumerate(records)
+    }
 
 
 def read_records(tables: FileTables, columns: list[str], name: str) -> Iterator[dict[str, Any]]:
@@ -174,26 +201,13 @@ def read_records(tables: FileTables, columns: list[str], name: str) -> Iterator[
             raise CorruptSourceError(f"cannot be read: {error}", file=name, hint=HINT) from error
 
 
-def read_int(record: Mapping[str, Any], key: str, file: str, row: int) -> int:
-    """Returns an int64 of a record. Raises CorruptSourceError for other values."""
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
-        raise misread("a whole number", value, file, key, row)
-    return value
-
-
-def _read_text(record: Mapping[str, Any], key: str, file: str, row: int) -> str:
-    value = record.get(key)
-    if not isinstance(value, str):
-        raise misread("text", value, file, key, row)
-    return value
-
-
 _EPISODES_V2, _EPISODES_V3 = "meta/episodes.jsonl", "meta/episodes/"
 #: Prefix of the columns that say where an episode's frames are.
 VIDEOS = "videos/"
+#: The columns of an episode's global frames.
+_RANGE = ("dataset_from_index", "dataset_to_index")
 #: Prefixes of columns that hold positions in LeRobot's files, or statistics.
-_NOT_FACTS = ("stats/", "data/", "meta/", VIDEOS, "dataset_from_index", "dataset_to_index")
+_NOT_FACTS = ("stats/", "data/", "meta/", VIDEOS, *_RANGE)
 _STRUCTURE = ("episode_index", "length", "tasks")
 #: LeRobot's file of one episode (v2) or of several episodes (v3).
 _FILE_V2 = re.compile(r"data/chunk-\d+/episode_(\d+)\.parquet")
@@ -252,12 +266,12 @@ def read_episode_list(location: Location, major: int) -> EpisodeList | None:
     """
     if major == 2:
         file = location.file(_EPISODES_V2)
-        return None if file is None else _build_list(_EPISODES_V2, read_json_lines(file), _file_key_v2)
+        return None if file is None else _build_list(_EPISODES_V2, read_json_lines(file), ("episode_index",))
     files = tuple(file for file in location.with_suffix(".parquet") if file.name.startswith(_EPISODES_V3))
     if not files:
         return None
     records = (record for file in files for record in _file_records(file))
-    return _build_list(_EPISODES_V3, records, _file_key_v3)
+    return _build_list(_EPISODES_V3, records, ("data/chunk_index", "data/file_index"))
 
 
 def _file_records(file: SourceFile) -> Iterator[dict[str, Any]]:
@@ -267,43 +281,33 @@ def _file_records(file: SourceFile) -> Iterator[dict[str, Any]]:
     return read_records(tables, [name for name in tables.schema.names if not name.startswith("stats/")], file.name)
 
 
-def _file_key_v2(record: Mapping[str, Any], row: int) -> tuple[int, ...]:
-    return (read_int(record, "episode_index", _EPISODES_V2, row),)
-
-
-def _file_key_v3(record: Mapping[str, Any], row: int) -> tuple[int, ...] | None:
-    keys = ("data/chunk_index", "data/file_index")
-    if not record.keys() >= set(keys):
-        return None
-    return tuple(read_int(record, key, _EPISODES_V3, row) for key in keys)
-
-
-def _build_list(
-    name: str,
-    records: Iterable[Mapping[str, Any]],
-    file_key: Callable[[Mapping[str, Any], int], tuple[int, ...] | None],
-) -> EpisodeList:
+def _build_list(name: str, records: Iterable[Mapping[str, Any]], file_key: Sequence[str]) -> EpisodeList:
     """Builds the list from its records.
 
     Args:
         name: the file or folder that holds the list.
         records: one record per episode.
-        file_key: returns the key of an episode's Parquet file, from its record and row.
+        file_key: the numbers of a record that name the episode's Parquet file.
     """
+
+    def numbers(keys: Sequence[str], is_known: bool) -> tuple[int, ...] | None:
+        return tuple(read_value(record, key, name, row) for key in keys) if is_known else None
+
     ids: dict[int, None] = {}
     lengths, ranges, files, tasks, repeated = [], [], [], [], 0
     facts: dict[str, list[Any]] = {}
     videos: dict[str, list[Any]] = {}
     for row, record in enumerate(records):
-        number = read_int(record, "episode_index", name, row)
+        number = read_value(record, "episode_index", name, row)
         if number in ids:
             repeated += 1
             continue
         ids[number] = None
-        lengths.append(read_int(record, "length", name, row) if record.get("length") is not None else -1)
-        ranges.append(_frame_range(record, name, row))
-        files.append(file_key(record, row))
-        tasks.append(_tasks(record, name, row))
+        length = read_value(record, "length", name, row, optional=True)
+        lengths.append(-1 if length is None else length)
+        ranges.append(numbers(_RANGE, all(record.get(key) is not None for key in _RANGE)))
+        files.append(numbers(file_key, record.keys() >= {*file_key}))
+        tasks.append(tuple(read_value(record, "tasks", name, row, kind="a list of texts", optional=True) or ()))
         for key, value in record.items():
             if key.startswith(VIDEOS):
                 _put(videos, key, len(ids) - 1, value)
@@ -338,21 +342,3 @@ def _is_fact(value: Any) -> bool:
         kinds = {type(item) for item in value}
         return bool(value) and (kinds <= {int, float} or kinds in ({str}, {bool}))
     return isinstance(value, str | int | float)
-
-
-def _frame_range(record: Mapping[str, Any], name: str, row: int) -> tuple[int, int] | None:
-    if record.get("dataset_from_index") is None or record.get("dataset_to_index") is None:
-        return None
-    return (
-        read_int(record, "dataset_from_index", name, row),
-        read_int(record, "dataset_to_index", name, row),
-    )
-
-
-def _tasks(record: Mapping[str, Any], name: str, row: int) -> tuple[str, ...]:
-    texts = record.get("tasks")
-    if texts is None:
-        return ()
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise misread("a list of texts", texts, name, "tasks", row)
-    return tuple(texts)

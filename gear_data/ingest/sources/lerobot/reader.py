@@ -121,7 +121,6 @@ def _files_of(
     if absent:
         raise InvalidArgumentError(
             f"the dataset lists no episode {absent[0]}; its last one is {max(known, default=None)}",
-            file=location.name,
             hint="give other numbers in only_episodes (--only-episodes), or leave it out",
         )
     wanted = {known[number] for number in episodes}
@@ -130,9 +129,7 @@ def _files_of(
     found = tuple(file for file, key in zip(files, keys, strict=True) if key is None or key in wanted)
     if not found:
         raise CorruptSourceError(
-            f"the Parquet files of the episodes {episodes[:10]} are missing",
-            file=location.name,
-            hint="restore the folder data/",
+            f"the Parquet files of the episodes {episodes[:10]} are missing", hint="restore the folder data/"
         )
     return found
 
