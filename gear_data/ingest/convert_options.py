@@ -114,17 +114,9 @@ class ConvertOptions:
         from gear_data.ingest.mapping import load_mapping
         from gear_data.ingest.source import SourceOptions
 
-        options = SourceOptions(
-            columns=self.columns,
-            rename=self.rename,
-            episodes=self.episodes,
-            on_bad_episode=self.on_bad_episode,
-            mapping=None if self.mapping is None else load_mapping(self.mapping),
-            stack=self.stack,
-            videos=video_storage(self.videos),
-            tables=self.tables,
-            follow_links=self.follow_links,
-        ).with_stacked_parts()
+        values = {each.name: getattr(self, each.name) for each in fields(SourceOptions)}
+        mapping, videos = None if self.mapping is None else load_mapping(self.mapping), video_storage(self.videos)
+        options = SourceOptions(**{**values, "mapping": mapping, "videos": videos}).with_stacked_parts()
         split = check_splits(self.split)
         return ConversionSpec(
             plain_source(source), split, self.format, options, self.keep_encoded, self.strict, self.shard_bytes

@@ -251,7 +251,7 @@ def locate_files(text: str, *, follow_links: bool = False) -> Location:
         file = _local_file(text, os.path.basename(text))
         if file is None:
             raise SourceNotFoundError("is neither a file nor a folder", file=text, hint="give a file or a folder")
-        return Location(text, (file, *_json_beside(text, file)))
+        return Location(text, (file, *_json_beside(text)))
     raise SourceNotFoundError("no such file or folder", file=text, hint=missing_hint(text))
 
 
@@ -349,7 +349,7 @@ def _local_file(path: str, name: str) -> SourceFile | None:
     return SourceFile(path, name, status.st_size, str(status.st_mtime_ns))
 
 
-def _json_beside(path: str, file: SourceFile) -> list[SourceFile]:
+def _json_beside(path: str) -> list[SourceFile]:
     """Returns the JSON file of the same name beside an HDF5 file: it may have facts about the episodes."""
     stem, suffix = os.path.splitext(path)
     beside = f"{stem}.json"
@@ -390,14 +390,7 @@ def _remote(url: str) -> Location:
     for path, info in _with_sizes(filesystem, found, url).items():
         name = str(PurePosixPath(path).relative_to(root)) if folder else PurePosixPath(path).name
         if not any(map(_is_hidden, PurePosixPath(name).parts)):
-            stamp = next(
-                (
-                    str(info[key])
-                    for key in ("ETag", "etag", "mtime", "LastModified", "Last-Modified", "blob_id")
-                    if info.get(key)
-                ),
-                "",
-            )
+            stamp = next((str(info[key]) for key in _STAMPS if info.get(key)), "")
             if info["type"] == "other":  # of a file system of this machine
                 raise _special(name)
             if info["size"] is None:

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.location import Location, SourceFile, placed
 from gear_data.ingest.pipeline.episode_stream import EpisodeStream
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES, hdf5_files, reading
@@ -93,7 +93,7 @@ def open_(location: Location, options: SourceOptions) -> EpisodeStream:
         for item in contents:
             last = first + item.episodes if stop is None else min(stop, first + item.episodes)
             if max(start, first) < last:
-                with open_tree(item.file) as tree:
+                with placed(item.file.name), open_tree(item.file) as tree:
                     for number in range(max(start, first), last):
                         yield _arrays_or_error(tree, item, number - first)
             first += item.episodes
@@ -129,7 +129,7 @@ def _units(contents: Sequence[_Contents]) -> list[Unit]:
 
 def _contents(file: SourceFile, findings: FindingLog) -> _Contents:
     """Reads the declarations of a file, and reports datasets that no episode has."""
-    with open_tree(file) as tree:
+    with placed(file.name), open_tree(file) as tree:
         with reading(file.name):
             names = list(tree.file)
         stacked = _COUNT not in names
@@ -137,16 +137,13 @@ def _contents(file: SourceFile, findings: FindingLog) -> _Contents:
         for name in (_COLUMNS, count_name):
             if name not in names:
                 raise UnknownFormatError(
-                    f"has no dataset '{name}', which d3rlpy's files have", file=file.name, hint="leave --format out"
+                    f"has no dataset '{name}', which d3rlpy's files have", hint="leave --format out"
                 )
         columns = _column_names(tree)
         count = fact_value(_array(tree, count_name))
         if type(count) is not int or count < 0 or (not stacked and count > len(names)):
             raise CorruptSourceError(
-                f"is {count!r}, but the file has {len(names)} datasets",
-                file=file.name,
-                column=count_name,
-                hint=_WRITE_AGAIN,
+                f"is {count!r}, but the file has {len(names)} datasets", column=count_name, hint=_WRITE_AGAIN
             )
         version = fact_value(_array(tree, _VERSION)) if _VERSION in names else None
     known = {_COLUMNS, count_name, _VERSION}
@@ -175,10 +172,7 @@ def _column_names(tree: Tree) -> tuple[str, ...]:
         names = pa.array(array.read(0, array.rows)).to_pylist()
     if not names or not all(names) or len(set(names)) != len(names):
         raise CorruptSourceError(
-            f"holds {array.dtype} {array.shape}, not a list of different names",
-            file=tree.name,
-            column=_COLUMNS,
-            hint=_WRITE_AGAIN,
+            f"holds {array.dtype} {array.shape}, not a list of different names", column=_COLUMNS, hint=_WRITE_AGAIN
         )
     return tuple(names)
 
@@ -190,9 +184,7 @@ def _array(tree: Tree, name: str) -> TreeArray:
     """
     array = tree.array(name)
     if array is None:
-        raise CorruptSourceError(
-            f"is {tree.children('')[name]}, not a dataset", file=tree.name, column=name, hint=_WRITE_AGAIN
-        )
+        raise CorruptSourceError(f"is {tree.children('')[name]}, not a dataset", column=name, hint=_WRITE_AGAIN)
     return array
 
 
@@ -262,7 +254,6 @@ def _read(array: TreeArray, contents: _Contents, index: int, column: str) -> npt
     if array.shape[:1] != (contents.episodes,):
         raise CorruptSourceError(
             f"has the shape {array.shape}, where its first axis must be {contents.episodes} episodes",
-            file=contents.file.name,
             column=array.path,
             hint=_WRITE_AGAIN,
         )

@@ -30,7 +30,7 @@ from gear_data.errors import (
     errors_as,
 )
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.location import Location, SourceFile, holds_several
+from gear_data.ingest.location import Location, SourceFile, holds_several, placed
 from gear_data.ingest.pipeline.episode_stream import EpisodeStream
 from gear_data.ingest.pipeline.episode_values import flatten, is_scalar
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
@@ -159,7 +159,8 @@ class _RldsDataset:
         with self._reading():
             self._builder = self._tfds.builder_from_directory(info.path.removesuffix(_INFO))
             splits = {name: item for name, item in self._builder.info.splits.items() if item.num_examples}
-        self._ranges = self._select(splits, split)
+        with placed(self._name):
+            self._ranges = self._select(splits, split)
         self._count = sum(item.count for item in self._ranges)
         #: Whether the steps are read one by one, which takes longer: a value, such as a Sequence, has several shapes.
         self._ragged = False
@@ -172,7 +173,7 @@ class _RldsDataset:
         """
         names = ", ".join(sorted(splits))
         if not splits:
-            raise EmptySourceError("holds no episode", file=self._name)
+            raise EmptySourceError("holds no episode")
         if split is None and len(splits) > 1:
             raise several_splits(self._name, splits, "; train[:10%] takes a part, train+val takes both as one")
         if (whole := splits.get(names if split is None else split)) is not None:
@@ -182,7 +183,6 @@ class _RldsDataset:
         except Exception as error:  # TFDS raises several kinds of errors for a wrong notation
             raise InvalidArgumentError(
                 f"the source has no split '{split}': {' '.join(str(error).split())}",
-                file=self._name,
                 hint=f"its splits: {names}; parts of them: train[:10%], train[100:200], train+val",
             ) from error
         ranges: list[_SplitRange] = []
@@ -196,7 +196,6 @@ class _RldsDataset:
         if not ranges:
             raise EmptySourceError(
                 f"the split '{split}' has no episode",
-                file=self._name,
                 hint=f"its splits: {', '.join(f'{name} ({item.num_examples})' for name, item in splits.items())}",
             )
         return ranges

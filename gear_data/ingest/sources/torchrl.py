@@ -19,7 +19,7 @@ import numpy as np
 
 from gear_data.errors import CorruptSourceError, GearError, UnknownFormatError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.location import Location, SourceFile, placed
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_columns, leave_out
 from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.pipeline.names import DONES, canonical_name
@@ -81,11 +81,13 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     root, meta_file = next(((root, file) for root in _ROOTS if (file := location.file(root + _META))), ("", None))
     if meta_file is None:
         raise UnknownFormatError(f"holds no {_META}", hint="save it with TensorDict.memmap(folder)")
-    batch_shape, tree = _read_tree(location, root, meta_file)
+    with placed(meta_file.name):
+        batch_shape, tree = _read_tree(location, root, meta_file)
     runs = _filled_runs(location, root, batch_shape)
     findings = _findings(location, root, tree, runs)
     columns = _choose_columns(tree, options)
-    stored = {key: _stored_array(tree, key, batch_shape, root) for key in columns.keys}
+    with placed(meta_file.name):
+        stored = {key: _stored_array(tree, key, batch_shape) for key in columns.keys}
     size = sum(file.size for file in location.with_suffix(".memmap"))
     filled = max(1, sum(last - first for first, last in runs))
     sizes = [size * (last - first) // filled for first, last in runs]
@@ -129,13 +131,11 @@ def _read_tree(location: Location, root: str, meta_file: SourceFile) -> tuple[tu
     if not _is_shape(batch_shape) or not isinstance(batch_shape, list):
         raise UnknownFormatError(
             f"is a {meta.get('_type')}, where a plain TensorDict is expected",
-            file=meta_file.name,
             hint="save a contiguous one: data.contiguous().memmap(folder)",
         )
     if len(batch_shape) not in (1, 2):
         raise UnknownFormatError(
             f"its batch size is {batch_shape}, where [steps] or [trajectories, steps] is expected",
-            file=meta_file.name,
             hint="flatten it before saving: data.reshape(-1)",
         )
     _add_entries(location, root, meta, "", tree, 0)
@@ -237,25 +237,20 @@ def _choose_columns(tree: _TensorTree, options: SourceOptions) -> _TensorColumns
     return _TensorColumns(steps, next_keys, trajectory)
 
 
-def _stored_array(tree: _TensorTree, key: str, batch_shape: tuple[int, ...], root: str) -> StoredArray:
+def _stored_array(tree: _TensorTree, key: str, batch_shape: tuple[int, ...]) -> StoredArray:
     """Returns a tensor as [steps, ...].
 
     Raises CorruptSourceError if its file has another size.
     """
     file, name, shape = tree.tensors[key]
     if name not in DTYPES:
-        raise UnsupportedColumnError(
-            f"holds {name}, which is not a dtype of a column",
-            file=root + _META,
-            column=key,
-            hint=leave_out(key),
-        )
+        raise UnsupportedColumnError(f"holds {name}, which is not a dtype of a column", column=key, hint=leave_out(key))
     dtype = np.dtype(name)
     if file is None or shape[: len(batch_shape)] != batch_shape or math.prod(shape) * dtype.itemsize != file.size:
         actual = "its file is missing" if file is None else f"its file has {file.size} bytes"
         raise CorruptSourceError(
             f"is declared as {name} {shape} in a batch of {batch_shape}, but {actual}",
-            file=file.name if file else root + _META,
+            file=file.name if file else None,
             column=key,
             hint=_SAVE_AGAIN,
         )
