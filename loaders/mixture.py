@@ -29,6 +29,10 @@ OPTIONS = (
     "choose", "columns", "embodiment", "fps", "normalize", "preset_options", "relative", "rename", "sampler", "stack",
 )  # fmt: skip
 
+_PAIRS = "each dataset with its proportion: Mixture([(a, 0.5), (b, 0.5)])"
+#: Other names of the proportions -> what to give.
+_MOVED = dict.fromkeys(("proportions", "shares", "weights"), _PAIRS)
+
 
 @dataclass(frozen=True)
 class MixtureComponent:
@@ -81,10 +85,12 @@ class Mixture:
     """
 
     def __init__(
-        self, datasets: Sequence[Dataset] | Sequence[tuple[Any, ...]], *, join: bool = False,
+        self, datasets: Sequence[Dataset] | Sequence[tuple[Any, ...]], *proportions: Never, join: bool = False,
         pad_to: PadTo | None = None, statistics: StatisticsOf = "dataset", **unknown: Never,
     ) -> None:  # fmt: skip
-        refuse_keywords_of(Mixture, unknown)
+        refuse_keywords_of(Mixture, unknown, _MOVED)
+        if proportions:
+            raise InvalidArgumentError("a mixture takes proportions beside the datasets", hint=f"give {_PAIRS}")
         if not isinstance(datasets, list | tuple) or not datasets:
             raise InvalidArgumentError(
                 f"a mixture takes a list of one dataset or more, not {shown(datasets)}",

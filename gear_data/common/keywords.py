@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +14,8 @@ import numpy as np
 from gear_data.errors import InvalidArgumentError, UnknownArgumentError, closest_name
 
 Value = TypeVar("Value")
+#: The least similarity, by difflib, of a misspelled keyword.
+_NEARLY = 0.85
 
 
 def refuse_keywords(
@@ -43,8 +46,24 @@ def refuse_keywords_of(
     """
     if unknown:
         parameters = inspect.signature(function).parameters.values()
-        known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+        known = [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
         refuse_keywords(function.__name__, unknown, known, moved)
+
+
+def refuse_misspelled(function: str, names: Iterable[str], known: Sequence[str], more: str = "") -> None:
+    """Raises UnknownArgumentError for the first name that is nearly a keyword of a function.
+
+    Args:
+        function: the name of a function that takes further names, such as `end_episode`.
+        names: the further names.
+        known: its own keywords.
+        more: what else the hint says.
+    """
+    for name in names:
+        if close := difflib.get_close_matches(name, known, n=1, cutoff=_NEARLY):
+            raise UnknownArgumentError(
+                f"{function} has no argument '{name}'", hint=f"did you mean '{close[0]}'?{more and f' {more}'}"
+            )
 
 
 def suggest_fields(kind: type[Value]) -> type[Value]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gear_data.cluster.placement import Placement
 from gear_data.common.extras import import_extra
-from gear_data.common.keywords import suggest_keywords
+from gear_data.common.keywords import refuse_misspelled, suggest_keywords
 from gear_data.dataset import filters, planning
 from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.curation.duplicates import without_duplicates
@@ -603,6 +603,7 @@ class Dataset(DatasetCore):
         if context is not None:
             return WindowDataset(self, context, columns=columns, **arguments)
         if arguments:
+            refuse_misspelled("Dataset.to_torch_dataset", arguments, ("context", "columns"))
             raise InvalidArgumentError(
                 f"{', '.join(arguments)}: only for windows, and items are episodes", hint="give context=, such as 20"
             )

@@ -14,7 +14,7 @@ from typing import Any, Never, get_args
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.common.keywords import check_range, refuse_keywords_of
+from gear_data.common.keywords import check_range, refuse_keywords_of, refuse_misspelled, suggest_keywords
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.growing.publish import Publication
@@ -41,7 +41,11 @@ from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.journal.record import RecordedEpisode
 from gear_data.words import Durability
 
+#: Arguments of methods that take any other name as a column or a fact.
+_ENDS = ("env_id", "terminated", "truncated", "final")
 
+
+@suggest_keywords
 class Writer:
     """Records episodes step by step into a dataset that grows.
 
@@ -197,10 +201,13 @@ class Writer:
 
         Raises:
             InvalidArgumentError, UnsupportedColumnError: see `append`. No environment has the step then.
+            UnknownArgumentError: a column of the first step is nearly called like an argument, such as `terminate`.
             StorageFullError, UnwritableError: the journal cannot be written. Episodes that are not in it stay open,
                 with this step: call `end_episode` for them.
             RateLimitError: training is too slow. No environment has the step then.
         """
+        if self._open is None:  # later steps have the columns of the first one
+            refuse_misspelled("Writer.append_batch", steps, _ENDS, "a column needs a name that differs more")
         if self._limiter is not None and (np.any(terminated) or np.any(truncated)):
             self._wait()
         with self._mutex:
@@ -246,11 +253,13 @@ class Writer:
             InvalidArgumentError: the environment has no open episode, or the final observation has another dtype or
                 shape, or the dataset has none, or a fact is no text, number or boolean, or has another type than in
                 earlier episodes. The episode stays open.
+            UnknownArgumentError: a fact is nearly called like an argument, such as `terminate`. The episode stays open.
             StorageFullError, UnwritableError: the journal cannot be written. The episode stays open: call again.
             RateLimitError: training is too slow. The episode stays open: call again.
             NodeUnreachableError: the server acknowledged nothing for a long time. If the episode is still open, call
                 again; else call `flush`.
         """
+        refuse_misspelled("Writer.end_episode", facts, _ENDS, "a fact needs a name that differs more")
         self._wait()
         with self._mutex:
             opened, slot = self._opened_with_steps(env_id)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
+from gear_data.common.keywords import suggest_keywords
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.conversions import check_whole_episodes
 from gear_data.errors import EpisodeIndexError, InvalidArgumentError
@@ -66,6 +67,7 @@ class WindowDataset(TorchDataset[dict[str, Any]]):
         return {key: values[0] for key, values in batch.items()}
 
 
+@suggest_keywords
 class EpisodeDataset(TorchDataset[dict[str, Any]]):
     """Episodes of a dataset, one an item.
 

@@ -92,6 +92,10 @@ def test_the_known_names_are_those_of_the_signature() -> None:
         (gear_data.Rollout, 1, "targets", "target"),
         (gear_data.Rollout.from_spec, 1, "targets", "target"),
         (gear_data.Normalizer.denormalize, 3, "relative", "relative_to"),
+        (gear_data.EpisodeDataset, 1, "colums", "columns"),
+        (gear_data.Dataset.to_torch_dataset, 1, "colums", "columns"),
+        (gear_data.Writer.discard, 1, "envid", "env_id"),
+        (gear_data.Writer.end_episode, 1, "terminatd", "terminated"),
     ],
 )
 def test_public_functions_suggest_an_argument(

@@ -344,6 +344,9 @@ def test_wrong_entries_are_refused(datasets):
         Mixture([(datasets[0], 1, {"samplr": "fifo"})])
     with pytest.raises(UnknownArgumentError, match="did you mean 'join'"):
         Mixture(datasets, joins=True)  # type: ignore[arg-type]
+    for wrong in (lambda: Mixture(datasets, [0.5, 0.5]), lambda: Mixture(datasets, weights=[0.5, 0.5])):
+        with pytest.raises(InvalidArgumentError, match=r"each dataset with its proportion: Mixture\(\[\(a, 0.5\), "):
+            wrong()
     with pytest.raises(InvalidArgumentError, match="dataset 1 of the mixture has no proportion"):
         Mixture([(datasets[0], 1), datasets[1]])
     for several in (datasets, tuple(datasets)):
