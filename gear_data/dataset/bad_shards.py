@@ -77,6 +77,6 @@ def sound_episodes(store: DatasetStore) -> Int64Array:
         raise EmptySourceError(
             f"every episode is in one of {len(store.bad_files)} damaged files",
             file=str(store.path),
-            hint="run 'gear-data repair', or convert the source again",
+            hint="restore them from a copy; of a converted dataset, 'gear-data repair' writes them again",
         )
     return ids

@@ -25,7 +25,7 @@ from gear_data.storage.arrow_files import buffer_offsets, write_ipc
 from gear_data.storage.atomic import checksum
 from gear_data.storage.episode_tables import with_values
 from gear_data.storage.generations.growth import Part
-from gear_data.storage.manifest import FileEntry, ShardEntry
+from gear_data.storage.manifest import REPAIR, FileEntry, ShardEntry
 from gear_data.storage.verify import read_shard
 from gear_data.storage.writing.file_store import LocalFileStore
 
@@ -119,5 +119,5 @@ def _batch(store: LocalFileStore, schema: Schema, shard: ShardEntry) -> pa.Recor
         raise CorruptShardError(
             f"cannot be read: {error}",
             file=str(store.path(shard.entry.file)),
-            hint="restore it, or write it again with 'gear-data repair'",
+            hint=REPAIR,
         ) from error

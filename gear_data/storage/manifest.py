@@ -36,6 +36,9 @@ STEP_MASK, STEP_MASK_FILE = "step_mask", "step_mask.arrow"
 
 #: Most datasets inside a folder that an error names.
 _SHOWN_DATASETS = 10
+#: Remedies for a damaged shard or video file, for all datasets and for one that is opened. `repair` needs a source.
+REPAIR = "restore it from a copy; of a converted dataset, 'gear-data repair' writes it again"
+REPAIR_OR_SKIP = f"{REPAIR}; or open the dataset without its episodes: gear_data.open(..., on_bad_shard='skip')"
 #: Remedy for a manifest that cannot be used.
 _RESTORE = "restore manifest.json, or convert again"
 

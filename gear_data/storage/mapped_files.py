@@ -14,12 +14,12 @@ from pathlib import Path
 
 from gear_data.errors import CorruptShardError
 from gear_data.storage.atomic import checksum
-from gear_data.storage.manifest import FileEntry
+from gear_data.storage.manifest import REPAIR, FileEntry
 
 #: `MappedFiles` looks at files at most this often, in seconds. `check` looks at this many files each time.
 CHECK_SECONDS, FILES_PER_CHECK = 0.1, 64
 
-_REPAIR = "restore it or write it again with 'gear-data repair', then open the dataset again"
+_REPAIR = f"{REPAIR}; then open the dataset again"
 
 
 @dataclass(frozen=True)

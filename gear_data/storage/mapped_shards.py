@@ -19,11 +19,10 @@ import pyarrow as pa
 
 from gear_data.errors import CorruptShardError, DatasetNotFoundError
 from gear_data.schema import Schema
-from gear_data.storage.manifest import FileEntry, ShardEntry
+from gear_data.storage.manifest import REPAIR_OR_SKIP, FileEntry, ShardEntry
 from gear_data.storage.mapped_files import MappedFiles
 from gear_data.storage.variable_columns import OFFSET_BYTES, array_over, python_values, validated
 
-_REPAIR = "restore it, or write it again with 'gear-data repair'"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -40,7 +39,7 @@ def check_size(folder: Path, entry: FileEntry) -> None:
         check_file_size(str(path), None, entry)
     else:
         if not stat.S_ISREG(status.st_mode):
-            raise CorruptShardError("it is not a regular file", file=str(path), hint=_REPAIR)
+            raise CorruptShardError("it is not a regular file", file=str(path), hint=REPAIR_OR_SKIP)
         check_file_size(str(path), status.st_size, entry)
 
 
@@ -56,12 +55,12 @@ def check_file_size(name: str, size: int | None, entry: FileEntry) -> None:
         CorruptShardError: the file is missing or has another size.
     """
     if size is None:
-        raise CorruptShardError("the file is missing", file=name, hint=_REPAIR)
+        raise CorruptShardError("the file is missing", file=name, hint=REPAIR_OR_SKIP)
     if size != entry.bytes:
         raise CorruptShardError(
             f"the file has {size} bytes, the manifest says {entry.bytes}",
             file=name,
-            hint=f"it was truncated or changed: {_REPAIR}",
+            hint=f"it was truncated or changed: {REPAIR_OR_SKIP}",
         )
 
 
@@ -81,9 +80,9 @@ def map_file(path: Path, *, read_ahead: bool = False) -> pa.Buffer:
         with pa.memory_map(str(path)) as source:
             buffer = source.read_buffer()
     except FileNotFoundError as error:
-        raise DatasetNotFoundError("the file does not exist", file=str(path), hint=_REPAIR) from error
+        raise DatasetNotFoundError("the file does not exist", file=str(path), hint=REPAIR_OR_SKIP) from error
     except OSError as error:
-        raise CorruptShardError(f"cannot be read: {error}", file=str(path), hint=_REPAIR) from error
+        raise CorruptShardError(f"cannot be read: {error}", file=str(path), hint=REPAIR_OR_SKIP) from error
     if not read_ahead:
         _LIBC.madvise(ctypes.c_void_p(buffer.address), ctypes.c_size_t(buffer.size), mmap.MADV_RANDOM)
     return buffer

@@ -45,7 +45,7 @@ from gear_data.storage.arrow_files import buffer_offsets, column_array, write_ip
 from gear_data.storage.atomic import atomic_file, checksum, typed_write_errors, write_text
 from gear_data.storage.dataset_files import DatasetFiles, FolderFiles
 from gear_data.storage.identity import file_stamp, replaced_error
-from gear_data.storage.manifest import FileEntry, Manifest, ShardEntry, ShardRecord
+from gear_data.storage.manifest import REPAIR, FileEntry, Manifest, ShardEntry, ShardRecord
 from gear_data.storage.mapped_shards import check_size
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsRecord, StatisticsState
 
@@ -55,7 +55,6 @@ COLUMN = ColumnSpec("returns_to_go", "float32", derived=True)
 _SCHEMA = Schema((COLUMN,))
 _DESCRIPTION = "sidecar.json"
 _VERSION = 1
-_REPAIR = "restore it, or write it again with 'gear-data repair'"
 
 _log = logging.getLogger(__name__)
 
@@ -217,14 +216,14 @@ def read_rewards(files: DatasetFiles, schema: Schema, shard: ShardEntry) -> npt.
             values = np.fromfile(path, spec.storage_dtype, shard.steps, offset=shard.buffers[REWARDS])
         except OSError as error:
             raise CorruptShardError(
-                f"cannot be read: {error}", file=files.name(entry), column=REWARDS, hint=_REPAIR
+                f"cannot be read: {error}", file=files.name(entry), column=REWARDS, hint=REPAIR
             ) from error
     if len(values) != shard.steps:
         raise CorruptShardError(
             f"the file ends after {len(values)} of {shard.steps} rewards",
             file=files.name(entry),
             column=REWARDS,
-            hint=_REPAIR,
+            hint=REPAIR,
         )
     return values
 

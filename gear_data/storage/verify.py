@@ -33,13 +33,11 @@ from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.dataset_files import DatasetFiles, open_files
 from gear_data.storage.episode_block import EpisodeBlock, Position
 from gear_data.storage.episode_tables import content_bytes, read_episodes, read_finals, read_step_flags
-from gear_data.storage.manifest import STEP_MASK, FileEntry, Manifest, ShardEntry, fingerprint
+from gear_data.storage.manifest import REPAIR, STEP_MASK, FileEntry, Manifest, ShardEntry, fingerprint
 from gear_data.storage.recomputation import Difference, Recomputation
 from gear_data.storage.videos.checks import stored_segments, video_checks
 from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, VideoIndex
 
-#: Remedy for a damaged shard.
-_REPAIR = "restore it, or write it again with 'gear-data repair'"
 #: Remedy for a damaged table. `repair` writes only shards.
 _RESTORE = "restore the table, or convert again"
 
@@ -199,7 +197,7 @@ def check_bytes(path: Path, entry: FileEntry) -> None:
         raise CorruptShardError(
             f"its checksum is {found}, the manifest says {entry.checksum}",
             file=str(path),
-            hint="its bytes were changed: restore it, or write it again with 'gear-data repair'",
+            hint=f"its bytes were changed: {REPAIR}",
         )
 
 
@@ -284,33 +282,33 @@ def _read_file(local: _Local, entry: FileEntry, schema: Schema, shard: ShardEntr
         check_bytes(path, entry)
         try:
             with open_regular(path), pa.memory_map(str(path)) as source:
-                check_blocks(source.read_buffer(), str(path), _REPAIR)
+                check_blocks(source.read_buffer(), str(path), REPAIR)
                 reader = pa.ipc.open_file(source)
                 if reader.num_record_batches != 1:
                     raise CorruptShardError(
-                        f"has {reader.num_record_batches} record batches, not 1", file=str(path), hint=_REPAIR
+                        f"has {reader.num_record_batches} record batches, not 1", file=str(path), hint=REPAIR
                     )
                 batch = reader.get_batch(0)
             batch.validate(full=True)
         except (pa.ArrowException, OSError) as error:
-            raise CorruptShardError(f"not valid Arrow data: {error}", file=str(path), hint=_REPAIR) from error
+            raise CorruptShardError(f"not valid Arrow data: {error}", file=str(path), hint=REPAIR) from error
         if not exact and set(stored.names) <= set(batch.schema.names):
             batch = batch.select(list(stored.names))
         if not batch.schema.equals(stored.to_arrow(), check_metadata=False):
-            raise CorruptShardError("its columns differ from the manifest's schema", file=str(path), hint=_REPAIR)
+            raise CorruptShardError("its columns differ from the manifest's schema", file=str(path), hint=REPAIR)
         if len(batch) != shard.steps:
             raise CorruptShardError(
-                f"has {len(batch)} rows, but the manifest says {shard.steps}", file=str(path), hint=_REPAIR
+                f"has {len(batch)} rows, but the manifest says {shard.steps}", file=str(path), hint=REPAIR
             )
         for column in stored:
             nulls = batch.column(column.name).null_count
             if nulls:
-                raise CorruptShardError(f"contains {nulls} nulls", file=str(path), column=column.name, hint=_REPAIR)
+                raise CorruptShardError(f"contains {nulls} nulls", file=str(path), column=column.name, hint=REPAIR)
         buffers, variable = buffer_offsets(path, stored)
     for column, each in zip(schema, stored, strict=True):
         known = shard.buffers[column.name], shard.variable.get(column.name)
         if (buffers[each.name], variable.get(each.name)) != known:
-            raise CorruptShardError("its buffer offsets differ from the manifest", file=str(path), hint=_REPAIR)
+            raise CorruptShardError("its buffer offsets differ from the manifest", file=str(path), hint=REPAIR)
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema.to_arrow())
 
 
@@ -367,5 +365,5 @@ def _check_contents(contents: list[bytes], episodes: pa.Table, file: str) -> Non
                 f"episode {episodes.column('episode_id')[episode]} differs from its content hash in the episode table",
                 file=file,
                 row=int(episodes.column("start")[episode].as_py()),
-                hint=_REPAIR,
+                hint=REPAIR,
             )

@@ -207,6 +207,25 @@ def test_open_without_the_bad_shards(
         ds.with_discount(0.9)
 
 
+def test_a_damaged_shard_of_a_recording(tmp_path: Path) -> None:
+    """`repair` has no source for it: the advice names it for converted datasets only."""
+    with gear_data.Writer(tmp_path / "live", shard_bytes=1024) as writer:
+        for i in range(2):
+            for _ in range(6):
+                writer.append(observations=np.full(100, i), actions=np.zeros(1), rewards=1.0)
+            writer.end_episode(terminated=True)
+    file = max((tmp_path / "live/shards").iterdir())
+    content = file.read_bytes()
+    file.write_bytes(content[:-8])
+    advice = "restore it from a copy; of a converted dataset, 'gear-data repair' writes it again"
+    with pytest.raises(CorruptShardError, match=f"{advice}; or open the dataset without its episodes"):
+        list(gear_data.open(tmp_path / "live"))
+    with pytest.warns(RuntimeWarning, match=f"left out(.|\n)*{advice}"):
+        assert len(gear_data.open(tmp_path / "live", on_bad_shard="skip")) == 1
+    file.write_bytes(content)
+    assert len(list(gear_data.open(tmp_path / "live"))) == 2
+
+
 def test_open_an_intact_dataset_with_skip(dataset: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -36,6 +36,7 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.identity import check_same_dataset
+from gear_data.storage.manifest import REPAIR
 from gear_data.storage.mapped_shards import MappedShards
 from gear_data.storage.sidecar import COLUMN, REWARDS, Sidecar, check_discount, discounted_returns, read_rewards
 from gear_data.storage.variable_columns import validated, value_offsets
@@ -201,7 +202,7 @@ class DatasetStore(StoredEpisodes):
             raise CorruptShardError(
                 f"is damaged: computing {COLUMN.name} of discount {new_discount} needs all shards",
                 file=f"{self.path}/{min(bad_shards)}",
-                hint="run 'gear-data repair' first",
+                hint=REPAIR,
             )
         store = copy(self)
         store.discount = new_discount

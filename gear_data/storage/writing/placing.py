@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gear_data.errors import CorruptShardError
 from gear_data.storage.atomic import checksum, link_file
-from gear_data.storage.manifest import FileEntry
+from gear_data.storage.manifest import REPAIR, FileEntry
 from gear_data.storage.writing.file_store import FileStore, LocalFileStore
 
 
@@ -37,6 +37,6 @@ def place(store: FileStore, source: Path, entry: FileEntry, file: str, *, name: 
             raise CorruptShardError(
                 f"its checksum is {found}, the manifest says {entry.checksum}",
                 file=name,
-                hint="its bytes were changed: restore it, or write it again with 'gear-data repair'",
+                hint=f"its bytes were changed: {REPAIR}",
             )
     return False
