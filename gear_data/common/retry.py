@@ -40,6 +40,14 @@ _LIMITED_HINT = (
     "the server limits how often it is asked: log in (the hub allows more requests then), raise cache_bytes, use fewer "
     "processes, or wait some minutes"
 )
+#: Beginnings of the names of errors of botocore and google-auth without usable credentials.
+_CREDENTIALS = ("NoCredentials", "PartialCredentials", "CredentialRetrieval", "DefaultCredentials", "ProfileNotFound")
+_ACCESS_HINT = (
+    "give the credentials of the bucket in the environment (S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+    "AWS_PROFILE; Google: GOOGLE_APPLICATION_CREDENTIALS), or read a public bucket without any: FSSPEC_S3_ANON=true"
+)
+_DENIED = frozenset({401, 403})
+_DENIED_HINT = "the server refuses access: check the credentials and their rights, and the name in the URL"
 _STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _ERRNOS = frozenset(
     {
@@ -113,7 +121,7 @@ def with_retries(
             if isinstance(error, GearError | FileNotFoundError) or not _is_remote(error):
                 raise
             if not is_transient(error):
-                raise RemoteError(f"cannot {action}: {_describe(error)}", file=url) from error
+                raise RemoteError(f"cannot {action}: {_describe(error)}", file=url, hint=_access_hint(error)) from error
             limited, asked = _TOO_MANY in http_statuses(error), _retry_after(error)
             # Random, so that clients that failed together do not retry together.
             wait = max(delay * random.uniform(0.5, 1.0), asked)
@@ -198,6 +206,15 @@ def _describe(error: BaseException) -> str:
     """Formats an error with its class name, because many of these errors have no text."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _access_hint(error: BaseException) -> str | None:
+    """Returns the hint for a request without credentials, or with the wrong ones; None for another failure."""
+    causes = [*_causes(error)]
+    if any(type(cause).__name__.startswith(_CREDENTIALS) for cause in causes):
+        return _ACCESS_HINT
+    is_denied = any(isinstance(cause, PermissionError) for cause in causes) or http_statuses(error) & _DENIED
+    return _DENIED_HINT if is_denied else None
 
 
 def _is_remote(error: Exception) -> bool:

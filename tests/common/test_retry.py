@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from email.utils import formatdate
+from typing import Any
 
 import pytest
 
@@ -56,8 +57,23 @@ def test_transient_failures_of_libraries() -> None:
     ]
     denied = exceptions.ClientError({"ResponseMetadata": {"HTTPStatusCode": 403}, "Error": {}}, "GetObject")
     assert [retry.is_transient(error) for error in (*transient, denied)] == [True] * 5 + [False]
-    with pytest.raises(RemoteError, match="Unable to locate credentials"):
+    with pytest.raises(
+        RemoteError, match=r"Unable to locate credentials(.|\n)*AWS_ACCESS_KEY_ID(.|\n)*FSSPEC_S3_ANON=true"
+    ):
         retry.with_retries(_raise(exceptions.NoCredentialsError()), "be read", "s3://b/x")
+    with pytest.raises(RemoteError, match="the server refuses access: check the credentials"):
+        retry.with_retries(_raise(denied), "be read", "s3://b/x")
+
+
+def test_fsspec_reads_a_public_bucket_without_credentials_as_the_hint_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    from fsspec import config, url_to_fs
+
+    conf: dict[str, Any] = {}
+    monkeypatch.setenv("FSSPEC_S3_ANON", "true")
+    config.set_conf_env(conf)
+    monkeypatch.setitem(config.conf, "s3", conf["s3"])
+    assert url_to_fs("s3://b/x", skip_instance_cache=True)[0].anon
 
 
 def _raise(error: Exception) -> Callable[[], None]:
