@@ -11,7 +11,7 @@ from gear_data.common.environment import usable_cores
 from gear_data.common.keywords import check_range
 from gear_data.common.private_folder import scratch_folder
 from gear_data.common.typed_json import resolved
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.ingest.episode_boundaries import EpisodeBoundaries
 from gear_data.ingest.ideas.next_observations import take_next_observations
 from gear_data.ingest.ideas.padded_images import unpad_images
@@ -20,6 +20,7 @@ from gear_data.ingest.ideas.reset_steps import leave_out_reset_steps
 from gear_data.ingest.location import Location, locate
 from gear_data.ingest.mapping import parse_mapping
 from gear_data.ingest.merging.dataset_source import GEAR, DatasetSource
+from gear_data.ingest.pipeline.columns import without_column
 from gear_data.ingest.pipeline.images import decode_images
 from gear_data.ingest.pipeline.names import is_next
 from gear_data.ingest.pipeline.prepare import report_names
@@ -174,6 +175,24 @@ class ConversionSpec:
         report_names(source, all_columns=self.options.columns is None)
         return source, name, reason
 
+    def open_part(
+        self, location: Location | None = None, *, threads: int = 1
+    ) -> tuple[tuple[EpisodeSource, str, str], dict[str, UnknownNameError]]:
+        """Opens one of several sources, without the columns that it lacks. Raises the errors of `open`.
+
+        Returns:
+            As `open`, and column that options name and the source lacks -> its error.
+        """
+        spec, lacked = self, dict[str, UnknownNameError]()
+        while True:
+            try:
+                return spec.open(location, threads=threads), lacked
+            except UnknownNameError as error:
+                options = None if error.column is None else without_column(spec.options, error.column)
+                if options is None:
+                    raise
+                lacked[str(error.column)], spec = error, replace(spec, options=options)
+
     def _without_reset_steps(self, source: EpisodeSource, format: str) -> EpisodeSource:
         if format in _OWN:
             return source
@@ -216,10 +235,18 @@ class ConversionSpec:
 
     def _open_parts(self, location: Location, threads: int) -> tuple[EpisodeSource, str, str]:
         """Opens all parts. The format is "auto" if they have different ones."""
-        opened = [
-            replace(self, source=part.source, split=part.split, parts=()).open(place, threads=threads)
-            for part, place in zip(self.parts, location.parts, strict=True)
-        ]
+        opened, lacked = [], []
+        for part, place in zip(self.parts, location.parts, strict=True):
+            one = replace(self, source=part.source, split=part.split, parts=())
+            found, errors = one.open_part(place, threads=threads)
+            opened.append(found)
+            lacked.append(errors)
+        for name in set[str]().union(*lacked).intersection(*lacked):
+            raise UnknownNameError(
+                f"no source has a column '{name}'",
+                column=name,
+                hint=f"in {lacked[0][name].file}: {lacked[0][name].hint}",
+            )
         source = SourceSequence(self.parts, [each for each, _, _ in opened])
         if self.strict:
             source.findings.make_strict()

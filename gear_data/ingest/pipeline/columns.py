@@ -95,7 +95,8 @@ def choose_columns(names: Iterable[str], options: SourceOptions, *, structure: I
             them. They are not stored.
 
     Raises:
-        UnknownNameError: `options.columns` names a column that does not exist. Source and canonical names are valid.
+        UnknownNameError: `options.columns` or `options.rename` names a column that does not exist. Source and canonical
+            names are valid.
         InvalidArgumentError: `options.rename` is invalid, see `name_map`.
         UnsupportedColumnError: the name of a column to read is invalid, see `is_column_name`.
     """
@@ -106,6 +107,26 @@ def choose_columns(names: Iterable[str], options: SourceOptions, *, structure: I
     for source, name in chosen.items():
         check_column_name(name, printable(source))
     return chosen
+
+
+def without_column(options: SourceOptions, name: str) -> SourceOptions | None:
+    """Returns the options of a source that lacks a column, which may have the column's new name.
+
+    Returns None if no option names it, or if `columns` names no other one.
+    """
+    rename, tables = dict(options.rename or {}), options.tables
+    if not any(name in each for each in (options.columns or (), rename, tables.dtype, tables.fill_null)):
+        return None
+    new = rename.pop(name, None)
+    columns = options.columns
+    if columns is not None and name in columns:
+        columns = tuple(each for each in (new if each == name else each for each in columns) if each is not None)
+        if not columns:
+            return None
+    dtypes = {key: dtype for key, dtype in tables.dtype.items() if key != name}
+    fills = {key: value for key, value in tables.fill_null.items() if key != name}
+    tables = replace(tables, dtype=dtypes, fill_null=fills)
+    return replace(options, columns=columns, rename=rename or None, tables=tables)
 
 
 def column_spec(

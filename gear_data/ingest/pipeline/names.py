@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 
 from gear_data.common.paths import is_utf8
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, UnknownNameError, closest_name
 
 #: The end flag of sources that do not distinguish termination from truncation.
 DONES = "dones"
@@ -146,15 +146,14 @@ def name_map(names: Iterable[str], rename: Mapping[str, str] | None) -> dict[str
         rename: source name -> canonical name. It takes precedence.
 
     Raises:
-        InvalidArgumentError: `rename` names a column that does not exist, or two columns would get the same name.
+        UnknownNameError: `rename` names a column that does not exist.
+        InvalidArgumentError: two columns would get the same name.
     """
     names = list(names)
     rename = dict(rename or {})
     for name in rename:
         if name not in names:
-            raise InvalidArgumentError(
-                "rename: the source has no such column", column=name, hint=f"the source has: {', '.join(sorted(names))}"
-            )
+            raise UnknownNameError("rename: the source has no such column", column=name, hint=closest_name(name, names))
     result: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in names:

@@ -16,7 +16,7 @@ def with_parts(spec: ConversionSpec) -> ConversionSpec:
     One source with one split has no parts.
 
     Raises:
-        GearError: the errors of `ConversionSpec.open`, if `split` is "all".
+        GearError: the errors of `ConversionSpec.open_part`, if `split` is "all".
     """
     sources = spec.source if isinstance(spec.source, tuple) else (spec.source,)
     splits_of = [_splits(spec, source) for source in sources]
@@ -33,7 +33,7 @@ def _splits(spec: ConversionSpec, source: Any) -> list[str | None]:
     if spec.split != ALL_SPLITS:
         return [spec.split]
     try:
-        replace(spec, source=source, split=None).open()
+        replace(spec, source=source, split=None).open_part()
     except SplitNeededError as error:
         return list(error.splits)
     return [None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.ingest.pipeline.names import canonical_name, name_map
 
 
@@ -52,9 +52,9 @@ def test_rename_comes_first() -> None:
 
 
 def test_rename_of_a_missing_column() -> None:
-    with pytest.raises(InvalidArgumentError, match="the source has: actions, obs") as error:
-        name_map(["obs", "actions"], {"observations": "x"})
-    assert error.value.column == "observations"
+    with pytest.raises(UnknownNameError, match="did you mean 'actions'\\? known: actions, obs") as error:
+        name_map(["obs", "actions"], {"action": "x"})
+    assert error.value.column == "action"
 
 
 def test_two_columns_of_one_name() -> None:

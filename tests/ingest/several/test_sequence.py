@@ -10,11 +10,12 @@ from typing import Any
 import datasets
 import h5py
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import gear_data
 from gear_data.cli import main
-from gear_data.errors import InvalidArgumentError, SplitNeededError, UnsupportedColumnError
+from gear_data.errors import InvalidArgumentError, SplitNeededError, UnknownNameError, UnsupportedColumnError
 from gear_data.ingest.engine import tasks
 from gear_data.ingest.several.embodiments import embodiment_names
 from gear_data.storage import recomputation
@@ -241,3 +242,54 @@ def test_the_command(splits: Path, files: list[Path], tmp_path: Path, capsys: py
     capsys.readouterr()
     assert main(["inspect", str(tmp_path / "out"), "--where", "split == 'val'", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["episodes"] == 5
+
+
+def _renamed(rollouts: list[list[Rollout]], tmp_path: Path) -> list[Path]:
+    """Writes a file whose actions are called `actions`, and one where they are called `torque`."""
+    first = write_d4rl(tmp_path / "a.hdf5", rollouts[0])
+    table = pq.read_table(write_episodes(tmp_path / "b.parquet", rollouts[1]))
+    names = ["torque" if name == "actions" else name for name in table.column_names]
+    pq.write_table(table.rename_columns(names), tmp_path / "b.parquet")
+    return [first, tmp_path / "b.parquet"]
+
+
+@pytest.mark.parametrize("more", [{}, {"split": "all"}, {"columns": ["torque"]}, {"columns": ["actions"]}])
+def test_a_source_may_lack_a_column_that_is_renamed(
+    more: dict[str, Any], rollouts: list[list[Rollout]], tmp_path: Path
+) -> None:
+    sources = _renamed(rollouts, tmp_path)
+    gear_data.convert(sources, tmp_path / "out", rename={"torque": "actions"}, **more, **OPTIONS)
+    episodes, expected = list(gear_data.open(tmp_path / "out")), [*rollouts[0], *rollouts[1]]
+    assert len(episodes) == len(expected)
+    for episode, rollout in zip(episodes, expected, strict=True):
+        np.testing.assert_array_equal(episode["actions"], rollout.columns["actions"])
+
+
+def test_a_source_may_lack_a_column_that_is_chosen(rollouts: list[list[Rollout]], tmp_path: Path) -> None:
+    sources = _renamed(rollouts, tmp_path)
+    dtype = gear_data.TableOptions(dtype={"torque": "float64"})
+    gear_data.convert(sources, tmp_path / "out", columns=["rewards", "torque"], tables=dtype, **OPTIONS)
+    ds = gear_data.open(tmp_path / "out")
+    assert ds.schema["torque"].dtype == "float64"
+    has_torque = [bool(episode["masks.torque"].all()) for episode in ds]
+    assert has_torque == [False] * len(rollouts[0]) + [True] * len(rollouts[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"columns": ["rewards", "torqe"]}, "torqe"),
+        ({"rename": {"torqe": "actions"}}, "torqe"),
+        ({"tables": gear_data.TableOptions(dtype={"torqe": "float64"})}, "torqe"),
+    ],
+)
+def test_a_name_that_no_source_has(
+    options: dict[str, Any], name: str, rollouts: list[list[Rollout]], tmp_path: Path
+) -> None:
+    with pytest.raises(UnknownNameError, match=f"no source has a column '{name}'\n  in .*a[.]hdf5: "):
+        gear_data.convert(_renamed(rollouts, tmp_path), tmp_path / "out", **options, **OPTIONS)
+
+
+def test_a_source_without_any_chosen_column_is_named(rollouts: list[list[Rollout]], tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match=r"a\.hdf5: unknown column 'torque'"):
+        gear_data.convert(_renamed(rollouts, tmp_path), tmp_path / "out", columns=["torque"], **OPTIONS)

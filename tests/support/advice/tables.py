@@ -22,6 +22,7 @@ from gear_data.errors import (
     CorruptSourceError,
     InvalidArgumentError,
     UnknownFormatError,
+    UnknownNameError,
     UnsupportedColumnError,
 )
 from tests.support.advice.arrays import without
@@ -186,8 +187,8 @@ TABLES: dict[str, Advice | Scene] = {
     ),
     "table, rename of a missing column": Advice(
         parquet(),
-        InvalidArgumentError,
-        "the source has: actions, observations",
+        UnknownNameError,
+        "did you mean 'observations'? known: actions, observations",
         refused={"rename": {"observation": "infos.x"}},
         arguments={"rename": {"observations": "infos.x"}},
     ),
