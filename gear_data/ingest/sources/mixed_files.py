@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 
 from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.location import Location, SourceFile
+from gear_data.ingest.location import Location, SourceFile, holds_several
 from gear_data.ingest.source import DATA_SUFFIXES, Format
 from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES
 from gear_data.ingest.table_files import table_kinds
@@ -64,9 +66,14 @@ def _text_files(item: Format, location: Location) -> list[SourceFile]:
     ]
 
 
-def refuse_files_of_other_formats(item: Format, location: Location) -> None:
+def refuse_files_of_other_formats(item: Format, location: Location, formats: Iterable[Format]) -> None:
     """Raises UnknownFormatError if the recognised format would leave data files out."""
     if left_out := files_of_other_formats(item, location):
+        inside = _sources_inside(formats, location)
+        if item.name in inside.values():
+            raise _holds_sources(inside, f"; --format {item.name} reads only files of this format")
+        if inside and item.suffixes == TABLE_SUFFIXES:  # these take any folder
+            raise _holds_sources(inside)
         raise UnknownFormatError(
             f"holds files of the format {item.name}, and {len(left_out)} data files of other formats: "
             f"{_listed(left_out)}",
@@ -82,9 +89,11 @@ def mixed_files_error(formats: Iterable[Format], location: Location) -> UnknownF
     files = location.with_suffix(*DATA_SUFFIXES)[:_MAX_FILES]
     if len(files) < 2:
         return None
+    if inside := _sources_inside(formats, location):
+        return _holds_sources(inside)
     recognised: dict[bool, list[SourceFile]] = {True: [], False: []}
     for file in files:
-        recognised[_is_recognised(formats, Location(file.name, (file,)))].append(file)
+        recognised[_format_of(formats, Location(file.name, (file,))) is not None].append(file)
     if not recognised[True]:
         return None
     return UnknownFormatError(
@@ -94,11 +103,35 @@ def mixed_files_error(formats: Iterable[Format], location: Location) -> UnknownF
     )
 
 
-def _is_recognised(formats: Iterable[Format], location: Location) -> bool:
+def _sources_inside(formats: Iterable[Format], location: Location) -> dict[str, str]:
+    """Returns folder or file in a folder -> its format, if some of them are sources of several formats.
+
+    Returns nothing if all of them are files: then the names of the files say more.
+    """
+    parts: dict[str, list[SourceFile]] = {}
+    for file in location.files:
+        parts.setdefault(file.name.partition("/")[0], []).append(file)
+    folders = {name for name, files in parts.items() if files[0].name != name}
+    inside: dict[str, str] = {}
+    for name, files in islice(parts.items(), _MAX_FILES) if folders else ():
+        own = tuple(replace(file, name=file.name.partition("/")[2] or name) for file in files)
+        found = _format_of(formats, Location(name, own, folder=name in folders))
+        if found is not None:
+            inside[name] = found
+    return inside if len({*inside.values()}) > 1 and folders & inside.keys() else {}
+
+
+def _holds_sources(inside: Mapping[str, str], more: str = "") -> UnknownFormatError:
+    return holds_several(
+        "sources", (f"{name} ({format})" for name, format in inside.items()), f"give one of them, or several{more}"
+    )
+
+
+def _format_of(formats: Iterable[Format], location: Location) -> str | None:
     try:
-        return any(item.probe(location) for item in formats)
+        return next((item.name for item in formats if item.probe(location)), None)
     except GearError:
-        return False
+        return None
 
 
 def _listed(files: Sequence[SourceFile]) -> str:

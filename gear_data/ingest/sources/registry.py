@@ -97,7 +97,7 @@ def _open_as(
         if item.name in _TABLES and (table_format := _format_of_named_columns(location, options)) is not None:
             return _open(formats[table_format[0]], location, options), *table_format
         if reason := item.probe(location):
-            refuse_files_of_other_formats(item, location)
+            refuse_files_of_other_formats(item, location, formats.values())
             return _open(item, location, options), item.name, reason
     # Episodes in memory are always recognised, so that format is no suggestion for other sources.
     raise unrecognised(location, {name: item for name, item in formats.items() if name != _IN_MEMORY})

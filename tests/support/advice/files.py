@@ -39,6 +39,7 @@ from tests.support.advice.rows import (
     parquet_files,
     pass_episodes,
     rows_of,
+    several_sources,
     sort_rows,
     spread_rewards,
     steps,
@@ -116,6 +117,13 @@ FILES: dict[str, Advice] = {
     ),
     "two formats in a folder": Advice(
         mixed, UnknownFormatError, "--format step-rows leaves them out", "--format step-rows"
+    ),
+    "sources of several formats in a folder: one": Advice(
+        several_sources, UnknownFormatError, "give one of them, or several", source=lambda source: source / "arrays"
+    ),
+    "sources of several formats in a folder: a format": Advice(
+        several_sources, UnknownFormatError, "--format step-rows reads only files of this format",
+        "--format step-rows",
     ),
     "two kinds of tables": Advice(
         two_kinds, UnknownFormatError, "give one file", source=lambda source: source / "a.csv"

@@ -117,6 +117,12 @@ def mixed(folder: Path) -> Path:
     return folder
 
 
+def several_sources(folder: Path) -> Path:
+    (folder / "all/arrays").mkdir(parents=True, exist_ok=True)
+    npz(**steps(timeouts=END))(folder / "all/arrays")
+    return parquet()(folder / "all").parent
+
+
 def cut(make: Make, share: float = 0.5) -> Make:
     """Returns a maker of a file of which only the first part was downloaded."""
 
