@@ -17,6 +17,7 @@ from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.common.keywords import refuse_keywords_of, suggest_keywords
 from gear_data.dataset.dataset import Dataset
 from gear_data.evaluation.normalizer import Normalizer, shared_normalizer
+from gear_data.loaders.arguments.checks import warn_of_padding
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.arguments.options import (
     MOVED,
@@ -174,6 +175,8 @@ class SequenceLoader(LoaderBase):
             opened = [each.dataset for each in config.datasets]
             if (agreed := same_generations(opened)) != opened:
                 config = config.with_datasets(agreed)
+        if config.context is not None and config.packing is None:
+            warn_of_padding(config.rule.context, [each.dataset for each in config.datasets])
         stage, self._layout = first_stage(config, ask_rank_zero=together)
         self.preset = stage.components[0].batch_format.name
         self._stages = Stages(stage)

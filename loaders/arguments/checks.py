@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 Dtype: TypeAlias = "Literal['float32', 'float64', 'float16', 'bfloat16'] | npt.DTypeLike | torch.dtype | None"
 #: Name of a dtype -> the dtype that the collector computes in. Half precisions are rounded from float32.
 _DTYPES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
+
+_log = logging.getLogger(__name__)
 
 
 def check_bool(name: str, value: Any) -> None:
@@ -78,6 +83,20 @@ def check_dataset(dataset: Any) -> Dataset:
             f"a loader takes a Dataset or a Mixture, not {shown(dataset)}", hint="open it with gear_data.open(path)"
         )
     return dataset
+
+
+def warn_of_padding(context: int, datasets: Sequence[Dataset]) -> None:
+    """Writes a warning to the log, once in a process, for each dataset of which every window has padding."""
+    for dataset in datasets:
+        longest = int(dataset.lengths.max(initial=0))
+        if 0 < longest < context:
+            _warn_of_padding(str(dataset.path), context, longest)
+
+
+@lru_cache(maxsize=1024)
+def _warn_of_padding(path: str, context: int, longest: int) -> None:
+    text = "%s: context is %d, and the longest episode has %d steps: the rest of each window is padding"
+    _log.warning(f"{text}; give context=%d or less", path, context, longest, longest)
 
 
 def check_dtype(dtype: Dtype) -> tuple[np.dtype[Any] | None, str | None]:

@@ -437,3 +437,18 @@ def test_a_rank_may_have_more_of_the_short_last_batch(make_dataset, batch_size):
     same(batches, take(one_by_one, 9))
     assert made_ahead.metrics()["valid_bytes_per_s"] > 0
     assert made_ahead.metrics()["pad_fraction"] == one_by_one.metrics()["pad_fraction"]
+
+
+def test_a_context_longer_than_every_episode(dataset, episodes, caplog):
+    """The log says it once. Windows are as before."""
+    longest = max(len(episode["rewards"]) for episode in episodes)
+    SequenceLoader(dataset, context=longest + 3)
+    loader = SequenceLoader(dataset, batch_size=2, context=longest + 3, seed=1, steps=2)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{dataset.path}: context is {longest + 3}, and the longest episode has {longest} steps: the rest of each "
+        f"window is padding; give context={longest} or less"
+    ]
+    assert [batch["mask"].shape for batch in loader] == [(2, longest + 3)] * 2
+    for options in ({"context": longest}, {"context": longest + 3, "pack": 1000}, {}):
+        SequenceLoader(dataset, batch_size=2, **options)
+    assert len(caplog.records) == 1
