@@ -75,7 +75,7 @@ class ConvertOptions:
             )
         known = [each.name for each in fields(ConvertOptions)]
         refuse_keywords("convert", [str(name) for name in data if name not in known], known)
-        groups = {name: _GROUPS[name](**value) for name, value in data.items() if _is_group(name, value)}
+        groups = {name: kind(**data[name]) for name, kind in _GROUPS.items() if isinstance(data.get(name), Mapping)}
         return ConvertOptions(**{**data, **groups})
 
     def to_json(self) -> dict[str, Any]:
@@ -121,10 +121,6 @@ class ConvertOptions:
         return ConversionSpec(
             plain_source(source), split, self.format, options, self.keep_encoded, self.strict, self.shard_bytes
         )
-
-
-def _is_group(name: str, value: Any) -> bool:
-    return name in _GROUPS and isinstance(value, Mapping)
 
 
 def _given(group: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from gear_data.ingest.findings.dataset_checks import DUPLICATE, check_dataset
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location
 from gear_data.ingest.merging.dataset_source import GEAR
-from gear_data.ingest.merging.inputs import MergeInput, check_apart, open_inputs
+from gear_data.ingest.merging.inputs import MergeInput, check_apart, open_inputs, read_episode_table
 from gear_data.ingest.merging.link import LinkedVideos, link_shards, link_videos, merged_episodes, write_tables
 from gear_data.ingest.merging.linked_dataset import MergeReport, report_fields, write_linked
 from gear_data.ingest.several.cameras import check_frame_sizes, united_cameras
@@ -31,7 +31,7 @@ from gear_data.ingest.several.united import united_columns, with_masks
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.videos.storage_options import KEEP, LINK, VideoStorage
 from gear_data.schema import Schema
-from gear_data.storage.episode_tables import content_bytes, read_episodes
+from gear_data.storage.episode_tables import content_bytes
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import MANIFEST_NAME, Manifest, fingerprint
 from gear_data.storage.statistics import merged_statistics
@@ -141,9 +141,8 @@ def _rewritten(inputs: Sequence[MergeInput], locked: LockedTarget, resume: bool,
 
 def _new_embodiment(item: MergeInput) -> str | None:
     """Returns the name of a dataset's episodes; None if they have names already."""
-    with item.files.local(item.manifest.tables["episodes"]) as path:
-        known = EMBODIMENT in read_episodes(path, item.manifest).column_names
-    return None if known else item.embodiment
+    known = read_episode_table(item.files, item.manifest).column_names
+    return None if EMBODIMENT in known else item.embodiment
 
 
 def _without_other_files(location: Location, inputs: Sequence[MergeInput]) -> Location:

@@ -205,13 +205,7 @@ class ConversionSpec:
 
         See `stored_cameras`.
         """
-        return stored_cameras(
-            source,
-            store,
-            self.options.videos,
-            skip_bad=self.options.skip_bad,
-            threads=threads,
-        )
+        return stored_cameras(source, store, self.options.videos, skip_bad=self.options.skip_bad, threads=threads)
 
     def with_read_cameras(self, source: EpisodeSource, progress: bool | None) -> EpisodeSource:
         """Returns an opened source with its cameras as `with_stored_cameras`, without a dataset that stores them.

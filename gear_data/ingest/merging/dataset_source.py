@@ -11,12 +11,13 @@ import numpy.typing as npt
 from gear_data.ingest.findings.dataset_checks import lasting_findings
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos, video_times
+from gear_data.ingest.merging.inputs import read_episode_table, read_finals_table
 from gear_data.ingest.source import NO_VIDEOS, Unit
 from gear_data.ingest.sources.arrays.blocks import episode_runs
 from gear_data.schema import ColumnSpec
 from gear_data.storage.dataset_files import open_files
 from gear_data.storage.episode_block import EpisodeBlock, Position
-from gear_data.storage.episode_tables import episode_metadata_names, read_episodes, read_finals
+from gear_data.storage.episode_tables import episode_metadata_names
 from gear_data.storage.verify import episode_block, read_shard
 
 #: Name of the format. It is never recognised: only `merge` reads datasets.
@@ -41,12 +42,8 @@ class DatasetSource:
     def __init__(self, place: str) -> None:
         self._files = open_files(place)
         self._manifest = self._files.manifest()
-        with self._files.local(self._manifest.tables["episodes"]) as path:
-            self._episodes = read_episodes(path, self._manifest)
-        self._finals = None
-        if "finals" in self._manifest.tables:
-            with self._files.local(self._manifest.tables["finals"]) as path:
-                self._finals = read_finals(path, self._manifest)
+        self._episodes = read_episode_table(self._files, self._manifest)
+        self._finals = read_finals_table(self._files, self._manifest)
         self._index = read_index(self._files, self._manifest)
         self.videos = NO_VIDEOS
         if self._index is not None:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.ingest.several.embodiments import embodiment_names
 from gear_data.storage.dataset_files import DatasetFiles, open_files
+from gear_data.storage.episode_tables import read_episodes, read_finals
 from gear_data.storage.manifest import STEP_MASK, Manifest
 
 
@@ -60,6 +63,20 @@ def open_inputs(datasets: Any) -> list[MergeInput]:
             )
         inputs.append(MergeInput(name, embodiment, files, manifest))
     return inputs
+
+
+def read_episode_table(files: DatasetFiles, manifest: Manifest) -> pa.Table:
+    """Maps the episode table of a dataset, and raises the errors of `read_episodes`."""
+    with files.local(manifest.tables["episodes"]) as path:
+        return read_episodes(path, manifest)
+
+
+def read_finals_table(files: DatasetFiles, manifest: Manifest) -> pa.Table | None:
+    """Maps the final observations of a dataset; None without any. Raises the errors of `read_finals`."""
+    if "finals" not in manifest.tables:
+        return None
+    with files.local(manifest.tables["finals"]) as path:
+        return read_finals(path, manifest)
 
 
 def check_apart(names: Iterable[str], destination: str) -> None:

@@ -13,17 +13,14 @@ import pyarrow as pa
 from gear_data.common.paths import is_remote
 from gear_data.common.progress import progress_bar
 from gear_data.ingest.merging.dataset_cameras import read_index
-from gear_data.ingest.merging.inputs import MergeInput
+from gear_data.ingest.merging.inputs import MergeInput, read_episode_table, read_finals_table
 from gear_data.ingest.several.embodiments import EMBODIMENT
-from gear_data.ingest.videos.draft import with_file_numbers
+from gear_data.ingest.videos.draft import DraftVideos, with_file_numbers
 from gear_data.ingest.videos.placing import VIDEOS
-from gear_data.ingest.videos.storage_options import KEEP, LINK
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.episode_tables import (
     join_episode_tables,
-    read_episodes,
-    read_finals,
     with_plain_text,
 )
 from gear_data.storage.manifest import FileEntry, ShardEntry
@@ -31,7 +28,7 @@ from gear_data.storage.videos.mapped import is_kept, video_entry
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.placing import place
 from gear_data.storage.writing.staging import renumbered_episodes, renumbered_finals, with_new_ids, write_table
-from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_TABLE, TABLE_FILES, VideoIndex, files_fact
+from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, TABLE_FILES, VideoIndex
 
 EPISODES, FINALS = "episodes.arrow", "finals.arrow"
 
@@ -119,8 +116,7 @@ def merged_episodes(inputs: Sequence[MergeInput]) -> pa.Table:
 def _episode_tables(inputs: Sequence[MergeInput]) -> Iterator[pa.Table]:
     first_episode = first_shard = first_video = 0
     for item in inputs:
-        with item.files.local(item.manifest.tables["episodes"]) as path:
-            table = with_plain_text(read_episodes(path, item.manifest))
+        table = with_plain_text(read_episode_table(item.files, item.manifest))
         if item.manifest.next_id != len(table):
             table = with_new_ids(table, table.column("episode_id").to_numpy())
         table = renumbered_episodes(table, first_episode, first_shard)
@@ -152,12 +148,9 @@ def write_tables(
 def _finals_tables(inputs: Sequence[MergeInput]) -> Iterator[pa.Table]:
     first_episode = 0
     for item in inputs:
-        if item.manifest.schema.final_columns:
-            with item.files.local(item.manifest.tables["finals"]) as path:
-                table = read_finals(path, item.manifest)
+        if (table := read_finals_table(item.files, item.manifest)) is not None:
             if item.manifest.next_id != item.manifest.episodes:
-                with item.files.local(item.manifest.tables["episodes"]) as path:
-                    ids = read_episodes(path, item.manifest).column("episode_id").to_numpy()
+                ids = read_episode_table(item.files, item.manifest).column("episode_id").to_numpy()
                 table = with_new_ids(table, ids)
             yield renumbered_finals(table, first_episode, 0)
         first_episode += item.manifest.episodes
@@ -184,26 +177,24 @@ def link_videos(inputs: Sequence[MergeInput], store: FileStore) -> LinkedVideos:
     Raises:
         CorruptShardError: a file is missing or has another size, or a copied one has another checksum.
     """
-    files, packets = [], []
-    kept = 0
-    linked = True
+    placed = []
     for part, item in enumerate(inputs):
         index = read_index(item.files, item.manifest)
         if index is None:
             return LinkedVideos({}, None)
-        table, size = place_videos(item.files, index, store, f"{part:05d}/")
-        files.append(table)
-        packets.append(index.packets)
-        kept, linked = kept + size, linked and not size
-    listed = pa.concat_tables(files)
-    tables = {
-        name: write_table(store, TABLE_FILES[name], table)
-        for name, table in ((FILES_TABLE, listed), (PACKETS_TABLE, pa.concat_tables(packets)))
-    }
-    return LinkedVideos(tables, files_fact(LINK if linked else KEEP, kept, listed))
+        placed.append(place_videos(item.files, index, store, f"{part:05d}/"))
+    files, packets = [each.files for each in placed], [each.packets for each in placed]
+    return write_index(store, DraftVideos(pa.concat_tables(files), pa.concat_tables(packets)))
 
 
-def place_videos(source: DatasetFiles, index: VideoIndex, store: FileStore, folder: str) -> tuple[pa.Table, int]:
+def write_index(store: FileStore, videos: DraftVideos) -> LinkedVideos:
+    """Writes the tables of video files that are in place."""
+    tables = {FILES_TABLE: videos.files, PACKETS_TABLE: videos.packets}
+    entries = {name: write_table(store, TABLE_FILES[name], table) for name, table in tables.items()}
+    return LinkedVideos(entries, videos.provenance())
+
+
+def place_videos(source: DatasetFiles, index: VideoIndex, store: FileStore, folder: str) -> DraftVideos:
     """Puts video files of a dataset into another dataset's folder, as hard links or copies.
 
     Args:
@@ -213,12 +204,12 @@ def place_videos(source: DatasetFiles, index: VideoIndex, store: FileStore, fold
         folder: the folder below `videos/`, empty or with a slash at its end.
 
     Returns:
-        The table of the files with their new names, and the number of bytes in the other dataset's folder.
+        The index of the files with their new names.
 
     Raises:
         CorruptShardError: a file is missing or has another size, or a copied one has another checksum.
     """
-    names, kept = [], 0
+    names = []
     for number in range(len(index)):
         entry = video_entry(source, index, number)
         if not is_kept(entry.file):
@@ -227,7 +218,4 @@ def place_videos(source: DatasetFiles, index: VideoIndex, store: FileStore, fold
         names.append(f"{VIDEOS}/{folder}{entry.file.removeprefix(f'{VIDEOS}/')}")
         with source.local(entry) as path:
             place_file(store, path, entry, names[-1], source)
-        kept += entry.bytes
-    column = FILES_SCHEMA.get_field_index("file")
-    table = index.files.set_column(column, FILES_SCHEMA.field(column), pa.array(names, pa.large_string()))
-    return table, kept
+    return DraftVideos(index.files, index.packets).renamed(names)

@@ -16,29 +16,20 @@ from gear_data.ingest.destination import choose_target, locked_target
 from gear_data.ingest.findings.dataset_checks import check_dataset, lasting_findings
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos
-from gear_data.ingest.merging.inputs import check_apart
-from gear_data.ingest.merging.link import EPISODES, FINALS, LinkedVideos, place_videos
+from gear_data.ingest.merging.inputs import check_apart, read_episode_table, read_finals_table
+from gear_data.ingest.merging.link import EPISODES, FINALS, LinkedVideos, place_videos, write_index
 from gear_data.ingest.merging.linked_dataset import MergeReport, report_fields, write_linked
 from gear_data.ingest.saving.shards import SavedShards, SourceTables, save_shards
 from gear_data.ingest.videos.draft import DraftVideos, without_unused
 from gear_data.ingest.videos.sampled_statistics import sampled_statistics
-from gear_data.ingest.videos.storage_options import KEEP, LINK
 from gear_data.storage.dataset_files import DatasetFiles
-from gear_data.storage.episode_tables import (
-    StepFlags,
-    content_bytes,
-    join_episode_tables,
-    read_episodes,
-    read_finals,
-    with_plain_text,
-    with_values,
-)
+from gear_data.storage.episode_tables import StepFlags, content_bytes, join_episode_tables, with_plain_text, with_values
 from gear_data.storage.identity import dataset_identity
-from gear_data.storage.manifest import STEP_MASK, STEP_MASK_FILE, FileEntry, Manifest, fingerprint
+from gear_data.storage.manifest import STEP_MASK, STEP_MASK_FILE, Manifest, fingerprint
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.staging import with_new_ids, write_table
-from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, TABLE_FILES, VideoIndex, files_fact
+from gear_data.video.index_tables import VideoIndex
 
 #: The format in the provenance of a saved view.
 FORMAT = "view"
@@ -116,7 +107,8 @@ def _written(
 ) -> tuple[Manifest, pa.Table, SavedShards]:
     """Writes all files but the manifest. Returns the manifest, the episode table and the shards."""
     source = view.manifest
-    tables = _tables(view)
+    listed = with_plain_text(read_episode_table(view.files, source))
+    tables = SourceTables(listed, read_finals_table(view.files, source))
     kept = np.zeros(source.episodes, np.bool_)
     kept[view.rows] = True
     findings = FindingLog()
@@ -150,15 +142,6 @@ def _written(
     return manifest, episodes, shards
 
 
-def _tables(view: SavedView) -> SourceTables:
-    with view.files.local(view.manifest.tables["episodes"]) as path:
-        episodes = with_plain_text(read_episodes(path, view.manifest))
-    if "finals" not in view.manifest.tables:
-        return SourceTables(episodes, None)
-    with view.files.local(view.manifest.tables["finals"]) as path:
-        return SourceTables(episodes, read_finals(path, view.manifest))
-
-
 def _videos(
     view: SavedView, store: FileStore, episodes: pa.Table, findings: FindingLog
 ) -> tuple[LinkedVideos, dict[str, ColumnStatistics], pa.Table]:
@@ -168,20 +151,15 @@ def _videos(
     """
     source = read_index(view.files, view.manifest)
     cameras = view.manifest.schema.videos
-    if source is None:
-        return LinkedVideos({}, None), {}, episodes
-    left, episodes = without_unused(DraftVideos(source.files, source.packets), episodes, cameras)
+    videos = None if source is None else DraftVideos(source.files, source.packets)
+    left, episodes = without_unused(videos, episodes, cameras)
     if left is None:
         return LinkedVideos({}, None), {}, episodes
     index = VideoIndex(left.files, left.packets, view.name)
     files = source_of_videos(view.files, view.manifest, index, episodes).files
     shareable = not view.name.startswith("memory:")
     statistics = sampled_statistics(cameras, index, files, episodes, findings, shareable=shareable)
-    table, kept = place_videos(view.files, index, store, "")
-    tables: dict[str, FileEntry] = {}
-    for name, each in ((FILES_TABLE, table), (PACKETS_TABLE, left.packets)):
-        tables[name] = write_table(store, TABLE_FILES[name], each)
-    return LinkedVideos(tables, files_fact(KEEP if kept else LINK, kept, table)), statistics, episodes
+    return write_index(store, place_videos(view.files, index, store, "")), statistics, episodes
 
 
 def _provenance(view: SavedView, identity: Mapping[str, Any], videos: LinkedVideos) -> dict[str, Any]:

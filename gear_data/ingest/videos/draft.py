@@ -43,6 +43,12 @@ class DraftVideos:
         names: list[str] = self.files.column("file").to_pylist()
         return names
 
+    def renamed(self, names: Sequence[str]) -> DraftVideos:
+        """Returns the index with other names of the files, by number."""
+        column = FILES_SCHEMA.get_field_index("file")
+        named = self.files.set_column(column, FILES_SCHEMA.field(column), pa.array(names, pa.large_string()))
+        return DraftVideos(named, self.packets)
+
     def provenance(self) -> dict[str, Any]:
         """Returns the fact `videos` of the provenance."""
         sizes = zip(self.names, self.files.column("bytes").to_pylist(), strict=True)
@@ -115,9 +121,7 @@ def linked_videos(store: LocalFileStore, source: Path, videos: DraftVideos, name
     ):
         names.append(f"{VIDEOS}/{name}/{file.removeprefix(f'{VIDEOS}/')}")
         place(store, source / file, FileEntry(file, size, checksum), names[-1], name=str(source / file))
-    column = FILES_SCHEMA.get_field_index("file")
-    files = videos.files.set_column(column, FILES_SCHEMA.field(column), pa.array(names, pa.large_string()))
-    return DraftVideos(files, videos.packets)
+    return videos.renamed(names)
 
 
 def appended_videos(videos: DraftVideos | None, added: DraftVideos | None) -> DraftVideos | None:
