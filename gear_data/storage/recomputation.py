@@ -107,6 +107,7 @@ class Recomputation:
             for name in ("count", "mean", "std", "min", "max"):
                 sums = scale if name in ("mean", "std") else np.zeros(len(scale))
                 old, new = getattr(stored, name), getattr(computed, name)
+                new = np.where(np.isfinite(new), new, np.nan)  # as in the manifest, whose JSON has no infinities
                 for element in np.flatnonzero(~_close(old, new, sums)):
                     value = f"{name}[{element}]"
                     self._differences.append(
@@ -131,8 +132,9 @@ class Recomputation:
             self._add_rows(file, "return", first_row, same, stored, np.full(len(block), None))
             return
         rewards = rewards.astype(np.float64)
-        computed = np.add.reduceat(rewards, block.offsets[:-1])
-        scale = np.add.reduceat(np.abs(rewards), block.offsets[:-1])
+        with np.errstate(over="ignore", invalid="ignore"):  # sums of large rewards are infinite
+            computed = np.add.reduceat(rewards, block.offsets[:-1])
+            scale = np.add.reduceat(np.abs(rewards), block.offsets[:-1])
         valid = column.is_valid().to_numpy()
         same = np.where(block.has_rewards, _close(stored, computed, scale) & valid, ~valid)
         self._add_rows(file, "return", first_row, same, stored, computed)

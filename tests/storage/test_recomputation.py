@@ -141,6 +141,16 @@ def test_an_infinite_return(tmp_path: Path) -> None:
     assert (found.row, found.stored, found.computed) == (1, 5.0, "inf")
 
 
+@pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+@pytest.mark.parametrize("value", [1.7e308, -1.7e308])
+def test_large_rewards_whose_mean_is_infinite(value: float, tmp_path: Path) -> None:
+    """The manifest has null for an infinite mean, as for all values that JSON lacks."""
+    episodes = [{"observations": np.zeros(2, np.float32), "rewards": np.full(2, value)} for _ in range(3)]
+    gear_data.convert(episodes, tmp_path / "d", progress=False)
+    assert json.loads((tmp_path / "d" / "manifest.json").read_text())["statistics"]["rewards"]["mean"] == [None]
+    assert _deep(tmp_path / "d") == []
+
+
 def test_a_wrong_content_hash(dataset: Path) -> None:
     """The fingerprint fits the wrong hash, as if an attacker had made both."""
     table = _set("content", 2, lambda value: bytes(16))(read_ipc(dataset / EPISODES))
