@@ -118,8 +118,6 @@ def _stamp(file: SourceFile) -> str:
     """Returns a text that changes when a file changes: its contents' hash, if its server says nothing."""
     if file.stamp:
         return file.stamp
-    if file.filesystem is not None and (blob := file.filesystem.info(file.path).get("blob_id")):
-        return str(blob)  # of the hub
     digest = xxhash.xxh3_128()
     with file.open() as stream:
         while chunk := stream.read(_CHUNK):
