@@ -56,21 +56,6 @@ NPZ_SUFFIX = ".npz"
 SUFFIXES = (NPZ_SUFFIX, *HDF5_SUFFIXES)
 
 
-@dataclass(frozen=True)
-class BufferFile:
-    """The contents of an open file.
-
-    Attributes:
-        name: the name of the file.
-        arrays: name -> array with at least one axis, in the order of the file.
-        scalars: name -> plain Python value; None for a value that is no fact.
-    """
-
-    name: str
-    arrays: Mapping[str, TreeArray]
-    scalars: Mapping[str, Any]
-
-
 def buffer_container(file: SourceFile) -> Container:
     """Returns a file that can be opened as a tree."""
     if file.path.lower().endswith(NPZ_SUFFIX):
@@ -78,8 +63,12 @@ def buffer_container(file: SourceFile) -> Container:
     return hdf5_tree(file)
 
 
-def read_buffer(tree: Tree) -> BufferFile:
+def open_arrays(tree: Tree) -> tuple[dict[str, TreeArray], dict[str, Any]]:
     """Opens the arrays of a file.
+
+    Returns:
+        Name -> array with at least one axis, in the order of the file; and name of a scalar -> plain Python value, None
+        for a value that is no fact.
 
     Raises:
         CorruptSourceError: the file is damaged, or refers to other files.
@@ -89,7 +78,7 @@ def read_buffer(tree: Tree) -> BufferFile:
     paths = tree.arrays if isinstance(tree, NamedArrays) else file.kinds
     arrays = {path: file.array(path, tree.name) for path in paths}
     scalars = root_scalars(tree, [array for array in arrays.values() if not array.shape])
-    return BufferFile(tree.name, {path: _in_rows(array) for path, array in arrays.items() if array.shape}, scalars)
+    return {path: _in_rows(array) for path, array in arrays.items() if array.shape}, scalars
 
 
 def _in_rows(array: TreeArray) -> TreeArray:
@@ -113,11 +102,12 @@ _SCAN_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class BufferLayout:
-    """The columns and the filled rows of one file.
+class Buffer:
+    """The arrays of an open file, its columns and its filled rows.
 
     Attributes:
         name: the name of the file.
+        arrays: name -> array [rows, environments, ...].
         rows: the number of rows, `buffer_size`.
         environments: the number of environments, `n_envs`.
         oldest: the row of the oldest step.
@@ -132,6 +122,7 @@ class BufferLayout:
     """
 
     name: str
+    arrays: Mapping[str, TreeArray]
     rows: int
     environments: int
     oldest: int
@@ -148,12 +139,12 @@ class BufferLayout:
         """Bytes of one row, the steps of all environments; at least 1."""
         return max(1, self.environments * sum(spec.row_bytes for spec in self.columns))
 
-    def read(self, file: BufferFile, source: str, start: int, stop: int) -> npt.NDArray[Any]:
+    def read(self, source: str, start: int, stop: int) -> npt.NDArray[Any]:
         """Reads the steps [start, stop) of all environments.
 
         Steps are counted from the oldest. Returns [stop - start, environments, ...].
         """
-        array, first, last = file.arrays[source], (self.oldest + start) % self.rows, self.oldest + stop
+        array, first, last = self.arrays[source], (self.oldest + start) % self.rows, self.oldest + stop
         if stop - start == 0 or first + stop - start <= self.rows:
             return array.read(first, first + stop - start)
         return np.concatenate([array.read(first, self.rows), array.read(0, last - self.rows)])
@@ -179,23 +170,24 @@ class BufferEpisodes:
         return len(self.stops)
 
 
-def read_layout(file: BufferFile, options: SourceOptions) -> BufferLayout:
-    """Reads the layout of an open file.
+def open_buffer(tree: Tree, options: SourceOptions) -> Buffer:
+    """Opens the buffer of a file.
 
-    Raises:
+    Raises the errors of `open_arrays`, and:
         UnknownFormatError: an array is missing, or has no axis of environments.
         BadEpisodeError: the arrays have different numbers of rows or environments.
         CorruptSourceError: `pos` is not a row.
         UnsupportedColumnError: an array holds no numbers.
     """
-    by_name = {name: source for source, name in name_map(file.arrays, options.rename).items()}
+    arrays, scalars = open_arrays(tree)
+    by_name = {name: source for source, name in name_map(arrays, options.rename).items()}
     missing = [name for name in REQUIRED if name not in by_name]
     if missing:
         raise UnknownFormatError(
             f"holds no array '{missing[0]}', which a replay buffer has",
-            hint=f"its arrays: {', '.join(file.arrays)}; leave --format out",
+            hint=f"its arrays: {', '.join(arrays)}; leave --format out",
         )
-    shape = file.arrays[by_name[DONES]].shape
+    shape = arrays[by_name[DONES]].shape
     if len(shape) != 2 or 0 in shape[1:]:
         raise UnknownFormatError(
             f"has the shape {shape}, where [buffer_size, n_envs] is expected",
@@ -203,16 +195,16 @@ def read_layout(file: BufferFile, options: SourceOptions) -> BufferLayout:
             hint="leave --format out if the arrays have no axis of environments",
         )
     rows, environments = shape
-    position, is_full, findings = _cursor(file, rows)
+    position, is_full, findings = _cursor(tree.name, scalars, rows)
     is_shared = not any(name == _NEXT or name.startswith(f"{_NEXT}.") for name in by_name)
     oldest, steps = (position, rows) if is_full else (0, position)
-    if is_shared and is_full and POSITION in file.scalars:
+    if is_shared and is_full and POSITION in scalars:
         # `add` wrote the newest next observation over the oldest observation.
         oldest, steps = (position + 1) % rows, rows - 1
-    last_row = (oldest + steps) % rows if steps and is_shared and POSITION in file.scalars else None
+    last_row = (oldest + steps) % rows if steps and is_shared and POSITION in scalars else None
     names = [source for name, source in by_name.items() if not _is_next(name)]
     timeouts = by_name.get("truncated")
-    if is_shared and timeouts is not None and _is_all_zero(file, timeouts, shape):
+    if is_shared and timeouts is not None and _is_all_zero(arrays[timeouts], shape):
         # Stable-Baselines3 does not record time limits together with `optimize_memory_usage`.
         names.remove(timeouts)
     chosen = choose_columns(names, options)
@@ -223,20 +215,22 @@ def read_layout(file: BufferFile, options: SourceOptions) -> BufferLayout:
         if _is_next(f"next_{column}") and f"next_{column}" in by_name
     }
     for source in [*sources.values(), *next_arrays.values()]:
-        if file.arrays[source].shape[:2] != (rows, environments):
+        if arrays[source].shape[:2] != (rows, environments):
             raise BadEpisodeError(
-                f"has the shape {file.arrays[source].shape}, where '{by_name[DONES]}' has {shape}",
+                f"has the shape {arrays[source].shape}, where '{by_name[DONES]}' has {shape}",
                 column=source,
                 hint=leave_out(source),
             )
     columns = tuple(
-        _column(file, source, column, next_arrays.get(column), last_row is not None)
+        _column(arrays, source, column, next_arrays.get(column), last_row is not None)
         for column, source in sources.items()
     )
-    others = {name: value for name, value in file.scalars.items() if name not in (POSITION, FULL)}
-    metadata, left_out = dataset_facts(others, file.name)
-    return BufferLayout(
-        file.name,
+    others = {name: value for name, value in scalars.items() if name not in (POSITION, FULL)}
+    metadata, left_out = dataset_facts(others, tree.name)
+    findings += left_out
+    return Buffer(
+        tree.name,
+        arrays,
         rows,
         environments,
         oldest,
@@ -246,21 +240,21 @@ def read_layout(file: BufferFile, options: SourceOptions) -> BufferLayout:
         next_arrays,
         last_row,
         metadata,
-        (*findings, *left_out),
+        findings,
     )
 
 
-def _cursor(file: BufferFile, rows: int) -> tuple[int, bool, tuple[Finding, ...]]:
+def _cursor(name: str, scalars: Mapping[str, Any], rows: int) -> tuple[int, bool, tuple[Finding, ...]]:
     """Returns `pos`, `full`, and a finding if the oldest step is not row 0.
 
     Without `pos` and `full`, all rows are steps in their order.
     """
     if not rows:
         return 0, False, ()
-    if POSITION not in file.scalars or FULL not in file.scalars:
+    if not scalars.keys() >= {POSITION, FULL}:
         message = f"there is no '{POSITION}' and '{FULL}': all rows are read in their order"
-        return 0, True, (Finding("position-assumed", message, file=file.name),)
-    position, full = file.scalars[POSITION], file.scalars[FULL]
+        return 0, True, (Finding("position-assumed", message, file=name),)
+    position, full = scalars[POSITION], scalars[FULL]
     if type(position) is not int or not 0 <= position < rows or full not in (0, 1):
         raise CorruptSourceError(
             f"'{POSITION}' is {position!r} and '{FULL}' is {full!r} in a buffer of {rows} rows",
@@ -269,15 +263,17 @@ def _cursor(file: BufferFile, rows: int) -> tuple[int, bool, tuple[Finding, ...]
     if not full:
         return position, False, ()
     message = "the buffer is full: it is read from its oldest step; its first episodes may lack their first steps"
-    return position, True, (Finding("ring-buffer", message, file=file.name, row=position),)
+    return position, True, (Finding("ring-buffer", message, file=name, row=position),)
 
 
 def _is_next(name: str) -> bool:
     return name == _NEXT or name.startswith(f"{_NEXT}.")
 
 
-def _column(file: BufferFile, source: str, name: str, next_source: str | None, has_last_row: bool) -> ColumnSpec:
-    array = file.arrays[source]
+def _column(
+    arrays: Mapping[str, TreeArray], source: str, name: str, next_source: str | None, has_last_row: bool
+) -> ColumnSpec:
+    array = arrays[source]
     dtype, shape = array.dtype, array.shape[2:]
     if dtype not in DTYPES or 0 in shape:
         raise UnsupportedColumnError(
@@ -285,7 +281,7 @@ def _column(file: BufferFile, source: str, name: str, next_source: str | None, h
             column=source,
             hint=leave_out(source),
         )
-    after = file.arrays.get(next_source or "")
+    after = arrays.get(next_source or "")
     if after is not None and (after.dtype, after.shape[2:]) != (dtype, shape):
         raise BadEpisodeError(
             f"is {after.dtype} {after.shape}, where '{source}' is {dtype} {array.shape}",
@@ -296,29 +292,29 @@ def _column(file: BufferFile, source: str, name: str, next_source: str | None, h
     return column_spec(name, dtype, shape, source=source, has_final=has_final)
 
 
-def find_episodes(file: BufferFile, layout: BufferLayout) -> BufferEpisodes:
+def find_episodes(buffer: Buffer) -> BufferEpisodes:
     """Finds the episodes, which `dones` ends, in the steps of every environment.
 
     Raises:
         BadEpisodeError: a flag is neither 0 nor 1.
     """
-    source, envs = layout.sources[DONES], layout.environments
+    source, envs = buffer.sources[DONES], buffer.environments
     step = max(1, _SCAN_BYTES // (8 * envs))
     found: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
-    for start in range(0, layout.steps, step):
-        stop = min(layout.steps, start + step)
-        flags = layout.read(file, source, start, stop).reshape(stop - start, envs)
+    for start in range(0, buffer.steps, step):
+        stop = min(buffer.steps, start + step)
+        flags = buffer.read(source, start, stop).reshape(stop - start, envs)
         wrong = np.argwhere((flags != 0) & (flags != 1))
         if len(wrong):
             raise BadEpisodeError(
                 f"holds {flags[tuple(wrong[0])]}, but a flag must be 0 or 1",
                 column=source,
-                row=(layout.oldest + start + int(wrong[0][0])) % layout.rows,
+                row=(buffer.oldest + start + int(wrong[0][0])) % buffer.rows,
                 hint=f"save the array again with 0 and 1, such as {source} > 0",
             )
         times, environments = np.nonzero(flags)
         found.append((times + start + 1, environments))
-    tails = np.full(envs, layout.steps), np.arange(envs)
+    tails = np.full(envs, buffer.steps), np.arange(envs)
     stops = np.concatenate([*(times for times, _ in found), tails[0]])
     environments = np.concatenate([*(env for _, env in found), tails[1]])
     order = np.lexsort((stops, environments))  # by environment, then by time
@@ -331,9 +327,8 @@ def find_episodes(file: BufferFile, layout: BufferLayout) -> BufferEpisodes:
     return BufferEpisodes(environments[order], starts[order], stops[order])
 
 
-def _is_all_zero(file: BufferFile, source: str, shape: tuple[int, ...]) -> bool:
+def _is_all_zero(array: TreeArray, shape: tuple[int, ...]) -> bool:
     """Returns whether an array of flags of this shape is zero everywhere."""
-    array = file.arrays[source]
     if array.shape != shape or array.dtype not in DTYPES:
         return False
     rows, step = shape[0], max(1, _SCAN_BYTES // (8 * shape[1]))
@@ -352,9 +347,9 @@ def probe(location: Location) -> str | None:
     with suppress(GearError), buffer_container(files[0]).open() as tree:
         if not all(name in tree.attributes("") or tree.array(name) for name in (POSITION, FULL)):
             return None
-        file = read_buffer(tree)
-        by_name = {canonical_name(name): len(array.shape) for name, array in file.arrays.items()}
-        if by_name.keys() >= {*REQUIRED} and file.scalars.keys() >= {POSITION, FULL} and by_name[DONES] == 2:
+        arrays, scalars = open_arrays(tree)
+        by_name = {canonical_name(name): len(array.shape) for name, array in arrays.items()}
+        if by_name.keys() >= {*REQUIRED} and scalars.keys() >= {POSITION, FULL} and by_name[DONES] == 2:
             return f"Stable-Baselines3: {files[0].name} has {', '.join(REQUIRED)}, {POSITION}, {FULL}"
     return None
 
@@ -382,12 +377,12 @@ class ReplayBufferSource:
         self._files = tuple(map(buffer_container, files))
         self._options = options
         with self._files[0].open() as tree:
-            self._first = read_layout(read_buffer(tree), options)
-        self.columns = self._first.columns
-        self.metadata: Mapping[str, Any] = self._first.metadata
-        if len(files) == 1 and not self._first.steps:
+            first = open_buffer(tree, options)
+        self.columns = first.columns
+        self.metadata: Mapping[str, Any] = first.metadata
+        if len(files) == 1 and not first.steps:
             raise EmptySourceError("holds no step", file=files[0].name)
-        self.num_rows: int | None = self._first.steps * self._first.environments if len(files) == 1 else None
+        self.num_rows: int | None = first.steps * first.environments if len(files) == 1 else None
 
     def units(self) -> Sequence[Unit]:
         """Returns runs of episodes of about `UNIT_BYTES`.
@@ -398,54 +393,50 @@ class ReplayBufferSource:
         self.num_rows = 0
         for index, source in enumerate(self._files):
             with source.open() as tree:
-                file = read_buffer(tree)
-                layout = self._layout(file)
-                episodes = find_episodes(file, layout)
-            self.num_rows += layout.steps * layout.environments
-            starts = [0] if source.name.lower().endswith(NPZ_SUFFIX) else _unit_starts(episodes, layout)
+                buffer, episodes = self._opened(tree)
+            self.num_rows += buffer.steps * buffer.environments
+            starts = [0] if source.name.lower().endswith(NPZ_SUFFIX) else _unit_starts(episodes, buffer)
             units += [Unit(Position(index, start), source.size // len(starts)) for start in starts]
         return units
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         for index, first, stop_row in files_between(start, stop, len(self._files)):
             with self._files[index].open() as tree:
-                file = read_buffer(tree)
-                layout = self._layout(file)
-                episodes = find_episodes(file, layout)
+                buffer, episodes = self._opened(tree)
                 if first == 0:
-                    self.findings.extend(layout.findings)
+                    self.findings.extend(buffer.findings)
                     if not len(episodes):
-                        self.findings.add(Finding("empty-file", "the arrays hold no steps", file=layout.name))
+                        self.findings.add(Finding("empty-file", "the arrays hold no steps", file=buffer.name))
                 last = len(episodes) if stop_row is None else min(stop_row, len(episodes))
                 if first < last:
-                    yield from self._file_blocks(file, layout, episodes, index, first, last)
+                    yield from self._file_blocks(buffer, episodes, index, first, last)
 
-    def _layout(self, file: BufferFile) -> BufferLayout:
-        """Reads the layout of a file.
+    def _opened(self, tree: Tree) -> tuple[Buffer, BufferEpisodes]:
+        """Opens the buffer of a file, and finds its episodes.
 
         Raises CorruptSourceError if its columns differ from the first file.
         """
-        layout = read_layout(file, self._options)
-        found, known = ({spec.name: spec for spec in columns} for columns in (layout.columns, self.columns))
+        buffer = open_buffer(tree, self._options)
+        found, known = ({spec.name: spec for spec in columns} for columns in (buffer.columns, self.columns))
         if found != known:
             name = next(name for name in {**known, **found} if found.get(name) != known.get(name))
             names = [file.name for file in self._files]
             raise CorruptSourceError(
-                f"'{name}' is {describe(found.get(name))}; in {self._first.name} it is {describe(known.get(name))}",
-                hint=separate_datasets_hint(names, names[0], layout.name) or "convert the files that differ separately",
+                f"'{name}' is {describe(found.get(name))}; in {names[0]} it is {describe(known.get(name))}",
+                hint=separate_datasets_hint(names, names[0], buffer.name) or "convert the files that differ separately",
             )
-        return layout
+        return buffer, find_episodes(buffer)
 
     def _file_blocks(
-        self, file: BufferFile, layout: BufferLayout, episodes: BufferEpisodes, index: int, first: int, last: int
+        self, buffer: Buffer, episodes: BufferEpisodes, index: int, first: int, last: int
     ) -> Iterator[EpisodeBlock]:
         """Yields the episodes [first, last) of a file, from one pass over their steps."""
         open_pieces: dict[int, dict[str, list[npt.NDArray[Any]]]] = {}
-        at_once = max(1, _BLOCK_BYTES // layout.row_bytes)
+        at_once = max(1, _BLOCK_BYTES // buffer.row_bytes)
         begin, end, emitted = int(episodes.starts[first:last].min()), int(episodes.stops[last - 1]), first
         for start in range(begin, end, at_once):
             stop = min(end, start + at_once)
-            values = {name: layout.read(file, source, start, stop) for name, source in layout.sources.items()}
+            values = {name: buffer.read(source, start, stop) for name, source in buffer.sources.items()}
             complete = int(np.searchsorted(episodes.stops, stop, side="right"))
             finished = list(range(emitted, min(last, complete)))
             for number in (*finished, *_open_at(episodes, stop, max(emitted, complete), last)):
@@ -457,10 +448,10 @@ class ReplayBufferSource:
                     # A copy, because a view would keep the arrays of all environments in memory.
                     pieces.setdefault(name, []).append(piece if episode_stop <= stop else piece.copy())
             if finished:
-                finals = _finals(file, layout, episodes, finished)
+                finals = _finals(buffer, episodes, finished)
                 read = [
                     ReadEpisode(
-                        (layout.oldest + int(episodes.starts[number])) % layout.rows,
+                        (buffer.oldest + int(episodes.starts[number])) % buffer.rows,
                         int(episodes.stops[number] - episodes.starts[number]),
                         {name: joined(parts) for name, parts in open_pieces.pop(number).items()},
                         own_finals,
@@ -469,7 +460,7 @@ class ReplayBufferSource:
                     for number, own_finals in zip(finished, finals, strict=True)
                 ]
                 steps_read = sum(episode.steps for episode in read)
-                yield block_of(read, self.columns, layout.name, Position(index, emitted), steps_read)
+                yield block_of(read, self.columns, buffer.name, Position(index, emitted), steps_read)
                 emitted = finished[-1] + 1
 
 
@@ -483,28 +474,26 @@ def _open_at(episodes: BufferEpisodes, time: int, first: int, last: int) -> list
     return [int(number) for number in numbers if episodes.starts[number] < time]
 
 
-def _finals(
-    file: BufferFile, layout: BufferLayout, episodes: BufferEpisodes, numbers: Sequence[int]
-) -> list[dict[str, Values]]:
+def _finals(buffer: Buffer, episodes: BufferEpisodes, numbers: Sequence[int]) -> list[dict[str, Values]]:
     """Reads the final observations of episodes: name -> [1, ...], of each; none if an episode has none."""
     stops, environments = episodes.stops[numbers], episodes.environments[numbers]
     first, last = int(stops[0]) - 1, int(stops[-1])
-    values = {name: layout.read(file, source, first, last) for name, source in layout.next_arrays.items()}
+    values = {name: buffer.read(source, first, last) for name, source in buffer.next_arrays.items()}
     has_final = np.full(len(stops), bool(values))
-    if (row := layout.last_row) is not None and last == layout.steps:
+    if (row := buffer.last_row) is not None and last == buffer.steps:
         has_final, first = stops == last, last - 1
-        names = [spec.name for spec in layout.columns if spec.has_final]
-        values = {name: file.arrays[layout.sources[name]].read(row, row + 1) for name in names}
+        names = [spec.name for spec in buffer.columns if spec.has_final]
+        values = {name: buffer.arrays[buffer.sources[name]].read(row, row + 1) for name in names}
     return [
         {name: array[stop - 1 - first, environment][None] for name, array in values.items()} if is_read else {}
         for stop, environment, is_read in zip(stops.tolist(), environments.tolist(), has_final.tolist(), strict=True)
     ]
 
 
-def _unit_starts(episodes: BufferEpisodes, layout: BufferLayout) -> list[int]:
+def _unit_starts(episodes: BufferEpisodes, buffer: Buffer) -> list[int]:
     """Returns the first episodes of runs of about `UNIT_BYTES`."""
     starts, size = [0], 0
-    step_bytes = layout.row_bytes // layout.environments
+    step_bytes = buffer.row_bytes // buffer.environments
     for number, steps in enumerate((episodes.stops - episodes.starts).tolist()):
         if size >= UNIT_BYTES:
             starts.append(number)
