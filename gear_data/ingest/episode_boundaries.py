@@ -97,8 +97,7 @@ class EpisodeBoundaries:
         """
         if len(self.episode_columns) > 1:
             raise InvalidArgumentError(
-                f"the format reads one episode column, not {', '.join(self.episode_columns)}",
-                hint="name one of them",
+                f"the format reads one episode column, not {', '.join(self.episode_columns)}", hint="name one of them"
             )
         return next(iter(self.episode_columns), None)
 

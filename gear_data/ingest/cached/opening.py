@@ -27,14 +27,7 @@ from gear_data.errors import (
     UnwritableError,
 )
 from gear_data.ingest.cached.contents import repeatable
-from gear_data.ingest.cached.entries import (
-    CONVERSIONS,
-    EntryHeader,
-    clear_entry,
-    mark_used,
-    read_header,
-    remove_entry,
-)
+from gear_data.ingest.cached.entries import CONVERSIONS, EntryHeader, clear_entry, mark_used, read_header, remove_entry
 from gear_data.ingest.cached.source_state import CachedSource, cached_source, is_hub_id
 from gear_data.ingest.convert_options import ConvertOptions
 from gear_data.ingest.location import locate_files

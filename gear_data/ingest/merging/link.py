@@ -19,10 +19,7 @@ from gear_data.ingest.videos.draft import DraftVideos, with_file_numbers
 from gear_data.ingest.videos.placing import VIDEOS
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import DatasetFiles
-from gear_data.storage.episode_tables import (
-    join_episode_tables,
-    with_plain_text,
-)
+from gear_data.storage.episode_tables import join_episode_tables, with_plain_text
 from gear_data.storage.manifest import FileEntry, ShardEntry
 from gear_data.storage.videos.mapped import is_kept, video_entry
 from gear_data.storage.writing.file_store import FileStore

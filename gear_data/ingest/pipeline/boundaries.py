@@ -33,12 +33,7 @@ def not_increasing(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
 
 
 def check_step_order(
-    block: EpisodeBlock,
-    numbers: npt.NDArray[np.int64],
-    column: str,
-    findings: FindingLog,
-    *,
-    from_zero: bool,
+    block: EpisodeBlock, numbers: npt.NDArray[np.int64], column: str, findings: FindingLog, *, from_zero: bool
 ) -> None:
     """Adds findings for step numbers that do not rise by one, or do not begin with 0.
 

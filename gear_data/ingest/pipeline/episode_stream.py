@@ -17,13 +17,7 @@ import numpy.typing as npt
 from gear_data.common.paths import is_utf8
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, InvalidArgumentError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS, Finding, FindingLog
-from gear_data.ingest.pipeline.columns import (
-    END_FLAGS,
-    check_dtypes,
-    choose_columns,
-    column_spec,
-    with_dtypes,
-)
+from gear_data.ingest.pipeline.columns import END_FLAGS, check_dtypes, choose_columns, column_spec, with_dtypes
 from gear_data.ingest.pipeline.episode_values import (
     cast_exactly,
     cast_values,

@@ -15,11 +15,7 @@ from gear_data.ingest.location import Location, placed
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, resolve_structure_columns
 from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.source import EpisodeSource, Format, SourceOptions
-from gear_data.ingest.sources.mixed_files import (
-    PICKLES,
-    files_left_out,
-    refuse_files_of_other_formats,
-)
+from gear_data.ingest.sources.mixed_files import PICKLES, files_left_out, refuse_files_of_other_formats
 from gear_data.ingest.sources.tables.open import open_tables
 from gear_data.ingest.sources.tables.stream import TableStream
 from gear_data.ingest.sources.tables.to_numpy import is_list, list_lengths, storage_array

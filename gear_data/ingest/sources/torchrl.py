@@ -334,11 +334,7 @@ def _step_arrays(
 
 
 def _refuse_steps_first(
-    keys: Mapping[str, str],
-    column: str,
-    array: StoredArray,
-    next_array: StoredArray,
-    trajectory_steps: int,
+    keys: Mapping[str, str], column: str, array: StoredArray, next_array: StoredArray, trajectory_steps: int
 ) -> None:
     """Refuses a batch of [steps, environments]: `next` is in the row below.
 
@@ -363,10 +359,5 @@ def _refuse_steps_first(
 
 
 FORMAT = Format(
-    "torchrl",
-    probe,
-    open_,
-    uses=frozenset({"episode_column", "end_column"}),
-    suffixes=(".memmap",),
-    beside=r".*\.json",
+    "torchrl", probe, open_, uses=frozenset({"episode_column", "end_column"}), suffixes=(".memmap",), beside=r".*\.json"
 )

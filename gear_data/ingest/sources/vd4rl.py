@@ -118,11 +118,7 @@ def _numbers(array: TreeArray) -> npt.NDArray[Any]:
 
 
 def _episodes(
-    name: str,
-    types: npt.NDArray[Any],
-    discounts: npt.NDArray[Any],
-    rewards: npt.NDArray[Any],
-    options: SourceOptions,
+    name: str, types: npt.NDArray[Any], discounts: npt.NDArray[Any], rewards: npt.NDArray[Any], options: SourceOptions
 ) -> EpisodeRanges:
     """Finds the episodes of a shard, and how they ended."""
     unknown = np.flatnonzero(~np.isin(types, (_FIRST, _MID, _LAST)))

@@ -100,10 +100,7 @@ def stage_videos(
     names = kept_names(videos.files)
     numbers = [number for part in missing.values() for number in part]
     total = sum(videos.files[number].size for number in numbers)
-    with (
-        progress_bar(total, "videos", "B", progress) as bar,
-        scratch_folder() as folder,
-    ):
+    with progress_bar(total, "videos", "B", progress) as bar, scratch_folder() as folder:
         indexed = _indexed([videos.files[number] for number in numbers], folder, jobs, whole)
         for each, part in missing.items():
             found: dict[int, VideoFile] = {}

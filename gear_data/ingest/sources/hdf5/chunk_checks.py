@@ -138,6 +138,5 @@ def _inflate(data: bytes, limit: int) -> bytes:
 
 def _wrong_size(expected: int, found: str, row: int) -> CorruptSourceError:
     return CorruptSourceError(
-        f"a chunk of {expected} bytes, at its row {row}, {found}",
-        hint="the file is damaged: download it again",
+        f"a chunk of {expected} bytes, at its row {row}, {found}", hint="the file is damaged: download it again"
     )
