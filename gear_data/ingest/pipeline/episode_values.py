@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -118,6 +119,26 @@ def cast_values(values: npt.NDArray[Any], dtype: str, *, rounds: bool) -> npt.ND
             cast = values.astype(dtype)
         return None if (np.isinf(cast) & np.isfinite(values)).any() else cast
     return cast_exactly(values, dtype)
+
+
+def cast_or_refuse(
+    values: npt.NDArray[Any], dtype: str, column: str, row: int, *, rounds: bool, source: str
+) -> npt.NDArray[Any]:
+    """Casts numbers as `cast_values`.
+
+    Raises BadEpisodeError, which names `column`, if a number changes. The hint names the dtype that holds all, for the
+    column `source`.
+    """
+    cast = cast_values(values, dtype, rounds=rounds)
+    if cast is None:
+        wider = np.promote_types(values.dtype, dtype)
+        raise BadEpisodeError(
+            f"is {values.dtype}, and holds values that do not fit {dtype}",
+            column=column,
+            row=row,
+            hint=f"read all episodes as one dtype: --dtype {shlex.quote(source)}={wider}",
+        )
+    return cast
 
 
 def reset_info_left_out(count: int, file: str, row: int, column: str) -> Finding:

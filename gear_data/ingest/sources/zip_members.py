@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
+import zlib
+from collections.abc import Iterable
 
 from gear_data.errors import CorruptSourceError
+from gear_data.ingest.location import SourceFile
 
 #: Upper bound on the compression ratio of deflate, which is 1032 to 1 (RFC 1951: 258 bytes from two bits).
 MAX_DEFLATE_RATIO = 1040
+#: The errors of zipfile, gzip and zlib.
+ARCHIVE_ERRORS = (
+    zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError, struct.error,
+    LookupError, OverflowError,
+)  # fmt: skip
+
+
+def check_sizes(members: Iterable[zipfile.ZipInfo], file: SourceFile) -> None:
+    """Raises CorruptSourceError if members claim more bytes than their archive has."""
+    if sum(info.compress_size for info in members) > file.size:
+        raise CorruptSourceError(
+            "its members claim more bytes than the file has",
+            file=file.name,
+            hint="the file may have been truncated: download it again",
+        )
 
 
 def check_member(info: zipfile.ZipInfo, place: str, *, other_method: tuple[str, str], impossible_size: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -11,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError
-from gear_data.ingest.pipeline.episode_values import cast_values
+from gear_data.ingest.pipeline.episode_values import cast_or_refuse
 from gear_data.ingest.sources.arrays.array_reader import strings
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, RowReader, StepArrays
 from gear_data.schema import ColumnSpec
@@ -100,16 +98,8 @@ def _as_dtype(values: Values, spec: ColumnSpec, row: int) -> Values:
     """
     if isinstance(values, pa.Array) or spec.variable_length or values.dtype == spec.numpy_dtype:
         return values
-    cast = cast_values(values, spec.dtype, rounds=True)
-    if cast is None:
-        dtype = np.promote_types(values.dtype, spec.dtype)
-        raise BadEpisodeError(
-            f"is {values.dtype}, and holds values that do not fit {spec.dtype}",
-            column=spec.source or spec.name,
-            row=row,
-            hint=f"give a wider dtype: --dtype {shlex.quote(spec.source or spec.name)}={dtype}",
-        )
-    return cast
+    name = spec.source or spec.name
+    return cast_or_refuse(values, spec.dtype, name, row, rounds=True, source=name)
 
 
 def _rows_of(values: Values, rows: npt.NDArray[np.int64]) -> Values:

@@ -5,8 +5,9 @@ Arrays are flat with boundaries, lengths or flags, padded, or in Dreamer's layou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, leave_out
+from gear_data.ingest.location import Location
+from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, SCALAR_COLUMNS, leave_out
 from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, refuse_returning_ids
 from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, usual_name
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.arrays.axes import is_padded, refuse_equal_sizes
+from gear_data.ingest.sources.arrays.axes import is_padded, refuse_equal_sizes, refuse_unclear_axes
 from gear_data.ingest.sources.arrays.boundaries import (
     array_lengths,
     lengths_between,
@@ -41,6 +43,7 @@ from gear_data.ingest.sources.arrays.classify import (
 from gear_data.ingest.sources.arrays.dreamer import dreamer_arrays, first_rows
 from gear_data.ingest.sources.arrays.first_rows import RowConvention
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
+from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.storage.episode_block import offsets_of
 
@@ -48,6 +51,58 @@ _OTHER_BOUNDARIES = (
     "correct this array; or leave it out with --columns (columns=[...]), and name a column of episode ids with "
     "--episode-column (episodes=EpisodeBoundaries(...))"
 )
+
+
+#: The options of formats of named arrays.
+USES = frozenset({"episode_column", "step_column", "end_column", "max_episode_steps", "dtype"})
+
+
+def holds_steps(
+    name: str, names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], location: Location, format_name: str
+) -> bool:
+    """Returns whether arrays hold steps, by their names.
+
+    Args:
+        name: the name of the file or folder.
+        names: the names of all arrays.
+        shapes: name -> shape of the arrays that are not damaged.
+        location: the source.
+        format_name: the format that reads the first axis as the steps.
+
+    Raises:
+        UnknownFormatError: their first axis may be something else than the steps.
+    """
+    usual = {usual_name(each, location.rename) for each in names}
+    if "actions" not in usual and not usual & SCALAR_COLUMNS:
+        return False
+    refuse_unclear_axes(name, {location.rename.get(each, each): shape for each, shape in shapes.items()}, format_name)
+    return True
+
+
+def open_flat(
+    places: Sequence[tuple[str, int, Callable[[], Mapping[str, StoredArray]]]],
+    options: SourceOptions,
+    *,
+    seekable: bool = False,
+) -> ArraySource:
+    """Opens the named arrays of one or several files or folders.
+
+    Args:
+        places: of each file or folder the name, the size in bytes, and a function that opens its arrays.
+        options: the user's options.
+        seekable: whether reading may begin at any row at no cost.
+
+    Raises:
+        GearError: the errors of `build_step_arrays` about the first one, and of `ArraySource`.
+    """
+
+    def open_(i: int) -> StepArrays:
+        name, _, arrays = places[i]
+        found = build_step_arrays(name, arrays(), options, whole_source=len(places) == 1, is_first=i == 0)
+        return replace(found, seekable=seekable)
+
+    names, sizes, _ = zip(*places, strict=True)
+    return ArraySource(names, sizes, open_, dtypes=options.tables.dtype)
 
 
 def build_step_arrays(
@@ -224,62 +279,50 @@ def _padded_arrays(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64])
     return classified.with_episodes(episodes, columns, with_final_row)
 
 
-@dataclass(frozen=True)
-class _FlatEpisodes:
-    """Flat arrays, and everything that says where their episodes end.
+def _locate_flagged(
+    classified: ClassifiedArrays,
+    limit: int | None,
+    scalar_flags: Mapping[str, str],
+    *,
+    one_episode: bool,
+    ids_may_return: bool,
+) -> EpisodeRanges:
+    """Finds the episodes of flat arrays without lengths.
 
-    Attributes:
+    Args:
         classified: the arrays.
-        final_row_columns: columns with one row more than there are steps. If there are any, all rows are one episode.
         limit: maximum length of an episode, used if nothing else says where episodes end.
-        has_end_column: whether the user named the flag that ends the episodes.
         scalar_flags: canonical name -> source name of an end flag of one value, which is about the last step of all.
+        one_episode: whether all rows are one episode.
+        ids_may_return: whether an id of an episode may return, because something else ends the episodes.
     """
+    findings, columns, flags = classified.findings, classified.episode_columns, {}
+    rows = classified.rows
+    lengths = np.full(min(rows, 1), rows, np.int64) if one_episode else _flagged_lengths(classified)
+    if limit is not None:
+        lengths = limit_lengths(lengths, limit)
+        message = f"nothing else says where episodes end; they end after {limit} steps"
+        findings += (Finding("ends-by-length", message, file=classified.name),)
+        flags["truncated"] = truncated_at_limit(classified.flags, np.cumsum(lengths) - 1, lengths == limit)
+    starts, facts = offsets_of(lengths)[:-1], scalar_facts(classified, len(lengths))
+    for name, source in scalar_flags.items():
+        flags[name] = np.zeros(len(lengths), np.bool_)
+        flags[name][-1:] = facts[source][-1:]
+    for name in columns:
+        facts[name] = values_at(classified.boundaries[name], starts).reshape(-1).tolist()
+    if columns and not ids_may_return:
+        ids, source = [facts[name] for name in columns], classified.sources[columns[0]]
+        refuse_returning_ids(ids, starts.tolist(), source, OTHER_ENDS)
+    return EpisodeRanges(lengths, starts, facts=facts, flags=flags, findings=findings)
 
-    classified: ClassifiedArrays
-    final_row_columns: frozenset[str]
-    limit: int | None
-    has_end_column: bool
-    scalar_flags: Mapping[str, str]
 
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        if self.limit is None:
-            return self.classified.findings
-        message = f"nothing else says where episodes end; they end after {self.limit} steps"
-        return (*self.classified.findings, Finding("ends-by-length", message, file=self.classified.name))
-
-    def locate(self) -> EpisodeRanges:
-        """Finds the episodes."""
-        lengths = self._lengths()
-        if self.limit is not None:
-            lengths = limit_lengths(lengths, self.limit)
-        starts = offsets_of(lengths)[:-1]
-        flags = {}
-        if self.limit is not None:
-            flags["truncated"] = truncated_at_limit(self.classified.flags, starts + lengths - 1, lengths == self.limit)
-        facts = scalar_facts(self.classified, len(lengths))
-        for name, source in self.scalar_flags.items():
-            flags[name] = np.zeros(len(lengths), np.bool_)
-            flags[name][-1:] = facts[source][-1:]
-        columns = self.classified.episode_columns
-        for name in columns:
-            facts[name] = values_at(self.classified.boundaries[name], starts).reshape(-1).tolist()
-        if columns and not self.has_end_column:
-            ids, source = [facts[name] for name in columns], self.classified.sources[columns[0]]
-            refuse_returning_ids(ids, starts.tolist(), source, OTHER_ENDS)
-        return EpisodeRanges(lengths, starts, facts=facts, flags=flags, findings=self.findings)
-
-    def _lengths(self) -> npt.NDArray[np.int64]:
-        """Returns int64 [n]: the lengths, before the limit applies."""
-        rows, classified = self.classified.rows, self.classified
-        if self.final_row_columns:
-            return np.array([rows] if rows else [], np.int64)
-        has_truncation = bool({DONES, "truncated"} & classified.steps.keys())
-        jumps = [] if has_truncation else _next_pairs(classified.steps)
-        ids = [array for name, array in classified.boundaries.items() if name in classified.episode_columns]
-        counters = [array for name, array in classified.boundaries.items() if name not in classified.episode_columns]
-        return array_lengths(rows, classified.flags, ids=ids, counters=counters, next_pairs=jumps)
+def _flagged_lengths(classified: ClassifiedArrays) -> npt.NDArray[np.int64]:
+    """Returns int64 [n]: the lengths by flags, ids, counters and jumps, before a limit applies."""
+    has_truncation = bool({DONES, "truncated"} & classified.steps.keys())
+    jumps = [] if has_truncation else _next_pairs(classified.steps)
+    ids = [array for name, array in classified.boundaries.items() if name in classified.episode_columns]
+    counters = [array for name, array in classified.boundaries.items() if name not in classified.episode_columns]
+    return array_lengths(classified.rows, classified.flags, ids=ids, counters=counters, next_pairs=jumps)
 
 
 def _flagged_arrays(classified: ClassifiedArrays, options: SourceOptions, whole_source: bool) -> StepArrays:
@@ -304,15 +347,20 @@ def _flagged_arrays(classified: ClassifiedArrays, options: SourceOptions, whole_
             "(episodes=EpisodeBoundaries(...))",
         )
     scalar_flags = _scalar_flags(classified)
-    has_end_column = options.episodes.end_column is not None
-    episodes = _FlatEpisodes(classified, final_row_columns, limit, has_end_column, scalar_flags)
     sources = {**classified.sources, **scalar_flags}
     return StepArrays(
         name=classified.name,
         steps=classified.rows,
         arrays=columns,
         sources=sources if limit is None else {**sources, "truncated": "truncated"},
-        locate=episodes.locate,
+        locate=partial(
+            _locate_flagged,
+            classified,
+            limit,
+            scalar_flags,
+            one_episode=bool(final_row_columns),
+            ids_may_return=options.episodes.end_column is not None,
+        ),
         final_row_columns=final_row_columns,
         episode_flags=tuple(scalar_flags) if limit is None else ("truncated",),
     )

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import PurePosixPath
 
 from gear_data.errors import GearError, UnknownFormatError
-from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS
-from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.arrays.axes import refuse_unclear_axes
-from gear_data.ingest.sources.arrays.layouts import build_step_arrays
-from gear_data.ingest.sources.arrays.numpy_files import open_npy
+from gear_data.ingest.sources.arrays.layouts import USES, holds_steps, open_flat
+from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npy
 from gear_data.ingest.sources.arrays.source import ArraySource
-from gear_data.ingest.sources.arrays.step_arrays import StepArrays
 
 _SUFFIX = ".npy"
 
@@ -32,32 +27,26 @@ def probe(location: Location) -> str | None:
 
     Raises UnknownFormatError if their first axis may be something else than the steps.
     """
-    folders = _folders(location)
-    for folder, files in folders.items():
-        names = {usual_name(name, location.rename) for name in files}
-        if "actions" in names or names & SCALAR_COLUMNS:
-            shapes = {location.rename.get(name, name): shape for name, shape in _shapes(files).items()}
-            refuse_unclear_axes(folder, shapes, "numpy")
+    for folder, files in list(_folders(location).items())[:1]:
+        if holds_steps(folder, files, _shapes(files), location, FORMAT.name):
             return f"NumPy files: {folder or 'the folder'} holds {', '.join(files)}"
-        break
     return None
 
 
 def open_(location: Location, options: SourceOptions) -> ArraySource:
     """Opens folders of `.npy` files. Raises UnknownFormatError if there are none."""
-    folders = list(_folders(location).items())
+    folders = _folders(location)
     if not folders:
         raise UnknownFormatError("holds no .npy file", hint="leave --format out")
-    sizes = [sum(file.size for file in files.values()) for _, files in folders]
+    places = [
+        (folder, sum(file.size for file in files.values()), partial(_arrays, files))
+        for folder, files in folders.items()
+    ]
+    return open_flat(places, options, seekable=True)
 
-    def open_arrays(i: int) -> StepArrays:
-        folder, files = folders[i]
-        arrays = {name: open_npy(file) for name, file in files.items()}
-        found = build_step_arrays(folder, arrays, options, whole_source=len(folders) == 1, is_first=i == 0)
-        return replace(found, seekable=True)
 
-    names = [folder for folder, _ in folders]
-    return ArraySource(names, sizes, open_arrays, FindingLog(), dtypes=options.tables.dtype)
+def _arrays(files: Mapping[str, SourceFile]) -> dict[str, StoredArray]:
+    return {name: open_npy(file) for name, file in files.items()}
 
 
 def _shapes(files: Mapping[str, SourceFile]) -> dict[str, tuple[int, ...]]:
@@ -89,10 +78,4 @@ def _folders(location: Location) -> dict[str, dict[str, SourceFile]]:
     return {folder or location.name: found for folder, found in folders.items()}
 
 
-FORMAT = Format(
-    "numpy",
-    probe,
-    open_,
-    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps", "dtype"}),
-    suffixes=(".npy",),
-)
+FORMAT = Format("numpy", probe, open_, uses=USES, suffixes=(_SUFFIX,))

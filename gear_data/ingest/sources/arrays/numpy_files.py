@@ -9,24 +9,21 @@ from __future__ import annotations
 import gzip
 import io
 import math
-import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import CorruptSourceError, UnsupportedColumnError, errors_as
+from gear_data.errors import CorruptSourceError, errors_as
 from gear_data.ingest.location import SourceFile
-from gear_data.ingest.pipeline.columns import leave_out
 from gear_data.ingest.sources.arrays.step_arrays import RowArray
-from gear_data.ingest.sources.zip_members import MAX_DEFLATE_RATIO, check_member
-from gear_data.schema import DTYPES
+from gear_data.ingest.sources.zip_members import ARCHIVE_ERRORS, MAX_DEFLATE_RATIO, check_member, check_sizes
 
 #: Limit for a header, which is parsed as a Python literal. NumPy has the same limit.
 _MAX_HEADER = 10_000
@@ -36,8 +33,6 @@ _USUAL_HEADER = 128
 _HEADERS = 256
 #: Archives and their members up to this size are read whole: an array is opened once for its header and its values.
 _SMALL_BYTES = 1 << 20
-#: Limit for one step. A larger one is an archive bomb, or an array whose first axis is not the steps.
-_MAX_ROW_BYTES = 1 << 30
 DOWNLOAD_AGAIN = "the file may have been truncated: download it again"
 _WRITE_AGAIN = "download it again, or write it again with np.save or np.savez"
 #: Message and hint for members of another compression.
@@ -88,6 +83,7 @@ class StoredArray(RowArray):
         values: the values of an array in memory, which is in no file; otherwise None.
     """
 
+    kinds: ClassVar[str] = "a number, a boolean or text"
     file: SourceFile
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -109,28 +105,7 @@ class StoredArray(RowArray):
         return self.dtype.kind == "U"
 
     def column_dtype(self, column: str) -> str:
-        """Returns the dtype of a step column with these values, in native byte order.
-
-        `column` is for the error.
-
-        Raises:
-            UnsupportedColumnError: no column can hold the values.
-        """
-
-        def error(message: str, hint: str = leave_out(column)) -> UnsupportedColumnError:
-            return UnsupportedColumnError(message, file=self.place, column=column, hint=hint)
-
-        if self.is_text:
-            return "string"
-        name = "binary" if self.is_bytes else _native_name(self.dtype)
-        if name not in DTYPES and not self.is_bytes:
-            raise error(f"holds {name}, which is not a number, a boolean or text")
-        if 0 in self.row_shape:
-            raise error(f"has steps of shape {self.row_shape}, which hold no values")
-        if self.row_bytes > _MAX_ROW_BYTES:
-            message = f"one step has {self.row_bytes} bytes (shape {self.row_shape}), above the limit of "
-            raise error(f"{message}{_MAX_ROW_BYTES}", "the first axis must be the steps")
-        return name
+        return "string" if self.is_text else super().column_dtype(column)
 
 
 def open_npz(file: SourceFile) -> dict[str, StoredArray]:
@@ -166,10 +141,7 @@ def _members(file: SourceFile, stream: IO[bytes]) -> Iterator[tuple[str, StoredA
     with ExitStack() as stack:
         archive = small.zip if small is not None else stack.enter_context(zipfile.ZipFile(stream))
         members = archive.infolist()
-        if sum(info.compress_size for info in members) > file.size:
-            raise CorruptSourceError(
-                "its members claim more bytes than the file has", file=file.name, hint=DOWNLOAD_AGAIN
-            )
+        check_sizes(members, file)
         for info in members:
             name = info.filename.removesuffix(".npy")
             if name == info.filename:
@@ -276,18 +248,9 @@ def _parse_header(version: int, text: bytes) -> tuple[tuple[int, ...], bool, np.
     return tuple(shape), bool(fortran), dtype
 
 
-@lru_cache(maxsize=_HEADERS)
-def _native_name(dtype: np.dtype[Any]) -> str:
-    return dtype.newbyteorder("=").name
-
-
 def reading(place: str) -> AbstractContextManager[None]:
     """Converts the errors of zipfile, gzip and zlib to CorruptSourceError."""
-    kinds = (
-        zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError, struct.error,
-        KeyError, IndexError, OverflowError,
-    )  # fmt: skip
     return errors_as(
-        kinds,
+        ARCHIVE_ERRORS,
         lambda error: CorruptSourceError(f"cannot be read as a NumPy file: {error}", file=place, hint=DOWNLOAD_AGAIN),
     )

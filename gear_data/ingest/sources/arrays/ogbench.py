@@ -20,10 +20,9 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 import numpy as np
-import numpy.typing as npt
 
 from gear_data.errors import GearError, UnknownFormatError
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import Location, holds_several
 from gear_data.ingest.pipeline.names import is_observation
 from gear_data.ingest.source import Format, SourceOptions
@@ -83,7 +82,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     def open_arrays(i: int) -> StepArrays:
         return ogbench_arrays(files[i].name, open_npz(files[i]), options)
 
-    return ArraySource([file.name for file in files], [file.size for file in files], open_arrays, FindingLog())
+    return ArraySource([file.name for file in files], [file.size for file in files], open_arrays)
 
 
 def ogbench_arrays(name: str, arrays: Mapping[str, StoredArray], options: SourceOptions) -> StepArrays:
@@ -113,58 +112,38 @@ def ogbench_arrays(name: str, arrays: Mapping[str, StoredArray], options: Source
         if len(array) != rows:
             raise classified.wrong_length(column, rows)
     columns = {column: array for column, array in classified.steps.items() if column != "truncated"}
-    sources = {"truncated": _TERMINALS}
-    if NEXT in arrays and _VALIDS not in arrays:
-        return classified.with_episodes(_regular_episodes(classified, arrays), columns, flag_sources=sources)
-    episodes = _episodes_with_final_rows(classified, arrays, options)
-    return classified.with_episodes(episodes, columns, filter(is_observation, columns), flag_sources=sources)
+    with_final_row = NEXT not in arrays or _VALIDS in arrays
+    episodes = _episodes(classified, arrays, options, with_final_row=with_final_row)
+    finals = filter(is_observation, columns) if with_final_row else ()
+    return classified.with_episodes(episodes, columns, finals, flag_sources={"truncated": _TERMINALS})
 
 
-def _regular_episodes(classified: ClassifiedArrays, arrays: Mapping[str, StoredArray]) -> EpisodeRanges:
-    """Finds the episodes of the regular form, whose rows are all steps."""
-    last_rows = np.flatnonzero(_flags(arrays, _TERMINALS))
-    rows, findings = len(arrays[_TERMINALS]), list(classified.findings)
-    if rows and (not len(last_rows) or last_rows[-1] != rows - 1):
+def _episodes(
+    classified: ClassifiedArrays, arrays: Mapping[str, StoredArray], options: SourceOptions, *, with_final_row: bool
+) -> EpisodeRanges:
+    """Finds the episodes. Their last row may be only the final observation, or a step, as in the regular form."""
+    rows, column = len(arrays[_TERMINALS]), _VALIDS if _VALIDS in arrays else _TERMINALS
+    flags = flag_values(arrays[column], rows, column)
+    ends, findings = np.flatnonzero(flags ^ (column == _VALIDS)) + 1, list(classified.findings)
+    last = int(ends[-1]) if len(ends) else 0
+    if last < rows:
         message = f"the file ends before '{_TERMINALS}' does; read as truncated"
-        first_row = int(last_rows[-1]) + 1 if len(last_rows) else 0
-        findings.append(Finding("unfinished-episode", message, file=classified.name, row=first_row))
-        last_rows = np.append(last_rows, rows - 1)
-    lengths = lengths_between(last_rows + 1)
-    return _truncated_episodes(classified, last_rows + 1 - lengths, lengths, findings)
-
-
-def _episodes_with_final_rows(
-    classified: ClassifiedArrays, arrays: Mapping[str, StoredArray], options: SourceOptions
-) -> EpisodeRanges:
-    """Finds the episodes of the stored and the compact form: T + 1 rows for T steps."""
-    if _VALIDS in arrays:
-        column, is_last = _VALIDS, ~_flags(arrays, _VALIDS)
-    else:
-        column, is_last = _TERMINALS, _flags(arrays, _TERMINALS)
-    rows, findings = len(is_last), list(classified.findings)
-    starts = np.append(0, np.flatnonzero(is_last) + 1)
-    if starts[-1] == rows:
-        starts = starts[:-1]
-    else:
-        message = "the file ends inside a trajectory; its last row is read as the final observation"
-        findings.append(Finding("unfinished-episode", message, file=classified.name, row=int(starts[-1])))
-    starts, lengths, empty = without_final_rows(classified.name, column, starts, rows, options)
-    return _truncated_episodes(classified, starts, lengths, [*findings, *empty])
-
-
-def _truncated_episodes(
-    classified: ClassifiedArrays,
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    findings: list[Finding],
-) -> EpisodeRanges:
-    facts = scalar_facts(classified, len(lengths))
-    flags = {"truncated": np.ones(len(lengths), np.bool_)}
-    return EpisodeRanges(lengths, starts, facts=facts, flags=flags, findings=tuple(findings))
-
-
-def _flags(arrays: Mapping[str, StoredArray], column: str) -> npt.NDArray[np.bool_]:
-    return flag_values(arrays[column], len(arrays[_TERMINALS]), column)
+        if with_final_row:
+            message = "the file ends inside a trajectory; its last row is read as the final observation"
+        findings.append(Finding("unfinished-episode", message, file=classified.name, row=last))
+        ends = np.append(ends, rows)
+    lengths = lengths_between(ends)
+    starts = ends - lengths
+    if with_final_row:
+        starts, lengths, empty = without_final_rows(classified.name, column, starts, rows, options)
+        findings += empty
+    return EpisodeRanges(
+        lengths,
+        starts,
+        facts=scalar_facts(classified, len(lengths)),
+        flags={"truncated": np.ones(len(lengths), np.bool_)},
+        findings=tuple(findings),
+    )
 
 
 def _dataset(name: str) -> str | None:

@@ -48,7 +48,7 @@ class ArraySource:
         names: Sequence[str],
         sizes: Sequence[int],
         open_arrays: Callable[[int], StepArrays],
-        findings: FindingLog,
+        findings: FindingLog | None = None,
         metadata: Mapping[str, Any] | None = None,
         open_reader: Callable[[], AbstractContextManager[RowReader]] = ArrayReader,
         dtypes: Mapping[str, str] | None = None,
@@ -59,7 +59,7 @@ class ArraySource:
             names: the names of the files or folders.
             sizes: the size of each, in bytes.
             open_arrays: opens the file or folder with an index. All must have the columns of the first.
-            findings: receives the findings.
+            findings: receives the findings; None for a new log.
             metadata: facts about the source.
             open_reader: returns a reader of the arrays of one file or folder.
             dtypes: source or canonical name -> the dtype to read; None if the format does not have the option.
@@ -69,7 +69,7 @@ class ArraySource:
             UnknownNameError: no column has a name of `dtypes`.
             UnsupportedColumnError: a column of `dtypes` holds text.
         """
-        self.findings = findings
+        self.findings = findings or FindingLog()
         self.resume_state: dict[str, Any] = {}
         self.metadata: Mapping[str, Any] = metadata or {}
         self._names = names

@@ -6,15 +6,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.errors import UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.pipeline.columns import column_spec
-from gear_data.schema import ColumnSpec
+from gear_data.ingest.pipeline.columns import column_spec, leave_out
+from gear_data.schema import DTYPES, MAX_AXES, ColumnSpec
+
+#: Limit for one step. A larger one is an archive bomb, or an array whose first axis is not the steps.
+_MAX_ROW_BYTES = 1 << 30
+#: Dtypes whose names are kept.
+_DTYPES = 256
 
 
 class RowArray(ABC):
@@ -23,10 +30,12 @@ class RowArray(ABC):
     Attributes:
         dtype: the stored dtype; its byte order may not be native.
         shape: the shape. The first axis is the rows.
+        kinds: the values that a column of such arrays can have, for messages.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    kinds: ClassVar[str] = "a number or a boolean"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -44,12 +53,36 @@ class RowArray(ABC):
         """Whether a row is a byte string, such as an encoded image."""
         return self.dtype.kind == "S" and len(self.shape) == 1 and self.dtype.itemsize > 0
 
+    @property
     @abstractmethod
+    def place(self) -> str:
+        """The file and the name in it, for messages."""
+
     def column_dtype(self, column: str) -> str:
         """Returns the dtype of a step column with these values, in native byte order.
 
         Raises UnsupportedColumnError, which names `column`, if no column can hold them.
         """
+
+        def error(message: str, hint: str = leave_out(column)) -> UnsupportedColumnError:
+            return UnsupportedColumnError(message, file=self.place, column=column, hint=hint)
+
+        name, shape = "binary" if self.is_bytes else _native_name(self.dtype), self.row_shape
+        if name not in DTYPES and not self.is_bytes:
+            raise error(f"holds {name}, which is not {self.kinds}")
+        if 0 in shape:
+            raise error(f"has steps of shape {shape}, which hold no values")
+        if len(shape) > MAX_AXES:
+            raise error(f"has steps of shape {shape}, which has more than {MAX_AXES} axes")
+        if self.row_bytes > _MAX_ROW_BYTES:
+            message = f"one step has {self.row_bytes} bytes (shape {shape}), above the limit of {_MAX_ROW_BYTES}"
+            raise error(message, "the first axis must be the steps")
+        return name
+
+
+@lru_cache(maxsize=_DTYPES)
+def _native_name(dtype: np.dtype[Any]) -> str:
+    return dtype.newbyteorder("=").name
 
 
 class RowReader(Protocol):

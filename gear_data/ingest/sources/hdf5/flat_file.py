@@ -9,13 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError, UnsupportedColumnError
+from gear_data.errors import BadEpisodeError, CorruptSourceError, GearError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import separate_datasets_hint
-from gear_data.ingest.pipeline.columns import LEAVE_OUT
 from gear_data.ingest.sources.hdf5.attributes import plain_value
 from gear_data.ingest.sources.tree.columns import TreeColumn, describe
-from gear_data.ingest.sources.tree.view import ARRAY, LINKS, Tree, TreeArray, contents
+from gear_data.ingest.sources.tree.view import ARRAY, LINKS, Tree, TreeArray, contents, not_followed
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,7 @@ class FlatFile:
             return array
         if path not in self.kinds:
             raise CorruptSourceError(f"is missing; {model} has it", column=path)
-        raise UnsupportedColumnError(
-            f"is {self.kinds[path]}, which is not followed",
-            column=path,
-            hint=f"copy the data behind the link into the file, or {LEAVE_OUT}",
-        )
+        raise not_followed(path, self.kinds[path])
 
     def checked(
         self, columns: Sequence[TreeColumn], others: Sequence[str], model: str, files: Sequence[str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.pipeline.episode_values import flatten
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.arrays.layouts import build_step_arrays
+from gear_data.ingest.sources.arrays.layouts import open_flat
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.source import ArraySource
-from gear_data.ingest.sources.arrays.step_arrays import StepArrays
 
 #: The arrays by which D4RL's data is known.
 _D4RL = frozenset({"observations", "actions", "rewards", "terminals"})
@@ -53,16 +51,13 @@ def open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) ->
         for key, array in arrays.items()
     }
     size = sum(array.nbytes for array in arrays.values())
-
-    def open_(_: int) -> StepArrays:
-        try:
-            found = build_step_arrays(name, stored, options, whole_source=True, is_first=True)
-        except UnknownFormatError as error:
-            error.hint = f"{error.hint}; if all rows are one episode, put the mapping into a list"
-            raise
-        return replace(found, seekable=True)
-
-    return ArraySource([name], [size], open_, findings, metadata, dtypes=options.tables.dtype)
+    try:
+        source = open_flat([(name, size, lambda: stored)], options, seekable=True)
+    except UnknownFormatError as error:
+        error.hint = f"{error.hint}; if all rows are one episode, put the mapping into a list"
+        raise
+    source.findings, source.metadata = findings, metadata
+    return source
 
 
 def _as_array(value: Any, key: str) -> npt.NDArray[Any]:

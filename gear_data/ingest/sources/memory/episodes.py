@@ -14,6 +14,7 @@ from gear_data.errors import InvalidArgumentError, UnknownFormatError
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.episode_stream import EpisodeStream
 from gear_data.ingest.source import EpisodeSource, Format, SourceOptions, Unit
+from gear_data.ingest.sources.arrays.layouts import USES
 from gear_data.ingest.sources.memory.arrays import open_arrays
 from gear_data.storage.episode_block import BEGIN
 
@@ -88,9 +89,4 @@ class _OneShotEpisodes:
         return islice(chain(self._first, rest), start, stop)
 
 
-FORMAT = Format(
-    "in-memory",
-    probe,
-    open_,
-    uses=frozenset({"episode_column", "step_column", "end_column", "max_episode_steps", "dtype"}),
-)
+FORMAT = Format("in-memory", probe, open_, uses=USES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -16,7 +15,7 @@ from gear_data.errors import BadEpisodeError, UnsupportedColumnError, unknown_na
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.layout import Column, ColumnRole
 from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, column_spec, leave_out
-from gear_data.ingest.pipeline.episode_values import cast_values
+from gear_data.ingest.pipeline.episode_values import cast_or_refuse
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tree.view import TreeArray
 from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
@@ -152,16 +151,9 @@ def read_values(
     values = values.reshape(-1, *spec.shape)
     if values.dtype == spec.numpy_dtype:
         return values
-    cast = cast_values(values, spec.dtype, rounds=column.mapped.dtype is not None)
-    if cast is None:
-        dtype = np.promote_types(array.dtype, spec.dtype)
-        raise BadEpisodeError(
-            f"is {array.dtype}, and holds values that do not fit {spec.dtype}",
-            column=path,
-            row=row,
-            hint=f"read all episodes as one dtype: --dtype {shlex.quote(column.mapped.path)}={dtype}",
-        )
-    if column.mapped.dtype is None:
+    rounds = column.mapped.dtype is not None
+    cast = cast_or_refuse(values, spec.dtype, path, row, rounds=rounds, source=column.mapped.path)
+    if not rounds:
         message = f"{array.dtype} in some episodes; the same numbers are kept as {spec.dtype}"
         findings.add(Finding("dtype-differs", message, 1, file, row, path))
     return cast

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -109,30 +109,21 @@ def _of_numpy(path: str, stored: StoredArray | SourceFile, reader: ArrayReader) 
     variable = "string" if array.is_text else "binary" if array.is_bytes else None
     rows = array if array.shape else replace(array, shape=(1,))
     dtype = variable or str(array.dtype.newbyteorder("="))
-    return TreeArray(path, array.shape, dtype, _Stored(rows, reader, variable is not None).read)
+    return TreeArray(path, array.shape, dtype, partial(_read, rows, reader, variable is not None))
 
 
 def _of_zarr(path: str, array: ZarrArray, reader: ZarrReader) -> TreeArray:
     dtype = "binary" if array.is_bytes else str(array.dtype.newbyteorder("="))
     if array.problem is not None:
         dtype = f"{dtype} that {array.problem.message}"
-    read = _Stored(array, reader, array.is_bytes).read
-    return TreeArray(path, array.shape, dtype, read, array.missing_finding())
+    return TreeArray(path, array.shape, dtype, partial(_read, array, reader, array.is_bytes), array.missing_finding())
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """An array of a file, archive or store.
-
-    The file, or a chunk that was read in part, stays open until the last row is read.
-    """
-
-    array: StoredArray | ZarrArray
-    reader: Any
-    variable_length: bool
-
-    def read(self, start: int, stop: int) -> npt.NDArray[Any] | pa.Array:
-        values = self.reader.read(self.array, start, stop)
-        if self.array.shape and stop >= len(self.array):
-            self.reader.release(self.array)
-        return strings(values) if self.variable_length else values
+def _read(
+    array: StoredArray | ZarrArray, reader: Any, variable_length: bool, start: int, stop: int
+) -> npt.NDArray[Any] | pa.Array:
+    """Reads rows. The file, or a chunk that was read in part, stays open until the last row is read."""
+    values = reader.read(array, start, stop)
+    if array.shape and stop >= len(array):
+        reader.release(array)
+    return strings(values) if variable_length else values

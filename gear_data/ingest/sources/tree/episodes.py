@@ -139,12 +139,13 @@ def _is_named(name: str, pattern: str) -> bool:
 def find_places(tree: Tree, rule: EpisodeRule, split: SplitRule | None) -> list[EpisodePlace]:
     """Returns the episodes of a tree that have their own arrays.
 
-    They are in the order of their numbers. With `numbered`, an episode may be something else than a group.
+    They are in the order of their numbers. With `numbered`, an episode may be something else than a group. If arrays
+    hold all episodes, the whole tree stands for them.
 
     Raises:
         CorruptSourceError: the episodes are numbered, and two have the same number.
     """
-    if rule.kind == Kind.FILES:
+    if rule.kind == Kind.FILES or rule.flat:
         return [EpisodePlace("", rule, 0)]
     if rule.numbered:
         return _numbered_places(tree, rule)

@@ -11,16 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from gear_data.errors import EmptySourceError, GearError, UnsupportedColumnError
+from gear_data.errors import EmptySourceError, GearError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.layout import Column, ColumnRole, EpisodeRule, Layout
-from gear_data.ingest.pipeline.columns import LEAVE_OUT, SCALAR_COLUMNS, choose_columns
+from gear_data.ingest.pipeline.columns import SCALAR_COLUMNS, choose_columns
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.tree.blocks import TreeLayout, fact_value, type_of
 from gear_data.ingest.sources.tree.columns import describe, with_dtypes
 from gear_data.ingest.sources.tree.episodes import EpisodePlace, find_places
 from gear_data.ingest.sources.tree.source import Hooks, TreeSource
-from gear_data.ingest.sources.tree.view import ARRAY, LINKS, Container, Tree, TreeArray, contents
+from gear_data.ingest.sources.tree.view import ARRAY, LINKS, Container, Tree, TreeArray, contents, not_followed
 
 #: Columns that belong to steps.
 OF_STEPS = SCALAR_COLUMNS | {"actions"}
@@ -57,11 +57,7 @@ class Model:
             array = self.tree.array(self.place.path(path))
             if array is not None:
                 return array
-        raise UnsupportedColumnError(
-            f"is {self.kinds[path]}, which is not followed",
-            column=path,
-            hint=f"copy the data behind the link into the file, or {LEAVE_OUT}",
-        )
+        raise not_followed(path, self.kinds[path])
 
     def add(self, code: str, message: str, path: str) -> None:
         """Adds a finding about an array."""

@@ -77,12 +77,9 @@ def open_mapped(
         mapping = replace(mapping, episodes=UNPADDED)
     for item in trees:
         with item.open() as tree:
-            if mapping.episodes.flat:
-                layout = _flat_layout(tree, mapping)
-            else:
-                # The user chose the arrays of a mapping, and those that --columns names.
-                is_found = options.mapping is None and options.columns is None
-                layout = _placed_layout(tree, mapping, reports_names=is_found, skip_bad=options.skip_bad)
+            # The user chose the arrays of a mapping, and those that --columns names.
+            is_found = options.mapping is None and options.columns is None
+            layout = _first_layout(tree, mapping, reports_names=is_found, skip_bad=options.skip_bad)
             if layout is not None:
                 rows = _rows(tree, layout.steps) if mapping.episodes.flat else 1
                 source = TreeSource(trees, mapping, layout, variable_bytes=item.size // rows, skip_bad=options.skip_bad)
@@ -106,15 +103,14 @@ def _chosen(mapping: Layout, options: SourceOptions) -> tuple[Column, ...]:
     return (*with_dtypes(columns, options), *mapping.facts)
 
 
-def _placed_layout(tree: Tree, mapping: Layout, *, reports_names: bool, skip_bad: bool) -> TreeLayout | None:
-    """Returns the columns of the first sound episode.
+def _first_layout(tree: Tree, mapping: Layout, *, reports_names: bool, skip_bad: bool) -> TreeLayout | None:
+    """Returns the columns of the first sound episode, or of the arrays that hold all episodes.
 
     Returns None if the tree has no episode with steps. With `reports_names`, names that only other episodes have are
     reported.
     """
     first_error: GearError | None = None
-    places = find_places(tree, mapping.episodes, mapping.splits[0] if mapping.splits else None)
-    for place in places[:_TRIED_EPISODES]:
+    for place in _places(tree, mapping)[:_TRIED_EPISODES]:
         try:
             layout = _layout_of(tree, place, mapping)
         except (BadEpisodeError, UnsupportedColumnError) as error:
@@ -128,6 +124,10 @@ def _placed_layout(tree: Tree, mapping: Layout, *, reports_names: bool, skip_bad
     if first_error is not None:
         raise first_error
     return None
+
+
+def _places(tree: Tree, mapping: Layout) -> list[EpisodePlace]:
+    return find_places(tree, mapping.episodes, mapping.splits[0] if mapping.splits else None)
 
 
 def _layout_of(tree: Tree, place: EpisodePlace, mapping: Layout) -> TreeLayout | None:
@@ -154,20 +154,8 @@ def _metadata(tree: Tree, mapping: Layout) -> tuple[dict[str, Any], tuple[Findin
     """Returns the attributes of the file, and of the parent of the first episode, and findings."""
     found = dict(tree.attributes(""))
     if mapping.episodes.kind == Kind.GROUPS:
-        places = find_places(tree, mapping.episodes, mapping.splits[0] if mapping.splits else None)
-        found |= tree.attributes(places[0].key.rpartition("/")[0])
+        found |= tree.attributes(_places(tree, mapping)[0].key.rpartition("/")[0])
     return dataset_facts(found, tree.name)
-
-
-def _flat_layout(tree: Tree, mapping: Layout) -> TreeLayout | None:
-    columns = []
-    for mapped in mapping.step_columns:
-        array = tree.array(mapped.path)
-        if array is None:
-            raise _missing(mapped.path, mapped)
-        columns.append(describe(array, mapped))
-    steps = _steps_of(columns)
-    return TreeLayout(tuple(columns), steps.mapped, mapping.facts, {}, tree.name) if _rows(tree, steps.mapped) else None
 
 
 def _rows(tree: Tree, column: Column) -> int:

@@ -18,9 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.images import byte_strings, looks_like_image
-from gear_data.errors import CorruptSourceError
+from gear_data.errors import CorruptSourceError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import placed
+from gear_data.ingest.pipeline.columns import LEAVE_OUT
 from gear_data.schema import DTYPES
 
 #: Kinds of a group's children.
@@ -246,6 +247,15 @@ def too_many_names(file: str, group: str) -> CorruptSourceError:
         f"has more than {MAX_NAMES} groups and arrays in '{group or '/'}', or is over {_MAX_DEPTH} levels deep",
         file=file,
         hint="copy the arrays of steps to a new file",
+    )
+
+
+def not_followed(path: str, kind: str) -> UnsupportedColumnError:
+    """Returns the error about a column that is a link."""
+    return UnsupportedColumnError(
+        f"is {kind}, which is not followed",
+        column=path,
+        hint=f"copy the data behind the link into the file, or {LEAVE_OUT}",
     )
 
 

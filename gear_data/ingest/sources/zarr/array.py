@@ -17,12 +17,10 @@ import numpy as np
 from gear_data.common.extras import import_extra
 from gear_data.errors import CorruptSourceError, GearError, MissingExtraError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.pipeline.columns import leave_out
 from gear_data.ingest.sources.arrays.step_arrays import RowArray
 from gear_data.ingest.sources.json_files import json_object
 from gear_data.ingest.sources.zarr.guard import guarded_version_2, guarded_version_3, sharded_chunks
 from gear_data.ingest.sources.zarr.store import ARRAY_V2, ATTRIBUTES_V2, NODE_V3, StoreReader, ZarrStore
-from gear_data.schema import DTYPES, MAX_AXES
 
 #: Limit for one row, and for the chunks that hold one row: chunks are decompressed as a whole.
 _MAX_PIECE_BYTES = 1 << 30
@@ -98,19 +96,7 @@ class ZarrArray(RowArray):
             MissingExtraError: the package of the codec is not installed.
         """
         self.check_readable(column)
-        name = "binary" if self.is_bytes else self.dtype.newbyteorder("=").name
-        if name not in DTYPES and not self.is_bytes:
-            raise UnsupportedColumnError(
-                f"holds {name}, which is not a number or a boolean",
-                file=self.place,
-                column=column,
-                hint=leave_out(column),
-            )
-        if 0 in self.row_shape or len(self.row_shape) > MAX_AXES:
-            why = "which hold no values" if 0 in self.row_shape else f"which has more than {MAX_AXES} axes"
-            message = f"has steps of shape {self.row_shape}, {why}"
-            raise UnsupportedColumnError(message, file=self.place, column=column, hint=leave_out(column))
-        return name
+        return super().column_dtype(column)
 
     def missing_finding(self) -> Finding | None:
         """Returns the finding for chunks that the store does not have; None if it has all.

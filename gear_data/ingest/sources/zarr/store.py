@@ -8,7 +8,6 @@ https://zarr-specs.readthedocs.io.
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import IO
 
 from gear_data.errors import CorruptSourceError, errors_as
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.sources.zip_members import check_member
+from gear_data.ingest.sources.zip_members import ARCHIVE_ERRORS, check_member, check_sizes
 
 ZIP_SUFFIX = ".zip"
 ARRAY_V2, ATTRIBUTES_V2, NODE_V3 = ".zarray", ".zattrs", "zarr.json"
@@ -84,8 +83,7 @@ def _stores_of_archive(file: SourceFile) -> list[ZarrStore]:
     roots = _roots(info.filename for info in infos)
     if not roots:
         return []
-    if sum(info.compress_size for info in infos) > file.size:
-        raise CorruptSourceError("its members claim more bytes than the file has", file=file.name, hint=_DOWNLOAD_AGAIN)
+    check_sizes(infos, file)
     members: dict[str, dict[str, zipfile.ZipInfo]] = {root: {} for root in roots}
     for info in infos:
         root = _root_of(info.filename, members)
@@ -189,10 +187,6 @@ def _part(stream: IO[bytes], first: int, last: int | None, size: int, place: str
 
 def _reading(place: str) -> AbstractContextManager[None]:
     """Converts the errors of files and of zipfile to CorruptSourceError."""
-    kinds = (
-        zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError, LookupError,
-        OverflowError,
-    )  # fmt: skip
     return errors_as(
-        kinds, lambda error: CorruptSourceError(f"cannot be read: {error}", file=place, hint=_DOWNLOAD_AGAIN)
+        ARCHIVE_ERRORS, lambda error: CorruptSourceError(f"cannot be read: {error}", file=place, hint=_DOWNLOAD_AGAIN)
     )
