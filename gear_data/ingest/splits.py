@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from gear_data.errors import InvalidArgumentError, SplitNeededError
 from gear_data.ingest.table_files import ARROW, NamedFileT, table_kinds
 
+SplitT = TypeVar("SplitT")
 _VAL_ARCHIVE = "-val.npz"
 _SPLITS = {
     split: (re.compile(rf"{split}([-_.]|$)"), re.compile(rf".+-{split}(-\d+-of-\d+)?\.arrow"))
@@ -38,13 +40,29 @@ def choose_split(name: str, files: Sequence[NamedFileT], split: str | None) -> t
         InvalidArgumentError: the split does not exist.
     """
     splits = _saved_splits(files) or _named_splits(files)
+    if not splits:
+        return files, split
+    found = one_split(name, splits, split)
+    return files if split is None else found, None
+
+
+def one_split(name: str, splits: Mapping[str, SplitT], split: str | None) -> SplitT:
+    """Returns what belongs to a split, or to the only one.
+
+    Args:
+        name: the name of the source, for errors.
+        splits: name of a split -> what belongs to it, for at least one split.
+        split: the user's choice; None if the user made none.
+
+    Raises:
+        SplitNeededError: there are several splits and no choice.
+        InvalidArgumentError: the split does not exist.
+    """
     if split is None and len(splits) > 1:
         raise several_splits(name, splits)
-    if split is None or not splits:
-        return files, split
-    if split not in splits:
+    if split is not None and split not in splits:
         raise no_such_split(name, split, splits)
-    return splits[split], None
+    return next(iter(splits.values())) if split is None else splits[split]
 
 
 def several_splits(name: str, splits: Iterable[str], hint: str = "") -> SplitNeededError:
@@ -66,9 +84,8 @@ def several_splits(name: str, splits: Iterable[str], hint: str = "") -> SplitNee
 
 def no_such_split(name: str, split: str, splits: Iterable[str]) -> InvalidArgumentError:
     """Returns the error for a split that a source does not have."""
-    return InvalidArgumentError(
-        f"the source has no split '{split}'", file=name, hint=f"its splits: {', '.join(sorted(splits)) or 'none'}"
-    )
+    known = ", ".join(sorted(filter(None, splits))) or "none"
+    return InvalidArgumentError(f"the source has no split '{split}'", file=name, hint=f"its splits: {known}")
 
 
 def _saved_splits(files: Sequence[NamedFileT]) -> dict[str, list[NamedFileT]]:

@@ -39,7 +39,7 @@ from gear_data.ingest.sources.arrays.classify import integer_values
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npy, open_npz
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
-from gear_data.ingest.splits import no_such_split, several_splits
+from gear_data.ingest.splits import one_split
 from gear_data.storage.episode_block import offsets_of
 
 _RANGES, _LENGTHS = "ep_start_end_ids.npy", "ep_lens.npy"
@@ -140,14 +140,10 @@ def _split(location: Location) -> _Split:
         raise UnknownFormatError(
             f"lacks {_RANGES}, which lists the recordings of CALVIN", hint="copy it to this folder"
         )
-    names = [folder.name for folder in lists]
-    if len(set(names)) < len(names):
+    named = {folder.name: folder for folder in lists}
+    if len(named) < len(lists):
         raise holds_several("datasets", lists, "convert one at a time: give its folder")
-    if location.split is not None and location.split not in names:
-        raise no_such_split(location.name, location.split, filter(None, names))
-    if location.split is None and len(names) > 1:
-        raise several_splits(location.name, names)
-    folder = next(path for path in lists if location.split in (None, path.name))
+    folder = one_split(location.name, named, location.split)
     steps: dict[int, SourceFile] = {}
     others = []
     for file in location.with_suffix(".npz", ".npy"):

@@ -28,7 +28,6 @@ from gear_data.ingest.layout import Column, EndsAre, EpisodeRule, Kind, Layout, 
 from gear_data.ingest.pipeline.id_ranges import SEVERAL_IDS, refuse_returning_ids
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges
 from gear_data.ingest.sources.tree.view import ARRAY, GROUP, Container, Tree, TreeArray, join, matching
-from gear_data.ingest.splits import no_such_split, several_splits
 
 #: Rows of ids and flags that are read at once.
 _SCAN_ROWS = 1 << 20
@@ -81,23 +80,6 @@ class EpisodePlace:
         except GearError as error:
             error.row = self.number
             raise
-
-
-def choose_split(mapping: Layout, name: str | None, source: str) -> SplitRule | None:
-    """Returns the rule of the split to read; None if the mapping has no splits.
-
-    Raises:
-        SplitNeededError: the mapping has several splits, and none is chosen.
-        InvalidArgumentError: the split does not exist.
-    """
-    if name is None and len(mapping.splits) > 1:
-        raise several_splits(source, [split.name for split in mapping.splits])
-    for split in mapping.splits:
-        if name is None or split.name == name:
-            return split
-    if name is not None:
-        raise no_such_split(source, name, [split.name for split in mapping.splits])
-    return None
 
 
 def chosen_containers(

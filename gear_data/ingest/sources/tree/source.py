@@ -12,7 +12,7 @@ from typing import Any
 from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.ideas.dataset_facts import dataset_facts
-from gear_data.ingest.layout import Column, Kind, Layout
+from gear_data.ingest.layout import Column, Kind, Layout, SplitRule
 from gear_data.ingest.location import files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, SourceOptions, Unit, files_between
@@ -35,7 +35,6 @@ from gear_data.ingest.sources.tree.blocks import (
 from gear_data.ingest.sources.tree.columns import TreeColumn, describe, with_dtypes
 from gear_data.ingest.sources.tree.episodes import (
     EpisodePlace,
-    choose_split,
     chosen_containers,
     find_flat,
     find_places,
@@ -43,6 +42,7 @@ from gear_data.ingest.sources.tree.episodes import (
 from gear_data.ingest.sources.tree.padded import EPISODES as UNPADDED
 from gear_data.ingest.sources.tree.padded import unpadded
 from gear_data.ingest.sources.tree.view import Container, Tree
+from gear_data.ingest.splits import one_split
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position
 
@@ -65,10 +65,13 @@ def open_mapped(
         name: the name of the source, for errors.
 
     Raises:
+        SplitNeededError: the mapping has several splits, and none is chosen.
+        InvalidArgumentError: the split does not exist.
         EmptySourceError: no episode has a step.
         GearError: a file does not fit the mapping.
     """
-    rule = choose_split(mapping, split, name)
+    splits: Mapping[str, SplitRule | None] = {rule.name: rule for rule in mapping.splits}
+    rule = one_split(name, splits or {"": None}, split)
     rule_text = f"{mapping.episodes.kind}: {', '.join(mapping.episodes.paths)}"
     mapping = replace(mapping, columns=_chosen(mapping, options), splits=() if rule is None else (rule,))
     trees = chosen_containers(found, mapping, rule, name)
