@@ -132,8 +132,7 @@ def guarded_arrays(scratch: Path, rows: int) -> Iterator[Case]:
     from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
     from gear_data.ingest.location import locate
-    from gear_data.ingest.sources.zarr.array import open_arrays
-    from gear_data.ingest.sources.zarr.reader import ZarrReader
+    from gear_data.ingest.sources.zarr.array import ZarrReader, open_arrays
     from gear_data.ingest.sources.zarr.store import find_stores
 
     values = np.random.default_rng(0).standard_normal((rows, WIDTH)).astype(np.float32).round(2)

@@ -24,10 +24,9 @@ from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, choose_
 from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.pipeline.names import DONES, canonical_name
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.boundaries import array_lengths
 from gear_data.ingest.sources.arrays.classify import values_at
-from gear_data.ingest.sources.arrays.numpy_files import StoredArray
+from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.ingest.sources.json_files import read_json_object

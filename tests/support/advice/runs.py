@@ -36,7 +36,7 @@ from gear_data.ingest import convert as conversions
 from gear_data.ingest import repair as repairing
 from gear_data.ingest.cached.entries import find_entries, list_entries, prune
 from gear_data.ingest.destination import CONTINUE
-from gear_data.ingest.sources.zarr.reader import ZarrReader
+from gear_data.ingest.sources.zarr.array import ZarrReader
 from gear_data.schema import ColumnSpec
 from gear_data.storage import atomic
 from gear_data.storage.episode_block import BEGIN, Position

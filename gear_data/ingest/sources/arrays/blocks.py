@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gear_data.common.images import byte_strings
 from gear_data.ingest.pipeline.episode_values import cast_or_refuse
-from gear_data.ingest.sources.arrays.array_reader import strings
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, RowReader, StepArrays
-from gear_data.schema import ColumnSpec
+from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
 
 Values: TypeAlias = npt.NDArray[Any] | pa.Array
@@ -119,6 +119,13 @@ def by_size(
         else:
             shaped[spec.name] = np.ascontiguousarray(found.reshape(len(found), *spec.shape))
     return shaped, variable
+
+
+def strings(values: npt.NDArray[Any], type_: pa.DataType = VARIABLE_TYPES["string"]) -> pa.Array:
+    """Returns text or byte strings [n] as an Arrow array; Python objects as one of `type_`."""
+    if values.dtype.kind == "S":
+        return pa.array(byte_strings(values), VARIABLE_TYPES["binary"])
+    return pa.array(values.tolist(), type_)
 
 
 def _step_rows(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:

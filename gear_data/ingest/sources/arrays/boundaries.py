@@ -17,9 +17,8 @@ from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
 from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.classify import values_at
-from gear_data.ingest.sources.arrays.numpy_files import StoredArray
+from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray
 
 _SCAN_BYTES = 16 << 20
 #: Reads the rows [start, stop) of an array.

@@ -33,10 +33,9 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile, holds_several
 from gear_data.ingest.pipeline.columns import LEAVE_OUT, choose_columns
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.arrays.array_reader import read_small_npz
 from gear_data.ingest.sources.arrays.boundaries import limit_lengths
 from gear_data.ingest.sources.arrays.classify import integer_values
-from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npy, open_npz
+from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npy, open_npz, read_small_npz
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.ingest.splits import one_split

@@ -22,14 +22,13 @@ from gear_data.ingest.pipeline.columns import (
     resolve_structure_columns,
 )
 from gear_data.ingest.source import SourceOptions
-from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.first_rows import (
     RowConvention,
     convention_names,
     is_old_dreamer,
     row_convention,
 )
-from gear_data.ingest.sources.arrays.numpy_files import StoredArray
+from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 
 #: Rows between episodes, as `np.split` takes them (`imitation`).

@@ -34,10 +34,9 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile, holds_several, placed
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.boundaries import lengths_between
 from gear_data.ingest.sources.arrays.classify import all_values, flag_values, integer_values, values_at
-from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_gzipped_npy
+from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray, open_gzipped_npy
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.schema import VARIABLE_TYPES

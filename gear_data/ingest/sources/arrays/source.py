@@ -20,9 +20,9 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import files_to_compare, listed, placed, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import check_dtypes, with_dtypes
 from gear_data.ingest.source import UNIT_BYTES, Unit, files_between
-from gear_data.ingest.sources.arrays.array_reader import ArrayReader
 from gear_data.ingest.sources.arrays.blocks import episode_runs, merge_small_blocks, read_block
 from gear_data.ingest.sources.arrays.classify import FIRST
+from gear_data.ingest.sources.arrays.numpy_files import ArrayReader
 from gear_data.ingest.sources.arrays.step_arrays import RowReader, StepArrays
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position
@@ -146,25 +146,20 @@ class ArraySource:
         Raises CorruptSourceError otherwise.
         """
         differ = (arrays.shifted ^ self._model.shifted) & arrays.arrays.keys() & self._model.arrays.keys()
-        if "actions" in differ:
-            is_zero = "zero" if "actions" in arrays.shifted else "not zero"
-            raise CorruptSourceError(
-                f"is {is_zero} at the first observations, unlike in {self._model.name}: the actions belong to other "
-                "rows",
-                column=self._model.sources["actions"],
-                hint=_SEPARATELY,
-            )
         if differ:
-            raise CorruptSourceError(
-                f"belongs to other rows than in {self._model.name}: only one of the two files has '{FIRST}'",
-                column=arrays.sources[min(differ)],
-                hint=_SEPARATELY,
-            )
+            column = "actions" if "actions" in differ else min(differ)
+            problem = f"belongs to other rows than in {self._model.name}: only one of the two files has '{FIRST}'"
+            if column == "actions":
+                is_zero = "zero" if column in arrays.shifted else "not zero"
+                problem = f"is {is_zero} at the first observations, unlike in {self._model.name}: the actions belong "
+                problem += "to other rows"
+            raise CorruptSourceError(problem, column=arrays.sources[column], hint=_SEPARATELY)
         columns = self._columns(arrays)
         if columns == self.columns:
             return
         model = {spec.name: spec for spec in self.columns}
         found = {spec.name: spec for spec in columns}
+        separate = separate_datasets_hint(self._names, self._names[0], arrays.name)
         for name in dict.fromkeys([*model, *found]):
             own, first = found.get(name), model.get(name)
             if own is None or first is None:
@@ -172,14 +167,13 @@ class ArraySource:
                 raise CorruptSourceError(
                     f"{problem}; all files must have the same columns{self._list_of_others()}",
                     column=(own or first or self.columns[0]).source or name,
-                    hint=self._separate_datasets_hint(arrays)
-                    or "name the columns to keep with --columns (columns=[...])",
+                    hint=separate or "name the columns to keep with --columns (columns=[...])",
                 )
             if (own.dtype, own.shape, own.has_final) != (first.dtype, first.shape, first.has_final):
                 raise CorruptSourceError(
                     f"is {describe(own)}; in {self._model.name} it is {describe(first)}",
                     column=own.source or name,
-                    hint=self._separate_datasets_hint(arrays) or self._one_dtype_hint(own, first),
+                    hint=separate or self._one_dtype_hint(own, first),
                 )
 
     def _list_of_others(self) -> str:
@@ -194,9 +188,6 @@ class ArraySource:
             if differs:
                 others.append(name)
         return f"; {len(others)} of {len(self._names)} files have others: {listed(others)}" if len(others) > 1 else ""
-
-    def _separate_datasets_hint(self, arrays: StepArrays) -> str | None:
-        return separate_datasets_hint(self._names, self._names[0], arrays.name)
 
     def _one_dtype_hint(self, own: ColumnSpec, first: ColumnSpec) -> str:
         alike = own.shape == first.shape and not own.variable_length and not first.variable_length

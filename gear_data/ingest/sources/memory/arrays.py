@@ -17,6 +17,7 @@ from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.sources.arrays.layouts import open_flat
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
 from gear_data.ingest.sources.arrays.source import ArraySource
+from gear_data.ingest.sources.hdf5.attributes import plain_value
 
 #: The arrays by which D4RL's data is known.
 _D4RL = frozenset({"observations", "actions", "rewards", "terminals"})
@@ -42,7 +43,9 @@ def open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) ->
     findings = FindingLog()
     metadata: dict[str, Any] = {}
     if arrays.keys() >= _D4RL:
-        metadata, left_out = dataset_facts(_take_metadata(arrays), name)
+        names = [key for key in arrays if key.startswith(_D4RL_METADATA)]
+        found = {key.removeprefix(_D4RL_METADATA): plain_value(arrays.pop(key)) for key in names}
+        metadata, left_out = dataset_facts(found, name)
         findings.extend(left_out)
         if "timeouts" in arrays:
             arrays["timeouts"] = _without_terminals(arrays, name, findings)
@@ -76,17 +79,6 @@ def _as_array(value: Any, key: str) -> npt.NDArray[Any]:
             hint="convert it to one type, or leave it out of the mapping",
         )
     return array
-
-
-def _take_metadata(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    """Removes D4RL's metadata from the arrays, and returns its numbers and texts; None for other values."""
-    metadata: dict[str, Any] = {}
-    for key in [key for key in arrays if key.startswith(_D4RL_METADATA)]:
-        array = arrays.pop(key)
-        value = array.item() if array.shape == () else None
-        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-        metadata[key.removeprefix(_D4RL_METADATA)] = text
-    return metadata
 
 
 def _without_terminals(arrays: Mapping[str, npt.NDArray[Any]], name: str, findings: FindingLog) -> npt.NDArray[Any]:

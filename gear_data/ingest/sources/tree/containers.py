@@ -17,13 +17,12 @@ import pyarrow as pa
 
 from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.sources.arrays.array_reader import ArrayReader, strings
-from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npy, open_npz
+from gear_data.ingest.sources.arrays.blocks import strings
+from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray, open_npy, open_npz
 from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES
 from gear_data.ingest.sources.tree.hdf5_view import open_tree
 from gear_data.ingest.sources.tree.view import Container, NamedArrays, Tree, TreeArray
-from gear_data.ingest.sources.zarr.array import ZarrArray, open_arrays, read_attributes
-from gear_data.ingest.sources.zarr.reader import ZarrReader
+from gear_data.ingest.sources.zarr.array import ZarrArray, ZarrReader, open_arrays, read_attributes
 from gear_data.ingest.sources.zarr.store import ZarrStore, find_stores
 
 _NPZ, _NPY = ".npz", ".npy"

@@ -24,8 +24,7 @@ from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
-from gear_data.ingest.sources.zarr.array import ZarrArray, array_paths, open_arrays, read_attributes
-from gear_data.ingest.sources.zarr.reader import ZarrReader
+from gear_data.ingest.sources.zarr.array import ZarrArray, ZarrReader, array_paths, open_arrays, read_attributes
 from gear_data.ingest.sources.zarr.store import ZIP_SUFFIX, ZarrStore, find_stores
 from gear_data.ingest.videos.video_columns import find_files
 

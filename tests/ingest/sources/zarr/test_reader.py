@@ -19,9 +19,8 @@ import zarr
 
 from gear_data.errors import CorruptSourceError, MissingExtraError, UnsupportedColumnError
 from gear_data.ingest.location import locate
-from gear_data.ingest.sources.arrays.array_reader import strings
-from gear_data.ingest.sources.zarr.array import ZarrArray, open_arrays, read_attributes
-from gear_data.ingest.sources.zarr.reader import ZarrReader
+from gear_data.ingest.sources.arrays.blocks import strings
+from gear_data.ingest.sources.zarr.array import ZarrArray, ZarrReader, open_arrays, read_attributes
 from gear_data.ingest.sources.zarr.store import StoreReader, find_stores
 
 _COMPRESSORS = {
