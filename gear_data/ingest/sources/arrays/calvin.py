@@ -34,7 +34,7 @@ from gear_data.ingest.location import Location, SourceFile, holds_several
 from gear_data.ingest.pipeline.columns import LEAVE_OUT, choose_columns
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.boundaries import limit_lengths
-from gear_data.ingest.sources.arrays.classify import integer_values
+from gear_data.ingest.sources.arrays.classify import integer_values, object_left_out
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npy, open_npz, read_small_npz
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
@@ -228,8 +228,7 @@ def _columns(model: Mapping[str, StoredArray], options: SourceOptions, findings:
     names = []
     for name, array in model.items():
         if array.dtype.hasobject:
-            message = "an array of pickled Python objects, which are never loaded; left out"
-            findings.add(Finding("object-array-left-out", message, file=array.place, column=name))
+            findings.add(object_left_out(array, name))
         else:
             names.append(name)
     rename = {name: f"observations.{name}" for name in names if _OBSERVATION.fullmatch(name)}

@@ -154,18 +154,16 @@ def classify_arrays(name: str, arrays: Mapping[str, StoredArray], options: Sourc
         scalars = {source: array for source, array in scalars.items() if source in requested}
     if not chosen:
         raise UnknownFormatError("holds no array of steps", hint=f"its arrays: {', '.join(arrays)}")
-    findings = tuple(
-        Finding(
-            "object-array-left-out",
-            "an array of pickled Python objects, which are never loaded; left out",
-            file=arrays[source].place,
-            column=source,
-        )
-        for source in objects
-    )
+    findings = tuple(object_left_out(arrays[source], source) for source in objects)
     steps = {column: arrays[source] for source, column in chosen.items()}
     sources = found | {column: source for source, column in chosen.items()}
     return ClassifiedArrays(name, steps, sources, boundaries, episode_columns, scalars, rows_are, findings)
+
+
+def object_left_out(array: StoredArray, source: str) -> Finding:
+    """Returns the finding about an array of Python objects."""
+    message = "an array of pickled Python objects, which are never loaded; left out"
+    return Finding("object-array-left-out", message, file=array.place, column=source)
 
 
 def _boundary_arrays(
