@@ -269,7 +269,7 @@ def test_an_archive_with_a_false_size(tmp_path: Path, claimed: int) -> None:
 
 def test_one_step_of_too_many_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member of one row that is compressed 1000 to 1."""
-    monkeypatch.setattr("gear_data.ingest.sources.arrays.numpy_files._MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr("gear_data.ingest.sources.arrays.step_arrays._MAX_ROW_BYTES", 1 << 20)
     np.savez_compressed(tmp_path / "a.npz", **steps(1), extra=np.zeros((1, 1 << 20), np.float32))
     with pytest.raises(UnsupportedColumnError, match="extra"):
         gear_data.convert(tmp_path / "a.npz", tmp_path / "out")

@@ -225,7 +225,7 @@ LIMITS: dict[str, Advice | Scene] = {
     "npz, a step that is too large": Advice(
         npz(**steps(timeouts=END, pixels=np.zeros((12, 100)).T.reshape(12, 100))), UnsupportedColumnError,
         "the first axis must be the steps", source=changed(pixels=np.zeros((12, 2))),
-        limits=lowered("sources.arrays.numpy_files._MAX_ROW_BYTES", 100),
+        limits=lowered("sources.arrays.step_arrays._MAX_ROW_BYTES", 100),
     ),
     "JSON that is too large": Advice(
         made("minari-arrow"), CorruptSourceError, "metadata is smaller: check that this is the right file",
