@@ -1,6 +1,6 @@
 """Notice that kernels are being compiled.
 
-This takes half a minute of a processor on a machine that has not compiled them yet.
+This takes seconds of a processor on a machine that has not compiled them yet.
 """
 
 from __future__ import annotations

@@ -64,6 +64,8 @@ _FIELDS = (
     "reach",  # with hops: 1: a final observation is a next step
     "packed",  # 0: window b fills row `row_of_window[b]`; 1: windows lie one after another, and window b begins at step
     # `row_of_window[b]`, counted over all rows; p > 1: it fills the row that has this step, where a row has p steps
+    "write",  # on a CPU: address of the kernel that writes rows, see `convert.writer_of`; 0: they are copied
+    "write_single",  # on a CPU: address of the kernel that writes all rows, see `transitions.single_writer_of`; 0: none
     "same_spans_as",  # index of the first output whose windows have the same steps in the same rows; may be its own
 )
 #: One record, every field int64. `struct OutputPlan` of `collect.cu` has the same fields in the same order.

@@ -34,7 +34,8 @@ _FIELDS = (
     "nodes",  # address of a tree's nodes, see `gear_data.kernels.cpu.weight_tree`
     "starts",  # address of the first node of each level of the tree
     "levels",  # number of levels of the tree
-    "distinct",  # 1: no episode occurs twice in one batch
+    "find",  # address of the CPU's kernel `weight_tree.find`, for a tree
+    "distinct",  # not 0: no episode occurs twice in one batch; address of the CPU's kernel `windows.make_distinct`
     "within",  # WITHIN_...
     "counts",  # address of [k + 1], the anchors before each episode
     "offsets",  # address of [k + 1], the steps before each episode

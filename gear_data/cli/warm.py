@@ -5,6 +5,7 @@ A kernel is compiled for the types of its arguments. So each step uses a loader 
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ import numpy as np
 
 import gear_data
 from gear_data.common.progress import progress_bar
+from gear_data.kernels import cpu
+from gear_data.kernels.output_plan import KIND_CONVERT, KIND_DISCOUNTED, OUT_TYPES, OUTPUT_PLAN, SOURCE_TYPES
 
 _EPISODES, _STEPS = 6, 12
 
@@ -53,12 +56,25 @@ def _episodes() -> Iterator[dict[str, Any]]:
 def _feed(dataset: Any, **options: Any) -> gear_data.SequenceLoader:
     """Returns a loader after one batch."""
     columns = {} if "preset" in options else {"preset": "raw"}
-    loader = gear_data.SequenceLoader(dataset, 4, context=4, prefetch=0, seed=1, **{**columns, **options})
+    loader = gear_data.SequenceLoader(dataset, 4, prefetch=0, seed=1, **{"context": 4, **columns, **options})
     next(iter(loader))
     return loader
 
 
+def _conversions(dataset: gear_data.Dataset) -> None:
+    """Compiles conversions of columns to the dtypes of batches. Half precision and discounts are of floats."""
+    plan = np.zeros(1, OUTPUT_PLAN)
+    for source, out in itertools.product(SOURCE_TYPES, OUT_TYPES):
+        floats = source in ("float32", "float64")
+        if floats or out in ("float32", "float64"):
+            plan["source_type"], plan["out_type"] = SOURCE_TYPES.index(source), OUT_TYPES.index(out)
+            for kind in (KIND_CONVERT, KIND_DISCOUNTED) if floats else (KIND_CONVERT,):
+                plan["kind"] = kind
+                cpu.collect.link(plan)
+
+
 def _weights(dataset: gear_data.Dataset) -> None:
+    _feed(dataset, sampler=gear_data.Weighted("return", replacement=False))
     loader = _feed(dataset, sampler=gear_data.Weighted("return"))
     loader.update_weights(np.arange(2), np.ones(2))
     next(iter(loader))
@@ -67,6 +83,8 @@ def _weights(dataset: gear_data.Dataset) -> None:
 #: Name of the work, for the progress bar -> work that compiles kernels.
 _WORK: dict[str, Callable[[gear_data.Dataset], object]] = {
     "windows and batches": lambda ds: _feed(ds, preset="decision_transformer", normalize=True),
+    "conversions": _conversions,
+    "transitions": lambda ds: _feed(ds, preset="transitions", context=1),
     "text": lambda ds: _feed(ds),
     "returns": lambda ds: _feed(ds.with_discount(0.9), preset="decision_transformer"),
     "half precision": lambda ds: _feed(

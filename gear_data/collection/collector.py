@@ -58,6 +58,8 @@ class Collector:
     ) -> None:  # fmt: skip
         self._readers = [source.reader for source in sources]
         self._plan = BatchPlan(sources, rows, batches, pack)
+        for plan in self._plan.plans:
+            cpu.collect.link(plan)
         self._mapped = MappedSources(self._readers, self._plan) if len(sources) > 1 else None
         self._row_bytes = np.array(self._plan.row_bytes)
         self._lists = len(self._plan.lists[0].arrays) > 0

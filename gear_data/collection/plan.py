@@ -197,6 +197,7 @@ class BatchPlan:
         affine = np.empty((2, own.width, size))
         affine[0], affine[1] = (0.0 if own.mean is None else own.mean), (1.0 if own.scale is None else own.scale)
         record["affine"] = self._keep(affine)
+        cpu.collect.link(plan)
         return plan
 
     def _fill_steps(self, record: Any, output: Output, source: CollectSource) -> None:

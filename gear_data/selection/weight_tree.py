@@ -99,6 +99,7 @@ class WeightTree:
         return {
             "total": self._nodes[self._starts[-1] :],
             "nodes": self._nodes,
+            "find": cpu.weight_tree.find(),
             "starts": self._starts,
             "levels": len(self._starts),
         }

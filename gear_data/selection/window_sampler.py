@@ -146,7 +146,7 @@ def _plan_fields(
         "seed": int(np.uint64(seed).astype(np.int64)),
         "domain": domain,
         "episodes": len(anchors),
-        "distinct": distinct,
+        "distinct": cpu.windows.make_distinct() if distinct else 0,
         "within": within,
         "counts": anchors.prefix,
         "offsets": anchors.offsets,

@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from gear_data.kernels.cpu.convert import convert_rows, sum_discounted_rows
+from gear_data.kernels.cpu.convert import writer_of
 from gear_data.kernels.cpu.gather import JOIN_PART, TAKE, join, take_steps
-from gear_data.kernels.cpu.native import cached_njit, int64s, memcpy, pointer, prefetch, read_only
+from gear_data.kernels.cpu.native import cached_njit, call, int64s, memcpy, pointer, prefetch, read_only
 from gear_data.kernels.cpu.padding import fill_rows, pad_window, write_timesteps
-from gear_data.kernels.cpu.transitions import find_hops, is_single, write_single_rows
+from gear_data.kernels.cpu.transitions import find_hops, single_writer_of
 from gear_data.kernels.cpu.turns import rows_by_part
 from gear_data.kernels.output_plan import (
     COLUMN_KINDS,
@@ -24,6 +24,7 @@ from gear_data.kernels.output_plan import (
     KIND_DISCOUNTED,
     KIND_TIMESTEP,
     OUTPUT_PLAN,
+    OutputPlanArray,
 )
 
 #: The valid rows of a window in an output.
@@ -132,7 +133,7 @@ def _copy_or_convert(output, source, target, rows):  # type: ignore[no-untyped-d
         if source != target:
             memcpy(target, source, np.uint64(rows * output.out_bytes))
     else:
-        convert_rows(output, source, target, rows)
+        call(output.write, (output, source, target, rows, np.int64(0)))
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -145,7 +146,7 @@ def _write_column(output, span, source, target, left):  # type: ignore[no-untype
         left: number of steps from the first valid step to the episode's end.
     """
     if output.kind == KIND_DISCOUNTED:
-        sum_discounted_rows(output, source, target, span.count, left)
+        call(output.write, (output, source, target, span.count, left))
     elif output.shift < 0 and span.first == 0:
         # An episode's first step has no step before it.
         fill_rows(target, np.int64(1), output.out_bytes, output.fill)
@@ -156,6 +157,15 @@ def _write_column(output, span, source, target, left):  # type: ignore[no-untype
         _copy_or_convert(output, source, target, span.count - 1)
         final = output.finals + span.final * output.source_bytes
         _copy_or_convert(output, final, target + (span.count - 1) * output.out_bytes, np.int64(1))
+
+
+def link(plan: OutputPlanArray) -> None:
+    """Sets the addresses of the kernels that `collect` calls for some outputs: `write` and `write_single`.
+
+    They are compiled when a plan first has such an output.
+    """
+    for output in plan:
+        output["write"], output["write_single"] = writer_of(output), single_writer_of(output)
 
 
 @cached_njit
@@ -199,33 +209,36 @@ def collect(  # type: ignore[no-untyped-def]
             one.
         addresses: int64 [shards, columns], the address of each column's first byte. The shard of every window must be
             mapped.
-        plan: OUTPUT_PLAN [outputs].
+        plan: OUTPUT_PLAN [outputs], linked.
         outputs: int64 [outputs], addresses of arrays [rows, width, out_bytes].
         windows_per_batch: windows of one batch.
         valid: int64 [batches], receives the bytes of valid rows of each batch.
     """
     count = len(episode)
     # Looked up once for each window, not again for each output: a large episode table is not in the cache.
-    shard, base, episode_steps, row, left = np.empty((5, count), np.int64)
+    table = np.empty((6, count), np.int64)
+    shard, row, left, number, base, episode_steps = table
     # Not `np.sum`: the compiled kernel would import SciPy when it is loaded.
     total = np.int64(0)
     for b in range(count):
-        number, total = episode[b], total + length[b]
-        shard[b], base[b], episode_steps[b] = shards[number], bases[number], lengths[number]
+        own, total = episode[b], total + length[b]
+        shard[b], base[b], episode_steps[b] = shards[own], bases[own], lengths[own]
         row[b], left[b] = base[b] + start[b], episode_steps[b] - start[b]
+        number[b] = row_of_window[b] if len(row_of_window) else b
     valid[:] = 0
     batches = -(-count // windows_per_batch)
     spans, valid_rows = np.empty(count, SPAN), np.empty(batches, np.int64)
     located = np.int64(-1)
-    hops, ended, places = np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0, np.int64)
+    following = np.empty((3, 0), np.int64)
     for k in range(len(plan)):
         output = plan[k]
-        if output.hops and len(hops) < count:
+        if output.hops and following.shape[1] < count:
             # The same for all outputs.
-            hops, ended, places = np.empty(count, np.int64), np.empty(count, np.bool_), np.empty(count, np.int64)
-            find_hops(output, episode, start, episode_steps, finals, shard, row, addresses, hops, ended, places)
-        if is_single(output):
-            write_single_rows(output, outputs[k], shard, row, left, addresses, row_of_window, hops, ended, places)
+            following = np.empty((3, count), np.int64)
+            find_hops(output, episode, start, episode_steps, finals, shard, row, addresses, following)
+        if output.write_single:
+            windows, columns, states = table.ctypes.data, addresses.ctypes.data, following.ctypes.data
+            call(output.write_single, (output, outputs[k], windows, count, columns, addresses.shape[1], states))
             for i in range(batches):
                 valid[i] += windows_per_batch * output.out_bytes
             continue
@@ -237,7 +250,7 @@ def collect(  # type: ignore[no-untyped-def]
             # Most outputs have the same spans as the output before them.
             located = output.same_spans_as
             if output.hops:
-                _locate_next(output, episode, start, episode_steps, finals, hops, spans)
+                _locate_next(output, episode, start, episode_steps, finals, following[0], spans)
             else:
                 locate(output, episode, start, length, episode_steps, finals, spans)
             _count_rows(output, spans, windows_per_batch, valid_rows)
@@ -259,12 +272,12 @@ def collect(  # type: ignore[no-untyped-def]
             if b < 0:
                 continue
             span = spans[b]
-            number, window_width = row_of_window[b] if len(row_of_window) else b, width
+            own, window_width = number[b], width
             if packed == 1:
                 window_width = length[b]
             elif packed:
-                number //= packed
-            out = outputs[k] + number * window_bytes
+                own //= packed
+            out = outputs[k] + own * window_bytes
             target = out + span.head * row_bytes
             if span.count > 0:
                 if reads_column:

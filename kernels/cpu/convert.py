@@ -1,6 +1,8 @@
 """Conversion of rows between dtypes.
 
 An output element is (value - mean) * scale, computed in float64.
+
+A plan has the address of the kernel that writes an output's rows. So only kernels for types that occur are compiled.
 """
 
 from __future__ import annotations
@@ -8,17 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import carray, from_dtype, njit, types
 
-from gear_data.kernels.cpu.native import cached_njit, njit_named, pointer
-from gear_data.kernels.output_plan import OUT_TYPES, SOURCE_TYPES
+from gear_data.kernels.cpu.native import address_of, cached_njit, element, pointer
+from gear_data.kernels.output_plan import KIND_CONVERT, KIND_DISCOUNTED, OUT_TYPES, OUTPUT_PLAN, SOURCE_TYPES
 
 _FLOAT32, _FLOAT64, _FLOAT16, _BFLOAT16 = range(len(OUT_TYPES))
-#: Positions in SOURCE_TYPES.
-(
-    _FROM_UINT8, _FROM_UINT16, _FROM_UINT32, _FROM_UINT64, _FROM_INT8, _FROM_INT16, _FROM_INT32, _FROM_INT64,
-    _FROM_FLOAT32, _FROM_FLOAT64, _FROM_FLOAT16,
-) = range(len(SOURCE_TYPES))  # fmt: skip
+_FROM_FLOAT16 = SOURCE_TYPES.index("float16")
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -35,67 +33,6 @@ def _float16_value(bits):  # type: ignore[no-untyped-def]
     else:
         value = (1024.0 + fraction) * np.float64(1 << exponent) * 2.0**-25
     return -value if bits >> 15 else value
-
-
-def _converter(source: str, out: str) -> Any:
-    """Returns the converter from one source type to float32 or float64."""
-    source_type, out_type = np.dtype("uint16" if source == "float16" else source).type, np.dtype(out).type
-    source_bytes, out_bytes = np.dtype(source).itemsize, np.dtype(out).itemsize
-    value = _float16_value if source == "float16" else np.float64
-
-    @njit_named(f"convert_{source}_{out}")  # type: ignore[untyped-decorator]
-    def convert(source_address, out_address, count, affine_address, period):  # type: ignore[no-untyped-def]
-        mean = carray(pointer(affine_address), (period,), np.float64)
-        scale = carray(pointer(affine_address + 8 * period), (period,), np.float64)
-        # Each round makes views that start at index 0, because LLVM does not vectorise a loop over a sum of indices.
-        first = np.int64(0)
-        while first < count:
-            length = min(period, count - first)
-            values = carray(pointer(source_address + first * source_bytes), (length,), source_type)
-            result = carray(pointer(out_address + first * out_bytes), (length,), out_type)
-            for i in range(length):
-                result[i] = out_type((value(values[i]) - mean[i]) * scale[i])
-            first += length
-
-    return convert
-
-
-def _dispatcher(out: str) -> Any:
-    """Returns the converter from any source type.
-
-    Numba cannot index functions, so the converter is a chain of ifs.
-    """
-    u8, u16, u32, u64, i8, i16, i32, i64, f32, f64, f16 = (_converter(name, out) for name in SOURCE_TYPES)
-
-    @njit_named(f"convert_any_{out}")  # type: ignore[untyped-decorator]
-    def convert(source_type, source, target, count, affine, period):  # type: ignore[no-untyped-def]
-        if source_type == _FROM_FLOAT32:
-            f32(source, target, count, affine, period)
-        elif source_type == _FROM_FLOAT64:
-            f64(source, target, count, affine, period)
-        elif source_type == _FROM_UINT8:
-            u8(source, target, count, affine, period)
-        elif source_type == _FROM_UINT16:
-            u16(source, target, count, affine, period)
-        elif source_type == _FROM_UINT32:
-            u32(source, target, count, affine, period)
-        elif source_type == _FROM_UINT64:
-            u64(source, target, count, affine, period)
-        elif source_type == _FROM_INT8:
-            i8(source, target, count, affine, period)
-        elif source_type == _FROM_INT16:
-            i16(source, target, count, affine, period)
-        elif source_type == _FROM_INT32:
-            i32(source, target, count, affine, period)
-        elif source_type == _FROM_FLOAT16:
-            f16(source, target, count, affine, period)
-        else:
-            i64(source, target, count, affine, period)
-
-    return convert
-
-
-_to_float32, _to_float64 = _dispatcher("float32"), _dispatcher("float64")
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -162,61 +99,94 @@ def round_to_bfloat16(values, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
-def convert_rows(output, source, target, rows):  # type: ignore[no-untyped-def]
-    """Converts rows of a column to an output of KIND_CONVERT.
-
-    Args:
-        output: a record of OUTPUT_PLAN.
-        source, target: addresses of the first row, in the column and in the output.
-        rows: number of rows.
-    """
-    elements, affine, out_type = output.elements, output.affine, output.out_type
-    # Each mix of integer types, and each constant, would be a conversion of its own to compile.
-    source, target = np.int64(source), np.int64(target)
-    count, period = np.int64(rows * elements), np.int64(output.affine_rows * elements)
-    if out_type == _FLOAT32:
-        _to_float32(output.source_type, source, target, count, affine, period)
-    elif out_type == _FLOAT64:
-        _to_float64(output.source_type, source, target, count, affine, period)
-    else:
-        # First to float32, then to half precision, in pieces that stay in the cache.
-        item = output.source_bytes // elements
-        piece = np.empty(period, np.float32)
-        for first in range(0, count, period):
-            length = min(period, count - first)
-            _to_float32(output.source_type, source + first * item, np.int64(piece.ctypes.data), length, affine, period)
-            _round_to_half(out_type, np.int64(piece.ctypes.data), target + 2 * first, length)
+def _number(source_type, value):  # type: ignore[no-untyped-def]
+    return _float16_value(np.uint16(value)) if source_type == _FROM_FLOAT16 else np.float64(value)
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
-def sum_discounted_rows(output, source, target, rows, left):  # type: ignore[no-untyped-def]
-    """Fills an output of KIND_DISCOUNTED, element by element.
+def _scale(values, mean, scale, result):  # type: ignore[no-untyped-def]
+    # All arrays start at index 0, because LLVM does not vectorise a loop over a sum of indices.
+    for i in range(len(result)):
+        result[i] = (np.float64(values[i]) - mean[i]) * scale[i]
 
-    Args:
-        output: a record of OUTPUT_PLAN.
-        source, target: addresses of the first row.
-        rows: rows of the output.
-        left: source rows from `source` to the end of the episode.
-    """
-    elements, horizon = output.elements, output.horizon
-    discounts = carray(pointer(output.discounts), (horizon,), np.float64)
-    value, rounded, affine = np.empty(1, np.float64), np.empty(1, np.float32), np.array([0.0, 1.0])
-    # Types as in `convert_rows`.
-    source, target, one = np.int64(source), np.int64(target), np.int64(1)
-    value_address, affine_address = np.int64(value.ctypes.data), np.int64(affine.ctypes.data)
+
+@cached_njit
+def _convert(output, source, target, rows, left):  # type: ignore[no-untyped-def]
+    """Converts numbers to float32 or float64: see `writer_of`."""
+    plan = carray(pointer(output), (1,), OUTPUT_PLAN)[0]
+    count, period = rows * plan.elements, plan.affine_rows * plan.elements
+    mean = carray(pointer(plan.affine), (period,), np.float64)
+    scale = carray(pointer(plan.affine + 8 * period), (period,), np.float64)
+    for first in range(0, count, period):
+        length = min(period, count - first)
+        values, result = carray(element(source, first), (length,)), carray(element(target, first), (length,))
+        _scale(values, mean, scale, result)
+
+
+@cached_njit
+def _convert_half(output, source, target, rows, left):  # type: ignore[no-untyped-def]
+    """Converts float16, or to half precision, in pieces that stay in the cache: see `writer_of`."""
+    plan = carray(pointer(output), (1,), OUTPUT_PLAN)[0]
+    count, period, out_type = rows * plan.elements, plan.affine_rows * plan.elements, plan.out_type
+    mean = carray(pointer(plan.affine), (period,), np.float64)
+    scale = carray(pointer(plan.affine + 8 * period), (period,), np.float64)
+    values, numbers, rounded = carray(source, (count,)), np.empty(period, np.float64), np.empty(period, np.float32)
+    for first in range(0, count, period):
+        length = min(period, count - first)
+        for i in range(length):
+            numbers[i] = _number(plan.source_type, values[first + i])
+        if out_type == _FLOAT64:
+            _scale(numbers, mean, scale, carray(pointer(target + 8 * first), (length,), np.float64))
+        elif out_type == _FLOAT32:
+            _scale(numbers, mean, scale, carray(pointer(target + 4 * first), (length,), np.float32))
+        else:
+            _scale(numbers, mean, scale, rounded[:length])
+            _round_to_half(out_type, np.int64(rounded.ctypes.data), target + 2 * first, length)
+
+
+@cached_njit
+def _sum_discounted(output, source, target, rows, left):  # type: ignore[no-untyped-def]
+    """Sums numbers with discounts, element by element: see `writer_of`."""
+    plan = carray(pointer(output), (1,), OUTPUT_PLAN)[0]
+    elements, out_type = plan.elements, plan.out_type
+    discounts = carray(pointer(plan.discounts), (plan.horizon,), np.float64)
+    values, rounded = carray(source, (left * elements,)), np.empty(1, np.float32)
     for row in range(rows):
         for i in range(elements):
             total = 0.0
-            for j in range(min(horizon, left - row)):
-                place = np.int64(source + (row + j) * output.source_bytes + i * (output.source_bytes // elements))
-                _to_float64(output.source_type, place, value_address, one, affine_address, one)
-                total += discounts[j] * value[0]
-            place = np.int64(target + (row * elements + i) * (output.out_bytes // elements))
-            if output.out_type == _FLOAT64:
+            for j in range(min(plan.horizon, left - row)):
+                total += discounts[j] * _number(plan.source_type, values[(row + j) * elements + i])
+            place = target + (row * elements + i) * (plan.out_bytes // elements)
+            if out_type == _FLOAT64:
                 carray(pointer(place), (1,), np.float64)[0] = total
+            elif out_type == _FLOAT32:
+                carray(pointer(place), (1,), np.float32)[0] = total
             else:
-                rounded[0] = np.float32(total)
-                if output.out_type == _FLOAT32:
-                    carray(pointer(place), (1,), np.float32)[0] = rounded[0]
-                else:
-                    _round_to_half(output.out_type, np.int64(rounded.ctypes.data), place, one)
+                rounded[0] = total
+                _round_to_half(out_type, np.int64(rounded.ctypes.data), place, np.int64(1))
+
+
+def writer_of(output: Any) -> int:
+    """Returns the address of the kernel that writes rows of a column to an output; 0: its rows are copied.
+
+    The kernel's arguments are int64: the address of the output's record of OUTPUT_PLAN; the addresses of the first row,
+    in the column and in the output; the number of rows; and, for KIND_DISCOUNTED, the source rows from there to the end
+    of the episode.
+
+    Args:
+        output: a record of OUTPUT_PLAN.
+    """
+    if output["kind"] not in (KIND_CONVERT, KIND_DISCOUNTED):
+        return 0
+    source, out = SOURCE_TYPES[output["source_type"]], OUT_TYPES[output["out_type"]]
+    kernel, target = _convert_half, types.int64
+    if output["kind"] == KIND_DISCOUNTED:
+        kernel = _sum_discounted
+    elif source != "float16" and out in ("float32", "float64"):
+        kernel, target = _convert, _pointer_to(out)
+    stored = _pointer_to("uint16" if source == "float16" else source)
+    return address_of(kernel, (types.int64, stored, target, types.int64, types.int64))
+
+
+def _pointer_to(dtype: str) -> Any:
+    return types.CPointer(from_dtype(np.dtype(dtype)))

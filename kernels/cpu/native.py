@@ -133,6 +133,35 @@ def pointer(typing_context: Any, address: Any) -> Any:
     return types.voidptr(address), generate
 
 
+@intrinsic
+def element(typing_context: Any, first: Any, number: Any) -> Any:
+    """Returns a pointer to element `number` of the elements that begin at the pointer `first`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.gep(arguments[0], [arguments[1]])
+
+    return first(first, number), generate
+
+
+@intrinsic
+def call(typing_context: Any, address: Any, arguments: Any) -> Any:
+    """Calls the kernel at an address of `address_of`, with a tuple of int64 and records, whose addresses it gets."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        word = ir.IntType(64)
+        of_kernel = [
+            builder.ptrtoint(each, word) if isinstance(each.type, ir.PointerType) else each
+            for each in cgutils.unpack_tuple(builder, values[1])
+        ]
+        # By Numba's convention, a function begins with places for its result and its exception, and returns a status.
+        place = cgutils.alloca_once(builder, cgutils.voidptr_t)
+        kernel = ir.FunctionType(ir.IntType(32), [place.type] * 2 + [word] * len(of_kernel)).as_pointer()
+        builder.call(builder.inttoptr(values[0], kernel), [place, place, *of_kernel])
+        return context.get_dummy_value()
+
+    return types.void(address, arguments), generate
+
+
 @numba.njit(nogil=True, cache=True, inline="always")  # type: ignore[untyped-decorator]
 def int64s(address, size):  # type: ignore[no-untyped-def]
     """Returns an array of int64 at an address."""
@@ -168,6 +197,15 @@ def cached_njit(function: Any) -> Any:
     dispatcher = numba.njit(nogil=True)(function)
     dispatcher._cache = _KernelCache(function)
     return dispatcher
+
+
+def address_of(kernel: Any, arguments: tuple[Any, ...]) -> int:
+    """Compiles a kernel of `cached_njit` for arguments of these types, or loads it; returns its address for `call`.
+
+    The kernel returns nothing and raises nothing.
+    """
+    result = kernel.get_compile_result(types.void(*arguments))
+    return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
 
 
 def njit_named(name: str) -> Any:

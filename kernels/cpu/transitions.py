@@ -11,13 +11,14 @@ such rows.
 
 from __future__ import annotations
 
-import numpy as np
-from numba import carray, njit
+from typing import Any
 
-from gear_data.kernels.cpu.convert import convert_rows, sum_discounted_rows
-from gear_data.kernels.cpu.native import memcpy, pointer, prefetch
+import numpy as np
+from numba import carray, njit, types
+
+from gear_data.kernels.cpu.native import address_of, cached_njit, call, int64s, memcpy, pointer, prefetch
 from gear_data.kernels.cpu.padding import fill_rows
-from gear_data.kernels.output_plan import COLUMN_KINDS, KIND_COPY, KIND_DISCOUNTED, KIND_HOP
+from gear_data.kernels.output_plan import COLUMN_KINDS, KIND_COPY, KIND_HOP, OUTPUT_PLAN
 
 #: Longer rows are prefetched, as windows are.
 _SHORT_BYTES = 512
@@ -49,14 +50,15 @@ def hop_of(flags, step, total, most, has_final):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
-def find_hops(output, episode, start, episode_steps, finals, shard, row, addresses, hops, ended, places):  # type: ignore[no-untyped-def]
+def find_hops(output, episode, start, episode_steps, finals, shard, row, addresses, following):  # type: ignore[no-untyped-def]
     """Finds the next state of each window's first step.
 
     Args:
-        hops, ended: int64 and bool [B], receive the results of `hop_of`.
-        places: int64 [B], receives where the state is: see `write_single_rows`.
+        following: int64 [3, B], receives the results of `hop_of`, and where the state is: IS_STEP, NO_STATE, or the row
+            of the final observation.
         output, episode, start, episode_steps, finals, shard, row, addresses: see `collect`.
     """
+    hops, ended, places = following
     for place in range(len(episode) + _AHEAD):
         if place < len(episode):
             prefetch(addresses[shard[place], output.ends] + row[place])
@@ -75,65 +77,61 @@ def find_hops(output, episode, start, episode_steps, finals, shard, row, address
             places[b] = final
 
 
-@njit(nogil=True)  # type: ignore[untyped-decorator]
-def is_single(output):  # type: ignore[no-untyped-def]
-    """Returns whether the output has one short row.
-
-    It is of the window's first step, or of its next state.
-    """
-    if output.kind not in COLUMN_KINDS or output.width != 1 or output.first != 0:
-        return False
-    short = output.source_bytes <= _SHORT_BYTES or (output.hops != 0 and output.shift == 0)
-    return short and (output.shift == 0 or (output.hops != 0 and output.shift > 0))
-
-
-@njit(nogil=True)  # type: ignore[untyped-decorator]
-def write_single_rows(  # type: ignore[no-untyped-def]
-    output, out, shard, row, left, addresses, row_of_window, hops, ended, places
-):
-    """Fills an output of `is_single`.
-
-    Args:
-        output: a record of OUTPUT_PLAN.
-        out: address of the output's array.
-        shard: int64 [B], the shard of each window.
-        row: int64 [B], the row of each window's first step in its shard.
-        left: int64 [B], steps from each window's first step to the end of its episode.
-        addresses, row_of_window: see `gear_data.kernels.cpu.collect.collect`.
-        hops, ended: int64 and bool [B], see `gear_data.kernels.cpu.hops`; empty if the output has no hops.
-        places: int64 [B], where the next state is: IS_STEP, NO_STATE, or the row of the final observation; empty if the
-            output has no hops.
-    """
-    column, kind, row_bytes, source_bytes = output.column, output.kind, output.out_bytes, output.source_bytes
-    in_order, next_state = len(row_of_window) == 0, output.shift > 0
-    for place in range(len(row) + _AHEAD):
-        if place < len(row):
-            ahead = addresses[shard[place], column] + row[place] * source_bytes
+@cached_njit
+def _write_single(output, out, table, count, addresses, columns, following):  # type: ignore[no-untyped-def]
+    """Fills an output of single rows: see `single_writer_of`."""
+    plan = carray(pointer(output), (1,), OUTPUT_PLAN)[0]
+    windows, states = carray(pointer(table), (4, count), np.int64), carray(pointer(following), (3, count), np.int64)
+    shard, row, left, number = windows[0], windows[1], windows[2], windows[3]
+    hops, ended, places = states[0], states[1], states[2]
+    column, kind, row_bytes, source_bytes = plan.column, plan.kind, plan.out_bytes, plan.source_bytes
+    of_shards = int64s(addresses, 1 << 40)
+    for place in range(count + _AHEAD):
+        if place < count:
+            ahead = of_shards[shard[place] * columns + column] + row[place] * source_bytes
             prefetch(ahead)
             prefetch(ahead + source_bytes - 1)
         b = place - _AHEAD
         if b < 0:
             continue
-        target = out + (b if in_order else row_of_window[b]) * row_bytes
+        target = out + number[b] * row_bytes
         if kind == KIND_HOP:
-            memcpy(target, output.valid + (hops[b] + (output.horizon + 1) * ended[b]) * row_bytes, np.uint64(row_bytes))
+            memcpy(target, plan.valid + (hops[b] + (plan.horizon + 1) * ended[b]) * row_bytes, np.uint64(row_bytes))
             continue
-        source = addresses[shard[b], column] + row[b] * source_bytes
-        if next_state:
+        source = of_shards[shard[b] * columns + column] + row[b] * source_bytes
+        if plan.shift > 0:
             if places[b] == IS_STEP:
                 source += hops[b] * source_bytes
-            elif places[b] != NO_STATE and output.finals:
-                source = output.finals + places[b] * source_bytes
+            elif places[b] != NO_STATE and plan.finals:
+                source = plan.finals + places[b] * source_bytes
             else:
-                fill_rows(target, np.int64(1), row_bytes, output.fill)
+                fill_rows(target, np.int64(1), row_bytes, plan.fill)
                 continue
         if kind == KIND_COPY:
             # A reader of another node may have written the row to the output already.
             if source != target:
                 memcpy(target, source, np.uint64(row_bytes))
-        elif kind == KIND_DISCOUNTED:
-            sum_discounted_rows(
-                output, source, target, np.int64(1), max(hops[b], np.int64(1)) if output.hops else left[b]
-            )
         else:
-            convert_rows(output, source, target, np.int64(1))
+            summed = max(hops[b], np.int64(1)) if plan.hops else left[b]
+            call(plan.write, (output, source, target, np.int64(1), summed))
+
+
+def single_writer_of(output: Any) -> int:
+    """Returns the address of the kernel that fills an output of one short row for each window; 0: it has other rows.
+
+    The row is of the window's first step, or of its next state. The kernel's arguments are int64: the address of the
+    output's record of OUTPUT_PLAN, and of its array; the address of int64 [4, B], each window's shard, the row of its
+    first step there, the steps from there to the end of its episode, and the row that it fills; B; the address and the
+    columns of `addresses` of `collect`; and the address of `following` of `find_hops`.
+
+    Args:
+        output: a record of OUTPUT_PLAN.
+    """
+    if output["kind"] not in COLUMN_KINDS or output["width"] != 1 or output["first"] != 0:
+        return 0
+    of_state = output["hops"] != 0 and output["shift"] >= 0
+    if output["shift"] == 0:
+        single = output["source_bytes"] <= _SHORT_BYTES or of_state
+    else:
+        single = output["source_bytes"] <= _SHORT_BYTES and of_state
+    return address_of(_write_single, (types.int64,) * 7) if single else 0

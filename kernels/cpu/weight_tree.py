@@ -11,10 +11,10 @@ for fewer cache misses.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray, njit, types
 
 from gear_data.kernels.cpu.integer_weights import int_weight
-from gear_data.kernels.cpu.native import cached_njit, pointer, prefetch
+from gear_data.kernels.cpu.native import address_of, cached_njit, int64s, pointer, prefetch
 
 ARITY_BITS = 4
 ARITY = 1 << ARITY_BITS
@@ -129,16 +129,19 @@ def _place_of(one, two, three, point):  # type: ignore[no-untyped-def]
 
 
 @cached_njit
-def find(address, starts, out):  # type: ignore[no-untyped-def]
+def _find(address, first_nodes, levels, windows, count):  # type: ignore[no-untyped-def]
     """Finds the episodes of the points out[1].
 
     Args:
         address: address of the tree's nodes.
-        starts: int64 [levels], the first node of each level.
-        out: int64 [3 or more, B]. out[0] receives the episodes, out[2] the points' offsets in the episodes' intervals.
+        first_nodes: address of int64 [levels], the first node of each level.
+        levels: number of levels.
+        windows: address of `out`, int64 [3, B]. out[0] receives the episodes, out[2] the points' offsets in the
+            episodes' intervals.
+        count: B.
     """
-    count = out.shape[1]
-    nodes = carray(pointer(address), (1 << 40,), np.int64)
+    nodes, starts = int64s(address, 1 << 40), int64s(first_nodes, levels)
+    out = carray(pointer(windows), (3, count), np.int64)
     for i in range(count):
         out[0, i], out[2, i] = 0, out[1, i]
     for level in range(len(starts) - 2, -1, -1):
@@ -160,3 +163,8 @@ def find(address, starts, out):  # type: ignore[no-untyped-def]
                 below = address + 8 * (starts[level - 1] + (child << ARITY_BITS))
                 prefetch(below)
                 prefetch(below + 64)
+
+
+def find() -> int:
+    """Returns the address of the kernel that finds the episodes of points in a tree."""
+    return address_of(_find, (types.int64,) * 5)

@@ -11,9 +11,9 @@ overlap, if the tables are larger than the caches.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit, uint64
+from numba import carray, njit, types, uint64
 
-from gear_data.kernels.cpu.native import cached_njit, int64s, pointer, prefetch
+from gear_data.kernels.cpu.native import address_of, cached_njit, call, int64s, pointer, prefetch
 from gear_data.kernels.cpu.random import (
     DOMAIN_ANCHOR,
     DOMAIN_PLACE,
@@ -25,7 +25,6 @@ from gear_data.kernels.cpu.random import (
 )
 from gear_data.kernels.cpu.step_mask import rank, select
 from gear_data.kernels.cpu.turns import rows_by_part
-from gear_data.kernels.cpu.weight_tree import find
 from gear_data.kernels.window_plan import (
     ANCHOR_END,
     ANCHOR_START,
@@ -72,7 +71,7 @@ def _find_episodes(plan, out):  # type: ignore[no-untyped-def]
     out[0] receives the episode, out[2] the point's offset in the episode's interval.
     """
     if plan.nodes:
-        find(plan.nodes, int64s(plan.starts, plan.levels), out)
+        call(plan.find, (plan.nodes, plan.starts, plan.levels, out.ctypes.data, out.shape[1]))
         return
     count, shift, ahead = out.shape[1], plan.shift, plan.episodes >= _CACHED_EPISODES
     prefix = int64s(plan.prefix, plan.episodes + 1)
@@ -126,15 +125,22 @@ def _add(table, number):  # type: ignore[no-untyped-def]
 
 
 @cached_njit
-def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
+def _make_distinct(address, step, total, windows, count):  # type: ignore[no-untyped-def]
     """Draws again for every slot whose episode an earlier slot has.
 
     This is successive sampling: each slot draws in proportion to the weights of the episodes that no earlier slot has.
     Each slot has a separate stream of random points, counted by `attempt`, and takes the first point of a free episode.
     After MAX_REPEATS points of taken episodes, the slot draws once from the free points, laid end to end. The
     distribution is the same, and the time is bounded even if few episodes hold most of the weight.
+
+    Args:
+        address, step: see `draw_windows`.
+        total: the total integer weight.
+        windows: address of int64 [3, B], what `_find_episodes` found.
+        count: B.
     """
-    count, seed, domain = out.shape[1], uint64(plan.seed), uint64(plan.domain)
+    plan, out = _record(address), carray(pointer(windows), (3, count), np.int64)
+    seed, domain = uint64(plan.seed), uint64(plan.domain)
     size = 4
     while size < 2 * count:
         size <<= 1
@@ -175,6 +181,11 @@ def _make_distinct(plan, step, total, out):  # type: ignore[no-untyped-def]
                 break
             repeats += 1
         out[0, i], out[1, i], out[2, i] = one[0, 0], one[1, 0], one[2, 0]
+
+
+def make_distinct() -> int:
+    """Returns the address of the kernel for plans of distinct episodes."""
+    return address_of(_make_distinct, (types.int64,) * 5)
 
 
 @cached_njit
@@ -502,7 +513,7 @@ def draw_windows(plan, step, out):  # type: ignore[no-untyped-def]
     draw_below(uint64(record.seed), uint64(record.domain), step, total, out[1])
     _find_episodes(record, out)
     if record.distinct:
-        _make_distinct(record, step, total, out)
+        call(record.distinct, (plan, step, total, out.ctypes.data, out.shape[1]))
     _find_anchors(record, step, total, out)
     _cut_windows(record, step, out)
 

@@ -55,9 +55,9 @@ struct OutputPlan {
     i64 affine_rows, origin, shift;
     const u8 *finals;
     const double *discounts;
-    i64 horizon, hops, ends, reach, packed, same_spans_as;
+    i64 horizon, hops, ends, reach, packed, write, write_single, same_spans_as;
 };
-static_assert(sizeof(OutputPlan) == 26 * sizeof(i64), "a record of OUTPUT_PLAN");
+static_assert(sizeof(OutputPlan) == 28 * sizeof(i64), "a record of OUTPUT_PLAN");
 
 // The valid rows of a window in an output. first: first step in the episode. count: valid rows. head: padding rows
 // before them. final: row of the final observation if that is the last valid row, else -1.

@@ -44,7 +44,7 @@ struct WindowPlan {
     const u32 *guide;
     i64 shift;
     const i64 *nodes, *starts;
-    i64 levels, distinct, within;
+    i64 levels, find, distinct, within;
     const i64 *counts, *offsets, *ids;
     const u64 *words;
     const i64 *ranks, *first;

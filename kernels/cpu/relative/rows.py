@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from gear_data.kernels.cpu.convert import convert_rows
-from gear_data.kernels.cpu.native import cached_njit, memcpy, memset, pointer
+from gear_data.kernels.cpu.native import cached_njit, call, memcpy, memset, pointer
 from gear_data.kernels.cpu.padding import fill_rows
 from gear_data.kernels.output_plan import PAD_FILL, PAD_FIRST
 
@@ -74,7 +73,7 @@ def relate(memory, arrays, parts, elements, plan, rows, count):  # type: ignore[
                     else:
                         values[step, element] -= state[elements[element]]
         source_address = converted.ctypes.data
-        convert_rows(output, values.ctypes.data, source_address, steps)
+        call(output.write, (output, values.ctypes.data, source_address, steps, steps))
         for step in range(steps):
             target = memory + array.target + (row * steps + step) * array.width
             if valid[step] or (first < steps and output.padding != PAD_FILL):

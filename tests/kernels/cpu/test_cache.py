@@ -13,6 +13,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 from gear_data import kernels
+from gear_data.kernels.output_plan import SOURCE_TYPES
 
 pytestmark = pytest.mark.processes
 
@@ -71,31 +72,33 @@ def test_a_folder_that_is_not_private_is_not_used(planted: str, tmp_path: Path) 
     assert list(temporary.iterdir()) == [name]
 
 
-#: Converts a column of each type to float32, by a kernel that is compiled for each kind of array in the arguments.
-#: `gear_data.kernels.cpu.collect` calls the same converters, and takes ten times as long to compile.
+#: Converts columns of some types to float32, by the kernels to which plans point.
 CONVERSIONS = """
 import sys
 import numba, numpy as np
-from gear_data.kernels.cpu.convert import _to_float32
-from gear_data.kernels.output_plan import SOURCE_TYPES
+from gear_data.kernels.cpu import collect, convert
+from gear_data.kernels.cpu.native import call
+from gear_data.kernels.output_plan import KIND_CONVERT, OUT_TYPES, OUTPUT_PLAN, SOURCE_TYPES
 
-@numba.njit(cache=True)
-def convert(kind, source_type, source, target, count, affine, period):
-    _to_float32(source_type, source, target, count, affine, period)
+@numba.njit
+def write(plan, source, target):
+    output = plan[0]
+    call(output.write, (output, source, target, 7, 0))
 
-shift, *kinds = sys.argv[1:]
+shift, *names = sys.argv[1:]
 for i in range(int(shift)):
     numba.njit(lambda x: x)(i)
-affine = np.repeat([0.0, 1.0], 3)
-for kind in kinds:
-    array = np.zeros(1)
-    array.flags.writeable = kind == "writable"
-    for source_type, name in enumerate(SOURCE_TYPES):
-        source = np.arange(21).astype(name)
-        target = np.zeros(21, np.float32)
-        convert(array, source_type, source.ctypes.data, target.ctypes.data, 21, affine.ctypes.data, 3)
-        assert (target == source).all(), (kind, name)
-assert bool(convert.stats.cache_hits) is (len(kinds) == 2)
+affine = np.array([[0.0, 0, 0], [1, 1, 1]])
+for name in names:
+    source, target = np.arange(21).astype(name), np.zeros(21, np.float32)
+    plan = np.zeros(1, OUTPUT_PLAN)
+    plan["kind"], plan["elements"], plan["affine"], plan["affine_rows"] = KIND_CONVERT, 3, affine.ctypes.data, 1
+    plan["source_type"], plan["out_type"] = SOURCE_TYPES.index(name), OUT_TYPES.index("float32")
+    collect.link(plan)
+    write(plan, source.ctypes.data, target.ctypes.data)
+    assert (target == source).all(), name
+kernels = convert._convert, convert._convert_half
+assert [sum(kernel.stats.cache_hits.values()) for kernel in kernels] == ([10, 1] if len(names) == 11 else [0, 0])
 """
 
 
@@ -103,13 +106,38 @@ def test_kernels_that_two_processes_compiled_do_not_mix(tmp_path: Path) -> None:
     """Names must differ without Numba's numbers, which each process starts at 1."""
     program = tmp_path / "conversions.py"
     program.write_text(CONVERSIONS)
-    for arguments in (("0", "writable"), ("3", "read-only"), ("0", "writable", "read-only")):
+    for shift, names in (("0", SOURCE_TYPES[::2]), ("3", SOURCE_TYPES[1::2]), ("0", SOURCE_TYPES)):
         subprocess.run(
-            [sys.executable, program, *arguments],
+            [sys.executable, program, shift, *names],
             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
             timeout=300,
             check=True,
         )
+
+
+FIRST_BATCH = """
+import sys
+import numpy as np
+import gear_data
+values = {"observations": np.zeros((9, 3), np.float32), "actions": np.zeros((9, 2), np.float32)}
+gear_data.convert([{**values, "rewards": np.zeros(9, np.float32), "terminated": True}], sys.argv[1], progress=False)
+next(iter(gear_data.SequenceLoader(gear_data.open(sys.argv[1]), 4, context=4, framework="numpy")))
+"""
+
+
+def test_a_first_batch_compiles_no_kernel_of_other_loaders(tmp_path: Path) -> None:
+    """Kernels for transitions, half precision, discounts, trees and distinct episodes double the time."""
+    cache = tmp_path / "cache"
+    subprocess.run(
+        [sys.executable, "-c", FIRST_BATCH, tmp_path / "dataset"],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(cache)},
+        timeout=300,
+        check=True,
+    )
+    made = {path.name.split("-")[0] for path in cache.glob("*/*.nbi")}
+    assert {"collect.collect", "windows.draw_windows"} <= made
+    others = {"_convert_half", "_sum_discounted", "_write_single", "_make_distinct", "_find", "put", "collect_each"}
+    assert not others & {name.split(".")[-1] for name in made}
 
 
 def test_every_kernel_has_a_name_of_its_own() -> None:
