@@ -50,7 +50,7 @@ struct WindowPlan {
     const i64 *ranks, *first;
     i64 context, stride, origin, anchor, allow_short;
 };
-static_assert(sizeof(WindowPlan) == 23 * sizeof(i64), "a plan");
+static_assert(sizeof(WindowPlan) == 24 * sizeof(i64), "a plan");
 
 // A record of `row_groups` of gear_data.kernels.cuda.launch_arguments: outputs that have the same rows. next: the rows
 // are of next steps. finals: they may end with a final observation. whole: every row counts.
