@@ -1,6 +1,6 @@
 """The goals of a batch: current, later or random steps, in one `nogil` call.
 
-All probabilities are integers, so the goals are the same on every machine.
+Random steps are windows that `draw_windows` draws. All probabilities are integers, so the goals are the same on every machine.
 """
 
 from __future__ import annotations
