@@ -177,19 +177,18 @@ def _check_ends(seen: SourceReading, episodes: Sequence[Episode], writer: Writer
 
 
 ROW_IS_A_STEP = Impossible("a row is a step, and holds one observation")
-NO_FINALS = Impossible("a file has T observations")
 ONE_VALUE_A_STEP = Impossible("ids need one row a step; arrays with lengths hold it")
 
 IDEAS |= {
     "T + 1 observations": Idea(
         _with_last_observation,
         _check_last_observation,
-        other={"step": ROW_IS_A_STEP, "ids": ONE_VALUE_A_STEP, "ACT": NO_FINALS, "V-D4RL": None},
+        other={"step": ROW_IS_A_STEP, "ids": ONE_VALUE_A_STEP, "V-D4RL": None},
     ),
     "one flag an episode": Idea(
         lambda: _with_last_observation(terminated=True),
         _check_last_observation,
-        other={"step": ROW_IS_A_STEP, "ids": ONE_VALUE_A_STEP, "ACT": NO_FINALS, "V-D4RL": None},
+        other={"step": ROW_IS_A_STEP, "ids": ONE_VALUE_A_STEP, "V-D4RL": None},
     ),
 }
 
@@ -442,10 +441,7 @@ AS_FRACTIONS = {"tables": TableOptions(dtype={"rewards": "float64"})}
 NULL_REFUSED = Refused(BadEpisodeError, "--fill-null force=nan", {"tables": TableOptions(fill_null={"force": "nan"})})
 HAS_REWARDS = Impossible("its files have rewards")
 NO_NULLS = Impossible("arrays have no nulls")
-_OF_ARRAYS = (
-    "npz", "npy", "episodes in", "arrays in", "D4RL", "HDF5", "robomimic", "Zarr",
-    "V-D4RL", "d3rlpy", "ACT", "Stable-Baselines3", "TorchRL", "Minari (HDF5)",
-)  # fmt: skip
+_OF_TABLES = ("Parquet", "JSON", "CSV", "save_to_disk", "pandas", "Polars", "LeRobot", "Minari (Arrow)", "RLDS")
 OWN_OBSERVATIONS = Impossible("another array is an observation of its own name")
 OWN_COLUMNS = Impossible("another column is left out, and reported")
 NEW_NAMES = {"commands": "actions", "following": "next_observations", "over": "terminated", "cut": "truncated"}
@@ -454,15 +450,12 @@ IDEAS |= {
         _whole_rewards_first,
         _check_rewards,
         other={
+            "alone": Refused(BadEpisodeError, "--dtype rewards=float64", AS_FRACTIONS),
             **dict.fromkeys(
                 ("npz, a file an episode", "npy, a folder an episode"),
                 Refused(CorruptSourceError, "--dtype rewards=float64", AS_FRACTIONS),
             ),
-            **dict.fromkeys(
-                ("HDF5, a group an episode", "robomimic", "Zarr, a group an episode", "ACT"),
-                Refused(BadEpisodeError, "--dtype rewards=float64", AS_FRACTIONS),
-            ),
-            "d3rlpy": Refused(BadEpisodeError, "--dtype rewards=float64", AS_FRACTIONS),
+            **dict.fromkeys(("episodes in memory", "Minari (HDF5)", "Minari (Arrow)"), None),
             "RLDS": Impossible("a feature has one dtype"),
         },
     ),
@@ -474,7 +467,7 @@ IDEAS |= {
         _check_nulls,
         other={
             **dict.fromkeys((name for name in WRITERS if "row" in name or name == "LeRobot"), NULL_REFUSED),
-            **dict.fromkeys((name for name in WRITERS if name.startswith(_OF_ARRAYS)), NO_NULLS),
+            **dict.fromkeys((name for name in WRITERS if not name.startswith(_OF_TABLES)), NO_NULLS),
             "Minari (Arrow)": OWN_COLUMNS,
             "RLDS": Impossible("tensors have no nulls"),
         },

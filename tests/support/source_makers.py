@@ -1,6 +1,7 @@
 """Makers of small valid sources, one per format. Not a test.
 
-Each maker writes the rollouts as a source of its format to a folder.
+Each maker writes the rollouts as a source of its format to a folder. A writer of tests/support/makers/ideas.py makes
+one, too.
 tests/ingest/sources/test_invariants.py converts the sources, and tests/fuzz/readers.py damages them.
 """
 
@@ -25,6 +26,7 @@ from pyarrow import feather
 
 import gear_data
 from tests.support.makers.frames import calvin, dqn_replay, vd4rl
+from tests.support.makers.ideas import WRITERS
 from tests.support.makers.journals import journals
 from tests.support.rollouts import (
     Rollout,
@@ -469,7 +471,6 @@ def gear(folder: Path, rollouts: Sequence[Rollout]) -> None:
         gear_data.convert(work / "flat.hdf5", folder / "b", shard_bytes=1024, progress=False)
 
 
-#: Name -> maker. `gear` is opened and verified; the others are converted.
 def tree_of_groups(folder: Path, rollouts: Sequence[Rollout]) -> None:
     """Writes a group per episode, two levels deep, with T + 1 observations."""
     folder.mkdir(parents=True)
@@ -503,6 +504,17 @@ def tree_with_ends(folder: Path, rollouts: Sequence[Rollout]) -> None:
             file["meta/episode_ends"] = np.cumsum([len(rollout) for rollout in rollouts])
 
 
+def by_writer(name: str) -> Maker:
+    """Returns the maker of sources that a writer of `tests.support.makers.ideas` writes."""
+
+    def make(folder: Path, rollouts: Sequence[Rollout]) -> None:
+        folder.mkdir(parents=True)
+        WRITERS[name].write(folder, [{**r.columns, "next_observations": r.next_observations} for r in rollouts])
+
+    return make
+
+
+#: Name -> maker. `gear` is opened and verified; the others are converted.
 MAKERS: dict[str, Maker] = {
     "episode-rows": episode_rows,
     "step-rows": step_rows,
@@ -529,9 +541,11 @@ MAKERS: dict[str, Maker] = {
     "act": act,
     "npz": npz,
     "npz-imitation": npz_imitation,
+    "npz-files": by_writer("npz, a file an episode"),
     "ogbench": ogbench,
     "stable-baselines3": stable_baselines3,
     "numpy": numpy_folder,
+    "numpy-folders": by_writer("npy, a folder an episode"),
     "dqn-replay": dqn_replay,
     "calvin": calvin,
     "vd4rl": vd4rl,
@@ -541,5 +555,6 @@ MAKERS: dict[str, Maker] = {
     "tree": tree_of_groups,
     "tree-archives": tree_of_archives,
     "tree-ends": tree_with_ends,
+    "tree-zarr": by_writer("Zarr, a group an episode"),
     "gear": gear,
 }

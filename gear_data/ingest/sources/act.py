@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 
 from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding, FindingLog
-from gear_data.ingest.layout import Column, ColumnRole, EpisodeRule, Kind
+from gear_data.ingest.layout import EpisodeRule, Kind
 from gear_data.ingest.location import Location, listed
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.arrays.blocks import ReadEpisode
-from gear_data.ingest.sources.tree.formats import Model, TreeFormat, open_format
+from gear_data.ingest.sources.tree.formats import TreeFormat, open_format
 from gear_data.ingest.sources.tree.hdf5_view import hdf5_trees
 from gear_data.ingest.sources.tree.source import Hooks, TreeSource
 from gear_data.ingest.sources.tree.view import ARRAY, Container, Tree, walk
@@ -51,13 +51,6 @@ def open_(location: Location, options: SourceOptions) -> TreeSource:
 
 def _is_episode(tree: Tree) -> bool:
     return tree.children("").get(_ACTION) == tree.children("observations").get("qpos") == ARRAY
-
-
-def _column(model: Model, path: str, name: str) -> Column:
-    if model.array(path).rows != 1 or model.steps == 1:
-        return Column(name, path)
-    model.add("row-per-episode", f"has one row for {model.steps} steps; it becomes a fact of the episode", path)
-    return Column(name, path, role=ColumnRole.ROW)
 
 
 def _check_files(trees: Sequence[Container]) -> None:
@@ -93,7 +86,6 @@ def _check_lengths(tree: Tree, episode: ReadEpisode, findings: FindingLog) -> No
 _FORMAT = TreeFormat(
     episodes=EpisodeRule(Kind.FILES, ("*",)),
     steps=_ACTION,
-    column=_column,
     alias=lambda path: None if path == _LENGTHS else path,
     beside=frozenset({_LENGTHS}),
     hooks=Hooks(check_files=_check_files, check_episode=_check_lengths),

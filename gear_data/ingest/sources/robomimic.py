@@ -39,7 +39,7 @@ from gear_data.ingest.location import Location
 from gear_data.ingest.source import Format, SourceOptions
 from gear_data.ingest.sources.tree.blocks import MAX_ROW_VALUES
 from gear_data.ingest.sources.tree.episodes import EpisodePlace, find_places
-from gear_data.ingest.sources.tree.formats import OF_STEPS, Model, TreeFormat, count_steps, open_format
+from gear_data.ingest.sources.tree.formats import OF_STEPS, Model, TreeFormat, column_by_rows, count_steps, open_format
 from gear_data.ingest.sources.tree.hdf5_view import hdf5_trees
 from gear_data.ingest.sources.tree.source import Hooks, TreeSource
 from gear_data.ingest.sources.tree.view import ARRAY, GROUP, Container, Tree, contents
@@ -113,13 +113,10 @@ def _column(model: Model, path: str, name: str) -> Column | None:
             message = f"{values} values for the whole episode; a fact has 1 to {MAX_ROW_VALUES}; left out"
             model.add("fact-left-out", message, path)
             return None
-        if path not in _LISTS and not path.startswith(_INITIAL_STATE):
-            model.add("row-per-episode", f"has one row for {steps} steps; it becomes a fact of the episode", path)
-        return Column(name, path, role=ColumnRole.ROWS if path in _LISTS else ColumnRole.ROW)
-    if array.rows == steps + 1 and name not in OF_STEPS:
-        message = "has T + 1 rows for T steps; the last row is kept as the final observation"
-        model.add("row-after-last-step", message, path)
-        return Column(name, path, role=ColumnRole.WITH_FINAL)
+        if path in _LISTS or path.startswith(_INITIAL_STATE):
+            return Column(name, path, role=ColumnRole.ROWS if path in _LISTS else ColumnRole.ROW)
+    if is_row or (array.rows == steps + 1 and name not in OF_STEPS):
+        return column_by_rows(model, path, name)
     after = _NEXT_OBSERVATIONS + path.removeprefix(_OBSERVATIONS)
     has_next = path.startswith(_OBSERVATIONS) and after in model.kinds and array.dtype not in VARIABLE_TYPES
     return Column(name, path, next=after if has_next else None)

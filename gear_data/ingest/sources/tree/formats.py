@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gear_data.errors import EmptySourceError, GearError
@@ -64,6 +64,22 @@ class Model:
         self.findings.add(Finding(code, message, 1, self.tree.name, column=path))
 
 
+def column_by_rows(model: Model, path: str, name: str) -> Column:
+    """Returns the column, or the fact, that an array becomes by its number of rows.
+
+    One row belongs to the whole episode. Of T + 1 rows, the last is the final observation.
+    """
+    rows = model.array(path).rows
+    if rows == 1 < model.steps:
+        model.add("row-per-episode", f"has one row for {model.steps} steps; it becomes a fact of the episode", path)
+        return Column(name, path, role=ColumnRole.ROW)
+    if rows == model.steps + 1 and name not in OF_STEPS:
+        message = "has T + 1 rows for T steps; the last row is kept as the final observation"
+        model.add("row-after-last-step", message, path)
+        return Column(name, path, role=ColumnRole.WITH_FINAL)
+    return Column(name, path)
+
+
 @dataclass(frozen=True)
 class TreeFormat:
     """A built-in format over trees.
@@ -71,6 +87,7 @@ class TreeFormat:
     Attributes:
         episodes: where the episodes are: groups or files.
         steps: the path of the array whose rows are the steps.
+        names: path of an array -> its canonical name, where `gear_data.ingest.pipeline.names` does not know it.
         column: returns the column, or the fact, that an array of the model becomes, given its path and name; None
             leaves the array out.
         alias: returns the name of an array by which it is chosen and renamed; None for an array that is no column.
@@ -82,7 +99,8 @@ class TreeFormat:
 
     episodes: EpisodeRule
     steps: str
-    column: Callable[[Model, str, str], Column | None]
+    names: Mapping[str, str] = field(default_factory=dict)
+    column: Callable[[Model, str, str], Column | None] = column_by_rows
     alias: Callable[[str], str | None] = str
     beside: frozenset[str] = frozenset()
     declared: str | None = None
@@ -148,6 +166,8 @@ def _columns(form: TreeFormat, model: Model, options: SourceOptions) -> tuple[Co
     scalars = _scalars(model)
     links = [path for path, kind in model.kinds.items() if kind in LINKS]
     names = {form.alias(path): path for path in (*arrays, *links) if path not in scalars}
+    known = {path: name for path, name in form.names.items() if path in names}
+    options = replace(options, rename={**known, **(options.rename or {})})
     chosen = choose_columns((alias for alias in names if alias is not None), options)
     columns = [form.column(model, names[alias], name) for alias, name in chosen.items()]
     return with_dtypes([column for column in columns if column is not None], options)
