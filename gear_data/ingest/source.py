@@ -216,6 +216,9 @@ class Format:
         suffixes: the suffixes of the data files that it reads.
         beside: a pattern of the names of further files that it reads, or that only describe the format. A finding
             reports other text files.
+        in_time_order: whether the steps of a source may follow each other in time, so that a step which only resets an
+            environment shows (`gear_data.ingest.ideas.reset_steps`).
+        knows_last_rows: whether the format itself says if the last row of an episode is a step.
     """
 
     name: str
@@ -224,6 +227,8 @@ class Format:
     uses: frozenset[str] = frozenset()
     suffixes: tuple[str, ...] = ()
     beside: str = r"(?!)"
+    in_time_order: bool = False
+    knows_last_rows: bool = False
 
 
 def typed_memory_errors() -> AbstractContextManager[None]:

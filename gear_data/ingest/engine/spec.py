@@ -44,10 +44,6 @@ SHARD_BYTES = 512 << 20
 _PLAIN = ("split", "format", "keep_encoded", "strict", "shard_bytes")
 #: Formats whose columns have no second meaning, as those of a mapping.
 _OWN = (GEAR, "journal")
-#: Formats that say themselves what the last row of an episode is.
-_ROWS_ARE_STEPS = (*_OWN, "lerobot")
-#: Formats of steps in the order of time.
-_FLAT = ("d4rl", "in-memory", "lerobot", "npz", "numpy", "step-rows", "torchrl", "tree", "zarr")
 #: Argument -> the group of options that it takes.
 _GROUPS: dict[str, type[Any]] = {"episodes": EpisodeBoundaries, "videos": VideoStorage, "tables": TableOptions}
 
@@ -162,7 +158,7 @@ class ConversionSpec:
             source = shift_reset_rows(source, self.options, once=once)
             has_dtypes = "dtype" in known_formats()[name].uses
             source = take_next_observations(source, self.options, location.name, has_dtypes=has_dtypes)
-        if name not in _ROWS_ARE_STEPS:
+        if name not in _OWN and not known_formats()[name].knows_last_rows:
             refuse_unclear_last_rows(source, location.name)
         if not is_late:
             source = self._without_reset_steps(source, name)
@@ -197,7 +193,7 @@ class ConversionSpec:
         if format in _OWN:
             return source
         # Without a number of rows, the source may be an iterator, which can be read only once.
-        flat = format in _FLAT and (source.rows_are_steps or source.num_rows is not None)
+        flat = known_formats()[format].in_time_order and (source.rows_are_steps or source.num_rows is not None)
         return leave_out_reset_steps(source, self.options, flat=flat)
 
     def with_stored_cameras(self, source: EpisodeSource, store: FileStore, threads: int = 1) -> EpisodeSource:

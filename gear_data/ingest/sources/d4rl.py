@@ -298,4 +298,6 @@ class D4rlSource(MappedSource):
         yield replace(piece, columns={**piece.columns, "truncated": truncated & ~both})
 
 
-FORMAT = Format("d4rl", probe, open_, uses=frozenset({"max_episode_steps", "dtype"}), suffixes=HDF5_SUFFIXES)
+FORMAT = Format(
+    "d4rl", probe, open_, uses=frozenset({"max_episode_steps", "dtype"}), suffixes=HDF5_SUFFIXES, in_time_order=True
+)

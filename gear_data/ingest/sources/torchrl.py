@@ -358,5 +358,11 @@ def _refuse_steps_first(
 
 
 FORMAT = Format(
-    "torchrl", probe, open_, uses=frozenset({"episode_column", "end_column"}), suffixes=(".memmap",), beside=r".*\.json"
+    "torchrl",
+    probe,
+    open_,
+    uses=frozenset({"episode_column", "end_column"}),
+    suffixes=(".memmap",),
+    beside=r".*\.json",
+    in_time_order=True,
 )

@@ -78,4 +78,4 @@ def _folders(location: Location) -> dict[str, dict[str, SourceFile]]:
     return {folder or location.name: found for folder, found in folders.items()}
 
 
-FORMAT = Format("numpy", probe, open_, uses=USES, suffixes=(_SUFFIX,))
+FORMAT = Format("numpy", probe, open_, uses=USES, suffixes=(_SUFFIX,), in_time_order=True)

@@ -50,4 +50,4 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
     return open_flat([(file.name, file.size, partial(open_npz, file)) for file in files], options)
 
 
-FORMAT = Format("npz", probe, open_, uses=USES, suffixes=(_SUFFIX,))
+FORMAT = Format("npz", probe, open_, uses=USES, suffixes=(_SUFFIX,), in_time_order=True)

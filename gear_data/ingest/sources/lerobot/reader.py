@@ -305,4 +305,6 @@ FORMAT = Format(
     uses=frozenset({"episode_column", "step_column", "end_column", "only_episodes", "dtype", "fill_null"}),
     suffixes=(".parquet",),
     beside=r"(meta|meta_data)/.*",
+    in_time_order=True,
+    knows_last_rows=True,
 )

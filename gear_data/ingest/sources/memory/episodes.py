@@ -169,4 +169,4 @@ def _without_terminals(arrays: Mapping[str, npt.NDArray[Any]], name: str, findin
     return timeouts & ~both
 
 
-FORMAT = Format("in-memory", probe, open_, uses=USES)
+FORMAT = Format("in-memory", probe, open_, uses=USES, in_time_order=True)

@@ -423,4 +423,5 @@ FORMAT = Format(
     uses=frozenset({"episode_column", "step_column", "end_column", "file_is_episode", "dtype", "fill_null", "header"}),
     suffixes=TABLE_SUFFIXES,
     beside=BESIDE_TABLES,
+    in_time_order=True,
 )

@@ -102,4 +102,5 @@ FORMAT = Format(
     uses=frozenset({"mapping", "split", "dtype", "episode_column"}),
     suffixes=SUFFIXES,
     beside=r"(.*/)?zarr\.json",
+    in_time_order=True,
 )

@@ -237,4 +237,12 @@ def _facts(
     return facts, findings
 
 
-FORMAT = Format("zarr", probe, open_, uses=frozenset({"dtype"}), suffixes=(ZIP_SUFFIX,), beside=r"(.*/)?zarr\.json")
+FORMAT = Format(
+    "zarr",
+    probe,
+    open_,
+    uses=frozenset({"dtype"}),
+    suffixes=(ZIP_SUFFIX,),
+    beside=r"(.*/)?zarr\.json",
+    in_time_order=True,
+)
