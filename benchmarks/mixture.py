@@ -2,9 +2,11 @@
 
     python benchmarks/mixture.py --install --json mixture.json
 
-The loaders take turns in one process, without prefetching: a round measures some batches of each. Ratios are of one
-round, and all figures are medians over the rounds. The parts are in `mixing`. The peer of joined batches is a plain
-`ConcatDataset` of LeRobot's datasets, in an environment of its own, which `--install` creates.
+The loaders take turns in one process, without prefetching: a round measures some batches of each. Ratios are of the
+processor's time in one round, and all figures are medians over the rounds. The ratio compares many datasets with one
+that has as many steps as they have together. The parts are in `mixing`. The peer of joined batches is a plain
+`ConcatDataset` of LeRobot's datasets, in an environment of its own, which `--install` creates. `--data` keeps the
+datasets for the next run.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ PARTS = ("joined", "packed")
 def print_joined(results: Sequence[dict[str, Any]]) -> None:
     print(
         format_table(
-            ["datasets", "cameras", "us a batch", "ratio", "MiB added", "resume s"],
+            ["datasets", "steps", "cameras", "batches/s", "processor us a batch", "ratio", "MiB added", "resume s"],
             [
                 [
-                    str(each["datasets"]), str(each["cameras"]), figure(each["us"]), figure(each["ratio"]),
+                    str(each["datasets"]), f"{each['steps']:,}", str(each["cameras"]), figure(1e6 / each["us"]),
+                    figure(each["processor_us"]), figure(each["ratio"]),
                     f"{each['rss_bytes_added'] / (1 << 20):.1f}", figure(each["resume_seconds"]),
                 ]
                 for each in results
@@ -57,10 +60,14 @@ def print_peer(found: dict[str, Any]) -> None:
     print(f"{peer.CONTENDER.title}: {', '.join(f'{name} {version}' for name, version in found['versions'].items())}")
     print(
         format_table(
-            ["datasets", "cameras", "ms a batch", "batches", "MiB added in them", "resume s (extrapolated)"],
+            [
+                "datasets", "cameras", "batches/s", "processor ms a batch", "batches", "MiB added in them",
+                "resume s (extrapolated)",
+            ],
             [
                 [
-                    str(each["datasets"]), str(each["cameras"]), figure(each["us"] / 1e3), str(each["batches"]),
+                    str(each["datasets"]), str(each["cameras"]), figure(1e6 / each["us"]),
+                    figure(each["processor_us"] / 1e3), str(each["batches"]),
                     f"{each['rss_bytes_added'] / (1 << 20):.1f}", figure(each["resume_seconds"]),
                 ]
                 for each in found["mixtures"]
@@ -94,8 +101,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps",
         type=int,
-        default=4_000_000,
-        help="steps of the packed dataset, and of each mixture (default 4,000,000)",
+        default=2_000_000,
+        help="steps of the packed dataset, and of each mixture (default 2,000,000: 250 MB)",
     )
     parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 64], help="rows of packed batches")
     parser.add_argument(
@@ -109,6 +116,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--peer-steps", type=int, default=100_000, help="steps of each mixture that LeRobot reads (default 100,000)"
     )
     parser.add_argument("--peer-seconds", type=float, default=4.0, help="seconds of LeRobot's measurement (default 4)")
+    parser.add_argument("--data", type=Path, help="keep the datasets here, and take those of an earlier run")
     add_environment_options(parser, peer.LEROBOT)
     parser.add_argument("--rounds", type=int, default=15, help="rounds of all loaders (default 15)")
     parser.add_argument("--json", type=Path, help="write the full record here")
@@ -124,9 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine, results = machine_facts(), dict[str, Any]()
     with tempfile.TemporaryDirectory(prefix="gear-bench-") as name:
         folder = Path(name)
+        kept = folder if args.data is None else args.data
+        kept.mkdir(parents=True, exist_ok=True)
         if "joined" in args.only:
-            plain = {count: joined.make_datasets(folder, count, args.steps) for count in args.datasets}
-            source = joined.record(folder, max(args.datasets), args.frames)
+            plain = {count: joined.make_datasets(kept, count, args.steps) for count in args.datasets}
+            source = joined.recorded(kept, max(args.datasets), args.frames)
             recorded = {count: joined.divided(source, folder, count) for count in args.datasets}
             results["joined"] = [
                 *joined.measure(plain, args.rounds, 50, args.rss_batches, cameras=False),
@@ -134,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
             results["lerobot"] = peer.measure({0: plain, len(joined.CAMERAS): recorded}, folder, args)
         if "packed" in args.only:
-            results["packed"] = packed.measure(packed.make_dataset(folder, args.steps), args.rows, args.rounds)
+            results["packed"] = packed.measure(packed.make_dataset(kept, args.steps), args.rows, args.rounds)
     print(describe_machine(machine))
     if "joined" in results:
         print_joined(results["joined"])

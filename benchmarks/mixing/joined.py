@@ -1,8 +1,9 @@
 """Joined batches of 1 to 60 datasets of unlike shape: cost, memory, and the time to resume late in a run.
 
-All mixtures have about as many steps and bytes, divided among their datasets. So the processor's cache helps one
-dataset no more than sixty. The datasets have 7 to 32 elements of an action, 19.5 on average in each mixture, which
-`pad_to` brings to 32. Cameras are recorded once: the datasets of all mixtures have links to the files.
+The ratio compares sixty datasets with one that has the steps of all sixty: all mixtures have as many steps in memory,
+to within one for each dataset, and about as many bytes. So the processor's cache helps one no more than the other. The
+datasets have 7 to 32 elements of an action, 19.5 on average in each mixture, which `pad_to` brings to 32. Cameras are
+recorded once: the datasets of all mixtures have links to the files.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +39,39 @@ def action_width(number: int, count: int) -> int:
     return 7 + round((number + 0.5) * (WIDTH - 7) / count)
 
 
+def made_once(path: Path, make: Callable[[Path], Any]) -> gear_data.Dataset:
+    """Opens the dataset of a folder, which is made if it does not exist."""
+    if not path.exists():
+        part = path.with_name(f"{path.name}.part")
+        shutil.rmtree(part, ignore_errors=True)  # of a run that was stopped
+        make(part)
+        part.rename(path)
+    return gear_data.open(path)
+
+
 def make_datasets(folder: Path, count: int, steps: int) -> list[gear_data.Dataset]:
-    """Makes `count` datasets with `steps` steps together."""
+    """Makes `count` datasets with `steps` steps together, or opens those that an earlier run made."""
     made = []
     for number in range(count):
         progress(f"making dataset {number + 1} of {count}")
-        source, path = folder / "source.parquet", folder / f"{count}-{number}"
-        width = action_width(number, count)
-        write_parquet(synthetic_episodes(steps // count, seed=number, action_width=width), source)
-        gear_data.convert(source, path, progress=False)
-        made.append(gear_data.open(path))
+
+        def convert(path: Path, number: int = number) -> None:
+            source = folder / "source.parquet"
+            width = action_width(number, count)
+            write_parquet(synthetic_episodes(steps // count, seed=number, action_width=width), source)
+            gear_data.convert(source, path, progress=False)
+
+        made.append(made_once(folder / f"{steps}-{count}-{number}", convert))
     return made
 
 
-def record(folder: Path, episodes: int, frames: int) -> gear_data.Dataset:
-    """Records episodes with two cameras and `frames` frames of each camera together."""
-    rng, path = np.random.default_rng(0), folder / "recorded"
+def recorded(folder: Path, episodes: int, frames: int) -> gear_data.Dataset:
+    """Records episodes with two cameras and `frames` frames of each camera, or opens those of an earlier run."""
+    return made_once(folder / f"recorded-{episodes}-{frames}", lambda path: _record(path, episodes, frames))
+
+
+def _record(path: Path, episodes: int, frames: int) -> None:
+    rng = np.random.default_rng(0)
     with gear_data.Writer(path, cameras={name: Camera(fps=FPS) for name in CAMERAS}) as writer:
         for number in range(episodes):
             progress(f"recording episode {number + 1} of {episodes}")
@@ -66,16 +84,15 @@ def record(folder: Path, episodes: int, frames: int) -> gear_data.Dataset:
                 observation = {"state": np.full(10, t, np.float32), "images": images}
                 writer.append(observations=observation, actions=np.full(WIDTH, t, np.float32), rewards=0.0)
             writer.end_episode(truncated=True)
-    return gear_data.open(path)
 
 
-def divided(recorded: gear_data.Dataset, folder: Path, count: int) -> list[gear_data.Dataset]:
+def divided(source: gear_data.Dataset, folder: Path, count: int) -> list[gear_data.Dataset]:
     """Returns `count` datasets with as many steps together: linked copies of one that is saved.
 
     Saving each would wait for the disk.
     """
     paths = [folder / f"cameras-{count}-{number}" for number in range(count)]
-    recorded.select(range(0, len(recorded), count)).save(paths[0], progress=False)
+    source.select(range(0, len(source), count)).save(paths[0], progress=False)
     for path in paths[1:]:
         shutil.copytree(paths[0], path, copy_function=os.link)
     return [gear_data.open(path) for path in paths]
@@ -95,11 +112,12 @@ def loader_of(datasets: Sequence[gear_data.Dataset], cameras: bool) -> SequenceL
     return SequenceLoader(mixture, rows, context=context, seed=1, prefetch=0, video=video)
 
 
-def _microseconds(iterator: Iterator[Any], batches: int) -> float:
-    begun = time.perf_counter()
+def _microseconds(iterator: Iterator[Any], batches: int) -> tuple[float, float]:
+    """Returns the microseconds of a batch, and those of the processor: other processes disturb them less."""
+    begun, used = time.perf_counter(), time.process_time()
     for _ in itertools.islice(iterator, batches):
         pass
-    return 1e6 * (time.perf_counter() - begun) / batches
+    return 1e6 * (time.perf_counter() - begun) / batches, 1e6 * (time.process_time() - used) / batches
 
 
 def resume_seconds(datasets: Sequence[gear_data.Dataset], cameras: bool) -> float:
@@ -125,7 +143,7 @@ def measure(
         cameras: whether the datasets have cameras.
     """
     iterators = {count: iter(loader_of(datasets, cameras)) for count, datasets in mixtures.items()}
-    found: dict[int, list[float]] = {count: [] for count in mixtures}
+    found: dict[int, list[tuple[float, float]]] = {count: [] for count in mixtures}
     for number in range(-2, rounds):  # kernels, mappings and memory are warm after two rounds
         progress(f"{'cameras' if cameras else 'no camera'}: round {number + 1} of {rounds}")
         for count, iterator in iterators.items():
@@ -141,8 +159,10 @@ def measure(
             {
                 "datasets": count,
                 "cameras": len(CAMERAS) if cameras else 0,
-                "us": statistics.median(each),
-                "ratio": statistics.median(own / one for own, one in zip(each, first, strict=True)),
+                "steps": sum(dataset.num_steps for dataset in mixtures[count]),
+                "us": statistics.median(us for us, _ in each),
+                "processor_us": statistics.median(us for _, us in each),
+                "ratio": statistics.median(own[1] / one[1] for own, one in zip(each, first, strict=True)),
                 "rss_bytes_added": process.memory_info().rss - before,
                 "rss_batches": rss_batches,
                 "resume_seconds": resume_seconds(mixtures[count], cameras),

@@ -18,6 +18,7 @@ from common import progress, synthetic_episodes, write_parquet
 
 import gear_data
 from gear_data import SequenceLoader, WindowOptions
+from mixing.joined import made_once
 
 PACK = 4096
 #: The most that a packed batch may cost, relative to a padded one, per real step; and the least share of real steps.
@@ -27,12 +28,17 @@ BATCHES = 10
 
 
 def make_dataset(folder: Path, steps: int) -> gear_data.Dataset:
-    """Writes episodes of 1 to PACK / 4 steps, all lengths as often."""
+    """Makes a dataset of episodes of 1 to PACK / 4 steps, all lengths as often, or opens that of an earlier run."""
     lengths = np.random.default_rng(1).permutation(np.tile(np.arange(1, PACK // 4 + 1), -(-steps // (1 << 19))))
-    episodes = replace(synthetic_episodes(int(lengths.sum())), lengths=lengths)
-    write_parquet(episodes, folder / "source.parquet")
-    gear_data.convert(folder / "source.parquet", folder / "dataset", progress=False)
-    return gear_data.open(folder / "dataset", residency="host")
+    path = folder / f"packed-{steps}"
+
+    def convert(path: Path) -> None:
+        episodes = replace(synthetic_episodes(int(lengths.sum())), lengths=lengths)
+        write_parquet(episodes, folder / "source.parquet")
+        gear_data.convert(folder / "source.parquet", path, progress=False)
+
+    made_once(path, convert)
+    return gear_data.open(path, residency="host")
 
 
 def pairs(ds: gear_data.Dataset, rows: int) -> dict[str, tuple[SequenceLoader, SequenceLoader]]:

@@ -70,13 +70,14 @@ def measure(folders: Sequence[str], context: int, args: argparse.Namespace) -> d
     loader = make_loader(folders, context, args)
     batches: Iterator[Any] = itertools.chain.from_iterable(loader for _ in itertools.count())
     next(batches)
-    before, begun, count = memory_bytes()["resident"], time.perf_counter(), 0
+    before, begun, used, count = memory_bytes()["resident"], time.perf_counter(), time.process_time(), 0
     while time.perf_counter() < begun + args.seconds or not count:
         next(batches)
         count += 1
-    seconds = time.perf_counter() - begun
+    seconds, used = time.perf_counter() - begun, time.process_time() - used
     return {
         "us": 1e6 * seconds / count,
+        "processor_us": 1e6 * used / count,
         "batches": count,
         "rss_bytes_added": memory_bytes()["resident"] - before,
         "resume_seconds": resume_seconds(folders, context, args),

@@ -31,6 +31,7 @@ import tune
 from feeding.chart import THEMES
 from feeding.contenders import CONTENDERS, INLINE, THREADS
 from feeding.scenarios import SCENARIOS
+from mixing import joined
 
 from gear_data.demo.rollouts import write_rollouts
 from tests.support.benchmarks.commands import BENCHMARKS
@@ -295,6 +296,17 @@ def test_packed_rows_are_measured(run: Run) -> None:
     assert len(rows_of(result.printed, "packed ns a step")) == 6
 
 
+def test_datasets_of_mixtures_are_made_once(tmp_path: Path) -> None:
+    made = joined.make_datasets(tmp_path, 2, 100)
+    assert [each.num_steps for each in made] == [50, 50]
+    prints, before = [each.fingerprint for each in made], [each.path.stat().st_ino for each in made]
+    # A run that was stopped leaves a part of a dataset.
+    made[1].path.rename(made[1].path.with_name(f"{made[1].path.name}.part"))
+    again = joined.make_datasets(tmp_path, 2, 100)
+    assert [each.path.stat().st_ino == inode for each, inode in zip(again, before, strict=True)] == [True, False]
+    assert [each.fingerprint for each in again] == prints
+
+
 def test_joined_batches_are_measured(run: Run) -> None:
     result = run("joined batches")
     assert result.status == 0, result.errors
@@ -302,12 +314,13 @@ def test_joined_batches_are_measured(run: Run) -> None:
         (count, cameras) for cameras in (0, 2) for count in (1, 2)
     ]
     for each in result.record["results"]["joined"]:
-        assert each["us"] > 0 and each["ratio"] > 0 and each["resume_seconds"] > 0
-    assert [row[:2] for row in rows_of(result.printed, "us a batch")] == [
-        ["1", "0"],
-        ["2", "0"],
-        ["1", "2"],
-        ["2", "2"],
+        assert each["us"] > 0 and each["processor_us"] > 0 and each["ratio"] > 0 and each["resume_seconds"] > 0
+    # Two datasets have as many steps as the one beside them.
+    assert [row[:3] for row in rows_of(result.printed, "processor us a batch")] == [
+        ["1", "4,000", "0"],
+        ["2", "4,000", "0"],
+        ["1", "8", "2"],
+        ["2", "8", "2"],
     ]
     assert "LeRobot, ConcatDataset: not measured: not installable" in result.printed
 

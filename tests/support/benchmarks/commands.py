@@ -67,7 +67,8 @@ COMMANDS = {
     "--python flashbax={python} --python minari={python} --json {json}",
     "some recorders": "writer.py --quick --recorders gear-episode,lerobot --seconds 0.02 --rounds 2 --environments 2 "
     "--fill 2000 --rate 1000 --seed 1 --json {json}",
-    "packed rows": "mixture.py --quick --only packed --steps 2 --rows 2 3 --rounds 1 --json {json}",
+    "packed rows": "mixture.py --quick --only packed --steps 2 --rows 2 3 --rounds 1 --data {scratch}/data "
+    "--json {json}",
     "joined batches": "mixture.py --quick --only joined --datasets 1 2 --frames 8 --rss-batches 200 "
     "--install --venvs {scratch}/venvs --json {json}",
     "joined batches beside LeRobot": "mixture.py --quick --only joined --datasets 1 --frames 4 --peer-steps 50 "
