@@ -34,12 +34,13 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile, holds_several, placed
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.arrays.boundaries import lengths_between
+from gear_data.ingest.sources.arrays.boundaries import scan_lengths
 from gear_data.ingest.sources.arrays.classify import all_values, flag_values, integer_values, values_at
 from gear_data.ingest.sources.arrays.numpy_files import ArrayReader, StoredArray, open_gzipped_npy
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.schema import VARIABLE_TYPES
+from gear_data.storage.episode_block import offsets_of
 
 _STORE = re.compile(r"\$store\$_(?P<name>.+)_ckpt\.(?P<number>\d+)\.gz")
 _COUNTER = re.compile(r"(?P<name>add_count|invalid_range)_ckpt\.(?P<number>\d+)\.gz")
@@ -264,11 +265,8 @@ def _locate(name: str, stores: Mapping[str, StoredArray], ring: _Ring) -> Episod
     stored = stores[_TERMINAL]
     with placed(stored.place):
         terminal = flag_values(stored, len(stored), _TERMINAL, filled=ring.rows)
-    ends = np.flatnonzero(terminal) + 1
-    if ring.rows and (not len(ends) or ends[-1] != ring.rows):
-        ends = np.append(ends, ring.rows)
-    lengths = lengths_between(ends)
-    starts = ends - lengths
+    lengths = scan_lengths(ring.rows, 1, [lambda start, stop: terminal[start:stop]])
+    starts = offsets_of(lengths)[:-1]
     # Rows before the first one: overwritten in a full buffer, and in the last one of DQN Replay. Padding shows which.
     may_be_cut = ring.is_overwritten and not ring.begins
     is_padded = _has_padding(stores, starts[1:], lengths[1:])

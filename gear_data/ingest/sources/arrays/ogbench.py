@@ -26,11 +26,12 @@ from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.location import Location, holds_several
 from gear_data.ingest.pipeline.names import is_observation
 from gear_data.ingest.source import Format, SourceOptions
-from gear_data.ingest.sources.arrays.boundaries import lengths_between, without_final_rows
+from gear_data.ingest.sources.arrays.boundaries import scan_lengths, without_final_rows
 from gear_data.ingest.sources.arrays.classify import NEXT, ClassifiedArrays, classify_arrays, flag_values, scalar_facts
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray, open_npz
 from gear_data.ingest.sources.arrays.source import ArraySource
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
+from gear_data.storage.episode_block import offsets_of
 
 _SUFFIX = ".npz"
 _TERMINALS, _VALIDS = "terminals", "valids"
@@ -123,17 +124,14 @@ def _episodes(
 ) -> EpisodeRanges:
     """Finds the episodes. Their last row may be only the final observation, or a step, as in the regular form."""
     rows, column = len(arrays[_TERMINALS]), _VALIDS if _VALIDS in arrays else _TERMINALS
-    flags = flag_values(arrays[column], rows, column)
-    ends, findings = np.flatnonzero(flags ^ (column == _VALIDS)) + 1, list(classified.findings)
-    last = int(ends[-1]) if len(ends) else 0
-    if last < rows:
+    is_last = flag_values(arrays[column], rows, column) ^ (column == _VALIDS)
+    lengths, findings = scan_lengths(rows, 1, [lambda start, stop: is_last[start:stop]]), list(classified.findings)
+    starts = offsets_of(lengths)[:-1]
+    if rows and not is_last[-1]:
         message = f"the file ends before '{_TERMINALS}' does; read as truncated"
         if with_final_row:
             message = "the file ends inside a trajectory; its last row is read as the final observation"
-        findings.append(Finding("unfinished-episode", message, file=classified.name, row=last))
-        ends = np.append(ends, rows)
-    lengths = lengths_between(ends)
-    starts = ends - lengths
+        findings.append(Finding("unfinished-episode", message, file=classified.name, row=int(starts[-1])))
     if with_final_row:
         starts, lengths, empty = without_final_rows(classified.name, column, starts, rows, options)
         findings += empty
