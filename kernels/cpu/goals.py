@@ -1,6 +1,7 @@
 """The goals of a batch: current, later or random steps, in one `nogil` call.
 
-Random steps are windows that `draw_windows` draws. All probabilities are integers, so the goals are the same on every machine.
+Random steps are windows that `draw_windows` draws. All probabilities are integers, so the goals are the same on every
+machine.
 """
 
 from __future__ import annotations
