@@ -18,6 +18,7 @@ import gear_data
 from gear_data.errors import CorruptSourceError, GearError
 from gear_data.video.file_index import KEY, VideoFile
 from gear_data.video.frame_groups import frame_groups
+from gear_data.video.indexing import demux
 from gear_data.video.indexing.demux import index_file
 from gear_data.video.indexing.entry_points import entry_test, strict_entry_test
 from gear_data.video.indexing.indexer import index_files
@@ -116,6 +117,14 @@ def test_key_frames_that_are_none(tmp_path: Path) -> None:
     lying = index_file(tmp_path / "none.mp4", "none.mp4")
     assert np.flatnonzero(found.packets.flags & KEY).tolist() == [0, 4, 8]
     np.testing.assert_array_equal(lying.packets.flags, found.packets.flags)
+
+
+def test_frames_that_are_too_large_are_refused_before_decoding(video: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demux, "MAX_PIXELS", 64 * 48)
+    assert index_file(video, "bar").width == 64
+    monkeypatch.setattr(demux, "MAX_PIXELS", 64 * 48 - 1)
+    with pytest.raises(CorruptSourceError, match="bar: declares frames of 64 x 48 pixels, more than 3,071"):
+        index_file(video, "bar")
 
 
 REFRESH = {"x264-params": "intra-refresh=1:keyint=8"}
