@@ -252,7 +252,7 @@ class Writer:
         Raises:
             InvalidArgumentError: the environment has no open episode, or the final observation has another dtype or
                 shape, or the dataset has none, or a fact is no text, number or boolean, or has another type than in
-                earlier episodes. The episode stays open.
+                earlier episodes, or no episode has the fact of `evict`. The episode stays open.
             UnknownArgumentError: a fact is nearly called like an argument, such as `terminate`. The episode stays open.
             StorageFullError, UnwritableError: the journal cannot be written. The episode stays open: call again.
             RateLimitError: training is too slow. The episode stays open: call again.

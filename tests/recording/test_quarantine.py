@@ -313,6 +313,32 @@ def test_facts_of_other_writers_are_known(tmp_path: Path) -> None:
     assert not (tmp_path / "live.quarantine").exists()
 
 
+@pytest.mark.parametrize(
+    ("evict", "problem"),
+    [
+        ("wieght", "small wieght leave .*no episode has a fact of this name"),
+        ("source", "small source leave .*has text"),
+        ("robot", "small robot leave .*has text"),
+    ],
+)
+def test_no_episode_is_taken_that_cannot_leave(evict: str, problem: str, tmp_path: Path) -> None:
+    """The publication that goes beyond the limit would fail, and each one after it."""
+    options: dict[str, Any] = {"durability": "os", "max_steps": 4}
+    writer = gear_data.Writer(tmp_path / "ds", evict=evict, **options)
+    for number in range(3):
+        writer.append(actions=number, rewards=1.0)
+        with pytest.raises(InvalidArgumentError, match=problem):
+            writer.end_episode(weight=1.0, robot="left")
+        assert writer.open_episodes() == [0]
+    writer.discard()
+    assert writer.close() is None
+    with gear_data.Writer(tmp_path / "ds", evict="weight", **options) as writer:
+        for number in range(9):
+            writer.append(actions=number, rewards=1.0)
+            writer.end_episode(**({"weight": 9.0 - number} if number % 2 == 0 else {}))
+    assert 0 < gear_data.open(tmp_path / "ds").num_steps <= 4
+
+
 def test_a_converted_dataset_without_final_observations_grows(tmp_path: Path) -> None:
     source = [
         {

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from gear_data.errors import CorruptSourceError, GearError
 from gear_data.growing.added_journals import check_columns
+from gear_data.growing.seal_options import OLDEST, SealOptions
 from gear_data.recording.acceptance.columns import recorded_schema
 from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.schema import ColumnSpec
@@ -63,13 +64,16 @@ class Acceptance:
             check_columns(self._schema, schema, self._dataset)
         self._schema = self._schema or schema
 
-    def take_facts(self, facts: Mapping[str, Any]) -> None:
+    def take_facts(self, facts: Mapping[str, Any], options: SealOptions) -> None:
         """Checks the facts of an episode, and adds their types to the known ones.
 
         Raises:
-            InvalidArgumentError: they cannot be stored beside those of earlier episodes.
+            InvalidArgumentError: they cannot be stored beside those of earlier episodes, or episodes cannot leave by
+                the column that the options name.
         """
         self._facts.check(facts)
+        if options.limited and options.evict != OLDEST:
+            self._facts.check_weight(options.evict, facts)
         self._facts.add(facts)
 
     def is_converted(self, journal: Journal, record: int) -> bool:

@@ -76,6 +76,33 @@ class FactTypes:
                 hint="give the fact another name, or values of one type",
             )
 
+    def check_weight(self, column: str, facts: Mapping[str, Any]) -> None:
+        """Checks that episodes can leave by a column of the episode table, if it has one more episode.
+
+        Args:
+            column: of the episode table.
+            facts: of the episode. `check` accepts them.
+
+        Raises:
+            InvalidArgumentError: no episode has a fact of this name, or the column has text.
+        """
+        if column in _RESERVED:
+            kind = _kind(EPISODE_SCHEMA.field(column).type) or _KINDS[str]
+        else:
+            new = {_stored(name): _known(value) for name, value in facts.items()}
+            found = self._known.get(column) or new.get(column)
+            if found is None:
+                raise InvalidArgumentError(
+                    f"episodes of small {printable(column)} leave (evict), and no episode has a fact of this name",
+                    hint="give the fact to end_episode, or name another column as evict, such as 'return'",
+                )
+            kind = found.kind
+        if kind == _KINDS[str]:
+            raise InvalidArgumentError(
+                f"episodes of small {printable(column)} leave (evict), and this column has text",
+                hint="name a numeric column as evict, such as 'return'",
+            )
+
     def problem(self, facts: Mapping[str, Any]) -> tuple[str, str] | None:
         """Returns the first fact that cannot be stored, and why: its name or value, or the type in earlier episodes."""
         names = [_stored(name) for name in facts]

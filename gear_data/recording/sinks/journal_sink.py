@@ -124,7 +124,7 @@ class JournalSink(EpisodeSink):
             if not self._acceptance.knows(episode.facts) and time.monotonic() > self._looked + _LOOK_SECONDS:
                 # Other writers may have recorded facts of these names meanwhile.
                 self._acceptance, self._looked = self._publisher.acceptance(), time.monotonic()
-            self._acceptance.take_facts(episode.facts)
+            self._acceptance.take_facts(episode.facts, self._publisher.options)
             self._journals.append(episode)
             self._episodes += 1
 
