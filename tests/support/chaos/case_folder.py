@@ -5,6 +5,7 @@ The files after a run with a fault are compared with the files after a run witho
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -73,9 +74,18 @@ def _run_quietly(body: Callable[[], object], case: Path) -> Ended:
 
 
 def copy_case(template: Path, case: Path) -> None:
-    """Copies the inputs of a write path to the folder of a case."""
+    """Copies the inputs of a write path to the folder of a case. Hard links stay links."""
+    copied: dict[int, str] = {}
+
+    def copy(source: str, target: str) -> None:
+        file = os.stat(source, follow_symlinks=False).st_ino
+        if file in copied:
+            os.link(copied[file], target)
+        else:
+            copied[file] = shutil.copy2(source, target, follow_symlinks=False)
+
     shutil.rmtree(case, ignore_errors=True)
-    shutil.copytree(template, case, symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(template, case, symlinks=True, dirs_exist_ok=True, copy_function=copy)
 
 
 def log_of(case: Path) -> Path:

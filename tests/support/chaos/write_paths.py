@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -107,6 +108,13 @@ def _convert(folder: Path, place: str = "", **options: Any) -> None:
             if name.startswith("gear_data.ingest.") and hasattr(module, "UNIT_BYTES"):
                 module.UNIT_BYTES = 1
     gear_data.convert(folder / "source", f"{place}{folder / 'data'}", **OPTIONS, **options)
+
+
+def _source_of(folder: Path, format: str) -> None:
+    """Writes a source of another format. See `tests/support/source_makers.py`."""
+    from tests.support.source_makers import MAKERS
+
+    MAKERS[format](folder / "source", make_rollouts(12, seed=3))
 
 
 def _convert_files(folder: Path, **options: Any) -> None:
@@ -228,8 +236,29 @@ def _damaged(folder: Path) -> None:
     shards[2].write_bytes(shards[2].read_bytes()[:-1])
 
 
-def _repair(folder: Path) -> None:
-    gear_data.repair(folder / "data", folder / "source", progress=False)
+def _repair(folder: Path, name: str = "data") -> None:
+    gear_data.repair(folder / name, folder / "source", progress=False)
+
+
+def _damaged_links(folder: Path) -> None:
+    """Writes two datasets that share their shards by hard links, and damages the shards of both."""
+    _dataset(folder)
+    shutil.copytree(folder / "data", folder / "linked", copy_function=os.link)
+    shards = sorted((folder / "data/shards").iterdir())
+    for shard in shards[:2]:
+        data = shard.read_bytes()
+        shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    shards[2].unlink()
+
+
+def _repair_both(folder: Path) -> None:
+    """Repairs two datasets, one after the other."""
+    shards = sorted((folder / "linked/shards").iterdir())
+    before = [shard.read_bytes() for shard in shards]
+    _repair(folder)
+    if [shard.read_bytes() for shard in shards] != before:
+        raise RuntimeError("the repair of a dataset changed the shards of another one")
+    _repair(folder, "linked")
 
 
 def _verify(folder: Path) -> None:
@@ -286,6 +315,10 @@ def _some_episodes(dataset: gear_data.Dataset) -> gear_data.Dataset:
     return dataset.filter("length > 5")
 
 
+def _part(dataset: gear_data.Dataset) -> gear_data.Dataset:
+    return dataset.split({"train": 0.7, "val": 0.3}, seed=1)["train"]
+
+
 def _edited(dataset: gear_data.Dataset) -> gear_data.Dataset:
     values = np.arange(dataset.num_steps, dtype=np.float32)
     return dataset.with_column("advantages", values).rename({"actions": "observations.control"}).drop("rewards")
@@ -293,6 +326,12 @@ def _edited(dataset: gear_data.Dataset) -> gear_data.Dataset:
 
 def _to_save(folder: Path) -> None:
     write_d4rl(folder / "a.hdf5", make_rollouts(12, seed=3))
+    gear_data.convert(folder / "a.hdf5", folder / "source", **OPTIONS)
+
+
+def _repeated(folder: Path) -> None:
+    rollouts = make_rollouts(12, seed=3)
+    write_d4rl(folder / "a.hdf5", [*rollouts[:9], *rollouts[4:]])
     gear_data.convert(folder / "a.hdf5", folder / "source", **OPTIONS)
 
 
@@ -374,13 +413,23 @@ WRITE_PATHS = (
         _whole,
     ),
     *(
-        WritePath(name, _to_save, partial(_saved, view=view), partial(_save_again, view=view), _whole_or_refused)
-        for name, view in (("save", _some_episodes), ("save of edited columns", _edited))
+        WritePath(f"convert of {name}", partial(_source_of, format=format), _convert, _resume, _whole_or_refused)
+        for name, format in (("CSV", "step-rows-csv"), ("JSON", "step-rows-json"), ("Lance", "step-rows-lance"))
+    ),
+    *(
+        WritePath(name, before, partial(_saved, view=view), partial(_save_again, view=view), _whole_or_refused)
+        for name, before, view in (
+            ("save", _to_save, _some_episodes),
+            ("save of edited columns", _to_save, _edited),
+            ("split", _to_save, _part),
+            ("dedupe", _repeated, gear_data.Dataset.drop_duplicates),
+        )
     ),
     WritePath("open of a source", _source, _opened, _opened),
     WritePath("relative statistics", _dataset, _relative, _relative, _whole),
     WritePath("report", _dataset, _report, _report, _whole),
     WritePath("repair", _damaged, _repair, _repair),
+    WritePath("repair of linked shards", _damaged_links, _repair_both, _repair_both),
     WritePath("verify", _dataset, _verify, _verify, _whole),
     *_exports(),
     WritePath("export of batches", _dataset, _batches, partial(_unless_done, job=_batches)),
