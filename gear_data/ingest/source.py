@@ -160,11 +160,7 @@ class EpisodeSource(Protocol):
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
-        """The step columns, including end flags.
-
-        `has_final` of a column of variable length means that its final observations are in
-        `EpisodeBlock.variable_finals`.
-        """
+        """The step columns, including end flags."""
 
     @property
     def num_rows(self) -> int | None:

@@ -26,8 +26,8 @@ def content_hashes(block: EpisodeBlock, schema: Schema) -> list[bytes]:
         item
         for name in steps
         for item in (
-            _variable(block.variable[name], block.offsets)
-            if name in block.variable
+            _variable(block.columns[name], block.offsets)
+            if schema[name].variable_length
             else [_fixed(block.columns[name], block.offsets)]
         )
     ]

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.schema import mask_column
+from gear_data.schema import ColumnSpec, mask_column
 from gear_data.video.segments import VideoSegments, VideoTimes
+
+#: Values of a column: [n, *shape], or `large_string` or `large_binary` without nulls for a column of variable length.
+Values: TypeAlias = npt.NDArray[Any] | pa.Array
 
 
 class Position(NamedTuple):
@@ -47,15 +50,13 @@ class EpisodeBlock:
     Attributes:
         position: place in the source where the block starts. Reading from there yields the same episodes.
         lengths: int64 [n], steps of each episode, all positive.
-        columns: name -> [sum(lengths), *shape], C-contiguous; booleans have dtype bool. Fixed-size columns only.
+        columns: name -> the values of sum(lengths) steps. Arrays are C-contiguous; booleans have dtype bool.
         sources: n names of files (or other sources), one per episode.
         rows: int64 [n], source row of each episode; of its first step if each source row is a step.
-        finals: name -> [has_final.sum(), *shape], final observations of the episodes that have one.
+        finals: name -> the final observations of the has_final.sum() episodes that have one. Datasets cannot store
+            those of variable length: `gear_data.ingest.pipeline.stored_columns` drops them.
         has_final: bool [n].
         metadata: name -> n values that the source stores per episode.
-        variable: name -> `large_string` or `large_binary` array of sum(lengths) values, without nulls.
-        variable_finals: name -> array like in `variable`, of has_final.sum() values. Datasets cannot store them.
-            `gear_data.ingest.pipeline.stored_columns` converts them to fixed size or drops them.
         videos: name of a video -> the frames of the episodes.
         video_times: name of a video -> the same as a source knows them. Conversion turns them into `videos`.
         source_rows: number of source rows in the block, for progress.
@@ -65,14 +66,12 @@ class EpisodeBlock:
 
     position: Position
     lengths: npt.NDArray[np.int64]
-    columns: Mapping[str, npt.NDArray[Any]]
+    columns: Mapping[str, Values]
     sources: Sequence[str]
     rows: npt.NDArray[np.int64]
     has_final: npt.NDArray[np.bool_]
-    finals: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    finals: Mapping[str, Values] = field(default_factory=dict)
     metadata: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    variable: Mapping[str, pa.Array] = field(default_factory=dict)
-    variable_finals: Mapping[str, pa.Array] = field(default_factory=dict)
     videos: Mapping[str, VideoSegments] = field(default_factory=dict)
     video_times: Mapping[str, VideoTimes] = field(default_factory=dict)
     source_rows: int = 0
@@ -91,6 +90,11 @@ class EpisodeBlock:
         offsets = self.offsets
         episode = int(np.searchsorted(offsets, step, side="right")) - 1
         return episode, int(step - offsets[episode])
+
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns of a fixed size."""
+        return {name: values for name, values in self.columns.items() if isinstance(values, np.ndarray)}
 
     @property
     def has_rewards(self) -> npt.NDArray[np.bool_]:
@@ -117,13 +121,23 @@ class EpisodeBlock:
             has_final=self.has_final[start:stop],
             finals={name: column[finals[start] : finals[stop]] for name, column in self.finals.items()},
             metadata={name: values[start:stop] for name, values in self.metadata.items()},
-            variable={name: array[first:last] for name, array in self.variable.items()},
-            variable_finals={name: array[finals[start] : finals[stop]] for name, array in self.variable_finals.items()},
             videos={name: segments[start:stop] for name, segments in self.videos.items()},
             video_times={name: times[start:stop] for name, times in self.video_times.items()},
             source_rows=self.source_rows,
             first=self.first + start,
         )
+
+
+def rows_of(values: Values, rows: npt.NDArray[Any]) -> Values:
+    """Returns rows of a column: int64, their indices; or bool [n]."""
+    if not isinstance(values, pa.Array):
+        return values[rows]
+    return values.filter(pa.array(rows)) if rows.dtype == np.bool_ else values.take(pa.array(rows))
+
+
+def shaped(values: Values, spec: ColumnSpec) -> Values:
+    """Returns the values of a column with the shape that it declares."""
+    return values if spec.variable_length else values.reshape(len(values), *spec.shape)
 
 
 def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

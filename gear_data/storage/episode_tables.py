@@ -119,7 +119,7 @@ def episode_rows(
 
 def episode_returns(block: EpisodeBlock) -> pa.Array:
     """Returns the column `return` of the episode table: see `episode_rows`."""
-    rewards = block.columns.get("rewards")
+    rewards = block.arrays.get("rewards")
     if rewards is None or rewards.ndim > 1:
         return pa.nulls(len(block), pa.float64())
     return pa.array(np.add.reduceat(rewards.astype(np.float64), block.offsets[:-1]), mask=~block.has_rewards)

@@ -126,7 +126,7 @@ class Recomputation:
         self._add_rows(file, "content", first_row, stored == computed, stored, computed)
         column = episodes.column("return")
         stored = column.to_numpy()  # null becomes NaN
-        rewards = block.columns.get("rewards")
+        rewards = block.arrays.get("rewards")
         if rewards is None or rewards.ndim > 1:
             same = column.is_null().to_numpy()
             self._add_rows(file, "return", first_row, same, stored, np.full(len(block), None))

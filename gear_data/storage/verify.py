@@ -345,10 +345,11 @@ def episode_block(
         position=Position(0, 0),
         lengths=episodes.column("length").to_numpy(),
         columns={
-            c.name: array_values(batch.column(c.name)).reshape(len(batch), *c.shape)
-            for c in manifest.schema.fixed_columns
+            c.name: batch.column(c.name)
+            if c.variable_length
+            else array_values(batch.column(c.name)).reshape(len(batch), *c.shape)
+            for c in manifest.schema
         },
-        variable={c.name: batch.column(c.name) for c in manifest.schema.variable_columns},
         sources=[""] * len(ids),
         rows=np.zeros(len(ids), np.int64),
         has_final=has_final,

@@ -89,10 +89,12 @@ def check_units(open_source: Callable[[], Any]) -> int:
             positions.append(block.position)
             for i in range(len(block)):
                 one = block.slice(i, i + 1)
-                arrays = [{n: v.tobytes() for n, v in part.items()} for part in (one.columns, one.finals)]
-                texts = {name: array.to_pylist() for name, array in one.variable.items()}
+                values = [
+                    {n: v.tobytes() if isinstance(v, np.ndarray) else v.to_pylist() for n, v in part.items()}
+                    for part in (one.columns, one.finals)
+                ]
                 facts = {name: values[0] for name, values in one.metadata.items() if values[0] is not None}
-                episodes.append((one.lengths[0], one.sources[0], one.rows[0], *arrays, texts, facts))
+                episodes.append((one.lengths[0], one.sources[0], one.rows[0], *values, facts))
         return episodes, {(f.code, f.column): f.count for f in source.findings}, positions
 
     whole, noticed, positions = read(BEGIN, END)

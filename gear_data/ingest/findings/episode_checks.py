@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.errors import NonFiniteError
@@ -26,7 +27,7 @@ def check_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are_steps:
     (`observation-jump`).
     """
     findings.add_episodes(block, "one-step-episode", "an episode of one step; kept", block.lengths == 1)
-    for name, values in block.columns.items():
+    for name, values in block.arrays.items():
         if role_of(name) is not Role.OBSERVATION or values.dtype.kind != "f" or values.ndim > 2:
             continue
         vectors = values.reshape(len(values), -1)
@@ -50,7 +51,7 @@ def check_finite(block: EpisodeBlock, findings: FindingLog, *, strict: bool, row
     Raises:
         NonFiniteError: there is such a value, and `strict` is set.
     """
-    for name, values in block.columns.items():
+    for name, values in block.arrays.items():
         if values.dtype.kind != "f" or name == RETURNS_TO_GO:
             continue
         finite = np.isfinite(values)
@@ -90,7 +91,7 @@ def check_joined_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are
     later step is the first of an episode (`first-step-inside`). Or the first step is not marked as one
     (`episode-cut`).
     """
-    scalars = {name: each.reshape(-1) for name, each in block.columns.items() if each.shape[1:] in ONE_VALUE}
+    scalars = {name: each.reshape(-1) for name, each in block.arrays.items() if each.shape[1:] in ONE_VALUE}
     for name in STEP_NUMBERS:
         numbers = scalars.get(name)
         if numbers is not None and numbers.dtype.kind in "iuf":
@@ -106,7 +107,7 @@ def check_joined_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are
     for name in _RUNS:
         if (values := scalars.get(name)) is not None:
             differ = np.asarray(values[1:] != values[:-1])
-        elif (texts := block.variable.get(name)) is not None:
+        elif isinstance(texts := block.columns.get(name), pa.Array):
             differ = np.asarray(pc.not_equal(texts[1:], texts[:-1]).to_numpy(zero_copy_only=False), np.bool_)
         else:
             continue

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.errors import UnsupportedColumnError
@@ -21,7 +20,7 @@ from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.pipeline.mapped_source import MappedSource
 from gear_data.ingest.pipeline.names import is_next, observations_before
 from gear_data.ingest.source import EpisodeSource, SourceOptions
-from gear_data.storage.episode_block import EpisodeBlock
+from gear_data.storage.episode_block import EpisodeBlock, Values, rows_of
 
 
 def next_pairs(names: Collection[str]) -> dict[str, str]:
@@ -40,7 +39,7 @@ class JumpFinder:
         self._pairs = pairs
         self._last: dict[str, npt.NDArray[Any]] = {}
 
-    def starts(self, columns: Mapping[str, npt.NDArray[Any]], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def starts(self, columns: Mapping[str, Values], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Returns bool [n]: the rows whose observation is not the next observation of the row before.
 
         The rows follow the rows of the call before.
@@ -128,29 +127,23 @@ class _WithFinals(MappedSource):
     def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
         has_final = piece.has_final if self._has_finals else np.ones(len(piece), np.bool_)
         last = piece.offsets[1:][has_final] - 1
-        finals, variable_finals = dict(piece.finals), dict(piece.variable_finals)
+        finals = dict(piece.finals)
         for name, observations in self._before.items():
             self._report_differing(piece, name, observations)
-            if self._specs[observations].has_final:
-                continue
-            if self._specs[name].variable_length:
-                variable_finals[observations] = piece.variable[name].take(pa.array(last))
-            else:
-                finals[observations] = piece.columns[name][last]
+            if not self._specs[observations].has_final:
+                finals[observations] = rows_of(piece.columns[name], last)
         yield replace(
             piece,
             columns={name: values for name, values in piece.columns.items() if name not in self._dropped},
-            variable={name: values for name, values in piece.variable.items() if name not in self._dropped},
             has_final=has_final,
             finals=finals,
-            variable_finals=variable_finals,
         )
 
     def _report_differing(self, block: EpisodeBlock, name: str, observations: str) -> None:
         """Adds a finding for next observations that are not the observations of the next step."""
         spec = self._specs[name]
         if spec.variable_length:
-            equal = pc.equal(block.variable[name][:-1], block.variable[observations][1:])
+            equal = pc.equal(block.columns[name][:-1], block.columns[observations][1:])
             differ = ~np.asarray(equal.to_numpy(zero_copy_only=False), np.bool_)
         else:
             differ = rows_differ(block.columns[name][:-1], block.columns[observations][1:])

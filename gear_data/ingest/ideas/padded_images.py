@@ -58,13 +58,12 @@ class _UnpaddedImages(MappedSource):
         super().__init__(source, tuple(columns))
 
     def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
-        columns, variable = dict(piece.columns), dict(piece.variable)
-        finals, variable_finals = dict(piece.finals), dict(piece.variable_finals)
+        columns, finals = dict(piece.columns), dict(piece.finals)
         for spec in self._padded:
-            variable[spec.name] = _byte_strings(columns.pop(spec.name))
+            columns[spec.name] = _byte_strings(columns[spec.name])
             if spec.has_final:
-                variable_finals[spec.name] = _byte_strings(finals.pop(spec.name))
-        yield replace(piece, columns=columns, variable=variable, finals=finals, variable_finals=variable_finals)
+                finals[spec.name] = _byte_strings(finals[spec.name])
+        yield replace(piece, columns=columns, finals=finals)
 
 
 def _byte_strings(rows: npt.NDArray[np.uint8]) -> Any:

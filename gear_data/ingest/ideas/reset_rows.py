@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import NO_STEPS
@@ -25,7 +24,7 @@ from gear_data.ingest.pipeline.mapped_source import MappedSource, without
 from gear_data.ingest.pipeline.names import is_next, is_observation
 from gear_data.ingest.source import EpisodeSource, SourceOptions, source_videos
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import EpisodeBlock
+from gear_data.storage.episode_block import EpisodeBlock, rows_of
 
 _DISCOUNT = "discount"
 #: The names of dm_env.
@@ -115,23 +114,15 @@ class _WithoutResetRows(MappedSource):
         rows = np.arange(int(block.offsets[-1]))
         last = np.isin(rows, block.offsets[1:] - 1)
         first = np.isin(rows, block.offsets[:-1])
-        names = (*block.columns, *block.variable)
-        keep = {name: rows[~first] if name in self._shifted else rows[~last] for name in names}
-        finals: dict[str, Any] = {}
-        variable_finals: dict[str, Any] = {}
-        for spec in self._columns:
-            if spec.has_final and spec.variable_length:
-                variable_finals[spec.name] = block.variable[spec.name].take(pa.array(rows[last]))
-            elif spec.has_final:
-                finals[spec.name] = block.columns[spec.name][last]
         return replace(
             block,
             lengths=block.lengths - 1,
-            columns={name: values[keep[name]] for name, values in block.columns.items()},
-            variable={name: values.take(pa.array(keep[name])) for name, values in block.variable.items()},
+            columns={
+                name: rows_of(values, ~first if name in self._shifted else ~last)
+                for name, values in block.columns.items()
+            },
             has_final=np.ones(len(block), np.bool_),
-            finals=finals,
-            variable_finals=variable_finals,
+            finals={spec.name: rows_of(block.columns[spec.name], last) for spec in self._columns if spec.has_final},
         )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ from gear_data.ingest.pipeline.images import preview
 from gear_data.ingest.pipeline.mapped_source import MappedSource, without
 from gear_data.ingest.source import EpisodeSource, SourceOptions, Unit, source_videos
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position, offsets_of
+from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position, Values, offsets_of, rows_of
 
 #: The search for reset steps ends after so many episodes, or bytes, or rows of the first file.
 _EPISODES, _BYTES, _ROWS = 64, 64 << 20, 20_000
@@ -93,7 +92,7 @@ def _begins_with_reset(
     final_rows = offsets_of(block.has_final.astype(np.int64))[:-1]
     same = np.ones(len(ended), np.bool_)
     for spec in observations:
-        values, finals = _values(block, spec), _finals(block, spec)
+        values, finals = block.columns[spec.name], block.finals[spec.name]
         if isinstance(values, pa.Array):
             equal = pc.equal(values.take(pa.array(starts[ended + 1])), finals.take(pa.array(final_rows[ended])))
             same &= np.asarray(equal.to_numpy(zero_copy_only=False), np.bool_)
@@ -101,22 +100,14 @@ def _begins_with_reset(
             same &= ~rows_differ(values[starts[ended + 1]], finals[final_rows[ended]])
     found = np.zeros(len(block), np.bool_)
     found[ended + 1] = same
-    found[0] = before is not None and before == _digest([_row(_values(block, spec), 0) for spec in observations])
+    found[0] = before is not None and before == _digest([_row(block.columns[spec.name], 0) for spec in observations])
     if "rewards" in block.columns:
         found &= (block.columns["rewards"][starts] == 0).reshape(len(block), -1).all(axis=1)
-    last = _digest([_row(_finals(block, spec), -1) for spec in observations]) if block.has_final[-1] else None
+    last = _digest([_row(block.finals[spec.name], -1) for spec in observations]) if block.has_final[-1] else None
     return found, last
 
 
-def _values(block: EpisodeBlock, spec: ColumnSpec) -> Any:
-    return block.variable[spec.name] if spec.variable_length else block.columns[spec.name]
-
-
-def _finals(block: EpisodeBlock, spec: ColumnSpec) -> Any:
-    return block.variable_finals[spec.name] if spec.variable_length else block.finals[spec.name]
-
-
-def _row(values: Any, row: int) -> bytes:
+def _row(values: Values, row: int) -> bytes:
     if not isinstance(values, pa.Array):
         return np.ascontiguousarray(values[row]).tobytes()
     value = values[row if row >= 0 else len(values) + row].as_py()
@@ -192,7 +183,7 @@ def _evidence(source: EpisodeSource, observations: Sequence[ColumnSpec]) -> _Evi
                 evidence.place = block.sources[first], int(block.rows[first])
             moves.add(block, observations, found)
             before = last
-            size += sum(values.nbytes for values in (*block.columns.values(), *block.variable.values()))
+            size += sum(values.nbytes for values in block.columns.values())
             pairs = evidence.found + evidence.others
             if pairs >= _EPISODES or size >= _BYTES or evidence.others >= max(2, evidence.found):
                 break
@@ -292,12 +283,10 @@ class _WithoutResetSteps(MappedSource):
         self.findings.add_episodes(piece, "reset-step-left-out", message, found)
         keep = np.ones(int(piece.lengths.sum()), np.bool_)
         keep[piece.offsets[:-1][found]] = False
-        mask = pa.array(keep)
         changed = replace(
             piece,
             lengths=piece.lengths - found,
             rows=piece.rows + found * self.rows_are_steps,
-            columns={name: values[keep] for name, values in piece.columns.items()},
-            variable={name: values.filter(mask) for name, values in piece.variable.items()},
+            columns={name: rows_of(values, keep) for name, values in piece.columns.items()},
         )
         yield from without(changed, changed.lengths == 0)

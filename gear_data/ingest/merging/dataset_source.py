@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy.typing as npt
-
 from gear_data.ingest.findings.dataset_checks import lasting_findings
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos, video_times
@@ -16,7 +14,7 @@ from gear_data.ingest.source import NO_VIDEOS, Unit
 from gear_data.ingest.sources.arrays.blocks import episode_runs
 from gear_data.schema import ColumnSpec
 from gear_data.storage.dataset_files import open_files
-from gear_data.storage.episode_block import EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock, Position, Values
 from gear_data.storage.episode_tables import episode_metadata_names
 from gear_data.storage.verify import episode_block, read_shard
 
@@ -97,7 +95,7 @@ class DatasetSource:
         block = replace(
             block,
             position=Position(index, 0),
-            columns={c.name: _plain(block.columns[c.name], c) for c in self.columns if not c.variable_length},
+            columns={c.name: _plain(block.columns[c.name], c) for c in self.columns},
             finals={c.name: _plain(block.finals[c.name], c) for c in manifest.schema.final_columns},
             sources=episodes.column("source").to_pylist(),
             rows=episodes.column("start").to_numpy(),
@@ -111,9 +109,9 @@ class DatasetSource:
             yield replace(piece, source_rows=int(piece.lengths.sum()))
 
 
-def _plain(values: npt.NDArray[Any], column: ColumnSpec) -> npt.NDArray[Any]:
+def _plain(values: Values, column: ColumnSpec) -> Values:
     """Returns stored values with the dtype that users see.
 
     Booleans are stored as bytes.
     """
-    return values.view(column.numpy_dtype)
+    return values if column.variable_length else values.view(column.numpy_dtype)

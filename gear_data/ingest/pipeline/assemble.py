@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.sources.arrays.blocks import joined
-from gear_data.storage.episode_block import EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock, Position, Values, rows_of
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,7 @@ class StepPart:
         episodes: int64 [n], the index of each step's episode. Over all parts it grows by 1 at the first step of each
             episode.
         keep: bool [n], False for steps that could not be read. Their whole episode is left out.
-        columns: name -> [keep.sum(), *shape].
-        variable: name -> array of keep.sum() values, as `EpisodeBlock.variable`.
+        columns: name -> keep.sum() values, as `EpisodeBlock.columns`.
         facts: name -> [n]. An episode takes the value of its first step.
         continues: whether the next part was read together with this part. No block ends between the two.
         faults: the reasons for the steps that are not kept, one per step.
@@ -54,9 +52,8 @@ class StepPart:
     rows: npt.NDArray[np.int64]
     episodes: npt.NDArray[np.int64]
     keep: npt.NDArray[np.bool_]
-    columns: Mapping[str, npt.NDArray[Any]]
+    columns: Mapping[str, Values]
     facts: Mapping[str, npt.NDArray[Any]]
-    variable: Mapping[str, pa.Array] = field(default_factory=dict)
     continues: bool = False
     faults: tuple[UnreadableRows, ...] = ()
 
@@ -70,7 +67,6 @@ class StepPart:
             keep=self.keep[start:stop],
             columns={name: values[first:last] for name, values in self.columns.items()},
             facts={name: values[start:stop] for name, values in self.facts.items()},
-            variable={name: array[first:last] for name, array in self.variable.items()},
             continues=False,
             faults=tuple(
                 replace(fault, rows=fault.rows[inside] - start)
@@ -120,12 +116,10 @@ def _block(parts: list[StepPart], findings: FindingLog) -> EpisodeBlock:
     lengths = np.diff(starts, append=len(episodes))
     whole = np.logical_and.reduceat(keep, starts)
     columns = {name: joined([part.columns[name] for part in parts]) for name in parts[0].columns}
-    variable: dict[str, Any] = {name: joined([part.variable[name] for part in parts]) for name in parts[0].variable}
     if not whole.all():
         _report_bad_episodes(parts, np.flatnonzero(~keep), episodes, findings)
         wanted = np.repeat(whole, lengths)[keep]
-        columns = {name: values[wanted] for name, values in columns.items()}
-        variable = {name: array.filter(pa.array(wanted)) for name, array in variable.items()}
+        columns = {name: rows_of(values, wanted) for name, values in columns.items()}
     good = starts[whole]
     which = np.searchsorted(np.cumsum([len(part.rows) for part in parts]), good, side="right")
     return EpisodeBlock(
@@ -136,7 +130,6 @@ def _block(parts: list[StepPart], findings: FindingLog) -> EpisodeBlock:
         rows=rows[good],
         has_final=np.zeros(len(good), np.bool_),
         metadata={name: joined([part.facts[name] for part in parts])[good].tolist() for name in parts[0].facts},
-        variable=variable,
         source_rows=len(rows),
     )
 

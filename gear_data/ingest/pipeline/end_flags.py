@@ -129,7 +129,7 @@ def _with_usual_names(block: EpisodeBlock) -> EpisodeBlock:
         BadEpisodeError: such a column is neither 0 nor 1.
     """
     columns = dict(block.columns)
-    names = [name for name, each in columns.items() if each.shape[1:] in ONE_VALUE]
+    names = [name for name, each in block.arrays.items() if each.shape[1:] in ONE_VALUE]
     for name, (flag, is_zero) in other_flags(names).items():
         values = (columns[name] if name in _KEPT else columns.pop(name)).reshape(-1)
         if name != _DISCOUNT:  # it may also have values between 0 and 1

@@ -28,9 +28,9 @@ from gear_data.ingest.pipeline.episode_values import (
 )
 from gear_data.ingest.pipeline.names import canonical_name, is_observation
 from gear_data.ingest.source import SourceOptions, Unit
-from gear_data.ingest.sources.arrays.blocks import ReadEpisode, Values, block_of
+from gear_data.ingest.sources.arrays.blocks import ReadEpisode, block_of
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import END, EpisodeBlock, Position
+from gear_data.storage.episode_block import END, EpisodeBlock, Position, Values, shaped
 
 _BLOCK_BYTES = 16 << 20
 #: The attributes to read from an episode that is an object and not a mapping.
@@ -233,17 +233,17 @@ class EpisodeStream:
         spec, array, length = column.spec, column.array, column.length
         if spec.name in END_FLAGS and not spec.variable_length and array.shape == (1,) and length != 1:
             # One flag of an episode is about its last step, as in d3rlpy.
-            return _shaped(np.concatenate([np.zeros(length - 1, array.dtype), array]), spec), None
+            return shaped(np.concatenate([np.zeros(length - 1, array.dtype), array]), spec), None
         _check_values(column)
         if len(array) == length + 1 and is_observation(spec.name):
             return _observations_with_final(column)
         if len(array) == length + 1 and spec.name.startswith("infos"):
             # `reset` returned infos[0]; infos[t + 1] came with step t.
             self.findings.add(reset_info_left_out(1, self._name, column.number, spec.name))
-            return _shaped(array[1:], spec), None
+            return shaped(array[1:], spec), None
         if len(array) != length:
             raise BadEpisodeError(f"has {len(array)} rows, and the episode {length} steps", column=column.source)
-        return _shaped(array, spec), None
+        return shaped(array, spec), None
 
 
 def _check_values(column: _ColumnInput) -> None:
@@ -279,11 +279,7 @@ def _observations_with_final(column: _ColumnInput) -> tuple[Values, Values | Non
             f"has {len(array)} rows for {column.length} steps, and the first episode has no final observation",
             column=column.source,
         )
-    return _shaped(array[:-1], spec), _shaped(array[-1:], spec)
-
-
-def _shaped(array: npt.NDArray[Any], spec: ColumnSpec) -> npt.NDArray[Any]:
-    return array if spec.variable_length else array.reshape(len(array), *spec.shape)
+    return shaped(array[:-1], spec), shaped(array[-1:], spec)
 
 
 def _flat_values(item: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A source yields encoded images (PNG, JPEG, WebP, BMP, GIF) as a column of `binar
 have one size and one number of channels, the column is decoded to uint8 [H, W, C]. C is 1 (grey), 2 (grey and alpha),
 3 (RGB) or 4 (RGB and alpha).
 
-The final observations of such a column (`EpisodeBlock.variable_finals`) are decoded too.
+The final observations of such a column are decoded too.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def _sample_images(head: EpisodeBlock, name: str) -> dict[_ImagePosition, bytes]
     """Returns some images of a column: of its steps, then of its final observations."""
     values = {}
     arrays = (
-        (head.variable[name], _ImagePosition.of_step),
-        (head.variable_finals.get(name, ()), _ImagePosition.of_final),
+        (head.columns[name], _ImagePosition.of_step),
+        (head.finals.get(name, ()), _ImagePosition.of_final),
     )
     for array, place in arrays:
         for i in np.unique(np.linspace(0, len(array) - 1, min(len(array), _COMPARED)).astype(np.int64)).tolist():
@@ -233,22 +233,10 @@ class DecodedImages(MappedSource):
         bad: list[_BadImage] = []
         columns, finals = dict(piece.columns), dict(piece.finals)
         for name in self._kinds:
-            columns[name] = self._decode(name, piece.variable[name], partial(_ImagePosition.of_step, piece), bad)
+            columns[name] = self._decode(name, columns[name], partial(_ImagePosition.of_step, piece), bad)
         for name in self._final_names:
-            array = piece.variable_finals[name]
-            finals[name] = self._decode(name, array, partial(_ImagePosition.of_final, piece), bad)
-        decoded = replace(
-            piece,
-            columns=columns,
-            finals=finals,
-            variable=self._undecoded(piece.variable),
-            variable_finals=self._undecoded(piece.variable_finals),
-        )
-        return without(decoded, self._report_bad(piece, bad))
-
-    def _undecoded(self, arrays: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-        """Returns the columns that stay encoded."""
-        return {name: array for name, array in arrays.items() if name not in self._kinds}
+            finals[name] = self._decode(name, finals[name], partial(_ImagePosition.of_final, piece), bad)
+        return without(replace(piece, columns=columns, finals=finals), self._report_bad(piece, bad))
 
     def _decode(
         self,

@@ -169,10 +169,11 @@ def check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
             )
     steps = int(block.lengths.sum())
     for spec in columns:
-        parts = ("variable", "variable_finals") if spec.variable_length else ("columns", "finals")
-        counts = (steps, int(block.has_final.sum())) if spec.has_final else (steps,)
-        for part, count in zip(parts, counts, strict=False):
-            values = getattr(block, part)[spec.name]
+        found = [(block.columns, steps)]
+        if spec.has_final:
+            found.append((block.finals, int(block.has_final.sum())))
+        for part, count in found:
+            values: Any = part[spec.name]
             if spec.variable_length:
                 if values.type != spec.arrow_type or len(values) != count or values.null_count:
                     raise _changed(block, spec, str(values.type))

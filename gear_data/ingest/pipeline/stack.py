@@ -58,5 +58,5 @@ class StackedSource(MappedSource):
             ends = [finals.pop(spec.name, None) for spec in specs]
             if self._stacked[name].has_final:
                 finals[name] = stack_values(self._stacked[name], ends)
-        has_final = piece.has_final if finals or piece.variable_finals else np.zeros(len(piece), np.bool_)
+        has_final = piece.has_final if finals else np.zeros(len(piece), np.bool_)
         yield replace(piece, columns=columns, finals=finals, has_final=has_final)

@@ -1,8 +1,8 @@
 """Columns that a dataset has, and its source has not, or in another way.
 
 `returns_to_go` is computed from the rewards. Final observations of variable length, text and bytes that stay encoded,
-are removed: a dataset cannot hold them. A source announces them by `has_final` of a column of variable length, and puts
-them into `EpisodeBlock.variable_finals`. Decoding may turn them into arrays (`gear_data.ingest.pipeline.images`).
+are removed: a dataset cannot hold them. A source announces them by `has_final` of a column of variable length. Decoding
+may turn them into arrays (`gear_data.ingest.pipeline.images`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def without_variable_finals(columns: tuple[ColumnSpec, ...]) -> tuple[ColumnSpec
 
 
 def drop_variable_finals(block: EpisodeBlock, columns: tuple[ColumnSpec, ...], findings: FindingLog) -> EpisodeBlock:
-    """Removes `variable_finals` from a block.
+    """Removes final observations of variable length from a block.
 
     It adds a finding for each column that had some. Episodes without another final observation have none afterwards.
 
@@ -31,12 +31,13 @@ def drop_variable_finals(block: EpisodeBlock, columns: tuple[ColumnSpec, ...], f
         columns: the columns of the source.
         findings: the log to add to.
     """
+    finals = dict(block.finals)
     for spec in columns:
-        if spec.name in block.variable_finals:
+        if spec.variable_length and finals.pop(spec.name, None) is not None:
             message = "final observations of variable length cannot be stored; left out"
             findings.add_episodes(block, "final-left-out", message, block.has_final, spec.source or spec.name)
-    has_final = block.has_final if block.finals else np.zeros(len(block), np.bool_)
-    return replace(block, variable_finals={}, has_final=has_final)
+    has_final = block.has_final if finals else np.zeros(len(block), np.bool_)
+    return replace(block, finals=finals, has_final=has_final)
 
 
 RETURNS_TO_GO = "returns_to_go"

@@ -128,7 +128,10 @@ def _readable(block: EpisodeBlock, file: str, schema: Schema) -> EpisodeBlock:
     """Returns stored episodes as the checks want them: with the shard as their source, and Boolean columns as bool."""
     return replace(
         block,
-        columns={name: values.view(schema[name].numpy_dtype) for name, values in block.columns.items()},
+        columns={
+            **block.columns,
+            **{name: values.view(schema[name].numpy_dtype) for name, values in block.arrays.items()},
+        },
         sources=[file] * len(block),
         rows=block.offsets[:-1],
     )

@@ -170,13 +170,12 @@ class SourceSequence:
 
     def _with_all_columns(self, block: EpisodeBlock, index: int) -> EpisodeBlock:
         steps = int(block.lengths.sum())
-        columns, variable = dict(block.columns), dict(block.variable)
-        own = columns.keys() | variable.keys()
+        columns, own = dict(block.columns), block.columns.keys()
         for column in self._columns:
             if column.name in own:
                 continue
             if column.variable_length:
-                variable[column.name] = pa.repeat(pa.scalar(_EMPTY[column.dtype], column.arrow_type), steps)
+                columns[column.name] = pa.repeat(pa.scalar(_EMPTY[column.dtype], column.arrow_type), steps)
             elif column.name in self._masks:
                 columns[column.name] = np.full(steps, self._masks[column.name] in own)
             else:
@@ -188,7 +187,7 @@ class SourceSequence:
             if column.has_final
         }
         facts = self._facts(block, self._parts[index])
-        return replace(block, columns=columns, variable=variable, finals=finals, metadata=facts)
+        return replace(block, columns=columns, finals=finals, metadata=facts)
 
     def _facts(self, block: EpisodeBlock, part: SourcePart) -> dict[str, Sequence[Any]]:
         added: dict[str, Sequence[Any]] = {}

@@ -42,7 +42,7 @@ from gear_data.ingest.location import Location, SourceFile, separate_datasets_hi
 from gear_data.ingest.pipeline.columns import choose_columns, column_spec, leave_out
 from gear_data.ingest.pipeline.names import DONES, canonical_name, is_observation, name_map
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit, files_between
-from gear_data.ingest.sources.arrays.blocks import ReadEpisode, Values, block_of, joined
+from gear_data.ingest.sources.arrays.blocks import ReadEpisode, block_of, joined
 from gear_data.ingest.sources.arrays.source import describe
 from gear_data.ingest.sources.hdf5.flat_file import flat_file, root_scalars
 from gear_data.ingest.sources.hdf5.open_file import HDF5_SUFFIXES
@@ -50,7 +50,7 @@ from gear_data.ingest.sources.tree.containers import open_archive
 from gear_data.ingest.sources.tree.hdf5_view import hdf5_tree
 from gear_data.ingest.sources.tree.view import Container, NamedArrays, Tree, TreeArray
 from gear_data.schema import DTYPES, ColumnSpec
-from gear_data.storage.episode_block import EpisodeBlock, Position
+from gear_data.storage.episode_block import EpisodeBlock, Position, Values
 
 NPZ_SUFFIX = ".npz"
 SUFFIXES = (NPZ_SUFFIX, *HDF5_SUFFIXES)

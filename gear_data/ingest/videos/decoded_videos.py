@@ -103,13 +103,9 @@ class DecodedVideos(MappedSource):
 
     def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
         bad = np.zeros(len(piece), np.bool_)
-        columns, variable = dict(piece.columns), dict(piece.variable)
-        for spec in self._cameras:
-            if self._mode == JPEG:
-                variable[spec.name] = pa.array(self._encoded(spec, piece, bad), pa.large_binary())
-            else:
-                columns[spec.name] = self._decoded(spec, piece, bad)
-        return without(replace(piece, columns=columns, variable=variable, videos={}), bad)
+        read = self._encoded if self._mode == JPEG else self._decoded
+        columns = {spec.name: read(spec, piece, bad) for spec in self._cameras}
+        return without(replace(piece, columns={**piece.columns, **columns}, videos={}), bad)
 
     def _decoded(self, spec: ColumnSpec, piece: EpisodeBlock, bad: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
         """Returns the steps of a camera, and marks the episodes that cannot be decoded."""
@@ -120,7 +116,7 @@ class DecodedVideos(MappedSource):
             self._read(spec, piece, episode, 0, out[first:last], bad)
         return out
 
-    def _encoded(self, spec: ColumnSpec, piece: EpisodeBlock, bad: npt.NDArray[np.bool_]) -> list[bytes]:
+    def _encoded(self, spec: ColumnSpec, piece: EpisodeBlock, bad: npt.NDArray[np.bool_]) -> pa.Array:
         """Returns a JPEG file for each step; marks undecodable episodes as bad."""
         shape = self._shape(spec)
         at_once = max(1, _PIECE_BYTES // int(np.prod(shape)))
@@ -131,7 +127,7 @@ class DecodedVideos(MappedSource):
                 if not bad[episode]:
                     self._read(spec, piece, episode, step, pixels, bad)
                 result += [b"" if bad[episode] else _jpeg(each) for each in pixels]
-        return result
+        return pa.array(result, pa.large_binary())
 
     def _read(
         self,

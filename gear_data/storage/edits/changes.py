@@ -106,11 +106,11 @@ class Edit:
             block: the episodes before.
             values: their steps of the new column, an array of NumPy or Arrow; None without one.
         """
-        columns, variable = self._renamed(block.columns), self._renamed(block.variable)
+        columns = self._renamed(block.columns)
         if self.added is not None:
-            (variable if self.added.variable_length else columns)[self.added.name] = values
+            columns[self.added.name] = values
         finals, videos = self._renamed(block.finals), self._renamed(block.videos)
-        return replace(block, columns=columns, variable=variable, finals=finals, videos=videos)
+        return replace(block, columns=columns, finals=finals, videos=videos)
 
     def _renamed(self, found: Mapping[str, T]) -> dict[str, T]:
         return {new: found[old] for new, old in self.names.items() if old in found}

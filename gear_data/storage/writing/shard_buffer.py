@@ -44,8 +44,8 @@ class ShardBuffer:
         The array is int64 [episodes + 1].
         """
         sizes = block.offsets * self._step_bytes
-        for array in block.variable.values():
-            bounds = value_offsets(array)[block.offsets]
+        for name in self._variable:
+            bounds = value_offsets(block.columns[name])[block.offsets]
             sizes += bounds - bounds[0]
         return sizes
 
@@ -57,7 +57,7 @@ class ShardBuffer:
             # The view stores the bytes of bool as uint8.
             buffer[self.steps : steps] = block.columns[column.name].view(column.storage_dtype)
         for name, values in self._variable.items():
-            values.append(block.variable[name], self.steps)
+            values.append(block.columns[name], self.steps)
         self.bytes += int(self.sizes(block)[-1])
         self.steps = steps
 

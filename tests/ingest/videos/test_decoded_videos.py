@@ -110,9 +110,9 @@ def test_a_size_is_of_the_decoders_scaler(shared_data: Path) -> None:
 def test_jpeg_files(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Segmented(shared_data / "lerobot_v30_video")
     assert decoded(source, JPEG).columns[-1].dtype == "binary"
-    found = [value for block in blocks(decoded(source, JPEG)) for value in block.variable[WRIST].to_pylist()]
+    found = [value for block in blocks(decoded(source, JPEG)) for value in block.columns[WRIST].to_pylist()]
     monkeypatch.setattr(decoded_videos, "_PIECE_BYTES", 100_000)  # pieces of three frames
-    again = [value for block in blocks(decoded(source, JPEG, threads=1)) for value in block.variable[WRIST].to_pylist()]
+    again = [value for block in blocks(decoded(source, JPEG, threads=1)) for value in block.columns[WRIST].to_pylist()]
     assert found == again
     pixels = np.stack([np.asarray(Image.open(io.BytesIO(value))) for value in found[::50]]).astype(np.int64)
     full = all_frames(source.videos.files[0].path)[::50]

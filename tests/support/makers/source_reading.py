@@ -62,7 +62,7 @@ def read_source(source: Any, **options: Any) -> SourceReading:
 def _episodes(block: EpisodeBlock) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any]]]:
     rows = np.cumsum(block.has_final) - 1
     for i, (start, stop) in enumerate(zip(block.offsets[:-1].tolist(), block.offsets[1:].tolist(), strict=True)):
-        episode: dict[str, Any] = {name: values[start:stop] for name, values in block.columns.items()}
-        episode |= {name: values[start:stop].to_pylist() for name, values in block.variable.items()}
+        steps = {name: values[start:stop] for name, values in block.columns.items()}
+        episode = {name: each if name in block.arrays else each.to_pylist() for name, each in steps.items()}
         final = {name: values[rows[i]] for name, values in block.finals.items()} if block.has_final[i] else None
         yield episode, final, {name: values[i] for name, values in block.metadata.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,8 @@ from gear_data.common.images import byte_strings
 from gear_data.ingest.pipeline.episode_values import cast_or_refuse
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, RowReader, StepArrays
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
-from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
+from gear_data.storage.episode_block import EpisodeBlock, Position, Values, offsets_of, rows_of, shaped
 
-Values: TypeAlias = npt.NDArray[Any] | pa.Array
 #: A fact about an episode: one value, a nested list of numbers, or None if the episode lacks it.
 Fact = str | bool | int | float | list[Any] | None
 
@@ -66,27 +65,23 @@ def read_block(
         stored = reader.read(arrays.arrays[spec.name], first, last)
         stored = _as_dtype(stored, spec, first)
         rows = plain_rows if own_starts is starts else _step_rows(own_starts - own_starts[0], lengths)
-        values[spec.name] = stored[: offsets[-1]] if rows is None else _rows_of(stored, rows)
+        values[spec.name] = stored[: offsets[-1]] if rows is None else rows_of(stored, rows)
         if spec.has_final and has_final_row:
-            finals[spec.name] = _rows_of(stored, own_starts - first + lengths)
+            finals[spec.name] = rows_of(stored, own_starts - first + lengths)
         elif spec.has_final:
             last_rows = starts + lengths - 1
             after = reader.read(arrays.next_arrays[spec.name], int(last_rows[0]), int(last_rows[-1]) + 1)
             after = _as_dtype(after, spec, int(last_rows[0]))
-            finals[spec.name] = _rows_of(after, last_rows - last_rows[0])
-    shaped, variable = by_size(values, columns)
-    shaped_finals, variable_finals = by_size(finals, columns)
+            finals[spec.name] = rows_of(after, last_rows - last_rows[0])
     return EpisodeBlock(
         position=position,
         lengths=lengths,
-        columns=shaped,
+        columns=_stored(values, columns),
         sources=[arrays.name] * len(lengths),
         rows=starts,
         has_final=np.full(len(lengths), bool(finals)),
-        finals=shaped_finals,
+        finals=_stored(finals, columns),
         metadata={name: list(facts[selected]) for name, facts in episodes.facts.items()},
-        variable=variable,
-        variable_finals=variable_finals,
         source_rows=int(offsets[-1]),
     )
 
@@ -102,23 +97,16 @@ def _as_dtype(values: Values, spec: ColumnSpec, row: int) -> Values:
     return cast_or_refuse(values, spec.dtype, name, row, rounds=True, source=name)
 
 
-def _rows_of(values: Values, rows: npt.NDArray[np.int64]) -> Values:
-    return values.take(pa.array(rows)) if isinstance(values, pa.Array) else values[rows]
-
-
-def by_size(
-    values: Mapping[str, Values], columns: Sequence[ColumnSpec]
-) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
-    """Returns the values of columns of a fixed size, and the others as Arrow arrays."""
-    shaped: dict[str, npt.NDArray[Any]] = {}
-    variable: dict[str, pa.Array] = {}
+def _stored(values: Mapping[str, Values], columns: Sequence[ColumnSpec]) -> dict[str, Values]:
+    """Returns values as `EpisodeBlock` has them: contiguous, or of Arrow."""
+    stored: dict[str, Values] = {}
     for spec in (spec for spec in columns if spec.name in values):
-        found = values[spec.name]
-        if spec.variable_length:
-            variable[spec.name] = found if isinstance(found, pa.Array) else strings(found, spec.arrow_type)
+        found = shaped(values[spec.name], spec)
+        if not spec.variable_length:
+            stored[spec.name] = np.ascontiguousarray(found)
         else:
-            shaped[spec.name] = np.ascontiguousarray(found.reshape(len(found), *spec.shape))
-    return shaped, variable
+            stored[spec.name] = found if isinstance(found, pa.Array) else strings(found, spec.arrow_type)
+    return stored
 
 
 def strings(values: npt.NDArray[Any], type_: pa.DataType = VARIABLE_TYPES["string"]) -> pa.Array:
@@ -148,7 +136,7 @@ def merge_small_blocks(blocks: Iterator[EpisodeBlock], row_bytes: int, block_byt
     size = 0
     for block in blocks:
         pending.append(block)
-        variable = (*block.variable.values(), *block.variable_finals.values())
+        variable = [each for each in (*block.columns.values(), *block.finals.values()) if isinstance(each, pa.Array)]
         size += int(block.lengths.sum()) * row_bytes + sum(array.nbytes for array in variable)
         if size >= block_bytes:
             yield _concatenate_blocks(pending)
@@ -169,18 +157,14 @@ def _concatenate_blocks(blocks: Sequence[EpisodeBlock]) -> EpisodeBlock:
     return replace(
         first,
         lengths=np.concatenate([block.lengths for block in blocks]),
-        columns={name: np.concatenate([block.columns[name] for block in blocks]) for name in first.columns},
+        columns={name: joined([block.columns[name] for block in blocks]) for name in first.columns},
         sources=[source for block in blocks for source in block.sources],
         rows=np.concatenate([block.rows for block in blocks]),
         has_final=np.concatenate([block.has_final for block in blocks]),
-        finals={name: np.concatenate([block.finals[name] for block in blocks]) for name in first.finals},
+        finals={name: joined([block.finals[name] for block in blocks]) for name in first.finals},
         metadata={
             name: [value for block in blocks for value in block.metadata.get(name, [None] * len(block))]
             for name in facts
-        },
-        variable={name: pa.concat_arrays([block.variable[name] for block in blocks]) for name in first.variable},
-        variable_finals={
-            name: pa.concat_arrays([block.variable_finals[name] for block in blocks]) for name in first.variable_finals
         },
         source_rows=sum(block.source_rows for block in blocks),
     )
@@ -222,7 +206,6 @@ def block_of(
         rows: the number of source rows, of bad episodes too.
     """
     with_final = [episode for episode in episodes if episode.finals]
-    shaped, variable = by_size({c.name: joined([e.columns[c.name] for e in episodes]) for c in columns}, columns)
     finals = {
         c.name: joined([e.finals[c.name] for e in with_final])
         if with_final
@@ -230,19 +213,16 @@ def block_of(
         for c in columns
         if c.has_final
     }
-    shaped_finals, variable_finals = by_size(finals, columns)
     facts = dict.fromkeys(name for episode in episodes for name in episode.facts)
     return EpisodeBlock(
         position=position,
         lengths=np.array([episode.steps for episode in episodes], np.int64),
-        columns=shaped,
+        columns=_stored({c.name: joined([e.columns[c.name] for e in episodes]) for c in columns}, columns),
         sources=[file] * len(episodes),
         rows=np.array([episode.number for episode in episodes], np.int64),
         has_final=np.array([bool(episode.finals) for episode in episodes]),
-        finals=shaped_finals,
+        finals=_stored(finals, columns),
         metadata={name: [episode.facts.get(name) for episode in episodes] for name in facts},
-        variable=variable,
-        variable_finals=variable_finals,
         source_rows=rows,
     )
 

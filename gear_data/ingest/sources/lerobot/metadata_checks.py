@@ -262,7 +262,8 @@ def persistent_rows(block: EpisodeBlock, name: str, findings: FindingLog) -> lis
         name: the column, in which every frame has all rows of its episode.
         findings: receives a finding if frames of an episode differ.
     """
-    rows, starts = block.variable[name], block.offsets[:-1]
+    starts = block.offsets[:-1]
+    rows: pa.Array = block.columns[name]
     numbers = rows.dictionary_encode().indices.to_numpy()
     several = np.minimum.reduceat(numbers, starts) != np.maximum.reduceat(numbers, starts)
     message = "the frames of an episode have different rows; the episode table has the rows of its first frame"

@@ -51,7 +51,7 @@ from gear_data.ingest.sources.tables.file_stream import FileTables
 from gear_data.ingest.sources.tables.files.parquet import PARQUET
 from gear_data.ingest.sources.tables.step_rows import StepRowSource
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import EpisodeBlock
+from gear_data.storage.episode_block import EpisodeBlock, shaped
 
 _EPISODE = "episode_index"
 _TIME = "timestamp"
@@ -226,14 +226,9 @@ class LeRobotSource(MappedSource):
             metadata["subtasks"] = subtask_texts(piece, numbers, self._subtasks, self.findings)
         if self._persistent is not None:
             metadata[self._persistent] = persistent_rows(piece, self._persistent, self.findings)
-        variable = {name: values for name, values in piece.variable.items() if name != self._persistent}
-        columns = {
-            spec.name: piece.columns[spec.name].reshape(-1, *spec.shape)
-            for spec in self.columns
-            if not spec.variable_length
-        }
+        columns = {spec.name: shaped(piece.columns[spec.name], spec) for spec in self.columns}
         times = self._found.times(ids)
-        piece = replace(piece, columns=columns, variable=variable, metadata=metadata, video_times=times)
+        piece = replace(piece, columns=columns, metadata=metadata, video_times=times)
         return piece if self._finals is None else self._finals.add(piece, ids)
 
 

@@ -181,11 +181,9 @@ class MinariArrowSource:
             columns=run.columns,
             sources=[episode.files.name for episode in group],
             rows=np.zeros(len(group), np.int64),
-            has_final=np.full(len(group), bool(run.finals or run.variable_finals)),
+            has_final=np.full(len(group), bool(run.finals)),
             finals=run.finals,
             metadata=_facts(group),
-            variable=run.variable,
-            variable_finals=run.variable_finals,
             source_rows=count,
         )
 

@@ -35,6 +35,7 @@ from gear_data.ingest.sources.tables.to_numpy import (
 )
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 from gear_data.storage.arrow_footer import is_compressed
+from gear_data.storage.episode_block import Values
 
 #: Minari's columns. Other columns of a table are ignored.
 OBSERVATIONS, REWARDS, INFOS = "observations", "rewards", "infos"
@@ -353,18 +354,14 @@ class EpisodeRun:
     Attributes:
         lengths: int64 [episodes], steps of each episode.
         has_values_in_padding: bool [episodes], whether the last row of a padded column is not zero or empty.
-        columns: name -> [steps, ...], columns of a fixed size.
-        finals: name -> [episodes, ...], final observations.
-        variable: name -> one text or bytes per step.
-        variable_finals: name -> one text or bytes per episode, final observations.
+        columns: name -> the values of all steps.
+        finals: name -> the final observation of each episode.
     """
 
     lengths: npt.NDArray[np.int64]
     has_values_in_padding: npt.NDArray[np.bool_]
-    columns: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    finals: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    variable: dict[str, pa.Array] = field(default_factory=dict)
-    variable_finals: dict[str, pa.Array] = field(default_factory=dict)
+    columns: dict[str, Values] = field(default_factory=dict)
+    finals: dict[str, Values] = field(default_factory=dict)
 
     def add(self, name: str, column: TableColumn, array: pa.Array, masks: _RowMasks) -> None:
         """Adds a column, of which `array` has the rows of all episodes.
@@ -374,9 +371,9 @@ class EpisodeRun:
         steps = masks.after_first if column.path[0] == INFOS else masks.before_last
         has_final, is_padded = column.path[0] == OBSERVATIONS, column.path[0] not in (OBSERVATIONS, INFOS)
         if column.variable_length:
-            self.variable[name] = _variable_at(steps, array, column.dtype)
+            self.columns[name] = _variable_at(steps, array, column.dtype)
             if has_final:
-                self.variable_finals[name] = _variable_at(~steps, array, column.dtype)
+                self.finals[name] = _variable_at(~steps, array, column.dtype)
             if is_padded:
                 last_values = array.take(pa.array(masks.last)).to_pylist()
                 self.has_values_in_padding |= np.array([bool(value) for value in last_values], np.bool_)

@@ -45,7 +45,7 @@ from gear_data.ingest.sources.tables.to_numpy import (
     storage_array,
     to_numpy,
 )
-from gear_data.storage.episode_block import EpisodeBlock, Position, offsets_of
+from gear_data.storage.episode_block import EpisodeBlock, Position, Values, offsets_of
 
 
 def probe(location: Location) -> str | None:
@@ -165,19 +165,17 @@ class EpisodeRowSource:
                 first = int(np.argmax(with_extra))
                 findings.append(reset_info_left_out(int(with_extra.sum()), names[first], int(rows[first]), name))
         columns = self._read_flags(table, offsets)
-        variable: dict[str, pa.Array] = {}
         for source, spec in zip(self._roles.steps, self.columns, strict=False):
             try:
-                values = column_values(steps[source], spec)
+                columns[spec.name] = column_values(steps[source], spec)
             except IrregularRowsError as error:
                 episodes = np.unique(np.searchsorted(offsets, error.rows, side="right") - 1)
                 step = int(error.rows[0] - offsets[episodes[0]])
                 raise BadRowsError(episodes, source, f"step {step} {error.reason}") from error
-            (variable if spec.variable_length else columns)[spec.name] = values
             if (paths := path_rows(steps[source])) is not None and paths.any():
                 episode = int(np.searchsorted(offsets, np.argmax(paths), side="right")) - 1
                 findings.append(paths_left_out(int(paths.sum()), names[episode], int(rows[episode]), source))
-        has_final, finals, variable_finals = self._read_finals(ends, len(table))
+        has_final, finals = self._read_finals(ends, len(table))
         self.findings.extend(findings)
         block = EpisodeBlock(
             position=position,
@@ -188,8 +186,6 @@ class EpisodeRowSource:
             has_final=has_final,
             finals=finals,
             metadata={name: table.column(source).to_pylist() for source, name in self._roles.facts.items()},
-            variable=variable,
-            variable_finals=variable_finals,
         )
         order = self._roles.order
         if order is not None:
@@ -228,12 +224,12 @@ class EpisodeRowSource:
             raise BadRowsError(empty.astype(np.int64), reference, NO_STEPS)
         return lengths, extra
 
-    def _read_flags(self, table: pa.Table, offsets: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    def _read_flags(self, table: pa.Table, offsets: npt.NDArray[np.int64]) -> dict[str, Values]:
         """Returns end flags of steps, of columns with one flag for each episode.
 
         Raises BadRowsError for nulls, and for values that are neither 0 nor 1.
         """
-        columns = {}
+        columns: dict[str, Values] = {}
         for source, name in self._roles.flags.items():
             try:
                 values = to_numpy(storage_array(table.column(source)), ())
@@ -246,17 +242,13 @@ class EpisodeRowSource:
             columns[name][offsets[1:] - 1] = values
         return columns
 
-    def _read_finals(
-        self, ends: Sequence[_Ends], count: int
-    ) -> tuple[npt.NDArray[np.bool_], dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
+    def _read_finals(self, ends: Sequence[_Ends], count: int) -> tuple[npt.NDArray[np.bool_], dict[str, Values]]:
         """Reads the final observations of `count` episodes.
 
-        Returns bool [n], the episodes that have final observations; and canonical name -> final observations, of fixed
-        size and of variable length.
+        Returns bool [n], the episodes that have final observations; and canonical name -> final observations.
         """
         has_final = np.zeros(count, np.bool_)
-        finals: dict[str, npt.NDArray[Any]] = {}
-        variable_finals: dict[str, pa.Array] = {}
+        finals: dict[str, Values] = {}
         specs = {spec.name: spec for spec in self.columns}
         for i, end in enumerate(ends):
             if i and (differ := np.flatnonzero(end.present != has_final)).size:
@@ -266,11 +258,10 @@ class EpisodeRowSource:
                 raise BadRowsError(differ.astype(np.int64), end.source, reason)
             has_final = end.present
             try:
-                values = column_values(end.values, specs[end.name])
+                finals[end.name] = column_values(end.values, specs[end.name])
             except IrregularRowsError as error:
                 raise BadRowsError(np.flatnonzero(end.present)[error.rows], end.source, error.reason) from error
-            (variable_finals if specs[end.name].variable_length else finals)[end.name] = values
-        return has_final, finals, variable_finals
+        return has_final, finals
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ from gear_data.ingest.sources.tables.to_numpy import (
     variable_dtype,
 )
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import END, EpisodeBlock, Position
+from gear_data.storage.episode_block import END, EpisodeBlock, Position, Values
 
 _HEAD_ROWS = 64
 #: Prefixes of check columns, which pass through assembling and are dropped after the checks. Column names cannot
@@ -239,7 +239,7 @@ class StepRowSource:
         """
         numbering, jumps = EpisodeNumbering(), JumpFinder(self._jumps)
         for part in read_ahead(self._tables.parts(start, stop)):
-            columns, variable, keep, unreadable = self._read_part(part)
+            columns, keep, unreadable = self._read_part(part)
             facts: dict[str, npt.NDArray[Any]] = {}
             if self._ids:
                 if not self._tables.is_one_table:
@@ -266,47 +266,38 @@ class StepRowSource:
                 keep=keep,
                 columns=columns,
                 facts=facts,
-                variable=variable,
                 faults=tuple(unreadable),
             )
             yield from _split_by_file(steps, part)
 
-    def _read_part(
-        self, part: TablePart
-    ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array], npt.NDArray[np.bool_], list[UnreadableRows]]:
+    def _read_part(self, part: TablePart) -> tuple[dict[str, Values], npt.NDArray[np.bool_], list[UnreadableRows]]:
         """Reads the readable rows of a part.
 
         Returns:
-            The fixed-size columns, the variable-length columns, bool [n] of the rows that were read, and the
-            unreadable rows.
+            The columns, bool [n] of the rows that were read, and the unreadable rows.
         """
         keep = np.ones(len(part.table), np.bool_)
         unreadable: list[UnreadableRows] = []
         while True:
             try:
-                columns, variable = self._read(part, keep)
-                return columns, variable, keep, unreadable
+                return self._read(part, keep), keep, unreadable
             except BadRowsError as bad:
                 unreadable.append(UnreadableRows(bad.rows, bad.column, bad.reason))
                 keep[bad.rows] = False
 
-    def _read(
-        self, part: TablePart, keep: npt.NDArray[np.bool_]
-    ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, pa.Array]]:
-        """Reads the rows in `keep`: fixed-size columns, and variable-length columns.
+    def _read(self, part: TablePart, keep: npt.NDArray[np.bool_]) -> dict[str, Values]:
+        """Reads the columns of the rows in `keep`.
 
         Raises:
             BadRowsError: rows of the part are unreadable, and bad episodes are skipped.
             BadEpisodeError: rows of the part are unreadable, and bad episodes are not skipped.
         """
         table = part.table if keep.all() else part.table.filter(pa.array(keep))
-        columns: dict[str, npt.NDArray[Any]] = {}
-        variable: dict[str, pa.Array] = {}
+        columns: dict[str, Values] = {}
         for source, spec in zip(self._sources, self.columns, strict=True):
             array = storage_array(table.column(source))
             try:
-                values = column_values(array, spec)
-                (variable if spec.variable_length else columns)[spec.name] = values
+                columns[spec.name] = column_values(array, spec)
                 if (paths := path_rows(array)) is not None:
                     columns[_PATH_CHECK + source] = paths
             except IrregularRowsError as error:
@@ -323,7 +314,7 @@ class StepRowSource:
                 ) from None
         for source in self._orders:
             columns[_ORDER_CHECK + source] = step_numbers(storage_array(table.column(source)))
-        return columns, variable
+        return columns
 
     def _check(self, block: EpisodeBlock) -> EpisodeBlock:
         """Checks a block, and drops its check columns.
@@ -368,17 +359,16 @@ class StepRowSource:
             self.findings.add(Finding("episode-crosses-files", message, int(crossings.sum()), *place, self._ids[0]))
 
 
-def _flagged(
-    names: Set[str], columns: Mapping[str, npt.NDArray[Any]], keep: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
+def _flagged(names: Set[str], columns: Mapping[str, Values], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Returns bool [n]: the rows at which one of some flags is set.
 
     `columns` has the rows in `keep`.
     """
     flagged = np.zeros(len(keep), np.bool_)
     for name in names & columns.keys():
-        if columns[name].ndim == 1:
-            flagged[keep] |= columns[name].astype(np.bool_)
+        values = columns[name]
+        if not isinstance(values, pa.Array) and values.ndim == 1:
+            flagged[keep] |= values.astype(np.bool_)
     return flagged
 
 

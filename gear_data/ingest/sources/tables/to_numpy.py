@@ -17,6 +17,7 @@ from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, leave_out
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.schema import DTYPES, VARIABLE_TYPES, ColumnSpec
+from gear_data.storage.episode_block import Values, shaped
 
 _NULL = "holds a null"
 #: Number of rows from which the shape of a column is inferred.
@@ -168,15 +169,14 @@ def to_numpy(array: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(values).reshape(rows, *shape)
 
 
-def column_values(array: pa.Array, spec: ColumnSpec) -> Any:
+def column_values(array: pa.Array, spec: ColumnSpec) -> Values:
     """Converts an array to the values of a column: [len(array), *shape], or an array of variable length.
 
     Raises IrregularRowsError as `to_numpy` and `to_variable`.
     """
     if spec.variable_length:
         return to_variable(array, spec.dtype)
-    values = to_numpy(array, spec.shape or (1,) * list_depth(array.type))
-    return values.reshape(len(values), *spec.shape)
+    return shaped(to_numpy(array, spec.shape or (1,) * list_depth(array.type)), spec)
 
 
 def row_hint(reason: str, column: str, type_: pa.DataType) -> str:

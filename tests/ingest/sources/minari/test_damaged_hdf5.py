@@ -277,7 +277,7 @@ def test_packed_text(shuffle: bool | None, edit: Any) -> None:
     texts = packed_text(file, {"compression": "gzip", "shuffle": shuffle})
     file.close()
     block, _ = blocks(source)
-    assert block.variable["infos.text"].to_pylist()[:3] == texts
+    assert block.columns["infos.text"].to_pylist()[:3] == texts
 
 
 @pytest.mark.parametrize(

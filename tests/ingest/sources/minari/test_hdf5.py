@@ -179,9 +179,9 @@ def test_jpeg_frames_are_bytes_also_of_equal_length(noisy: bool, write: Write, t
         assert (file["episode_0/observations"].ndim == 2) == (not noisy)
     block, findings = blocks(source)
     theirs = [e.observations for e in minari.MinariDataset(source / "data").iterate_episodes()]
-    decoded = [pixels(value.as_py()) for value in block.variable["observations"]]
+    decoded = [pixels(value.as_py()) for value in block.columns["observations"]]
     np.testing.assert_array_equal(np.array(decoded), np.concatenate([values[:-1] for values in theirs]))
-    finals = [pixels(value.as_py()) for value in block.slice(1, 2).variable_finals["observations"]]
+    finals = [pixels(value.as_py()) for value in block.slice(1, 2).finals["observations"]]
     np.testing.assert_array_equal(np.array(finals), theirs[1][-1:])
     assert not findings
     assert gear_data.convert(source, tmp_path / "d").warnings == ()
