@@ -12,28 +12,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
-import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
-from gear_data.errors import UnknownFormatError
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatError
+from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS, Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile, holds_several, placed
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
+from gear_data.ingest.sources.arrays.blocks import ReadEpisode, block_of
+from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.ingest.sources.minari.episode_table import (
     INFOS,
-    ArrowEpisode,
-    BadEpisodesError,
+    OBSERVATIONS,
     EpisodeFiles,
-    concatenate_episodes,
+    TableColumn,
+    cast_table,
     read_table,
     reference_schema,
     table_columns,
 )
 from gear_data.ingest.sources.minari.metadata import METADATA, read_metadata
 from gear_data.ingest.sources.tables.stream import read_ahead
+from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError
 from gear_data.storage.episode_block import EpisodeBlock, Position
 
 #: A table file. Groups: the dataset's folder, the episode's number.
@@ -145,86 +148,53 @@ class MinariArrowSource:
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         groups = self._groups(start.file, min(stop.file, len(self._episodes)), _BLOCK_BYTES)
-        read = ((a, [ArrowEpisode.read(each, self._schema) for each in self._episodes[a:b]]) for a, b in groups)
-        for position, group in read_ahead(read):
-            yield self._block(position, group)
+        position: Position | None = None
+        count = 0
+        for first, group in read_ahead((a, [self._read(each) for each in self._episodes[a:b]]) for a, b in groups):
+            # A group of only bad episodes makes no block; the next block then starts at that group.
+            position, count = position or Position(first, 0), count + len(group)
+            good = [each for each in group if self._is_good(each)]
+            self._note(good)
+            if good:
+                block = block_of([each.read for each in good], self.columns, "", position, count)
+                yield replace(block, sources=[each.files.name for each in good])
+                position, count = None, 0
 
-    def _block(self, position: int, group: list[ArrowEpisode]) -> EpisodeBlock:
-        """Builds a block.
+    def _read(self, files: EpisodeFiles) -> ArrowEpisode | BadEpisodeError:
+        try:
+            return _read_episode(files, self._columns, self._schema)
+        except BadEpisodeError as error:
+            return error
 
-        Bad episodes are left out with a finding, or raise BadEpisodeError.
-        """
-        count = len(group)
-        while True:
-            try:
-                return self._assemble(position, group, count)
-            except BadEpisodesError as bad:
-                if not self._skip_bad:
-                    raise bad.error from None
-                message = "an episode that cannot be read; skipped"
-                name = group[bad.indices[0]].files.name
-                self.findings.add(Finding("bad-episode", message, len(bad.indices), file=name))
-                group = [episode for i, episode in enumerate(group) if i not in bad.indices]
+    def _is_good(self, episode: ArrowEpisode | BadEpisodeError) -> TypeGuard[ArrowEpisode]:
+        """Adds a finding for a bad episode, or raises its error."""
+        if isinstance(episode, ArrowEpisode):
+            return True
+        self.findings.add_bad_episode(episode, skip=self._skip_bad)
+        return False
 
-    def _assemble(self, position: int, group: list[ArrowEpisode], count: int) -> EpisodeBlock:
-        """Builds a block.
-
-        Raises BadEpisodesError for bad episodes, before any finding is added.
-        """
-        run = concatenate_episodes(group, self._columns, self._schema)
-        self._check_padding(group, run.has_values_in_padding)
-        self._check_facts(group)
-        self._note_changes(group)
-        return EpisodeBlock(
-            position=Position(position, 0),
-            lengths=run.lengths,
-            columns=run.columns,
-            sources=[episode.files.name for episode in group],
-            rows=np.zeros(len(group), np.int64),
-            has_final=np.full(len(group), bool(run.finals)),
-            finals=run.finals,
-            metadata=_facts(group),
-            source_rows=count,
-        )
-
-    def _check_padding(self, group: list[ArrowEpisode], has_values: npt.NDArray[np.bool_]) -> None:
-        """Checks the last rows, which should be padding.
-
-        `has_values` (bool [n]) is True for episodes whose last row holds values.
-
-        If an episode's metadata counts such a row as a step, the episode lacks its final observation.
-        """
-        indices = np.flatnonzero(has_values).tolist()
-        bad = [i for i in indices if group[i].facts.get(_STEPS) == group[i].table.num_rows]
-        if bad:
-            reason = "has no final observation: the last row should be padding, but is a step"
-            raise BadEpisodesError(bad, reason, group[bad[0]], row=group[bad[0]].table.num_rows - 1)
-        if indices:
-            first = group[indices[0]].files.name
+    def _note(self, group: list[ArrowEpisode]) -> None:
+        """Adds findings about episodes that were read."""
+        if not group:
+            return
+        padded = [episode.files.name for episode in group if episode.has_values_in_padding]
+        if padded:
             message = "the last row of actions, rewards and flags is padding, but holds values; left out"
-            self.findings.add(Finding("padding-not-zero", message, len(indices), file=first))
-
-    def _check_facts(self, group: list[ArrowEpisode]) -> None:
-        """Compares each episode's declared number and length with its folder and rows."""
+            self.findings.add(Finding("padding-not-zero", message, len(padded), file=padded[0]))
         for key, expected in (
-            (_STEPS, [episode.table.num_rows - 1 for episode in group]),
+            (_STEPS, [episode.read.steps for episode in group]),
             (_ID, [episode.files.number for episode in group]),
         ):
-            wrong = [e for e, value in zip(group, expected, strict=True) if e.facts.get(key, value) != value]
+            wrong = [e for e, value in zip(group, expected, strict=True) if e.declared.get(key, value) != value]
             if wrong:
                 message = f"an episode's {key} differs from its folder and rows, which are used"
                 name = wrong[0].files.name
                 self.findings.add(Finding("metadata-disagrees", message, len(wrong), file=name, column=key))
-
-    def _note_changes(self, group: list[ArrowEpisode]) -> None:
-        """Adds findings for dropped infos of the reset, and for columns that were cast."""
-        if not group:
-            return
-        first = group[0].files.name
         for column in self._columns.values():
             if column.path[0] == INFOS:
                 message = "the first of T + 1 values belongs to the reset, not to a step; left out"
-                self.findings.add(Finding("reset-info-left-out", message, len(group), first, column=column.name))
+                name = group[0].files.name
+                self.findings.add(Finding("reset-info-left-out", message, len(group), name, column=column.name))
         for episode in group:
             for name in episode.others:
                 message = "not a column of Minari; left out: put it into 'infos'"
@@ -234,18 +204,73 @@ class MinariArrowSource:
                 self.findings.add(Finding("dtype-differs", message, file=episode.files.name, column=name))
 
 
-def _facts(group: list[ArrowEpisode]) -> dict[str, list[Any]]:
-    """Returns the episodes' own facts by name.
+@dataclass(frozen=True)
+class ArrowEpisode:
+    """An episode that was read.
 
-    Lists and objects, such as the options of a reset, become JSON text.
+    Attributes:
+        files: the files of the episode.
+        read: its steps, final observation and facts.
+        declared: the contents of its `metadata.json`.
+        others: names of the columns that Minari does not have.
+        cast: names of the columns whose numbers had another type than in the first episode.
+        has_values_in_padding: whether the last row of a padded column is not zero or empty.
     """
-    found = dict.fromkeys(name for episode in group for name in episode.facts)
-    names = [name for name in found if name not in (_ID, _STEPS) and not name.startswith(_REWARDS)]
-    return {name: [_fact(episode.facts.get(name)) for episode in group] for name in names}
+
+    files: EpisodeFiles
+    read: ReadEpisode
+    declared: Mapping[str, Any]
+    others: tuple[str, ...]
+    cast: tuple[str, ...]
+    has_values_in_padding: bool
 
 
-def _fact(value: Any) -> Any:
-    return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
+def _read_episode(files: EpisodeFiles, columns: Mapping[str, TableColumn], schema: pa.Schema) -> ArrowEpisode:
+    """Reads the files of an episode.
+
+    Args:
+        files: the files.
+        columns: canonical name -> column to read.
+        schema: the schema that the table is cast to.
+
+    Raises:
+        BadEpisodeError: the table does not fit the schema, has no steps, holds a null, or lacks the final observation.
+        CorruptSourceError: a file cannot be read.
+    """
+    tables, names = zip(*map(read_table, files.tables), strict=True)
+    for file, table in zip(files.tables[1:], tables[1:], strict=True):
+        if table.schema != tables[0].schema:
+            raise CorruptSourceError(
+                f"its columns differ from the columns of {files.name}",
+                file=file.name,
+                hint="download the episode's folder again",
+            )
+    declared = {} if files.facts is None else read_json_object(files.facts)
+    table, cast, reason = cast_table(pa.concat_tables(tables), schema)
+    if reason is not None or table.num_rows < 2:
+        raise BadEpisodeError(reason or NO_STEPS, file=files.name, hint=BAD_EPISODE_HINT)
+    steps = table.num_rows - 1
+    # An episode's metadata repeats its number and length, and has statistics of its rewards.
+    facts = {
+        name: value if value is None or isinstance(value, str | int | float) else json.dumps(value)
+        for name, value in declared.items()
+        if name not in (_ID, _STEPS) and not name.startswith(_REWARDS)
+    }
+    read, is_padded = ReadEpisode(0, steps, facts=facts), False
+    for name, column in columns.items():
+        try:
+            read.columns[name] = column.rows(table, int(column.path[0] == INFOS), steps)
+            if column.path[0] == OBSERVATIONS:
+                read.finals[name] = column.rows(table, steps, 1)
+            elif column.path[0] != INFOS:
+                is_padded |= column.has_value(table, steps)
+        except IrregularRowsError as error:
+            place: dict[str, Any] = {"file": files.name, "column": column.name, "row": int(error.rows[0])}
+            raise BadEpisodeError(error.reason, **place, hint=BAD_EPISODE_HINT) from None
+    if is_padded and declared.get(_STEPS) == table.num_rows:
+        reason = "has no final observation: the last row should be padding, but is a step"
+        raise BadEpisodeError(reason, file=files.name, row=steps, hint=BAD_EPISODE_HINT)
+    return ArrowEpisode(files, read, declared, names[0], cast, is_padded)
 
 
 FORMAT = Format(

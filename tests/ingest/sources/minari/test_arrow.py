@@ -431,7 +431,7 @@ def test_bad_episodes(
     _, findings = converted(source, tmp_path / "e", on_bad_episode="skip")
     left = [r for i, r in enumerate(rollouts) if i not in bad]
     sources.check_dataset(tmp_path / "e", as_written(left), final=True)
-    skipped = findings["bad-episode", None]
+    skipped = findings["bad-episode", column]
     assert (skipped["count"], skipped["file"]) == (2, f"data/{bad[0]}/part-0.arrow")
 
 
