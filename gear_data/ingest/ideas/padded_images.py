@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.images import byte_strings, looks_like_image
-from gear_data.ingest.pipeline.images import first_block
 from gear_data.ingest.pipeline.mapped_source import MappedSource
+from gear_data.ingest.pipeline.previews import first_block
 from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import NO_STEPS
 from gear_data.ingest.pipeline.columns import END_FLAGS, ONE_VALUE, other_flags
-from gear_data.ingest.pipeline.images import first_block
 from gear_data.ingest.pipeline.mapped_source import MappedSource, without
 from gear_data.ingest.pipeline.names import is_next, is_observation
+from gear_data.ingest.pipeline.previews import first_block
 from gear_data.ingest.source import EpisodeSource, SourceOptions, source_videos
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, rows_of

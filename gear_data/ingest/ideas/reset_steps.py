@@ -22,8 +22,8 @@ import xxhash
 from gear_data.errors import GearError, InvalidArgumentError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.episode_values import rows_differ
-from gear_data.ingest.pipeline.images import preview
 from gear_data.ingest.pipeline.mapped_source import MappedSource, without
+from gear_data.ingest.pipeline.previews import preview
 from gear_data.ingest.source import EpisodeSource, SourceOptions, Unit, source_videos
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import BEGIN, EpisodeBlock, Position, Values, offsets_of, rows_of

@@ -9,11 +9,9 @@ The final observations of such a column are decoded too.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -35,9 +33,10 @@ from gear_data.common.images import (
 from gear_data.errors import BadEpisodeError, MissingExtraError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.pipeline.mapped_source import MappedSource, cut, without
+from gear_data.ingest.pipeline.previews import first_block
 from gear_data.ingest.source import EpisodeSource
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import BEGIN, END, EpisodeBlock, Position, offsets_of
+from gear_data.storage.episode_block import EpisodeBlock, offsets_of
 
 #: Bytes of pixels per yielded block: an encoded block of some MB may decode to gigabytes.
 _PIECE_BYTES = 32 << 20
@@ -74,33 +73,6 @@ def decode_images(source: EpisodeSource, *, skip_bad: bool, threads: int, once: 
         return source
     kinds = {spec.name: kind for spec in encoded if (kind := _common_kind(head, spec, source.findings)) is not None}
     return DecodedImages(source, kinds, skip_bad, threads) if kinds else source
-
-
-def first_block(source: EpisodeSource, *, once: bool) -> EpisodeBlock | None:
-    """Returns the first block with episodes; None if there is none.
-
-    The findings and the state are restored, because the block will be read again.
-
-    Args:
-        source: the source.
-        once: whether the source may be an iterator, of which only the first episode can be read again. Only that
-            episode is read.
-    """
-    stop = Position(0, 1) if once else END
-    with preview(source):
-        return next((block for block in source.blocks(BEGIN, stop) if len(block)), None)
-
-
-@contextmanager
-def preview(source: EpisodeSource) -> Iterator[None]:
-    """Forgets what the source notes while the block reads: it will be read again."""
-    findings, state = source.findings.to_json(), copy.deepcopy(source.resume_state)
-    try:
-        yield
-    finally:
-        source.findings.restore(findings)
-        source.resume_state.clear()
-        source.resume_state.update(state)
 
 
 def _common_kind(head: EpisodeBlock, spec: ColumnSpec, findings: FindingLog) -> ImageKind | None:

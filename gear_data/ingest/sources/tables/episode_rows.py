@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import NO_STEPS, Finding, FindingLog
-from gear_data.ingest.location import Location, files_to_compare, separate_datasets_hint
+from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.boundaries import check_step_order, step_numbers
 from gear_data.ingest.pipeline.columns import choose_columns, resolve_structure_columns
 from gear_data.ingest.pipeline.episode_values import reset_info_left_out
 from gear_data.ingest.pipeline.names import is_observation
-from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
+from gear_data.ingest.pipeline.previews import compare_files
+from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.episode_columns import (
     assign_roles,
     check_structure_options,
@@ -41,7 +41,6 @@ from gear_data.ingest.sources.tables.to_numpy import (
     null_rows,
     path_rows,
     paths_left_out,
-    row_hint,
     storage_array,
     to_numpy,
 )
@@ -90,28 +89,10 @@ class EpisodeRowSource:
 
     def units(self) -> Sequence[Unit]:
         units = [Unit(span.position, span.bytes) for span in self._tables.spans(None)]
-        if not self._skip_bad:
-            self._compare_files()
+        if not self._skip_bad:  # lists do not have their width in their type
+            # Reading one row fetches a whole row group of a remote file, so its size is no reason.
+            compare_files(self, [(each.name, each.size * (each.filesystem is None)) for each in self._tables.files])
         return units
-
-    def _compare_files(self) -> None:
-        """Reads the first episode of files that may belong to another dataset.
-
-        Lists do not have their width in their type. If the episode does not fit, the conversion ends here, and not
-        after it has read the files before.
-        """
-        findings, names = self.findings.to_json(), [file.name for file in self._tables.files]
-        # Reading one row fetches a whole row group of a remote file, so its size is no reason.
-        sizes = [file.size if file.filesystem is None else 0 for file in self._tables.files]
-        for index in files_to_compare(names, sizes, UNIT_BYTES):
-            first = next(self._tables.parts(Position(index, 0), Position(index, 1)), None)
-            try:
-                if first is not None:
-                    self._block(first)
-            except BadEpisodeError as error:
-                error.hint = separate_datasets_hint(names, names[0], names[index]) or error.hint
-                raise
-        self.findings.restore(findings)  # the episodes will be read again
 
     def blocks(self, start: Position, stop: Position) -> Iterator[EpisodeBlock]:
         position: Position | None = None
@@ -135,9 +116,7 @@ class EpisodeRowSource:
                 return self._read(table, rows, names, part.position)
             except BadRowsError as bad:
                 first = int(bad.rows[0])
-                file, row = names[first], int(rows[first])
-                hint = row_hint(bad.reason, bad.column, table.column(bad.column).type)
-                error = BadEpisodeError(bad.reason, file=file, column=bad.column, row=row, hint=hint)
+                error = bad.about(table, names[first], int(rows[first]))
                 self.findings.add_bad_episode(error, skip=self._skip_bad, count=len(bad.rows))
                 keep = np.ones(len(table), np.bool_)
                 keep[bad.rows] = False

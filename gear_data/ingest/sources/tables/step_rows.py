@@ -55,7 +55,6 @@ from gear_data.ingest.sources.tables.to_numpy import (
     leaf_dtype,
     path_rows,
     paths_left_out,
-    row_hint,
     storage_array,
     variable_dtype,
 )
@@ -282,6 +281,8 @@ class StepRowSource:
             try:
                 return self._read(part, keep), keep, unreadable
             except BadRowsError as bad:
+                if not self._options.skip_bad:
+                    raise bad.about(part.table, *part.place(int(bad.rows[0]))) from None
                 unreadable.append(UnreadableRows(bad.rows, bad.column, bad.reason))
                 keep[bad.rows] = False
 
@@ -289,8 +290,7 @@ class StepRowSource:
         """Reads the columns of the rows in `keep`.
 
         Raises:
-            BadRowsError: rows of the part are unreadable, and bad episodes are skipped.
-            BadEpisodeError: rows of the part are unreadable, and bad episodes are not skipped.
+            BadRowsError: rows of the part are unreadable.
         """
         table = part.table if keep.all() else part.table.filter(pa.array(keep))
         columns: dict[str, Values] = {}
@@ -298,20 +298,10 @@ class StepRowSource:
             array = storage_array(table.column(source))
             try:
                 columns[spec.name] = column_values(array, spec)
-                if (paths := path_rows(array)) is not None:
-                    columns[_PATH_CHECK + source] = paths
             except IrregularRowsError as error:
-                rows = np.flatnonzero(keep)[error.rows]
-                if self._options.skip_bad:
-                    raise BadRowsError(rows, source, error.reason) from None
-                file, row = part.place(int(rows[0]))
-                raise BadEpisodeError(
-                    error.reason,
-                    file=file,
-                    column=source,
-                    row=row,
-                    hint=row_hint(error.reason, source, array.type),
-                ) from None
+                raise BadRowsError(np.flatnonzero(keep)[error.rows], source, error.reason) from None
+            if (paths := path_rows(array)) is not None:
+                columns[_PATH_CHECK + source] = paths
         for source in self._orders:
             columns[_ORDER_CHECK + source] = step_numbers(storage_array(table.column(source)))
         return columns

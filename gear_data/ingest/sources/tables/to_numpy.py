@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gear_data.errors import UnsupportedColumnError
+from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, Finding
 from gear_data.ingest.pipeline.columns import END_FLAGS, SCALAR_COLUMNS, leave_out
 from gear_data.ingest.pipeline.names import canonical_name
@@ -40,20 +40,21 @@ class IrregularRowsError(Exception):
         self.reason = reason
 
 
-class BadRowsError(Exception):
+class BadRowsError(IrregularRowsError):
     """Some rows of a table cannot be read because of one column.
 
     Attributes:
-        rows: int64 [n], indices of the rows.
         column: source name of the column.
-        reason: the problem of the first row.
     """
 
     def __init__(self, rows: npt.NDArray[np.int64], column: str, reason: str) -> None:
-        super().__init__(reason)
-        self.rows = rows
+        super().__init__(rows, reason)
         self.column = column
-        self.reason = reason
+
+    def about(self, table: pa.Table, file: str, row: int) -> BadEpisodeError:
+        """Returns the error about the first row, whose place is given."""
+        hint = row_hint(self.reason, self.column, table.column(self.column).type)
+        return BadEpisodeError(self.reason, file=file, column=self.column, row=row, hint=hint)
 
 
 def is_list(type_: pa.DataType) -> bool:

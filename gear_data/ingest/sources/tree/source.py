@@ -13,8 +13,8 @@ from gear_data.errors import BadEpisodeError, EmptySourceError, GearError, Unsup
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.layout import Column, Kind, Layout, SplitRule
-from gear_data.ingest.location import files_to_compare, separate_datasets_hint
 from gear_data.ingest.pipeline.columns import choose_columns
+from gear_data.ingest.pipeline.previews import compare_files
 from gear_data.ingest.source import UNIT_BYTES, SourceOptions, Unit, files_between
 from gear_data.ingest.sources.arrays.blocks import (
     ReadEpisode,
@@ -245,11 +245,10 @@ class TreeSource:
             self._row_bytes += variable_bytes
 
     def units(self) -> Sequence[Unit]:
-        names, sizes = [item.name for item in self._trees], [item.size for item in self._trees]
         if not self._skip_bad:
             self._hooks.check_files(self._trees)
-            for index in files_to_compare(names, sizes, UNIT_BYTES):
-                self._compare(index)
+            separate = "if the files are separate datasets, convert one at a time"
+            compare_files(self, [(item.name, item.size) for item in self._trees], separate)
         units: list[Unit] = []
         rows = 0
         for index in range(len(self._trees)):
@@ -282,22 +281,6 @@ class TreeSource:
         if self._rule.numbered:
             return [(first, item.size * min(count, total - first) // total) for first in starts], total
         return [(first, item.size // len(starts)) for first in starts], total
-
-    def _compare(self, index: int) -> None:
-        """Reads the first episode of a tree.
-
-        If it does not fit, the conversion ends here, and not after it has read the trees before.
-        """
-        findings = self.findings.to_json()
-        try:
-            for _ in self.blocks(Position(index, 0), Position(index, 1)):
-                pass
-        except BadEpisodeError as error:
-            names = [item.name for item in self._trees]
-            separate = "if the files are separate datasets, convert one at a time"
-            error.hint = separate_datasets_hint(names, names[0], names[index]) or separate
-            raise
-        self.findings.restore(findings)  # the episode will be read again
 
     def _find(self, tree: Tree) -> EpisodeRanges | list[EpisodePlace]:
         if self._hooks.find_flat is not None:
