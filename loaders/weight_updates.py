@@ -60,7 +60,7 @@ def check_updatable(components: Sequence[LoaderComponent], dataset: int, shared:
         )
 
 
-@dataclass
+@dataclass(slots=True)
 class _Held:
     """A selector, and the steps for which it selects."""
 
@@ -110,8 +110,9 @@ def apply_update(
     soonest = max(progress.next_step, progress.started_step())
     for each in held:
         # An update that a later generation has from its first step on hinders no update before.
-        if each.selector.soonest > each.source.selector_step(dataset, each.first):
-            soonest = max(soonest, each.source.loader_step(dataset, each.selector.soonest))
+        own_soonest = each.selector.soonest
+        if own_soonest > each.source.selector_step(dataset, each.first):
+            soonest = max(soonest, each.source.loader_step(dataset, own_soonest))
     (ids, weights, of_steps), first_step = agree_on_update(*update, from_step, soonest, all_ranks=all_ranks)
     chosen = _episodes_of(held, ids, stages.newest.components[dataset].dataset)
     # The newest generation first: it finds wrong values before any weight changes.
@@ -158,7 +159,8 @@ def agree_on_update(
         InvalidArgumentError: an update of any rank is wrong; every rank raises the error.
     """
     if not all_ranks or not is_distributed():
-        return _checked(episode_ids, values, steps, from_step), agreed_step([(from_step, soonest)])
+        update = _checked(episode_ids, values, steps, from_step)
+        return update, soonest if from_step is None else agreed_step([(from_step, soonest)])
     problem, own = None, None
     try:
         own = _checked(episode_ids, values, steps, from_step)
@@ -202,4 +204,6 @@ def _checked(episode_ids: Any, values: Any, steps: Any, from_step: int | None) -
         )
     if from_step is not None:
         check_range("from_step", from_step, 0)
-    return ids.astype(np.int64), weights, None if of_steps is None else of_steps.astype(np.int64)
+    if of_steps is not None:
+        of_steps = of_steps.astype(np.int64, copy=False)
+    return ids.astype(np.int64, copy=False), weights, of_steps

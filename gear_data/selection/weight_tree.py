@@ -77,14 +77,13 @@ class WeightTree:
             draw.
         """
         before = np.empty(len(rows), np.float64)
-        total = float(self.total)
-        change, squares, positive = cpu.weight_tree.put(
+        expected, total, squares, positive = cpu.weight_tree.put(
             self.weights, self._prefix, self._by_anchor, *self._factors, rows, values, self._starts, self._nodes, before
         )
         self._squares += squares
         self.positive += positive
         # The error of the float sum is far smaller than the distance from MAX_TOTAL to 2^63.
-        return before, total + change < MAX_TOTAL and self.total >= MIN_TOTAL
+        return before, expected < MAX_TOTAL and total >= MIN_TOTAL
 
     def effective_sample_size(self) -> float:
         """Returns 1 / the sum of the squared probabilities of the episodes."""

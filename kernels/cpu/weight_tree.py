@@ -78,10 +78,12 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
         before: float64 [m], receives the replaced weights.
 
     Returns:
-        The changes of (the total, as float64; the sum of squares; the number of positive integer weights).
+        The total in float64, where it cannot overflow, and in int64; the changes of the sum of squares, and of the
+        number of positive integer weights.
     """
     deltas = np.empty(len(rows), np.int64)
-    total, square, positive = 0.0, 0.0, np.int64(0)
+    root = starts[len(starts) - 1]
+    before_total, total, square, positive = np.float64(nodes[root]), 0.0, 0.0, np.int64(0)
     for ahead in range(len(rows) + _AHEAD):
         # The loop prefetches _AHEAD updates ahead, not all at once: the processor handles few cache misses at a time.
         if ahead < len(rows):
@@ -109,7 +111,7 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
             if i + _AHEAD < len(rows):
                 prefetch(nodes.ctypes.data + 8 * (starts[level] + (rows[i + _AHEAD] >> (level * ARITY_BITS))))
             nodes[starts[level] + (rows[i] >> (level * ARITY_BITS))] += deltas[i]
-    return total, square, positive
+    return before_total + total, nodes[root], square, positive
 
 
 @njit(nogil=True, cache=True, inline="always")

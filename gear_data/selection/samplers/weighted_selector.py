@@ -205,14 +205,15 @@ class WeightedSelector:
             InvalidArgumentError: an unknown id or step; a value that is NaN, infinite or negative; a step before an
                 earlier update's; or no positive weight would be left.
         """
-        rows = self._units.rows(np.asarray(ids), None if steps is None else np.asarray(steps))
+        episodes = np.asarray(ids)
+        rows = self._units.rows(episodes, None if steps is None else np.asarray(steps))
         weights = np.array(values, np.float64)
         if rows.shape != weights.shape:
             raise InvalidArgumentError(
                 f"the update has {rows.shape} episode ids, but {weights.shape} weights",
                 hint="give one weight for each episode id",
             )
-        check_weights(weights, "weight", np.asarray(ids, np.int64))
+        check_weights(weights, "weight", episodes)
         with self._lock:
             self._start_history().update(from_step, rows, weights)
 
