@@ -33,7 +33,7 @@ def open_lance(location: Location) -> FileTables | None:
     Returns None if there is none.
 
     Raises:
-        UnknownFormatError: there are several tables, or the table has no rows.
+        UnknownFormatError: there are several tables, or the table has no rows, or is at a URL.
         MissingExtraError: `pylance` is not installed.
         CorruptSourceError: the table cannot be read.
     """
@@ -44,6 +44,9 @@ def open_lance(location: Location) -> FileTables | None:
     if len(roots) > 1:
         raise holds_several("Lance tables", sorted(map(str, roots)), "convert one at a time")
     (root,) = roots
+    if any(file.filesystem is not None for file in location.files):
+        # Lance would ask the server itself, with its own names of places and without our time limit.
+        raise UnknownFormatError("Lance can be read only from a local folder", hint="copy the folder to a local disk")
     lance = import_extra("lance", "lance")
     with _typed_errors(str(root / _VERSIONS)):
         dataset = lance.dataset(posixpath.normpath(location.name) if str(root) == "." else f"{location.name}/{root}")

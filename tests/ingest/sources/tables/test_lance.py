@@ -12,6 +12,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import CorruptSourceError, MissingExtraError, UnknownFormatError
+from gear_data.storage.remote.range_reader import filesystem_of
 from tests.support.checks import warning_codes
 
 lance = pytest.importorskip("lance")
@@ -60,6 +61,16 @@ def test_several_tables_are_refused(tmp_path: Path) -> None:
         lance.write_dataset(_table(), str(tmp_path / "s" / name))
     with pytest.raises(UnknownFormatError, match=r"several Lance tables: a\.lance, b\.lance\n.*one at a time"):
         gear_data.convert(tmp_path / "s", tmp_path / "d", progress=False)
+
+
+@pytest.mark.parametrize("folder", ["", "/tables"])
+def test_a_table_at_a_url_is_refused(folder: str, tmp_path: Path, memory_url: str) -> None:
+    """Lance would read another place: it does not know fsspec's file systems."""
+    lance.write_dataset(_table(), str(tmp_path / "s"))
+    filesystem, place = filesystem_of(memory_url)
+    filesystem.put(f"{tmp_path}/s/", f"{place}{folder}/s", recursive=True)
+    with pytest.raises(UnknownFormatError, match=r"only from a local folder\n.*copy the folder to a local disk"):
+        gear_data.convert(f"{memory_url}{folder or '/s'}", tmp_path / "d", progress=False)
 
 
 def test_damage_is_a_typed_error(tmp_path: Path) -> None:
