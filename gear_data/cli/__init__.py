@@ -30,7 +30,14 @@ from gear_data.cli import (
 )
 from gear_data.cli.arguments import Command, print_json
 from gear_data.common.extras import import_extra
-from gear_data.errors import GearError, InvalidArgumentError, UnknownArgumentError, UnknownNameError, closest_name
+from gear_data.errors import (
+    GearError,
+    HostMemoryError,
+    InvalidArgumentError,
+    UnknownArgumentError,
+    UnknownNameError,
+    closest_name,
+)
 
 #: Modules of commands.
 _MODULES = (
@@ -155,6 +162,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # Such as a missing permission; the message names the file.
         _print_error(options, error)
+        return 1
+    except MemoryError:
+        hint = "end other programs, or raise the limit of the process (ulimit -v) or of its container"
+        _print_error(options, HostMemoryError("this process needs more memory than it can have", hint=hint))
         return 1
 
 

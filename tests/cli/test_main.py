@@ -170,3 +170,16 @@ def test_errors_of_the_system_are_status_1(
         "differences": [],
         **error,
     }
+
+
+def test_too_little_memory_is_an_error_with_a_way_out(
+    rollouts_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exhaust(path: Any, **options: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(gear_data, "open", exhaust)
+    assert main(["inspect", str(rollouts_path)]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("gear-data: this process needs more memory than it can have\n  end other programs, or")
+    assert run_json(capsys, "inspect", rollouts_path, status=1)["error"] == "HostMemoryError"
