@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import BadEpisodeError, UnknownFormatError
+from gear_data.errors import UnknownFormatError
 from gear_data.ingest.findings.log import NO_STEPS
 from gear_data.ingest.pipeline.columns import END_FLAGS, ONE_VALUE, other_flags
 from gear_data.ingest.pipeline.mapped_source import MappedSource, without
@@ -87,11 +86,10 @@ class _WithoutResetRows(MappedSource):
     def __init__(self, source: EpisodeSource, *, skip_bad: bool) -> None:
         names = {spec.name for spec in source.columns}
         self._shifted = {*_NAMES, *END_FLAGS, *other_flags(names)} & names
-        self._skip_bad = skip_bad
         self._columns = tuple(
             replace(spec, has_final=True) if is_observation(spec.name) else spec for spec in source.columns
         )
-        super().__init__(source, self._columns)
+        super().__init__(source, self._columns, skip_bad=skip_bad)
 
     def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
         differing, empty = _differing(piece), piece.lengths < 2
@@ -99,9 +97,7 @@ class _WithoutResetRows(MappedSource):
             message = (
                 NO_STEPS if empty[i] else "the first row is no reset: an action or a reward is not 0, unlike before"
             )
-            place: dict[str, Any] = {"file": piece.sources[i], "row": int(piece.rows[i])}
-            error = BadEpisodeError(message, hint=None if empty[i] else _KEEP, column="actions", **place)
-            self.findings.add_bad_episode(error, skip=self._skip_bad)
+            self._report_bad(piece, i, message, "actions", None if empty[i] else _KEEP)
         for block in without(piece, differing | empty):
             message = (
                 "the first row of an episode has an action and a reward of 0: read as the reset, so that actions, "

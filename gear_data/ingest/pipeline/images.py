@@ -30,7 +30,7 @@ from gear_data.common.images import (
     looks_like_image,
     open_image,
 )
-from gear_data.errors import BadEpisodeError, MissingExtraError, UnsupportedColumnError
+from gear_data.errors import MissingExtraError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.pipeline.mapped_source import MappedSource, cut, without
 from gear_data.ingest.pipeline.previews import first_block
@@ -186,14 +186,13 @@ class DecodedImages(MappedSource):
             replace(spec, dtype="uint8", shape=kinds[spec.name].shape) if spec.name in kinds else spec
             for spec in source.columns
         )
-        super().__init__(source, tuple(columns))
+        super().__init__(source, tuple(columns), skip_bad=skip_bad)
         self._kinds = kinds
         self._source_names = {spec.name: spec.source or spec.name for spec in source.columns}
         sizes = {name: math.prod(kind.shape) for name, kind in kinds.items()}
         self._step_bytes = sum(sizes.values())
         self._final_names = [spec.name for spec in source.columns if spec.name in kinds and spec.has_final]
         self._final_bytes = sum(sizes[name] for name in self._final_names)
-        self._skip_bad = skip_bad
         threads = threads if max(sizes.values()) >= _THREADED else 1
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gear-decode")
 
@@ -208,7 +207,7 @@ class DecodedImages(MappedSource):
             columns[name] = self._decode(name, columns[name], partial(_ImagePosition.of_step, piece), bad)
         for name in self._final_names:
             finals[name] = self._decode(name, finals[name], partial(_ImagePosition.of_final, piece), bad)
-        return without(replace(piece, columns=columns, finals=finals), self._report_bad(piece, bad))
+        return without(replace(piece, columns=columns, finals=finals), self._report(piece, bad))
 
     def _decode(
         self,
@@ -241,7 +240,7 @@ class DecodedImages(MappedSource):
             bad += found
         return out
 
-    def _report_bad(self, block: EpisodeBlock, bad: list[_BadImage]) -> npt.NDArray[np.bool_]:
+    def _report(self, block: EpisodeBlock, bad: list[_BadImage]) -> npt.NDArray[np.bool_]:
         """Adds a finding for each episode with a bad image.
 
         Returns:
@@ -254,11 +253,9 @@ class DecodedImages(MappedSource):
         for image in sorted(bad):
             episodes.setdefault(image.place.episode, image)
         for image in episodes.values():
-            file, row = image.place.file(block), image.place.row(block)
             reason = f"{image.place.description(block)} {image.reason}"
             hint = f"repair the source, leave such episodes out with --on-bad-episode skip, or {_KEEP}"
-            error = BadEpisodeError(reason, file=file, column=image.column, row=row, hint=hint)
-            self.findings.add_bad_episode(error, skip=self._skip_bad)
+            self._report_bad(block, image.place.episode, reason, image.column, hint)
         found = np.zeros(len(block), np.bool_)
         found[list(episodes)] = True
         return found

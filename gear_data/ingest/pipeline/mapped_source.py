@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.errors import BadEpisodeError
+from gear_data.ingest.findings.log import place_of
 from gear_data.ingest.source import EpisodeSource, SourceVideos, Unit, source_videos
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock, Position
@@ -24,6 +26,7 @@ class MappedSource:
         source: the other source.
         columns: the columns of the changed blocks; None for the columns of the source.
         videos: the cameras; None for the cameras of the source.
+        skip_bad: whether malformed episodes are left out.
     """
 
     def __init__(
@@ -31,12 +34,15 @@ class MappedSource:
         source: EpisodeSource,
         columns: tuple[ColumnSpec, ...] | None = None,
         videos: SourceVideos | None = None,
+        *,
+        skip_bad: bool = False,
     ) -> None:
         self.findings = source.findings
         self.resume_state = source.resume_state
         self.columns = source.columns if columns is None else columns
         self.videos = source_videos(source) if videos is None else videos
         self._source = source
+        self._skip_bad = skip_bad
 
     @property
     def num_rows(self) -> int | None:
@@ -77,6 +83,12 @@ class MappedSource:
     def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
         """Yields the changed part of a block, split where episodes are left out."""
         raise NotImplementedError
+
+    def _report_bad(self, block: EpisodeBlock, episode: int, message: str, column: str, hint: str | None) -> None:
+        """Adds a finding for a malformed episode of a block, or raises BadEpisodeError."""
+        file, row = place_of(block, episode)
+        error = BadEpisodeError(message, file=file, column=column, row=row, hint=hint)
+        self.findings.add_bad_episode(error, skip=self._skip_bad)
 
 
 def cut(block: EpisodeBlock, sizes: npt.NDArray[np.int64], limit: int) -> Iterator[EpisodeBlock]:

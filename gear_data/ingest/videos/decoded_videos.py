@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gear_data.common.extras import PIL
-from gear_data.errors import BadEpisodeError, CorruptShardError
+from gear_data.errors import CorruptShardError
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.pipeline.mapped_source import MappedSource, cut, without
 from gear_data.ingest.source import NO_VIDEOS, EpisodeSource, source_videos
-from gear_data.ingest.videos.indexed_source import IndexedSource, indexed_source
+from gear_data.ingest.videos.indexed_source import LEAVE_OUT, IndexedSource, indexed_source
 from gear_data.ingest.videos.storage_options import FRAMES, JPEG, VideoStorage
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import EpisodeBlock
@@ -31,7 +31,6 @@ from gear_data.video.packet_bytes import ByteRange
 JPEG_QUALITY = 95
 #: Bytes of pixels of a yielded block, and of the frames that are decoded at once to make JPEG files.
 _PIECE_BYTES = 32 << 20
-_HINT = "restore the file, leave such episodes out with --on-bad-episode skip, or leave the camera out with --columns"
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,11 @@ class DecodedVideos(MappedSource):
         self._cameras = source_videos(source).columns
         self._size = videos.size
         self._mode = videos.mode
-        self._skip_bad = skip_bad
         # A frame is needed once. Only a group that is cut between two pieces is decoded twice without a cache.
         options = DecodeOptions(threads=threads, size=videos.size, cache_bytes=_PIECE_BYTES, strict=True)
         self._reader = FrameReader(index, packets, options)
-        super().__init__(source, (*source.columns, *(self._column(spec) for spec in self._cameras)), NO_VIDEOS)
+        columns = (*source.columns, *(self._column(spec) for spec in self._cameras))
+        super().__init__(source, columns, NO_VIDEOS, skip_bad=skip_bad)
         self._step_bytes = sum(int(np.prod(self._shape(spec))) * spec.numpy_dtype.itemsize for spec in self._cameras)
 
     def _shape(self, spec: ColumnSpec) -> tuple[int, ...]:
@@ -149,10 +148,8 @@ class DecodedVideos(MappedSource):
             self._reader.read_into(frame_target(spec, out), np.full(len(out), segments.file[episode]), frames)
         except CorruptShardError as error:
             bad[episode] = True
-            camera, row = spec.source or spec.name, int(piece.rows[episode])
             reason = f"its video {error.file or ''} cannot be decoded: {error.message}"
-            bad_episode = BadEpisodeError(reason, file=piece.sources[episode], column=camera, row=row, hint=_HINT)
-            self.findings.add_bad_episode(bad_episode, skip=self._skip_bad)
+            self._report_bad(piece, episode, reason, spec.source or spec.name, f"restore the file, {LEAVE_OUT}")
 
 
 def _jpeg(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import Finding
 from gear_data.ingest.pipeline.mapped_source import MappedSource, without
 from gear_data.ingest.source import EpisodeSource, SourceVideos, source_videos
@@ -24,6 +23,7 @@ from gear_data.video.segments import VideoSegments, segment_digests
 _TOLERANCE = 1e-4
 #: The end of the message about frames of two sizes, and its advice.
 _SCALED = "(--videos frames with --video-size scales all of them)"
+LEAVE_OUT = "leave such episodes out with --on-bad-episode skip, or leave the camera out with --columns"
 _SCALE = "scale all frames with --videos frames --video-size (videos=VideoStorage(mode='frames', size=...))"
 
 
@@ -68,12 +68,12 @@ class IndexedSource(MappedSource):
 
     def __init__(self, source: EpisodeSource, staged: StagedVideos, *, skip_bad: bool, one_size: bool) -> None:
         declared = source_videos(source)
-        super().__init__(source, videos=replace(declared, columns=_columns(declared, staged)))
+        videos = replace(declared, columns=_columns(declared, staged))
+        super().__init__(source, videos=videos, skip_bad=skip_bad)
         self._one_size = one_size
         self.staged = staged
         #: The frames of the episodes of the file that was read last.
         self._ranges: dict[int, npt.NDArray[np.int64]] = {}
-        self._skip_bad = skip_bad
 
     def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
         clips = {spec.name: self._clips(spec, piece) for spec in self.videos.columns}
@@ -82,7 +82,8 @@ class IndexedSource(MappedSource):
         for episode in range(len(piece)):
             for name, found in clips.items():
                 if (problem := found.problems[episode]) is not None:
-                    self._report(piece, episode, names[name], problem)
+                    way = _SCALE if problem.endswith(_SCALED) else "restore the file"
+                    self._report_bad(piece, episode, problem, names[name], f"{way}, {LEAVE_OUT}")
                     bad[episode] = True
                     break
         segments = {name: VideoSegments(found.file, found.first_frame) for name, found in clips.items()}
@@ -97,14 +98,6 @@ class IndexedSource(MappedSource):
             for name, segments in block.videos.items()
         }
         return replace(block, videos=videos)
-
-    def _report(self, block: EpisodeBlock, episode: int, camera: str, problem: str) -> None:
-        error = BadEpisodeError(problem, file=block.sources[episode], column=camera, row=int(block.rows[episode]))
-        way = _SCALE if problem.endswith(_SCALED) else "restore the file"
-        error.hint = (
-            f"{way}, leave such episodes out with --on-bad-episode skip, or leave the camera out with --columns"
-        )
-        self.findings.add_bad_episode(error, skip=self._skip_bad)
 
     def _clips(self, spec: ColumnSpec, block: EpisodeBlock) -> _Clips:
         """Returns the frames of a block's episodes in one camera, with problems."""
