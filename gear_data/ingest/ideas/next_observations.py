@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 
 from gear_data.errors import UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, place_of
@@ -141,16 +140,12 @@ class _WithFinals(MappedSource):
 
     def _report_differing(self, block: EpisodeBlock, name: str, observations: str) -> None:
         """Adds a finding for next observations that are not the observations of the next step."""
-        spec = self._specs[name]
-        if spec.variable_length:
-            equal = pc.equal(block.columns[name][:-1], block.columns[observations][1:])
-            differ = ~np.asarray(equal.to_numpy(zero_copy_only=False), np.bool_)
-        else:
-            differ = rows_differ(block.columns[name][:-1], block.columns[observations][1:])
+        differ = rows_differ(block.columns[name][:-1], block.columns[observations][1:])
         differ[block.offsets[1:-1] - 1] = False
         steps = np.flatnonzero(differ)
         if len(steps):
             episode, step = block.locate(steps[0])
             message = "differs from the next row's observation inside an episode; left out, observations are kept"
             place = place_of(block, episode, step * self.rows_are_steps)
-            self.findings.add(Finding("next-observation-differs", message, len(steps), *place, spec.source or name))
+            column = self._specs[name].source or name
+            self.findings.add(Finding("next-observation-differs", message, len(steps), *place, column))

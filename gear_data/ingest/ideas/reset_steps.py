@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from gear_data.errors import GearError, InvalidArgumentError
@@ -93,11 +92,7 @@ def _begins_with_reset(
     same = np.ones(len(ended), np.bool_)
     for spec in observations:
         values, finals = block.columns[spec.name], block.finals[spec.name]
-        if isinstance(values, pa.Array):
-            equal = pc.equal(values.take(pa.array(starts[ended + 1])), finals.take(pa.array(final_rows[ended])))
-            same &= np.asarray(equal.to_numpy(zero_copy_only=False), np.bool_)
-        else:
-            same &= ~rows_differ(values[starts[ended + 1]], finals[final_rows[ended]])
+        same &= ~rows_differ(rows_of(values, starts[ended + 1]), rows_of(finals, final_rows[ended]))
     found = np.zeros(len(block), np.bool_)
     found[ended + 1] = same
     found[0] = before is not None and before == _digest([_row(block.columns[spec.name], 0) for spec in observations])

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding
 from gear_data.schema import DTYPES
+from gear_data.storage.episode_block import Values
 
 _MAX_DEPTH = 32
 
@@ -147,11 +150,13 @@ def reset_info_left_out(count: int, file: str, row: int, column: str) -> Finding
     return Finding("reset-info-left-out", message, count, file, row, column)
 
 
-def rows_differ(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns bool [n]: whether the rows of two [n, ...] arrays differ.
+def rows_differ(a: Values, b: Values) -> npt.NDArray[np.bool_]:
+    """Returns bool [n]: whether the rows of two columns of n rows differ.
 
     NaN equals NaN.
     """
+    if isinstance(a, pa.Array):
+        return np.asarray(pc.not_equal(a, b).to_numpy(zero_copy_only=False), np.bool_)
     different = np.asarray(a != b)
     if a.dtype.kind == "f" and different.any():
         different &= ~((a != a) & (b != b))

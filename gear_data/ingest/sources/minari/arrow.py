@@ -22,7 +22,7 @@ from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS, Finding, F
 from gear_data.ingest.location import Location, SourceFile, holds_several, placed
 from gear_data.ingest.pipeline.columns import choose_columns
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
-from gear_data.ingest.sources.arrays.blocks import ReadEpisode, block_of
+from gear_data.ingest.sources.arrays.blocks import Fact, ReadEpisode, block_of
 from gear_data.ingest.sources.json_files import read_json_object
 from gear_data.ingest.sources.minari.episode_table import (
     INFOS,
@@ -251,7 +251,7 @@ def _read_episode(files: EpisodeFiles, columns: Mapping[str, TableColumn], schem
         raise BadEpisodeError(reason or NO_STEPS, file=files.name, hint=BAD_EPISODE_HINT)
     steps = table.num_rows - 1
     # An episode's metadata repeats its number and length, and has statistics of its rewards.
-    facts = {
+    facts: dict[str, Fact] = {
         name: value if value is None or isinstance(value, str | int | float) else json.dumps(value)
         for name, value in declared.items()
         if name not in (_ID, _STEPS) and not name.startswith(_REWARDS)
