@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -55,8 +55,9 @@ def open_lance(location: Location) -> FileTables | None:
     if not files:
         raise UnknownFormatError("holds no rows", hint="check the version of the Lance table")
 
-    def open_fragment(file: SourceFile, model: pa.Schema | None) -> LanceFragment:
-        return LanceFragment(file, fragments[int(file.path)], dataset.schema)
+    def open_fragment(file: SourceFile, model: pa.Schema | None) -> AbstractContextManager[LanceFragment]:
+        # A fragment is open only while it is read.
+        return nullcontext(LanceFragment(file, fragments[int(file.path)], dataset.schema))
 
     return FileTables(files, FileKind(_NAME, open_fragment), is_one_table=True)
 
@@ -75,12 +76,6 @@ class LanceFragment:
         self._file = file
         self._fragment = fragment
         self.schema = schema
-
-    def __enter__(self) -> LanceFragment:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Does nothing: a fragment is open only while it is read."""
 
     def row_groups(self) -> RowGroups:
         with _typed_errors(self._file.name):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -45,8 +45,8 @@ class _StreamedFormat:
         while (block := answer_of(lambda: next(blocks, None))) is not None:
             yield block
 
-    def open(self, file: SourceFile, model: pa.Schema | None) -> StreamedTable:
-        return StreamedTable(self, file, model)
+    def open(self, file: SourceFile, model: pa.Schema | None) -> AbstractContextManager[StreamedTable]:
+        return nullcontext(StreamedTable(self, file, model))  # a file is open only while it is read
 
 
 def streamed_kind(name: str, read: Reader, advice: str = "check the rows", *, by_pandas: bool = False) -> FileKind:
@@ -76,12 +76,6 @@ class StreamedTable:
         self._format = format
         self._file = file
         self.schema = _first_schema(format, file) if model is None else model
-
-    def __enter__(self) -> StreamedTable:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Does nothing: a file is open only while it is read."""
 
     def row_groups(self) -> RowGroups:
         return RowGroups((UNKNOWN_ROWS,), (self._file.size,), (self._file.size,))
