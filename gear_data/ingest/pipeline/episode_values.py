@@ -144,9 +144,9 @@ def cast_or_refuse(
     return cast
 
 
-def reset_info_left_out(count: int, file: str, row: int, column: str) -> Finding:
+def reset_info_left_out(count: int, file: str, row: int | None, column: str) -> Finding:
     """Returns the finding about T + 1 infos, of which `reset` returned the first."""
-    message = "the info returned by reset belongs to no step; left out"
+    message = "the first of T + 1 values belongs to the reset, not to a step; left out"
     return Finding("reset-info-left-out", message, count, file, row, column)
 
 

@@ -21,6 +21,7 @@ from gear_data.errors import BadEpisodeError, CorruptSourceError, UnknownFormatE
 from gear_data.ingest.findings.log import BAD_EPISODE_HINT, NO_STEPS, Finding, FindingLog
 from gear_data.ingest.location import Location, SourceFile, holds_several, placed
 from gear_data.ingest.pipeline.columns import choose_columns
+from gear_data.ingest.pipeline.episode_values import reset_info_left_out
 from gear_data.ingest.source import UNIT_BYTES, Format, SourceOptions, Unit
 from gear_data.ingest.sources.arrays.blocks import Fact, ReadEpisode, block_of
 from gear_data.ingest.sources.json_files import read_json_object
@@ -192,9 +193,7 @@ class MinariArrowSource:
                 self.findings.add(Finding("metadata-disagrees", message, len(wrong), file=name, column=key))
         for column in self._columns.values():
             if column.path[0] == INFOS:
-                message = "the first of T + 1 values belongs to the reset, not to a step; left out"
-                name = group[0].files.name
-                self.findings.add(Finding("reset-info-left-out", message, len(group), name, column=column.name))
+                self.findings.add(reset_info_left_out(len(group), group[0].files.name, None, column.name))
         for episode in group:
             for name in episode.others:
                 message = "not a column of Minari; left out: put it into 'infos'"

@@ -14,6 +14,7 @@ from gear_data.errors import BadEpisodeError
 from gear_data.ingest.findings.log import NO_STEPS, Finding, FindingLog
 from gear_data.ingest.layout import Column, ColumnRole
 from gear_data.ingest.location import placed
+from gear_data.ingest.pipeline.episode_values import reset_info_left_out
 from gear_data.ingest.sources.arrays.blocks import Fact, ReadEpisode
 from gear_data.ingest.sources.arrays.step_arrays import EpisodeRanges, StepArrays
 from gear_data.ingest.sources.tree.columns import TreeColumn, Values, check_matches, read_values
@@ -110,9 +111,8 @@ class _OpenEpisode:
         extra = mapped.extra_rows
         if mapped.role == ColumnRole.INFOS and array.rows == steps + 1:
             extra = 1
-            message = "the first of T + 1 values belongs to the reset, not to a step; left out"
             label = self.place.label(array.path)
-            self.findings.add(Finding("reset-info-left-out", message, 1, self.tree.name, episode.number, label))
+            self.findings.add(reset_info_left_out(1, self.tree.name, episode.number, label))
         values = self._rows(column, mapped.path, steps + extra)
         if mapped.role == ColumnRole.WITH_FINAL:
             episode.finals[column.name] = values[steps:]
