@@ -31,23 +31,10 @@ from gear_data.video.index_tables import TABLE_FILES
 #: How a user continues a conversion that failed.
 CONTINUE = "--resume (resume=True) continues from there"
 #: The files that a dataset's folder may hold. The hub adds `.gitattributes`.
-_DATASET_FILES = frozenset(
-    (
-        MANIFEST_NAME,
-        CARD_NAME,
-        PROGRESS,
-        "episodes.arrow",
-        "finals.arrow",
-        STEP_MASK_FILE,
-        *TABLE_FILES.values(),
-        "shards",
-        "sidecars",
-        VIDEOS,
-        *GROWING_FOLDERS,
-        ".gitattributes",
-        ".git",
-    )
-)
+_DATASET_FILES = frozenset((
+    MANIFEST_NAME, CARD_NAME, PROGRESS, "episodes.arrow", "finals.arrow", STEP_MASK_FILE, *TABLE_FILES.values(),
+    "shards", "sidecars", VIDEOS, *GROWING_FOLDERS, ".gitattributes", ".git",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -109,20 +109,20 @@ def _linked(
 
     def write(store: FileStore) -> tuple[Manifest, pa.Table, int]:
         episodes = merged_episodes(inputs)
-        shards = link_shards(inputs, store, progress)
+        shards, linked = link_shards(inputs, store, progress)
         videos = link_videos(inputs, store)
         manifest = Manifest(
             episodes=len(episodes),
             steps=sum(item.manifest.steps for item in inputs),
             fingerprint=fingerprint(schema, content_bytes(episodes)),
             schema=schema,
-            shards=shards.shards,
+            shards=shards,
             tables={**write_tables(inputs, schema, store, episodes), **videos.tables},
             statistics=merged_statistics(schema, (item.manifest.statistics for item in inputs)),
             provenance=_provenance(inputs, identity, videos),
             findings=tuple(_findings(inputs, episodes).to_json()),
         )
-        return manifest, episodes, shards.linked
+        return manifest, episodes, linked
 
     manifest, linked = write_linked(locked, identity, write, resume=resume)
     return manifest, linked or 0

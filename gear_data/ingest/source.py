@@ -104,18 +104,8 @@ MOVED = {
 
 #: Suffixes of files that usually hold episodes. A finding reports files of other suffixes than the format's.
 DATA_SUFFIXES = (
-    ".parquet",
-    ".hdf5",
-    ".h5",
-    ".npz",
-    ".npy",
-    ".arrow",
-    ".arrows",
-    ".feather",
-    ".ipc",
-    ".lance",
-    ".memmap",
-)
+    ".parquet", ".hdf5", ".h5", ".npz", ".npy", ".arrow", ".arrows", ".feather", ".ipc", ".lance", ".memmap",
+)  # fmt: skip
 
 #: Source bytes of a unit, if a source can be cut anywhere. Smaller units are not worth the overhead of a task.
 UNIT_BYTES = 32 << 20

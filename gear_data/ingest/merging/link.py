@@ -30,24 +30,16 @@ from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, TABLE_FILES
 EPISODES, FINALS = "episodes.arrow", "finals.arrow"
 
 
-@dataclass(frozen=True)
-class LinkedShards:
-    """The shards of a merged dataset.
-
-    Attributes:
-        shards: the shards, in the order of the datasets.
-        linked: number of shards that are hard links. The others are copies.
-    """
-
-    shards: tuple[ShardEntry, ...]
-    linked: int
-
-
-def link_shards(inputs: Sequence[MergeInput], store: FileStore, progress: bool | None) -> LinkedShards:
+def link_shards(
+    inputs: Sequence[MergeInput], store: FileStore, progress: bool | None
+) -> tuple[tuple[ShardEntry, ...], int]:
     """Puts the shards of all datasets into one folder.
 
     They become hard links if possible, else copies. A copy is compared with its checksum. A link is not read: `verify`
     checks it later.
+
+    Returns:
+        The shards of the merged dataset, and how many of them are links.
 
     Raises:
         CorruptShardError: a shard is missing or has another size, or a copied one has another checksum.
@@ -63,7 +55,7 @@ def link_shards(inputs: Sequence[MergeInput], store: FileStore, progress: bool |
                 linked += links
                 shards.append(placed)
                 bar.update(shard.bytes)
-    return LinkedShards(tuple(shards), linked)
+    return tuple(shards), linked
 
 
 def place_shard(store: FileStore, shard: ShardEntry, name: str, source: DatasetFiles) -> tuple[ShardEntry, bool]:

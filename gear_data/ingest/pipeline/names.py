@@ -17,31 +17,19 @@ DONES = "dones"
 INVALID_NAME = "empty, not UTF-8, or contains NUL"
 
 _CANONICAL = {
-    "observation": "observations",
-    "obs": "observations",
-    "observation.state": "observations",
-    "continuous_observations": "observations",
-    "discrete_observations": "observations.discrete",
-    "image_observations": "observations.image",
-    "text_observations": "observations.text",
-    "action": "actions",
-    "acts": "actions",
-    "continuous_actions": "actions",
-    "discrete_actions": "actions",
-    "reward": "rewards",
-    "rews": "rewards",
-    "next.reward": "rewards",
-    "done": DONES,
-    "next.done": DONES,
-    "episode_terminals": DONES,
-    "terminal": "terminated",
-    "terminals": "terminated",
-    "terminations": "terminated",
-    "timeout": "truncated",
-    "timeouts": "truncated",
-    "truncations": "truncated",
-    "next.terminated": "terminated",
-    "next.truncated": "truncated",
+    name: canonical
+    for canonical, names in {
+        "observations": ("observation", "obs", "observation.state", "continuous_observations"),
+        "observations.discrete": ("discrete_observations",),
+        "observations.image": ("image_observations",),
+        "observations.text": ("text_observations",),
+        "actions": ("action", "acts", "continuous_actions", "discrete_actions"),
+        "rewards": ("reward", "rews", "next.reward"),
+        DONES: ("done", "next.done", "episode_terminals"),
+        "terminated": ("terminal", "terminals", "terminations", "next.terminated"),
+        "truncated": ("timeout", "timeouts", "truncations", "next.truncated"),
+    }.items()
+    for name in names
 }
 
 _PREFIXES = (("observation.", "observations."), ("obs.", "observations."), ("action.", "actions."), ("info.", "infos."))

@@ -229,19 +229,9 @@ def open_buffer(tree: Tree, options: SourceOptions) -> Buffer:
     metadata, left_out = dataset_facts(others, tree.name)
     findings += left_out
     return Buffer(
-        tree.name,
-        arrays,
-        rows,
-        environments,
-        oldest,
-        steps,
-        columns,
-        sources,
-        next_arrays,
-        last_row,
-        metadata,
+        tree.name, arrays, rows, environments, oldest, steps, columns, sources, next_arrays, last_row, metadata,
         findings,
-    )
+    )  # fmt: skip
 
 
 def _cursor(name: str, scalars: Mapping[str, Any], rows: int) -> tuple[int, bool, tuple[Finding, ...]]:

@@ -89,15 +89,8 @@ class IndexedSource(MappedSource):
         segments = {name: VideoSegments(found.file, found.first_frame) for name, found in clips.items()}
         whole = replace(piece, videos=segments, video_times={})
         for run in without(whole, bad):
-            yield self._with_digests(run)
-
-    def _with_digests(self, block: EpisodeBlock) -> EpisodeBlock:
-        index = self.staged.index
-        videos = {
-            name: replace(segments, digests=segment_digests(segments, block.lengths, index))
-            for name, segments in block.videos.items()
-        }
-        return replace(block, videos=videos)
+            digests = {name: segment_digests(each, run.lengths, self.staged.index) for name, each in run.videos.items()}
+            yield replace(run, videos={name: replace(run.videos[name], digests=each) for name, each in digests.items()})
 
     def _clips(self, spec: ColumnSpec, block: EpisodeBlock) -> _Clips:
         """Returns the frames of a block's episodes in one camera, with problems."""

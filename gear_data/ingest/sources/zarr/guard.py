@@ -18,14 +18,7 @@ from gear_data.errors import UnsupportedColumnError
 #: The name of the codec that decompresses up to a limit, in metadata of both versions.
 BOUNDED = "gear_data.bounded"
 #: The numcodecs id of a chunk of images -> the decoder in `imagecodecs`.
-IMAGES = {
-    "imagecodecs_jpegxl": "jpegxl_decode",
-    "imagecodecs_jpeg2k": "jpeg2k_decode",
-    "imagecodecs_jpegls": "jpegls_decode",
-    "imagecodecs_jpeg": "jpeg_decode",
-    "imagecodecs_png": "png_decode",
-    "imagecodecs_webp": "webp_decode",
-}
+IMAGES = {f"imagecodecs_{name}": f"{name}_decode" for name in ("jpegxl", "jpeg2k", "jpegls", "jpeg", "png", "webp")}
 COMPRESSORS = frozenset({"blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd"})
 #: Codecs that change numbers or check sums. None of them runs code.
 _FILTERS = frozenset(
