@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
 from gear_data.errors import GearError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
-from gear_data.ingest.location import Location, SourceFile, holds_several
+from gear_data.ingest.location import Location, SourceFile, holds_several, listed
 from gear_data.ingest.source import DATA_SUFFIXES, Format
 from gear_data.ingest.sources.tables.open import TABLE_SUFFIXES
 from gear_data.ingest.table_files import table_kinds
@@ -23,8 +23,8 @@ _DESCRIPTIONS = re.compile(
     r"readme|licen[cs]e|notice|citation|authors|changelog|contributing|makefile|dockerfile|requirements|pyproject|"
     r"package(-lock)?\.json|croissant|dataset_infos?\.json|dataset_dict\.json|state\.json"
 )
-#: Files of a folder that are recognised one by one, if the folder is not; and names in a message.
-_MAX_FILES, _MAX_NAMES = 100, 10
+#: Files of a folder that are recognised one by one, if the folder is not.
+_MAX_FILES = 100
 
 
 def files_of_other_formats(item: Format, location: Location) -> list[SourceFile]:
@@ -46,7 +46,7 @@ def files_left_out(item: Format, location: Location, read: Container[str]) -> Fi
     texts = [file for file in _text_files(item, location) if file.name not in read]
     if not others and not texts:
         return None
-    names = _listed([*others, *texts])
+    names = listed(file.name for file in (*others, *texts))
     message = f"no column or fact is read from {names}; left out"
     if others:
         message = f"files of another format than {item.name}; left out: convert them separately: {names}"
@@ -76,7 +76,7 @@ def refuse_files_of_other_formats(item: Format, location: Location, formats: Ite
             raise _holds_sources(inside)
         raise UnknownFormatError(
             f"holds files of the format {item.name}, and {len(left_out)} data files of other formats: "
-            f"{_listed(left_out)}",
+            f"{listed(file.name for file in left_out)}",
             hint=f"convert them separately; --format {item.name} leaves them out",
         )
 
@@ -96,9 +96,10 @@ def mixed_files_error(formats: Iterable[Format], location: Location) -> UnknownF
         recognised[_format_of(formats, Location(file.name, (file,))) is not None].append(file)
     if not recognised[True]:
         return None
+    known, unknown = (listed(file.name for file in recognised[is_known]) for is_known in (True, False))
     return UnknownFormatError(
-        f"some files are recognised, and others are not; recognised: {_listed(recognised[True])}; not recognised: "
-        f"{_listed(recognised[False]) or 'the folder as a whole'}",
+        f"some files are recognised, and others are not; recognised: {known}; not recognised: "
+        f"{unknown or 'the folder as a whole'}",
         hint="move the other files out of the folder, or convert one file",
     )
 
@@ -132,7 +133,3 @@ def _format_of(formats: Iterable[Format], location: Location) -> str | None:
         return next((item.name for item in formats if item.probe(location)), None)
     except GearError:
         return None
-
-
-def _listed(files: Sequence[SourceFile]) -> str:
-    return ", ".join(file.name for file in files[:_MAX_NAMES]) + (", ..." if len(files) > _MAX_NAMES else "")

@@ -12,7 +12,7 @@ from gear_data.errors import UnknownFormatError
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.ingest.source import DATA_SUFFIXES, Format
-from gear_data.ingest.sources.mixed_files import mixed_files_error
+from gear_data.ingest.sources.mixed_files import PICKLES, mixed_files_error
 from gear_data.ingest.sources.tables.open import is_dataset, is_unfinished_conversion, open_tables
 from gear_data.ingest.sources.tree.containers import containers
 from gear_data.ingest.sources.tree.suggest import unclear
@@ -22,8 +22,6 @@ from gear_data.ingest.table_files import TAR, table_kinds
 _EPISODE_WORDS = ("episode", "traj", "run", "rollout", "demo", "id")
 _WORDS = {"observations": ("obs", "state"), "actions": ("act",), "rewards": ("rew",)}
 
-#: Suffixes of pickles. None is ever loaded.
-_PICKLES = (".pkl", ".pickle")
 #: Text near the beginning of a pickled replay buffer: the module of its class.
 _SB3_MODULE, _HEAD_BYTES = b"stable_baselines3.common.buffers", 4096
 #: The user runs these lines; they save the arrays of `save_replay_buffer`'s pickle.
@@ -78,7 +76,7 @@ def unrecognised(location: Location, formats: Mapping[str, Format]) -> UnknownFo
             "holds no files (hidden files are ignored)",
             hint="give the folder that holds the data; rename files whose names begin with '.'",
         )
-    for file in location.with_suffix(*_PICKLES):
+    for file in location.with_suffix(*PICKLES):
         if (hint := _stable_baselines3_hint(file)) is not None:
             return UnknownFormatError("is a pickled replay buffer; pickles are never loaded", file=file.name, hint=hint)
     tables = open_tables(location)
