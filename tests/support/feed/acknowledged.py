@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import gear_data
-from gear_data.errors import DatasetNotFoundError, GearError, InvalidArgumentError
+from gear_data.errors import DatasetNotFoundError, GearError, InvalidArgumentError, UnsupportedColumnError
 from gear_data.growing.object_store.quarantine import download, refused_journals
 from gear_data.recording.journal_folder import journals_of
 from gear_data.recording.object_store.local_journals import journal_base
@@ -41,6 +41,11 @@ def steps(most: int) -> st.SearchStrategy[Steps]:
     return st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, WRITERS - 1), _FACTS), max_size=most)
 
 
+def _dtype(facts: dict[str, Any]) -> np.dtype[Any]:
+    """Returns the dtype of the actions of an episode with some facts. A dataset has one."""
+    return np.dtype(np.float32 if "metadata.length" in facts else np.int64)
+
+
 class Recording:
     """Several Writers of one dataset in a folder, and the numbers of the episodes that they acknowledged.
 
@@ -65,10 +70,10 @@ class Recording:
     def episode(self, place: int, facts: dict[str, Any]) -> None:
         writer = self.writers[place] = self.writers[place] or self.open(place)
         self.number += 1
-        writer.append(actions=self.number)
         try:
+            writer.append(actions=_dtype(facts).type(self.number))
             writer.end_episode(terminated=True, number=self.number, **facts)
-        except InvalidArgumentError:
+        except (InvalidArgumentError, UnsupportedColumnError):
             writer.discard()
         else:
             self.acknowledged.append(self.number)
@@ -107,8 +112,8 @@ class Recording:
         self.number += 1
         path = journals_of(self.base(place)) / f"{500 + self.number}" / "000000.arrows"
         path.parent.mkdir(parents=True)
-        writer = JournalWriter(path, [ColumnSpec("actions", "int64")])
-        values = {"actions": np.array([self.number])}
+        writer = JournalWriter(path, [ColumnSpec("actions", _dtype(facts).name)])
+        values = {"actions": np.array([self.number], _dtype(facts))}
         writer.append(RecordedEpisode(values, True, False, facts={"number": self.number, **facts}))
         writer.close()
         self.acknowledged.append(self.number)
