@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,8 +85,7 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
             continue
         if isinstance(space, str | bytes):
             space = json_object(space, file, column=key)
-        shapes.update(_leaf_shapes(space, column, f"{file} {key}", 0))
-        facts[key] = _space_summary(space)
+        facts[key] = _read_space(space, column, f"{file} {key}", 0, shapes)
     too_large = dict.fromkeys(key for key, value in facts.items() if not _is_small(value))
     return MinariMetadata(
         shapes=shapes,
@@ -97,19 +96,32 @@ def parse_metadata(raw: Mapping[str, Any], file: str) -> MinariMetadata:
     )
 
 
-def _leaf_shapes(space: Any, name: str, where: str, depth: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields dotted name and shape of the spaces that have no subspaces."""
+def _read_space(space: Any, name: str, where: str, depth: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Returns a space without bounds and character sets.
+
+    Args:
+        space: the space.
+        name: its dotted name.
+        where: the file and the key, for errors.
+        depth: the number of spaces around it.
+        shapes: receives the shapes of the spaces that have no subspaces, by dotted name.
+    """
     if not isinstance(space, dict) or depth > _MAX_DEPTH:
         raise CorruptSourceError(f"'{name}' is not a space", file=where, hint=_HINT)
+    kept = {key: space[key] for key in _SPACE_FACTS if key in space}
     kind, subspaces = str(space.get("type")), space.get("subspaces")
     if kind == "Dict" and isinstance(subspaces, dict):
-        for key, subspace in subspaces.items():
-            yield from _leaf_shapes(subspace, f"{name}.{key.replace('/', '.')}", where, depth + 1)
+        kept["subspaces"] = {
+            key: _read_space(each, f"{name}.{key.replace('/', '.')}", where, depth + 1, shapes)
+            for key, each in subspaces.items()
+        }
     elif kind == "Tuple" and isinstance(subspaces, list):
-        for index, subspace in enumerate(subspaces):
-            yield from _leaf_shapes(subspace, f"{name}.{index}", where, depth + 1)
+        kept["subspaces"] = [
+            _read_space(each, f"{name}.{index}", where, depth + 1, shapes) for index, each in enumerate(subspaces)
+        ]
     else:
-        yield name, _shape(kind, space, name, where)
+        shapes[name] = _shape(kind, space, name, where)
+    return kept
 
 
 def _shape(kind: str, space: Mapping[str, Any], name: str, where: str) -> tuple[int, ...]:
@@ -126,20 +138,6 @@ def _shape(kind: str, space: Mapping[str, Any], name: str, where: str) -> tuple[
     if not isinstance(sides, list | tuple) or not all(type(n) is int and n >= 0 for n in sides):
         raise CorruptSourceError(f"'{name}' has shape {shape!r}, not a list of sizes", file=where, hint=_HINT)
     return tuple(sides)
-
-
-def _space_summary(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a space without bounds and character sets.
-
-    It descends like `_leaf_shapes`, which has checked the subspaces and limited their depth.
-    """
-    kept = {key: space[key] for key in _SPACE_FACTS if key in space}
-    kind, subspaces = str(space.get("type")), space.get("subspaces")
-    if kind == "Dict" and isinstance(subspaces, dict):
-        kept["subspaces"] = {key: _space_summary(value) for key, value in subspaces.items()}
-    elif kind == "Tuple" and isinstance(subspaces, list):
-        kept["subspaces"] = [_space_summary(value) for value in subspaces]
-    return kept
 
 
 def _is_small(value: object) -> bool:
