@@ -8,6 +8,7 @@ occur, for a reason. To add an idea, write an `Idea`; to add a format, write a `
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,12 @@ from gear_data.errors import (
     BadEpisodeError,
     CorruptSourceError,
     GearError,
+    InvalidArgumentError,
     UnknownFormatError,
+    UnknownNameError,
+    UnsupportedColumnError,
 )
+from gear_data.ingest.sources.registry import known_formats
 from tests.support.encoded_images import encode_image
 from tests.support.makers.ideas import WRITERS, Episode, Writer
 from tests.support.makers.source_reading import SourceReading, read_source
@@ -65,6 +70,7 @@ class Idea:
         other: format, or what its rows are -> the outcome, where the cell is not simply right.
         findings: codes of the findings that the idea is reported by, where it is read without further options.
         beside: name -> text of further files in the folder of the source.
+        apart: whether each episode is written as a source of its own, in one folder.
     """
 
     episodes: Callable[[], Sequence[Episode]]
@@ -73,6 +79,7 @@ class Idea:
     other: Mapping[str, Refused | Impossible | None] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
+    apart: bool = False
 
 
 def episodes_of(lengths: Sequence[int] = (4, 5, 3), **names: str) -> list[dict[str, Array]]:
@@ -122,6 +129,7 @@ def _check_finals(
     return check
 
 
+NO_DOTS: dict[str, Refused | Impossible | None] = {"Lance": Impossible("a name of Lance has no dot")}
 OWN_FLAGS = Impossible("the format has end flags of its own")
 OWN_NAMES: dict[str, Refused | Impossible | None] = {"own names": Impossible("the format has names of its own")}
 
@@ -145,7 +153,7 @@ IDEAS: dict[str, Idea] = {
     "next_observation.image gives final observations": Idea(
         lambda: episodes_of(observations="observation.image", next_observations="next_observation.image"),
         _check_finals("observation.image", "next_observation.image", "observations.image"),
-        other=OWN_NAMES,
+        other=OWN_NAMES | NO_DOTS,
     ),
 }
 
@@ -223,7 +231,12 @@ def _check_no_flags(seen: SourceReading, episodes: Sequence[Episode], writer: Wr
     assert seen.flag("truncated") == [True, True, True]
 
 
-_LAST_ROWS = Refused(UnknownFormatError, "--rename is_last=dones", {"rename": {"is_last": "dones"}})
+def _last_rows(name: str = "is_last") -> Refused:
+    """Returns the refusal of last rows that may be no steps, of a column with this name in the source."""
+    return Refused(UnknownFormatError, f"--rename {shlex.quote(f'{name}=dones')}", {"rename": {name: "dones"}})
+
+
+_LAST_ROWS = _last_rows()
 _UNFINISHED = ("unfinished-episode",)
 #: RLDS has these flags, in the row after the step.
 IN_RLDS: dict[str, Refused | Impossible | None] = {"RLDS": None}
@@ -263,7 +276,9 @@ IDEAS |= {
         (
             ("is_first", "is_last", "is_terminal"),
             _check_ends,
-            {n: _LAST_ROWS for n, w in WRITERS.items() if n not in ("LeRobot", "D4RL") and not w.own_flags} | IN_RLDS,
+            {n: _LAST_ROWS for n, w in WRITERS.items() if n not in ("LeRobot", "D4RL") and not w.own_flags}
+            | {"HDF5, flat with ends": _last_rows("data/is_last"), "npz, an array an episode": _last_rows("is_last_*")}
+            | IN_RLDS,
             (),
         ),
     )
@@ -353,7 +368,7 @@ NO_IDS: dict[str, Refused | Impossible | None] = {
     "episode": ROW_IS_AN_EPISODE,
     "alone": ONE_EPISODE,
     "npz with lengths": Impossible("lengths divide the episodes"),
-    "Zarr replay buffer": Impossible("ends divide the episodes"),
+    **dict.fromkeys(("HDF5, flat with ends", "Zarr replay buffer"), Impossible("ends divide the episodes")),
     **dict.fromkeys(("D4RL", "V-D4RL", "Stable-Baselines3"), ENDS_BY_FLAGS),
 }
 BOTH_COLUMNS = EpisodeBoundaries(episode_column=("seed", "episode"))
@@ -441,7 +456,9 @@ AS_FRACTIONS = {"tables": TableOptions(dtype={"rewards": "float64"})}
 NULL_REFUSED = Refused(BadEpisodeError, "--fill-null force=nan", {"tables": TableOptions(fill_null={"force": "nan"})})
 HAS_REWARDS = Impossible("its files have rewards")
 NO_NULLS = Impossible("arrays have no nulls")
-_OF_TABLES = ("Parquet", "JSON", "CSV", "save_to_disk", "pandas", "Polars", "LeRobot", "Minari (Arrow)", "RLDS")
+_OF_TABLES = (
+    "Parquet", "JSON", "CSV", "save_to_disk", "Lance", "pandas", "Polars", "LeRobot", "Minari (Arrow)", "RLDS",
+)  # fmt: skip
 OWN_OBSERVATIONS = Impossible("another array is an observation of its own name")
 OWN_COLUMNS = Impossible("another column is left out, and reported")
 NEW_NAMES = {"commands": "actions", "following": "next_observations", "over": "terminated", "cut": "truncated"}
@@ -456,17 +473,28 @@ IDEAS |= {
                 Refused(CorruptSourceError, "--dtype rewards=float64", AS_FRACTIONS),
             ),
             **dict.fromkeys(("episodes in memory", "Minari (HDF5)", "Minari (Arrow)"), None),
+            "npz, an array an episode": Refused(
+                BadEpisodeError,
+                "--dtype 'rewards_*'=float64",
+                {"tables": TableOptions(dtype={"rewards_*": "float64"})},
+            ),
+            "WebDataset, a sample an episode": Refused(CorruptSourceError, "the first rows decide the types"),
             "RLDS": Impossible("a feature has one dtype"),
         },
     ),
     "stacks of frames, chunks of actions": Idea(
-        _stacks_of_frames, _check_nan, other=dict.fromkeys(("D4RL", "V-D4RL", "Stable-Baselines3"), HAS_REWARDS)
+        _stacks_of_frames,
+        _check_nan,
+        other={
+            **dict.fromkeys(("D4RL", "V-D4RL", "Stable-Baselines3"), HAS_REWARDS),
+            "WebDataset, a sample an episode": Refused(CorruptSourceError, "load the file with datasets"),
+        },
     ),
     "nulls in a float column": Idea(
         _with_nulls,
         _check_nulls,
         other={
-            **dict.fromkeys((name for name in WRITERS if "row" in name or name == "LeRobot"), NULL_REFUSED),
+            **dict.fromkeys((name for name in WRITERS if "row" in name or name in ("LeRobot", "Lance")), NULL_REFUSED),
             **dict.fromkeys((name for name in WRITERS if not name.startswith(_OF_TABLES)), NO_NULLS),
             "Minari (Arrow)": OWN_COLUMNS,
             "RLDS": Impossible("tensors have no nulls"),
@@ -478,7 +506,20 @@ IDEAS |= {
         lambda: episodes_of(actions="commands", next_observations="following", terminals="over", timeouts="cut"),
         _check_renamed,
         {"rename": NEW_NAMES},
-        {**OWN_NAMES, "D4RL": None},
+        {
+            **OWN_NAMES,
+            "D4RL": None,
+            "HDF5, flat with ends": Refused(
+                UnknownNameError,
+                "did you mean 'data/commands'",
+                {"rename": {f"data/{name}": new for name, new in NEW_NAMES.items()}},
+            ),
+            "npz, an array an episode": Refused(
+                UnknownNameError,
+                "did you mean 'commands_*'",
+                {"rename": {f"{name}_*": new for name, new in NEW_NAMES.items()}},
+            ),
+        },
     ),
 }
 
@@ -503,6 +544,10 @@ def _check_images(seen: SourceReading, episodes: Sequence[Episode], writer: Writ
 
 def _byte_strings(i: int, steps: int) -> Array:
     return np.array([_image(9 * i + step) for step in range(steps)], "S200")
+
+
+def _of_several_lengths(i: int, steps: int) -> Array:
+    return np.array([_image(9 * i + step) for step in range(steps)], np.object_)
 
 
 def _padded_rows(i: int, steps: int) -> Array:
@@ -577,12 +622,51 @@ KEPT_COLUMNS = {"columns": ("observations", "actions", "rewards")}
 APART = Impossible("episodes are apart: none follows another one")
 ONE_SCHEMA = Impossible("all steps have the same columns")
 TEXT = Impossible("text has no bytes and no uint8")
+AN_OBJECT = Impossible("objects are pickles")
+NO_BY_FILE = Refused(InvalidArgumentError, "leave it out", {"episodes": EpisodeBoundaries()})
+ONE_DATASET = Impossible("a folder is one dataset")
+_FOLDERS = ("save_to_disk", "Lance", "Minari", "TorchRL", "RLDS")
 IDEAS |= {
+    "images as byte strings of several sizes": Idea(
+        lambda: _without_next(**{"observations.image": _of_several_lengths}),
+        _check_images,
+        other={
+            **{name: TEXT for name in WRITERS if name.startswith(("JSON", "CSV"))},
+            "arrays in memory": Refused(UnsupportedColumnError, "convert it to one type"),
+            **{name: AN_OBJECT for name in WRITERS if name.startswith(("np", "Zarr", "WebDataset", "Stable"))},
+            **NO_DOTS,
+            "LeRobot": Impossible("images are image or video features"),
+            "Minari (HDF5)": Impossible("another array is an info"),
+            "Minari (Arrow)": OWN_COLUMNS,
+            "V-D4RL": OWN_OBSERVATIONS,
+            "TorchRL": Impossible("tensors hold no byte strings"),
+        },
+    ),
+    "one file an episode (--file-is-episode)": Idea(
+        _without_next,
+        _check_three,
+        {"episodes": EpisodeBoundaries(file_is_episode=True)},
+        other={
+            "ids": NO_BY_FILE,
+            "episode": NO_BY_FILE,
+            "alone": NO_BY_FILE,
+            **{name: IN_MEMORY for name in WRITERS if "memory" in name or name.startswith(("pandas", "Polars"))},
+            **dict.fromkeys(
+                ("npz with lengths", "D4RL", "HDF5, flat with ids", "HDF5, flat with ends", "Zarr replay buffer"),
+                NO_BY_FILE,
+            ),
+            "V-D4RL": NO_BY_FILE,
+            "Stable-Baselines3": Impossible("a file has the episodes of its environments"),
+            **{name: ONE_DATASET for name in WRITERS if name.startswith(_FOLDERS)},
+        },
+        apart=True,
+    ),
     "images as byte strings of one size": Idea(
         lambda: _without_next(**{"observations.image": _byte_strings}),
         _check_images,
         other={
             **{name: TEXT for name in WRITERS if name.startswith(("JSON", "CSV"))},
+            **NO_DOTS,
             "LeRobot": Impossible("images are image or video features"),
             "Minari (HDF5)": Impossible("another array is an info"),
             "Minari (Arrow)": OWN_COLUMNS,
@@ -595,6 +679,7 @@ IDEAS |= {
         _check_images,
         other={
             **{name: TEXT for name in WRITERS if name.startswith(("JSON", "CSV"))},
+            **NO_DOTS,
             "LeRobot": Impossible("images are image or video features"),
             "Minari (HDF5)": Impossible("another array is an info"),
             "Minari (Arrow)": OWN_COLUMNS,
@@ -671,6 +756,7 @@ IDEAS |= {
             "npz with lengths": ONE_SCHEMA,
             **dict.fromkeys(("Zarr replay buffer", "RLDS"), ONE_SCHEMA),
             "npz, a file an episode": Refused(CorruptSourceError, "--columns", KEPT_COLUMNS),
+            "npz, an array an episode": Refused(UnknownFormatError, "--suggest-map"),
             "npy, a folder an episode": Refused(CorruptSourceError, "--columns", KEPT_COLUMNS),
             "episodes in memory": Refused(BadEpisodeError, "--columns", KEPT_COLUMNS),
         },
@@ -699,6 +785,15 @@ GROUPS = {
 }
 
 
+#: Formats without a writer -> the reason.
+NOT_IN_THE_TABLE = {
+    "calvin": "its arrays are fixed",
+    "dqn-replay": "its arrays are fixed",
+    "journal": "gear-data writes it",
+    "ogbench": "its arrays and flags are fixed, and nothing terminates",
+}
+
+
 def _named(formats: Sequence[str]) -> str:
     """Returns the names of formats. The name of a group stands for its formats, of which a few may be lacking."""
     left, names = list(formats), []
@@ -716,6 +811,7 @@ def page() -> str:
     others = [each for each in WRITERS if not any(each in members for members in GROUPS.values())]
     lines += [
         f"- in no group: {'; '.join(others)}",
+        f"- not in the table: {'; '.join(f'`{name}` ({reason})' for name, reason in NOT_IN_THE_TABLE.items())}",
         "",
         "| ideas | refused, with the way out | cannot occur |",
         "|---|---|---|",
@@ -745,6 +841,16 @@ def test_the_page_of_the_docs_is_the_table() -> None:
     assert text.endswith("\n" + page())
 
 
+def test_every_format_is_in_the_table(tmp_path: Path) -> None:
+    found = set()
+    for i, writer in enumerate(WRITERS.values()):
+        if writer.needs:
+            pytest.importorskip(writer.needs)
+        (tmp_path / str(i)).mkdir()
+        found.add(read_source(writer.write(tmp_path / str(i), _without_next())).format)
+    assert known_formats().keys() - found == NOT_IN_THE_TABLE.keys()
+
+
 @pytest.mark.parametrize("format", WRITERS)
 @pytest.mark.parametrize("idea", IDEAS)
 def test_an_idea_in_a_format(idea: str, format: str, tmp_path: Path) -> None:
@@ -756,10 +862,13 @@ def test_an_idea_in_a_format(idea: str, format: str, tmp_path: Path) -> None:
         pytest.importorskip(writer.needs)
     episodes, folder = meaning.episodes(), tmp_path / "source"
     folder.mkdir()
-    source, options = writer.write(folder, episodes), dict(meaning.options)
+    source, options = None if meaning.apart else writer.write(folder, episodes), dict(meaning.options)
+    for i, episode in enumerate(episodes if meaning.apart else ()):
+        (folder / str(i)).mkdir()
+        writer.write(folder / str(i), [episode])
     for name, text in meaning.beside.items():
         (folder / name).write_text(text)
-    source = folder if meaning.beside else source
+    source = folder if meaning.beside or meaning.apart else source
     if isinstance(other, Refused):
         with pytest.raises(other.error) as error:
             read_source(source, **options)

@@ -11,8 +11,6 @@ import csv
 import gzip
 import io
 import json
-import os
-import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ import gear_data
 from tests.support.makers.frames import calvin, dqn_replay, vd4rl
 from tests.support.makers.ideas import WRITERS
 from tests.support.makers.journals import journals
+from tests.support.makers.tar_samples import write_samples
 from tests.support.rollouts import (
     Rollout,
     episode_numbers,
@@ -108,29 +107,6 @@ def csv_step_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:
     values = [column.reshape(len(column), -1)[:, 0].tolist() for column in columns.values()]
     with gzip.open(folder / "a.csv.gz", "wt", newline="") as file:
         csv.writer(file).writerows([columns, *zip(*values, strict=True)])
-
-
-def write_samples(path: Path, samples: Sequence[dict[str, Any]]) -> Path:
-    """Writes a tar file of numbered samples.
-
-    A sample is suffix -> value: bytes, an array if the suffix ends in npy, otherwise JSON. The zeros at the end are as
-    few as the format allows.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for i, sample in enumerate(samples):
-            for suffix, value in sample.items():
-                sink = io.BytesIO()
-                if suffix.endswith("npy"):
-                    np.save(sink, value)
-                else:
-                    sink.write(value if isinstance(value, bytes) else json.dumps(value).encode())
-                member = tarfile.TarInfo(f"{i:06d}.{suffix}")
-                member.size = sink.tell()
-                archive.addfile(member, io.BytesIO(sink.getvalue()))
-        end = archive.offset + 2 * tarfile.BLOCKSIZE
-    os.truncate(path, end)
-    return path
 
 
 def tar_step_rows(folder: Path, rollouts: Sequence[Rollout]) -> None:

@@ -9,6 +9,7 @@ action. Others write the same names beside rows that are all steps.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -55,7 +56,8 @@ def shift_reset_rows(source: EpisodeSource, options: SourceOptions, *, once: boo
 
 def _has_names(specs: dict[str, ColumnSpec]) -> bool:
     """Returns whether columns have the names of dm_env, and nothing else says what the rows are."""
-    names = {name: (spec.source or name).rpartition("/")[2] for name, spec in specs.items()}
+    # The name of numbered arrays ends with `_*`.
+    names = {name: (spec.source or name).rpartition("/")[2].rstrip("_-. *") for name, spec in specs.items()}
     return (
         all(name in specs and names[name] == own for name, own in _NAMES.items())
         and specs["actions"].dtype.startswith("float")
@@ -146,6 +148,7 @@ def refuse_unclear_last_rows(source: EpisodeSource, file: str) -> None:
         "Dreamer)",
         file=file,
         column=names[_FIRST],
-        hint=f"if it is a step: --rename {names[last]}={_LAST[last]}; if it is the final observation, save the arrays "
-        "with numpy.savez, under the names that RLDS or Dreamer uses, and convert the .npz files",
+        hint=f"if it is a step: --rename {shlex.quote(f'{names[last]}={_LAST[last]}')}; if it is the final "
+        "observation, save the arrays with numpy.savez, under the names that RLDS or Dreamer uses, and convert the "
+        ".npz files",
     )

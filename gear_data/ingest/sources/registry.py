@@ -145,6 +145,11 @@ def _format_of_named_columns(location: Location, options: SourceOptions) -> tupl
         return None
     resolved = resolve_structure_columns(tables.schema.names, options)
     if by_file:
+        if (steps := _list_of_steps(tables, resolved)) is not None:
+            raise InvalidArgumentError(
+                f"a row is an episode: '{steps}' is a list, so a file is no episode (--file-is-episode)",
+                hint="leave it out",
+            )
         return "step-rows", "a row is a step: each file is an episode, as --file-is-episode says"
     name, flag = next(iter(resolved.episodes.columns.items()))
     type_ = tables.schema.field(name).type

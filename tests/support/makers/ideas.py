@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from tests.support.makers import own_formats
 from tests.support.makers.flat_episodes import Array, Episode, flat_arrays, length_of
+from tests.support.makers.tar_samples import write_samples
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,27 @@ def _saved(table: Callable[[Sequence[Episode]], pa.Table]) -> Callable[[Path, Se
     return write
 
 
+def _samples(folder: Path, episodes: Sequence[Episode]) -> Path:
+    """Writes WebDataset, a sample a step."""
+    columns = flat_arrays(episodes)
+    steps = len(columns["episode"])
+    samples = [{f"{name}.npy": values[step] for name, values in columns.items()} for step in range(steps)]
+    return write_samples(folder / "data.tar", samples)
+
+
+def _episode_samples(folder: Path, episodes: Sequence[Episode]) -> Path:
+    """Writes WebDataset, a sample an episode."""
+    samples = [{f"{name}.npy": np.asarray(values) for name, values in each.items()} for each in episodes]
+    return write_samples(folder / "data.tar", samples)
+
+
+def _lance(folder: Path, episodes: Sequence[Episode]) -> Path:
+    import lance
+
+    lance.write_dataset(step_table(episodes), str(folder / "data.lance"))
+    return folder / "data.lance"
+
+
 def _npz(folder: Path, episodes: Sequence[Episode]) -> Path:
     np.savez(folder / "data.npz", **flat_arrays(episodes))
     return folder / "data.npz"
@@ -149,6 +171,11 @@ def _npz_files(folder: Path, episodes: Sequence[Episode]) -> Path:
     for i, episode in enumerate(episodes):
         np.savez(folder / f"{i}.npz", **episode)
     return folder
+
+
+def _npz_numbered(folder: Path, episodes: Sequence[Episode]) -> Path:
+    np.savez(folder / "data.npz", **{f"{name}_{i}": each[name] for i, each in enumerate(episodes) for name in each})
+    return folder / "data.npz"
 
 
 def _npy(folder: Path, episodes: Sequence[Episode]) -> Path:
@@ -172,7 +199,7 @@ def _hdf5(group: str, **names: str) -> Callable[[Path, Sequence[Episode]], Path]
         with h5py.File(folder / "data.hdf5", "w") as file:
             for i, episode in enumerate(episodes):
                 for name, values in episode.items():
-                    file[f"{group.format(i)}/{names.get(name, name)}"] = values
+                    own_formats.store(file, f"{group.format(i)}/{names.get(name, name)}", values)
         return folder / "data.hdf5"
 
     return write
@@ -180,6 +207,12 @@ def _hdf5(group: str, **names: str) -> Callable[[Path, Sequence[Episode]], Path]
 
 def _hdf5_ids(folder: Path, episodes: Sequence[Episode]) -> Path:
     return own_formats.write_hdf5(folder / "data.hdf5", flat_arrays(episodes))
+
+
+def _hdf5_ends(folder: Path, episodes: Sequence[Episode]) -> Path:
+    arrays = {f"data/{name}": values for name, values in flat_arrays(episodes, ids=False).items()}
+    ends = np.cumsum([length_of(each) for each in episodes])
+    return own_formats.write_hdf5(folder / "data.hdf5", arrays | {"meta/episode_ends": ends})
 
 
 def write_zarr(arrays: Mapping[str, Any], root: Path) -> Path:
@@ -212,7 +245,7 @@ def _replay_buffer(folder: Path, episodes: Sequence[Episode]) -> Path:
 def _d4rl(folder: Path, episodes: Sequence[Episode]) -> Path:
     with h5py.File(folder / "data.hdf5", "w") as file:
         for name, values in flat_arrays(episodes, ids=False).items():
-            file[name] = values
+            own_formats.store(file, name, values)
     return folder / "data.hdf5"
 
 
@@ -248,22 +281,27 @@ WRITERS: dict[str, Writer] = {
     "JSON lines, a row a step": Writer(_json_lines(step_table), "step"),
     "CSV": Writer(_csv, "step", scalars=True),
     "save_to_disk, a row a step": Writer(_saved(step_table), "step"),
+    "WebDataset, a sample a step": Writer(_samples, "step"),
+    "Lance": Writer(_lance, "step", needs="lance"),
     "pandas": Writer(_pandas, "step"),
     "Polars, a row a step": Writer(_polars(step_table), "step"),
     "LeRobot": Writer(_lerobot, "step"),
     "Parquet, a row an episode": Writer(_parquet(episode_table), "episode"),
     "JSON lines, a row an episode": Writer(_json_lines(episode_table), "episode"),
     "save_to_disk, a row an episode": Writer(_saved(episode_table), "episode"),
+    "WebDataset, a sample an episode": Writer(_episode_samples, "episode"),
     "Polars, a row an episode": Writer(_polars(episode_table), "episode"),
     "episodes in memory": Writer(lambda _, episodes: [dict(each) for each in episodes], "alone"),
     "arrays in memory": Writer(lambda _, episodes: flat_arrays(episodes), "ids"),
     "npz": Writer(_npz, "ids"),
     "npz with lengths": Writer(_npz_lengths),
     "npz, a file an episode": Writer(_npz_files, "alone"),
+    "npz, an array an episode": Writer(_npz_numbered, "alone"),
     "npy": Writer(_npy, "ids"),
     "npy, a folder an episode": Writer(_npy_folders, "alone"),
     "D4RL": Writer(_d4rl, "step", own_names=True),
     "HDF5, flat with ids": Writer(_hdf5_ids, "step"),
+    "HDF5, flat with ends": Writer(_hdf5_ends, "step"),
     "HDF5, a group an episode": Writer(_hdf5("episode_{}"), "alone"),
     "robomimic": Writer(
         _hdf5("data/demo_{}", observations="obs/x", next_observations="next_obs/x"),

@@ -224,5 +224,15 @@ def write_hdf5(path: Path, arrays: Mapping[str, Any]) -> Path:
     """Writes each array as a dataset, and returns the path."""
     with h5py.File(path, "w") as file:
         for name, values in arrays.items():
-            file[name] = values
+            store(file, name, values)
     return path
+
+
+def store(file: h5py.File, name: str, values: Any) -> None:
+    """Writes an array as a dataset. Byte strings of several lengths become rows of uint8 of several lengths."""
+    if getattr(values, "dtype", None) == np.object_ and isinstance(values[0], bytes):
+        rows = file.create_dataset(name, len(values), h5py.vlen_dtype(np.uint8))
+        for i, each in enumerate(values):
+            rows[i] = np.frombuffer(each, np.uint8)
+    else:
+        file[name] = values

@@ -21,6 +21,7 @@ class SourceReading:
     """The episodes that a conversion would store.
 
     Attributes:
+        format: the format of the source.
         schema: the columns.
         episodes: name of a column -> the values of the steps, for each episode.
         finals: name of a column -> the final observation, for each episode; None if there is none.
@@ -28,6 +29,7 @@ class SourceReading:
         codes: the codes of the findings.
     """
 
+    format: str
     schema: Schema
     episodes: list[dict[str, Any]] = field(default_factory=list)
     finals: list[dict[str, Any] | None] = field(default_factory=list)
@@ -47,8 +49,8 @@ class SourceReading:
 def read_source(source: Any, **options: Any) -> SourceReading:
     """Reads a source with options of `convert`. Raises its errors."""
     chosen = SourceOptions(**options).with_stacked_parts()
-    opened, _, _ = ConversionSpec(plain_source(source), None, "auto", chosen, keep_encoded=False).open()
-    reading = SourceReading(stored_schema(opened))
+    opened, format, _ = ConversionSpec(plain_source(source), None, "auto", chosen, keep_encoded=False).open()
+    reading = SourceReading(format, stored_schema(opened))
     opened.units()
     for block, _ in prepared_blocks(opened, BEGIN, END, strict=False):
         for episode, final, facts in _episodes(block):

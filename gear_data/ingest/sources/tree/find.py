@@ -74,8 +74,9 @@ def last_name(path: str, rename: Mapping[str, str]) -> str:
 
 
 def is_actions(path: str, rename: Mapping[str, str]) -> bool:
-    """Returns whether the last name of a path means actions: `action`, `acts`."""
-    return canonical_name(last_name(path, rename)) == ACTIONS
+    """Returns whether the last name of a path means actions: `action`, `acts`, and `action_*` of numbered arrays."""
+    paths = (path, path.rstrip("*_-. ")) if path.endswith("*") else (path,)
+    return any(canonical_name(last_name(each, rename)) == ACTIONS for each in paths)
 
 
 def resembles_actions(path: str, rename: Mapping[str, str]) -> bool:
@@ -189,8 +190,8 @@ def _numbered_datasets(tree: Tree, rename: Mapping[str, str], group: str = "", d
             stems.setdefault(parts[0], []).append(parts[1])
     for stem, numbers in stems.items():
         alike = [other for other, found in stems.items() if found == numbers]
-        if is_actions(stem.rstrip("_-. "), rename) and len(alike) > 1:
-            pattern = f"{join(group, stem)}*"
+        pattern = f"{join(group, stem)}*"
+        if is_actions(pattern, rename) and len(alike) > 1:
             doubts = [f"'{other}' has other numbers than '{stem}'" for other in stems if other not in alike]
             arrays = [array for n in numbers[:8] if (array := tree.array(join(group, stem) + n)) is not None]
             if all(len(array.shape) == 1 for array in arrays) and len({array.shape for array in arrays}) == 1:

@@ -189,11 +189,7 @@ def _choose_actions(arrays: Mapping[str, TreeArray], rename: Mapping[str, str]) 
 
     If no array looks like actions, the path is an array of as many rows as most arrays have.
     """
-    candidates = [
-        path
-        for path, array in arrays.items()
-        if array.shape and array.kind and is_actions(path.rstrip("*_-. "), rename)
-    ]
+    candidates = [path for path, array in arrays.items() if array.shape and array.kind and is_actions(path, rename)]
     if not candidates:
         candidates = [path for path, array in arrays.items() if array.shape and resembles_actions(path, rename)]
         if not candidates:

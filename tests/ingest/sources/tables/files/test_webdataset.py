@@ -18,7 +18,7 @@ from gear_data.ingest.location import locate
 from gear_data.ingest.sources.tables.files import webdataset
 from gear_data.ingest.sources.tables.open import require_tables
 from gear_data.storage.episode_block import BEGIN, END
-from tests.support.source_makers import write_samples
+from tests.support.makers.tar_samples import write_samples
 
 datasets.disable_progress_bars()
 
