@@ -5,7 +5,7 @@ NumPy archives, folders of `.npy` files, TorchRL's memory maps and Zarr stores u
 Each of these formats has named arrays of one length, and a rule that says where episodes begin. The format turns each
 file or folder into `StepArrays`; this module reads the episodes.
 
-Why it is not the source of trees: docs/explanation/decisions/array-sources.md
+It is not the source of trees. Why: docs/explanation/decisions/array-sources.md
 """
 
 from __future__ import annotations
