@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
@@ -29,6 +30,7 @@ from gear_data.ingest.sources.minari.episode_table import (
     INFOS,
     OBSERVATIONS,
     EpisodeFiles,
+    Reader,
     TableColumn,
     cast_table,
     read_table,
@@ -151,7 +153,7 @@ class MinariArrowSource:
         groups = self._groups(start.file, min(stop.file, len(self._episodes)), _BLOCK_BYTES)
         position: Position | None = None
         count = 0
-        for first, group in read_ahead((a, [self._read(each) for each in self._episodes[a:b]]) for a, b in groups):
+        for first, group in read_ahead((a, self._read(self._episodes[a:b])) for a, b in groups):
             # A group of only bad episodes makes no block; the next block then starts at that group.
             position, count = position or Position(first, 0), count + len(group)
             good = [each for each in group if self._is_good(each)]
@@ -161,11 +163,23 @@ class MinariArrowSource:
                 yield replace(block, sources=[each.files.name for each in good])
                 position, count = None, 0
 
-    def _read(self, files: EpisodeFiles) -> ArrowEpisode | BadEpisodeError:
-        try:
-            return _read_episode(files, self._columns, self._schema)
-        except BadEpisodeError as error:
-            return error
+    def _read(self, group: Sequence[EpisodeFiles]) -> list[ArrowEpisode | BadEpisodeError]:
+        """Reads episodes. Their columns are converted together, unless a row cannot be."""
+        opened = [_opened(files, self._schema) for files in group]
+        tables = [each.table for each in opened if isinstance(each, ArrowEpisode)]
+        readers: dict[str, Reader] = {}
+        with suppress(IrregularRowsError):
+            table = pa.concat_tables([self._schema.empty_table(), *tables])
+            readers = {name: column.reader(column.extract(table)) for name, column in self._columns.items()}
+        start = 0
+        for i, each in enumerate(opened):
+            if isinstance(each, ArrowEpisode):
+                try:
+                    each.read_columns(self._columns, readers, start)
+                except BadEpisodeError as error:
+                    opened[i] = error
+                start += each.table.num_rows
+        return opened
 
     def _is_good(self, episode: ArrowEpisode | BadEpisodeError) -> TypeGuard[ArrowEpisode]:
         """Adds a finding for a bad episode, or raises its error."""
@@ -203,12 +217,13 @@ class MinariArrowSource:
                 self.findings.add(Finding("dtype-differs", message, file=episode.files.name, column=name))
 
 
-@dataclass(frozen=True)
+@dataclass
 class ArrowEpisode:
-    """An episode that was read.
+    """An episode.
 
     Attributes:
         files: the files of the episode.
+        table: its T + 1 rows.
         read: its steps, final observation and facts.
         declared: the contents of its `metadata.json`.
         others: names of the columns that Minari does not have.
@@ -217,23 +232,52 @@ class ArrowEpisode:
     """
 
     files: EpisodeFiles
+    table: pa.Table
     read: ReadEpisode
     declared: Mapping[str, Any]
     others: tuple[str, ...]
     cast: tuple[str, ...]
-    has_values_in_padding: bool
+    has_values_in_padding: bool = False
+
+    def read_columns(self, columns: Mapping[str, TableColumn], readers: Mapping[str, Reader], start: int) -> None:
+        """Reads the columns.
+
+        Args:
+            columns: canonical name -> column to read.
+            readers: readers of the tables of several episodes; empty if some of their rows cannot be read.
+            start: the first row of this episode in `readers`.
+
+        Raises:
+            BadEpisodeError: a row cannot be read, or the final observation is missing.
+        """
+        start, steps = start if readers else 0, self.read.steps
+        for name, column in columns.items():
+            outer = column.path[0]
+            try:
+                rows = readers[name] if readers else column.reader(column.extract(self.table))
+                first = start + (outer == INFOS)
+                self.read.columns[name] = rows(first, first + steps)
+                if outer == OBSERVATIONS:
+                    self.read.finals[name] = rows(start + steps, start + steps + 1)
+                elif outer != INFOS and column.variable_length:
+                    self.has_values_in_padding |= bool(column.extract(self.table)[steps].as_py())
+                elif outer != INFOS:
+                    self.has_values_in_padding |= bool(rows(start + steps, start + steps + 1).any())
+            except IrregularRowsError as error:
+                place: dict[str, Any] = {"column": column.name, "row": int(error.rows[0]) - start}
+                raise BadEpisodeError(error.reason, file=self.files.name, **place, hint=BAD_EPISODE_HINT) from None
+        if self.has_values_in_padding and self.declared.get(_STEPS) == steps + 1:
+            reason = "has no final observation: the last row should be padding, but is a step"
+            raise BadEpisodeError(reason, file=self.files.name, row=steps, hint=BAD_EPISODE_HINT)
 
 
-def _read_episode(files: EpisodeFiles, columns: Mapping[str, TableColumn], schema: pa.Schema) -> ArrowEpisode:
-    """Reads the files of an episode.
+def _opened(files: EpisodeFiles, schema: pa.Schema) -> ArrowEpisode | BadEpisodeError:
+    """Reads the files of an episode, and casts its table to the schema.
 
-    Args:
-        files: the files.
-        columns: canonical name -> column to read.
-        schema: the schema that the table is cast to.
+    Returns:
+        The episode without its columns; or an error if the table does not fit the schema, or has no steps.
 
     Raises:
-        BadEpisodeError: the table does not fit the schema, has no steps, holds a null, or lacks the final observation.
         CorruptSourceError: a file cannot be read.
     """
     tables, names = zip(*map(read_table, files.tables), strict=True)
@@ -247,29 +291,14 @@ def _read_episode(files: EpisodeFiles, columns: Mapping[str, TableColumn], schem
     declared = {} if files.facts is None else read_json_object(files.facts)
     table, cast, reason = cast_table(pa.concat_tables(tables), schema)
     if reason is not None or table.num_rows < 2:
-        raise BadEpisodeError(reason or NO_STEPS, file=files.name, hint=BAD_EPISODE_HINT)
-    steps = table.num_rows - 1
+        return BadEpisodeError(reason or NO_STEPS, file=files.name, hint=BAD_EPISODE_HINT)
     # An episode's metadata repeats its number and length, and has statistics of its rewards.
     facts: dict[str, Fact] = {
         name: value if value is None or isinstance(value, str | int | float) else json.dumps(value)
         for name, value in declared.items()
         if name not in (_ID, _STEPS) and not name.startswith(_REWARDS)
     }
-    read, is_padded = ReadEpisode(0, steps, facts=facts), False
-    for name, column in columns.items():
-        try:
-            read.columns[name] = column.rows(table, int(column.path[0] == INFOS), steps)
-            if column.path[0] == OBSERVATIONS:
-                read.finals[name] = column.rows(table, steps, 1)
-            elif column.path[0] != INFOS:
-                is_padded |= column.has_value(table, steps)
-        except IrregularRowsError as error:
-            place: dict[str, Any] = {"file": files.name, "column": column.name, "row": int(error.rows[0])}
-            raise BadEpisodeError(error.reason, **place, hint=BAD_EPISODE_HINT) from None
-    if is_padded and declared.get(_STEPS) == table.num_rows:
-        reason = "has no final observation: the last row should be padding, but is a step"
-        raise BadEpisodeError(reason, file=files.name, row=steps, hint=BAD_EPISODE_HINT)
-    return ArrowEpisode(files, read, declared, names[0], cast, is_padded)
+    return ArrowEpisode(files, table, ReadEpisode(0, table.num_rows - 1, facts=facts), declared, names[0], cast)
 
 
 FORMAT = Format(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -39,6 +39,8 @@ COLUMNS = (OBSERVATIONS, "actions", REWARDS, "terminations", "truncations", INFO
 #: Upper bound on rows per byte: a row of one boolean takes one bit.
 _ROWS_PER_BYTE = 8
 _MAGIC = b"ARROW1"
+#: Returns the rows [first, stop) of a column.
+Reader: TypeAlias = Callable[[int, int], Values]
 
 
 @dataclass(frozen=True)
@@ -79,24 +81,25 @@ class TableColumn:
             array = storage_array(pc.struct_field(array, name))
         return array
 
-    def rows(self, table: pa.Table, first: int, count: int) -> Values:
-        """Returns the values of `count` rows. Of texts and bytes, other rows, such as padding, are not checked.
+    def reader(self, array: pa.Array) -> Reader:
+        """Returns a function that returns the rows [first, stop) of the column's array.
+
+        Of texts and bytes, other rows, such as padding, are not checked. The function raises IrregularRowsError, too.
 
         Raises:
-            IrregularRowsError: rows of the table hold nulls, or texts that are not UTF-8.
+            IrregularRowsError: rows hold nulls, or texts that are not UTF-8.
         """
-        array = self.extract(table)
         if not self.variable_length:
-            return to_numpy(array, self.stored_shape)[first : first + count]
-        try:
-            return to_variable(array.slice(first, count), self.dtype)
-        except IrregularRowsError as error:
-            raise IrregularRowsError(error.rows + first, error.reason) from None
+            values = to_numpy(array, self.stored_shape)
+            return lambda first, stop: values[first:stop]
 
-    def has_value(self, table: pa.Table, row: int) -> bool:
-        """Returns whether a row is neither empty nor zero."""
-        value = self.extract(table)[row].as_py()
-        return bool(value) if self.variable_length else bool(np.any(value))
+        def read(first: int, stop: int) -> Values:
+            try:
+                return to_variable(array[first:stop], self.dtype)
+            except IrregularRowsError as error:
+                raise IrregularRowsError(error.rows + first, error.reason) from None
+
+        return read
 
 
 def read_table(file: SourceFile) -> tuple[pa.Table, tuple[str, ...]]:
