@@ -216,24 +216,29 @@ def test_a_replica_takes_over_from_a_node_that_fails(serve, folder, monkeypatch)
         peer.close_idle()
 
 
-def test_a_client_that_leaves_before_its_stream_begins_is_no_error(serve, caplog):
-    server, shards = serve()
-    called, ended = threading.Event(), threading.Event()
-    exchange = server.do_exchange
+class LateServer(FlightServer):
+    """A server whose streams begin after their clients have left."""
 
-    def late(context, *arguments):
-        called.set()
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.called, self.ended = threading.Event(), threading.Event()
+
+    def do_exchange(self, context, *arguments):
+        self.called.set()
         while not context.is_cancelled():
             time.sleep(0.01)
         try:
-            exchange(context, *arguments)
+            super().do_exchange(context, *arguments)
         finally:
-            ended.set()
+            self.ended.set()
 
-    server.do_exchange = late
-    with flight.FlightClient(f"grpc://127.0.0.1:{server.port}") as client:
-        _, reader = client.do_exchange(flight.FlightDescriptor.for_command(handshake(shards.identity)))
-        assert called.wait(WAIT)
-        reader.cancel()
-    assert ended.wait(WAIT)
-    assert (server.counts.errors, caplog.records) == (0, [])
+
+def test_a_client_that_leaves_before_its_stream_begins_is_no_error(folder, caplog):
+    shards = ShardServer(open_files(folder))
+    with LateServer(shards, Address("127.0.0.1", 0), ServerCredentials(None)) as server:
+        with flight.FlightClient(f"grpc://127.0.0.1:{server.port}") as client:
+            _, reader = client.do_exchange(flight.FlightDescriptor.for_command(handshake(shards.identity)))
+            assert server.called.wait(WAIT)
+            reader.cancel()
+        assert server.ended.wait(WAIT)
+        assert (server.counts.errors, caplog.records) == (0, [])

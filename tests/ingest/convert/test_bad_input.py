@@ -536,7 +536,6 @@ def test_a_failure_leaves_an_empty_destination_folder_empty(sources: Any, some: 
         {"on_bad_episode": "ignore"},
         {"overwrite": True, "resume": True},
         {"columns": "observations"},
-        {"rename": {"no_such": "observations"}},
         {"rename": {"actions": "observations"}},
     ],
     ids=str,
@@ -545,12 +544,13 @@ def test_arguments(options: dict[str, Any], refuse: Any, sources: Any, some: lis
     refuse(InvalidArgumentError, sources.write_episodes(tmp_path / "s.parquet", some), **options)
 
 
+@pytest.mark.parametrize("options", [{"columns": ["observation"]}, {"rename": {"observation": "x"}}], ids=str)
 @pytest.mark.parametrize("write", ["write_episodes", "write_steps", "write_d4rl"])
 def test_unknown_column_lists_known_columns(
-    write: str, refuse: Any, sources: Any, some: list[Any], tmp_path: Path
+    write: str, options: dict[str, Any], refuse: Any, sources: Any, some: list[Any], tmp_path: Path
 ) -> None:
     source = getattr(sources, write)(tmp_path / ("s.hdf5" if write == "write_d4rl" else "s.parquet"), some)
-    error = refuse(UnknownNameError, source, columns=["observation"])
+    error = refuse(UnknownNameError, source, **options)
     assert error.column == "observation"
     assert "did you mean 'observations'" in str(error)
     assert "rewards" in str(error)

@@ -59,17 +59,17 @@ def run_whole(path: WritePath, case: Path) -> Whole:
     template = case.with_name(f"{path.name}.template")
     shutil.rmtree(case, ignore_errors=True)
     case.mkdir()
-    _run_quietly(inside(case, path.prepare), case)
+    _run_quietly(path, path.prepare, case)
     case.rename(template)
     copy_case(template, case)
-    ended = _run_quietly(inside(case, path.run), case)
+    ended = _run_quietly(path, path.run, case)
     return Whole(path, template, contents(template), contents(case), ended.calls, ended.seconds)
 
 
-def _run_quietly(body: Callable[[], object], case: Path) -> Ended:
-    ended = supervise(body, case, log_of(case))
+def _run_quietly(path: WritePath, job: Job, case: Path) -> Ended:
+    ended = supervise(inside(case, job), case, log_of(case))
     if ended.status != 0:
-        raise RuntimeError(f"a run without faults failed: {ended.output}")
+        raise RuntimeError(f"{path.name}: a run without faults ended with status {ended.status}: {ended.output}")
     return ended
 
 

@@ -141,7 +141,12 @@ def main(folder: str, node: str) -> None:
             read_batches(loader, rng)
 
     # Numba loses interrupts while it compiles, and while it reads its cache.
-    for loader in (local(folder, node, residency="mmap", prefetch=0), remote(folder, node, prefetch=0)):
+    warm = (
+        local(folder, node, residency="mmap", prefetch=0),
+        remote(folder, node, prefetch=0),
+        mixture(folder, node, prefetch=0),
+    )
+    for loader in warm:
         next(iter(loader))
     torch.set_num_threads(1)
     # Only the scripts are interrupted.
