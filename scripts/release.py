@@ -40,6 +40,7 @@ def main() -> None:
     version = re.search(r'VERSION = "(.+)"', (ROOT / "gear_data/version.py").read_text())[1]  # type: ignore[index]
     tag = f"v{version}"
     if options.tag:
+        _git("var", "GIT_COMMITTER_IDENT")  # git says what it lacks for a commit and a tag, before anything is written
         if _git("tag", "--list", tag):
             sys.exit(f"{tag} exists: raise VERSION in gear_data/version.py, or remove the tag")
         _write_changelog(version)
@@ -58,7 +59,10 @@ def main() -> None:
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    done = subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:  # git has said why
+        sys.exit(f"git {arguments[0]} failed")
+    return done.stdout.strip()
 
 
 def _write_changelog(version: str) -> None:
