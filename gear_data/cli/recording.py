@@ -7,7 +7,6 @@ import importlib
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from typing import Any
 import gear_data
 from gear_data.cli.arguments import add_command, print_json
 from gear_data.common.paths import is_remote, plain_path
+from gear_data.common.private_folder import scratch_folder
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, unknown_name
 from gear_data.storage.journal.quarantine import DAMAGED, Entry, entries
 
@@ -109,9 +109,9 @@ def _rescue(entry: Entry, output: str) -> int:
     if is_remote(entry.folder):
         from gear_data.growing.object_store.quarantine import download
 
-        with tempfile.TemporaryDirectory(prefix="gear-data-rescue-") as scratch:
-            download(entry, Path(scratch, entry.name))
-            return gear_data.open(Path(scratch, entry.name)).save(output, progress=False).episodes
+        with scratch_folder() as scratch:
+            download(entry, scratch / entry.name)
+            return gear_data.open(scratch / entry.name).save(output, progress=False).episodes
     if entry.holds == DAMAGED:
         raise CorruptSourceError(
             f"cannot be read: {entry.reason}", file=entry.folder, hint="restore the bytes from a backup, or drop them"

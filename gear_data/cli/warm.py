@@ -6,15 +6,14 @@ A kernel is compiled for the types of its arguments. So each step uses a loader 
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import gear_data
+from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
 from gear_data.kernels import cpu
 from gear_data.kernels.output_plan import KIND_CONVERT, KIND_DISCOUNTED, OUT_TYPES, OUTPUT_PLAN, SOURCE_TYPES
@@ -29,9 +28,9 @@ def warm_kernels(progress: bool | None = None) -> float:
         progress: show a progress bar; None shows one on a terminal.
     """
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="gear-data-warm-") as folder:
-        gear_data.convert(list(_episodes()), Path(folder) / "dataset", progress=False)
-        dataset = gear_data.open(Path(folder) / "dataset")
+    with scratch_folder() as folder:
+        gear_data.convert(list(_episodes()), folder / "dataset", progress=False)
+        dataset = gear_data.open(folder / "dataset")
         with progress_bar(len(_WORK), "compile", "step", progress) as bar:
             for name, work in _WORK.items():
                 bar.set_text(name)

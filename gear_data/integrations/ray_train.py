@@ -12,11 +12,10 @@ def train_loop(config):
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gear_data.common.private_folder import scratch_folder
 from gear_data.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -50,8 +49,8 @@ def load_checkpoint(loader: SequenceLoader) -> Any:
         return None
 
     with checkpoint.as_directory() as folder:
-        loader.load_state_dict(json.loads((Path(folder) / _LOADER).read_text()))
-        return torch.load(Path(folder) / _STATE, map_location="cpu", weights_only=True)
+        loader.load_state_dict(json.loads((folder / _LOADER).read_text()))
+        return torch.load(folder / _STATE, map_location="cpu", weights_only=True)
 
 
 def report_checkpoint(metrics: Mapping[str, Any], loader: SequenceLoader, state: Mapping[str, Any]) -> None:
@@ -71,10 +70,10 @@ def report_checkpoint(metrics: Mapping[str, Any], loader: SequenceLoader, state:
         train.report(dict(metrics))
         return
 
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / _LOADER).write_text(json.dumps(loader.state_dict()))
-        torch.save(state, Path(folder) / _STATE)
-        train.report(dict(metrics), checkpoint=train.Checkpoint.from_directory(folder))
+    with scratch_folder() as folder:
+        (folder / _LOADER).write_text(json.dumps(loader.state_dict()))
+        torch.save(state, folder / _STATE)
+        train.report(dict(metrics), checkpoint=train.Checkpoint.from_directory(str(folder)))
 
 
 def _check_rank(loader: SequenceLoader, context: Any) -> None:

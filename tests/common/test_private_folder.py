@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gear_data.common.private_folder import scratch_folder
+from tests.support.docs.examples import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +65,15 @@ def test_other_folders_are_left_in_peace(temporary: Path) -> None:
         pass
     assert sorted(temporary.iterdir()) == sorted([*kept, link])
     assert os.readlink(link) == str(kept[0])
+
+
+def test_nothing_else_makes_folders_that_a_killed_process_leaves() -> None:
+    """`dir=` is a folder of the user, which whoever writes there cleans."""
+    calls = [
+        (file.relative_to(ROOT).as_posix(), call)
+        for folder in ("gear_data", "loaders", "kernels")
+        for file in (ROOT / folder).rglob("*.py")
+        for call in re.findall(r"\b(?:TemporaryDirectory|mkdtemp)\(([^)\n]*)", file.read_text())
+    ]
+    assert [file for file, call in calls if "dir=" not in call] == ["gear_data/common/private_folder.py"]
+    assert len(calls) > 1

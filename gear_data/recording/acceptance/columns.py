@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from gear_data.common.private_folder import scratch_folder
 from gear_data.errors import GearError, UnsupportedColumnError
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.pipeline.prepare import prepared_blocks, stored_schema
@@ -44,12 +44,12 @@ def recorded_schema(columns: tuple[ColumnSpec, ...], cameras: tuple[ColumnSpec, 
     }
     videos = {camera.name: RecordedVideo("videos/none", 0, "") for camera in cameras}
     try:
-        with tempfile.TemporaryDirectory(prefix="gear-data-columns-") as folder:
+        with scratch_folder() as folder:
             batch, facts = to_batch(RecordedEpisode(values, True, False, videos=videos), columns)
             texts = describe_columns(columns), describe_cameras(cameras), facts
             record = framed(batch, _ID, 0, texts)
             Path(folder, f"columns{SUFFIX}").write_bytes(stream_start(columns, cameras, _ID) + record + END_MARK)
-            source, _, _ = ConversionSpec(folder, None, "journal", SourceOptions(), keep_encoded=False).open()
+            source, _, _ = ConversionSpec(str(folder), None, "journal", SourceOptions(), keep_encoded=False).open()
             for _ in prepared_blocks(source, BEGIN, END, strict=False):
                 pass
             return stored_schema(source)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from gear_data.cluster.addresses import parse_nodes
@@ -18,6 +17,7 @@ from gear_data.cluster.writing.intake import episode_too_large
 from gear_data.cluster.writing.messages import ServerHello, hello_columns
 from gear_data.cluster.writing.sender import LAST_DELAY, WRITE_BUFFER_VARIABLE, WRITE_TIMEOUT_VARIABLE, EpisodeSender
 from gear_data.common.environment import env_int, env_seconds
+from gear_data.common.private_folder import OwnedFolder
 from gear_data.errors import GearError, InvalidArgumentError, NodeUnreachableError
 from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.recording.sinks.episode_sink import EpisodeSink
@@ -55,7 +55,7 @@ class RemoteSink(EpisodeSink):
         self._hello = self._connection.hello(())
         self._columns: tuple[ColumnSpec, ...] = ()
         #: Videos that the server's disk does not have.
-        self._videos: TemporaryDirectory[str] | None = None
+        self._videos: OwnedFolder | None = None
         self._sender: EpisodeSender | None = None
         self._episodes = 0
 
@@ -72,8 +72,8 @@ class RemoteSink(EpisodeSink):
     def video_folder(self) -> Path:
         """A temporary folder. A video stays in it until the server's disk has the episode."""
         if self._videos is None:
-            self._videos = TemporaryDirectory(prefix="gear-data-videos-")
-        return Path(self._videos.name)
+            self._videos = OwnedFolder()
+        return self._videos.path
 
     def begin(self, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = ()) -> None:
         """Says the columns and cameras of all episodes.
@@ -153,4 +153,4 @@ class RemoteSink(EpisodeSink):
             with suppress(GearError):  # the server remembers this Writer then
                 self._connection.goodbye()
         if self._videos is not None:
-            self._videos.cleanup()
+            self._videos.remove()

@@ -6,7 +6,6 @@ types.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.common.extras import import_datasets
+from gear_data.common.private_folder import scratch_folder
 from gear_data.common.retry import answer_of, is_transient
 from gear_data.errors import CorruptSourceError, GearError, RemoteError, errors_as
 from gear_data.ingest.location import SourceFile
@@ -143,8 +143,8 @@ def split_builder(builder_class: type[Any], file: SourceFile, **options: Any) ->
 
     url = file.path if file.filesystem is None else file.filesystem.unstrip_protocol(file.path)
     data_files = DataFilesDict({"train": DataFilesList([url], [("", "")])})
-    with tempfile.TemporaryDirectory() as cache:  # a builder makes a lock there
-        builder = builder_class(cache_dir=cache, data_files=data_files, **options)
+    with scratch_folder() as cache:  # a builder makes a lock there
+        builder = builder_class(cache_dir=str(cache), data_files=data_files, **options)
     extend_dataset_builder_for_streaming(builder)
     manager = StreamingDownloadManager(base_path="", download_config=DownloadConfig(), dataset_name="")
     (split,) = builder._split_generators(manager)
