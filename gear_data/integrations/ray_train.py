@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gear_data.common.private_folder import scratch_folder
@@ -49,8 +50,8 @@ def load_checkpoint(loader: SequenceLoader) -> Any:
         return None
 
     with checkpoint.as_directory() as folder:
-        loader.load_state_dict(json.loads((folder / _LOADER).read_text()))
-        return torch.load(folder / _STATE, map_location="cpu", weights_only=True)
+        loader.load_state_dict(json.loads(Path(folder, _LOADER).read_text()))
+        return torch.load(Path(folder, _STATE), map_location="cpu", weights_only=True)
 
 
 def report_checkpoint(metrics: Mapping[str, Any], loader: SequenceLoader, state: Mapping[str, Any]) -> None:
