@@ -78,6 +78,8 @@ _CALLS: dict[str, dict[str, tuple[int, str, int]]] = {
 }
 #: Flags of an `open` that can change a file.
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+#: Seconds. A run takes about one on an idle machine, and may take a minute beside a load.
+_TIME_LIMIT = 300
 #: Calls that need space on the disk, and calls that write bytes from the memory of the process.
 SPACE = frozenset(
     ("write", "pwrite", "writev", "sendfile", "copy_file_range", "ftruncate", "fallocate", "mkdir", "open")
@@ -151,11 +153,10 @@ def supervise(
     answer: Callable[[Call], Answer | int] = lambda call: Answer.PASS,
     *,
     kill_after: float | None = None,
-    time_limit: float = 60,
 ) -> Ended:
     """Runs `body` in a forked process, and answers its file operations.
 
-    The calling process must have one thread.
+    The calling process must have one thread. SIGALRM kills processes that run longer than `_TIME_LIMIT`.
 
     Args:
         body: the process exits with 0 if it returns, and with 1 and a traceback if it raises.
@@ -163,14 +164,13 @@ def supervise(
         log: file for the output of the processes, outside `folder`.
         answer: returns an `Answer`, or the error number with which the call fails.
         kill_after: seconds after which the main process is killed.
-        time_limit: seconds after which the processes are killed by SIGALRM.
     """
     sys.stdout.flush()
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
         ours.close()
-        _run(body, log, theirs, time_limit)
+        _run(body, log, theirs)
     theirs.close()
     started = time.monotonic()
     _, listeners, _, _ = socket.recv_fds(ours, 1, 1)
@@ -180,11 +180,11 @@ def supervise(
     return Ended(status, tuple(supervisor.calls), orphans, seconds, log.read_text(errors="replace"))
 
 
-def _run(body: Callable[[], object], log: Path, theirs: socket.socket, time_limit: float) -> None:
+def _run(body: Callable[[], object], log: Path, theirs: socket.socket) -> None:
     status = 1
     try:
         os.setsid()  # an orphan is found by its session
-        signal.setitimer(signal.ITIMER_REAL, time_limit)
+        signal.setitimer(signal.ITIMER_REAL, _TIME_LIMIT)
         with log.open("wb") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
