@@ -173,7 +173,7 @@ class RunningStatistics:
             _reduce_episodes(columns[name], lengths, width, self._mask(name, columns))
             for name, width in self._widths.items()
         ]
-        count, total, m2, low, high = (np.concatenate([part[k] for part in parts], axis=-1) for k in range(5))
+        count, total, m2, low, high = (np.concatenate([part[k] for part in parts]) for k in range(5))
         self._merge(count, total, m2)
         np.minimum(self._min, low, out=self._min)
         np.maximum(self._max, high, out=self._max)
@@ -182,18 +182,17 @@ class RunningStatistics:
         return columns[self._masks[name]].astype(np.bool_) if name in self._masks else None
 
     def _merge(self, count: Float64Array, total: Float64Array, m2: Float64Array) -> None:
-        """Adds the statistics of n episodes, one after the other. The arrays are [n, elements].
+        """Adds the statistics of n episodes, one after the other. The arrays are [elements, n].
 
         Sums are in the order of the episodes, unlike `sum`.
         """
-        counts = np.add.accumulate(np.vstack([self._count, count]), axis=0)
-        totals = np.add.accumulate(np.vstack([self._total, total]), axis=0)
-        before, merged = counts[:-1], counts[1:]
-        delta = total / np.maximum(count, 1) - totals[:-1] / np.maximum(before, 1)
+        counts, totals = _accumulated(self._count, count), _accumulated(self._total, total)
+        before, merged = counts[:, :-1], counts[:, 1:]
+        delta = total / np.maximum(count, 1) - totals[:, :-1] / np.maximum(before, 1)
         # An episode without finite values has count 0 and changes nothing.
         added = np.where(count > 0, m2 + delta * delta * (before * count / np.maximum(merged, 1)), 0.0)
-        self._m2 = np.add.accumulate(np.vstack([self._m2, added]), axis=0)[-1]
-        self._count, self._total = merged[-1].astype(np.int64), totals[-1]
+        self._m2 = _accumulated(self._m2, added)[:, -1]
+        self._count, self._total = merged[:, -1].astype(np.int64), totals[:, -1]
 
     def merge(self, state: StatisticsState) -> None:
         """Adds the statistics of the episodes that follow.
@@ -201,7 +200,7 @@ class RunningStatistics:
         Merging into empty statistics copies them.
         """
         count, total, m2 = (np.array(values, np.float64) for values in (state.count, state.total, state.m2))
-        self._merge(count[None], total[None], m2[None])
+        self._merge(count[:, None], total[:, None], m2[:, None])
         has_values = count > 0
         self._min = np.where(has_values, np.minimum(self._min, state.min), self._min)
         self._max = np.where(has_values, np.maximum(self._max, state.max), self._max)
@@ -241,6 +240,11 @@ class RunningStatistics:
         self._m2 = np.array(state.m2, np.float64)
         self._min = np.where(self._count > 0, np.array(state.min, np.float64), np.inf)
         self._max = np.where(self._count > 0, np.array(state.max, np.float64), -np.inf)
+
+
+def _accumulated(first: npt.NDArray[Any], values: Float64Array) -> Float64Array:
+    """Returns `first` [elements], and its sums with the first 1 to n `values` [elements, n]."""
+    return np.add.accumulate(np.concatenate([first[:, None], values], axis=1), axis=1)
 
 
 def merged_statistics(schema: Schema, parts: Iterable[Mapping[str, ColumnStatistics]]) -> dict[str, ColumnStatistics]:
@@ -306,7 +310,7 @@ def _reduce_episodes(
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array, Float64Array]:
     """Returns count, sum, and sum of squared deviations per episode; and min and max of all episodes.
 
-    The first three are float64 [n, width], the others float64 [width].
+    The first three are float64 [width, n], the others float64 [width].
     """
     offsets = offsets_of(lengths)
     if column.dtype == np.uint8 and column.ndim > 2:
@@ -321,7 +325,7 @@ def _reduce_episodes(
         present = None if mask is None else mask[offsets[first] : offsets[last]]
         parts.append(_reduce_chunk(part, offsets[first:last] - offsets[first], lengths[first:last], width, present))
         first = last
-    count, total, m2 = (np.concatenate([part[k] for part in parts]) for k in range(3))
+    count, total, m2 = (np.concatenate([part[k] for part in parts], axis=1) for k in range(3))
     return count, total, m2, np.min([part[3] for part in parts], axis=0), np.max([part[4] for part in parts], axis=0)
 
 
@@ -350,8 +354,8 @@ def _reduce_images(
         total, bounds = array.sum().as_py(), pc.min_max(array).as_py()
         m2 = (len(pixels) * squares(pixels) - total * total) / len(pixels)
         rows.append((len(pixels), total, m2, bounds["min"], bounds["max"]))
-    count, sums, m2s, low, high = np.array(rows, np.float64).T[..., None]
-    return count, sums, m2s, low.min(axis=0), high.max(axis=0)
+    count, sums, m2s, low, high = np.array(rows, np.float64).T[:, None]
+    return count, sums, m2s, low.min(axis=1), high.max(axis=1)
 
 
 class _SumOfSquares:
@@ -404,4 +408,4 @@ def _reduce_chunk(
     values = values - np.repeat(total / np.maximum(count, 1), counts, axis=1)
     values *= values
     m2 = np.add.reduceat(values if all_finite else np.where(finite, values, 0.0), starts, axis=1)
-    return count.T, total.T, m2.T, low, high
+    return count, total, m2, low, high
