@@ -17,7 +17,7 @@ import gear_data
 from gear_data.cli import main
 from gear_data.ingest.engine import tasks
 from gear_data.ingest.sources.tables import read_units
-from gear_data.storage import recomputation
+from gear_data.storage import content_hash, recomputation
 from gear_data.storage.manifest import Manifest, fingerprint
 from gear_data.storage.recomputation import MOST_ROWS, Difference
 from tests.support.manifests import edited_manifest, read_ipc, replace_table, sign_file
@@ -42,6 +42,15 @@ def _deep(path: Path) -> list[Difference]:
 def test_a_sound_dataset(dataset: Path) -> None:
     assert _deep(dataset) == []
     assert gear_data.verify(dataset).differences == ()
+
+
+@pytest.mark.parametrize("short_bytes, at_once", [(0, 1), (1 << 30, 1), (1 << 30, 1 << 30)])
+def test_hashes_do_not_depend_on_how_they_are_computed(
+    short_bytes: int, at_once: int, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content_hash, "_SHORT_BYTES", short_bytes)
+    monkeypatch.setattr(content_hash, "_JOINED_EPISODES", at_once)
+    assert _deep(dataset) == []
 
 
 @pytest.mark.processes
