@@ -371,11 +371,11 @@ class SequenceLoader(LoaderBase):
             InvalidArgumentError: another sampler, an episode or step that is not in the dataset, a value that cannot be
                 a weight, a `from_step` too early, or DataLoader workers build the batches. No weight changes then.
         """
-        check_updatable(self._stages.newest.components, dataset, self._progress.shared())
-        update, all_ranks = (episode_ids, values, steps), self._config.rank is None
+        check_updatable(self._stages.newest.components, dataset, self._progress)
+        update = episode_ids, values, steps
         # Prefetch threads start no batch until the update is in place.
         with self._changing, self._starting:
-            return apply_update(self._stages, dataset, update, from_step, self._progress, all_ranks=all_ranks)
+            return apply_update(self._stages, dataset, update, from_step, self._progress)
 
     def refresh(self, from_step: int | None = None) -> int:
         """Takes the newest generation of a dataset that grows; of a mixture, of each dataset.

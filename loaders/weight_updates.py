@@ -16,7 +16,6 @@ from gear_data.errors import InvalidArgumentError
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.passes.progress import Progress
-from gear_data.loaders.passes.shared_passes import SharedPasses
 from gear_data.loaders.stages.agreement import agreed_step
 from gear_data.loaders.stages.stage import last_id
 from gear_data.loaders.stages.timeline import Stages
@@ -29,31 +28,33 @@ _STEPS_KEPT = 1024
 Update = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64] | None]
 
 
-def check_updatable(components: Sequence[LoaderComponent], dataset: int, shared: SharedPasses) -> None:
+def check_updatable(components: Sequence[LoaderComponent], dataset: int, progress: Progress) -> None:
     """Checks that weights can change.
 
     Args:
         components: the loader's datasets.
         dataset: the number of one of them.
-        shared: says whether DataLoader workers build the batches.
+        progress: says whether DataLoader workers build the batches.
 
     Raises:
         InvalidArgumentError: the dataset has no weights, this process is a DataLoader's worker, or workers build the
             batches.
     """
-    if get_worker_info() is not None:
+    worker = get_worker_info()
+    if worker is not None:
         raise InvalidArgumentError(
             "weights cannot be updated inside a DataLoader's worker: the other workers would not know",
             hint="call update_weights on a loader that is iterated without DataLoader workers",
         )
-    check_range("dataset", dataset, 0, len(components) - 1)
+    if dataset.__class__ is not int or not 0 <= dataset < len(components):  # no call in most updates
+        check_range("dataset", dataset, 0, len(components) - 1)
     selector = components[dataset].selector
     if not isinstance(selector, WeightedSelector):
         raise InvalidArgumentError(
             "only the sampler Weighted has weights to update, and only with selection='centralized'",
             hint="give sampler=gear_data.Weighted(expression)",
         )
-    if shared.used:
+    if progress.shared_in(worker).used:
         raise InvalidArgumentError(
             "a DataLoader's workers build the batches with their own copies of the weights",
             hint="iterate the loader itself, with prefetch=, if weights change",
@@ -88,8 +89,6 @@ def apply_update(
     update: tuple[Any, Any, Any],
     from_step: int | None,
     progress: Progress,
-    *,
-    all_ranks: bool,
 ) -> int:
     """Changes weights; no batch may be started meanwhile.
 
@@ -101,27 +100,39 @@ def apply_update(
         update: this rank's episode ids, weights, and steps in the episodes or None.
         from_step: the first step with these weights; None: as soon as possible.
         progress: the position of the loader.
-        all_ranks: whether the ranks of torch.distributed update together.
 
     Returns:
         The first step with these weights.
     """
-    held = _held_selectors(stages, dataset)
-    soonest = max(progress.next_step, progress.started_step())
+    held, newest = _held_selectors(stages, dataset), stages.newest
+    next_step = soonest = progress.next_step
+    if progress.current is not None:
+        soonest = max(soonest, progress.started_step())
     for each in held:
         # An update that a later generation has from its first step on hinders no update before.
         own_soonest = each.selector.soonest
-        if own_soonest > each.source.selector_step(dataset, each.first):
-            soonest = max(soonest, each.source.loader_step(dataset, own_soonest))
-    (ids, weights, of_steps), first_step = agree_on_update(*update, from_step, soonest, all_ranks=all_ranks)
-    chosen = _episodes_of(held, ids, stages.newest.components[dataset].dataset)
+        if own_soonest > each.source.selector_step(dataset, max(soonest, each.first)):
+            soonest = each.source.loader_step(dataset, own_soonest)
+    if newest.config.rank is None and is_distributed():
+        (ids, weights, of_steps), first_step = _agreed_update(*update, from_step, soonest)
+    else:
+        ids, weights, of_steps = _checked(*update, from_step)
+        first_step = soonest if from_step is None else agreed_step([(from_step, soonest)])
+    kept = max(0, next_step - _STEPS_KEPT)
+    if len(held) == 1 and not newest.generations[dataset]:
+        [only] = held
+        source = only.source
+        step = source.selector_step(dataset, max(first_step, only.first))
+        only.selector.update(step, ids, weights, of_steps, source.selector_step(dataset, kept) if kept else 0)
+        return first_step
+    chosen = _episodes_of(held, ids, newest.components[dataset].dataset)
     # The newest generation first: it finds wrong values before any weight changes.
     for each, own in zip(reversed(held), reversed(chosen), strict=True):
         if each.end <= first_step:
             continue
         step = each.source.selector_step(dataset, max(first_step, each.first))
-        each.selector.update(step, ids[own], weights[own], None if of_steps is None else of_steps[own])
-        each.selector.compact(each.source.selector_step(dataset, max(0, progress.next_step - _STEPS_KEPT)))
+        own_steps = None if of_steps is None else of_steps[own]
+        each.selector.update(step, ids[own], weights[own], own_steps, each.source.selector_step(dataset, kept))
     return first_step
 
 
@@ -131,8 +142,6 @@ def _episodes_of(held: Sequence[_Held], ids: npt.NDArray[np.int64], newest: Data
     The newest selector gets the ids that nobody knows, too, and refuses them. But an episode that left the dataset has
     no weight.
     """
-    if len(held) == 1 and not newest.generation:
-        return [slice(None)]
     known = [each.selector.known(ids) for each in held]
     anywhere = np.logical_or.reduce(known)
     if newest.generation:
@@ -141,8 +150,8 @@ def _episodes_of(held: Sequence[_Held], ids: npt.NDArray[np.int64], newest: Data
     return known
 
 
-def agree_on_update(
-    episode_ids: Any, values: Any, steps: Any, from_step: int | None, soonest: int, *, all_ranks: bool
+def _agreed_update(
+    episode_ids: Any, values: Any, steps: Any, from_step: int | None, soonest: int
 ) -> tuple[Update, int]:
     """Joins the updates of all ranks, in the order of the ranks.
 
@@ -150,7 +159,6 @@ def agree_on_update(
         episode_ids, values, steps: this rank's update.
         from_step: the step from which it holds; None: as soon as possible.
         soonest: the first step that this rank has not started.
-        all_ranks: whether the ranks of torch.distributed update together.
 
     Returns:
         The joined update, and the step from which it holds.
@@ -158,9 +166,6 @@ def agree_on_update(
     Raises:
         InvalidArgumentError: an update of any rank is wrong; every rank raises the error.
     """
-    if not all_ranks or not is_distributed():
-        update = _checked(episode_ids, values, steps, from_step)
-        return update, soonest if from_step is None else agreed_step([(from_step, soonest)])
     problem, own = None, None
     try:
         own = _checked(episode_ids, values, steps, from_step)

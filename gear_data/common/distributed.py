@@ -34,7 +34,9 @@ def rank_and_world_size(default: tuple[int, int] = (0, 1)) -> tuple[int, int]:
 
 def is_distributed() -> bool:
     """Returns whether this process is one of several ranks."""
-    return rank_and_world_size()[1] > 1
+    if (torch_ranks := _torch_ranks()) is not None:
+        return bool(torch_ranks.get_world_size() > 1)
+    return "jax" in sys.modules and rank_and_world_size()[1] > 1
 
 
 def compute_on_rank_zero(compute: Callable[[], T]) -> T:
@@ -97,7 +99,9 @@ def _exchanging() -> Iterator[None]:
 def _torch_ranks() -> Any:
     """Returns torch.distributed if it is initialised, else None."""
     module = sys.modules.get("torch.distributed")
-    return module if module is not None and module.is_available() and module.is_initialized() else None
+    # A torch that was built without torch.distributed has the module, without this function.
+    initialised = getattr(module, "is_initialized", None)
+    return module if initialised is not None and initialised() else None
 
 
 def _initialised_jax() -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import bisect
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,9 @@ from gear_data.selection.windows import Float64Array, Int64Array
 OTHER_STATE = "load a state that a loader of the same dataset saved, unchanged"
 
 
-class _Update(NamedTuple):
-    rows: Int64Array  # [m]
-    values: Float64Array  # [m]
-    before: Float64Array  # [m], the replaced weights
-    exponents: tuple[int, int]  # the scale's exponent before and after the update
+#: Rows, int64 [m]; values, float64 [m]; the replaced weights, float64 [m]; the scale's exponent before and after. A
+#: tuple without names: making it runs no Python code.
+_Update: TypeAlias = tuple[Int64Array, Float64Array, Float64Array, int, int]
 
 
 class WeightHistory:
@@ -39,6 +37,9 @@ class WeightHistory:
     Args:
         initial: float64 [k], the weights of version 0; not changed.
         prefix, by_anchor, exponent: as for WeightTree.
+
+    Attributes:
+        soonest: the first step from which another update may hold: updates come in the order of their steps.
     """
 
     def __init__(self, initial: Float64Array, prefix: Int64Array, by_anchor: bool, exponent: int) -> None:
@@ -51,7 +52,7 @@ class WeightHistory:
         self._applied = 0
         # The number of folded updates, the first step after them, and the episodes whose weights they changed.
         self._folded = 0
-        self._first_step = 0
+        self._first_step = self.soonest = 0
         self._changed: npt.NDArray[np.bool_] = np.zeros(len(initial), np.bool_)
 
     def _updates_at(self, step: int) -> int:
@@ -61,14 +62,6 @@ class WeightHistory:
                 hint="continue the current iteration, or load a saved state",
             )
         return bisect.bisect_right(self._from_steps, step)
-
-    @property
-    def soonest(self) -> int:
-        """The first step from which another update may hold.
-
-        Updates must come in the order of their steps.
-        """
-        return self._from_steps[-1] if self._from_steps else self._first_step
 
     @property
     def last_version(self) -> int:
@@ -89,7 +82,9 @@ class WeightHistory:
         Raises:
             InvalidArgumentError: the weights of the step are no longer available.
         """
-        self._move(self._updates_at(step))
+        target = self._updates_at(step)
+        if target != self._applied:
+            self._move(target)
 
     def go_to_last(self) -> None:
         """Moves the tree to the weights after the last update."""
@@ -97,13 +92,13 @@ class WeightHistory:
 
     def _move(self, target: int) -> None:
         while self._applied < target:
-            update = self._updates[self._applied]
-            self._put(update.rows, update.values, update.exponents[1])
+            rows, values, _, _, exponent = self._updates[self._applied]
+            self._put(rows, values, exponent)
             self._applied += 1
         while self._applied > target:
-            update = self._updates[self._applied - 1]
+            rows, _, before, exponent, _ = self._updates[self._applied - 1]
             # In reverse order: if an episode occurs twice, its first replaced weight is put back last.
-            self._put(update.rows[::-1].copy(), update.before[::-1].copy(), update.exponents[0])
+            self._put(rows[::-1].copy(), before[::-1].copy(), exponent)
             self._applied -= 1
 
     def _put(self, rows: Int64Array, values: Float64Array, exponent: int) -> None:
@@ -111,37 +106,44 @@ class WeightHistory:
         if exponent != self.tree.exponent:
             self.tree.rescale(exponent)
 
-    def update(self, from_step: int, rows: Int64Array, values: Float64Array) -> None:
+    def update(self, from_step: int, rows: Int64Array, values: Float64Array, keep_from: int = 0) -> None:
         """Sets weights from a step on.
 
         If the total leaves its range, a new scale is chosen.
 
         Args:
             from_step: not before the last update's step.
-            rows: int64 [m], indices of episodes; if an index occurs twice, its last value counts.
-            values: float64 [m], finite, not negative.
+            rows: int64 [m], indices of episodes; if an index occurs twice, its last value counts. Kept.
+            values: float64 [m], finite, not negative. Kept.
+            keep_from: see `compact`.
 
         Raises:
             InvalidArgumentError: a step before the last update's, or no weight would be positive. Nothing is changed.
+            ValueError: see `WeightTree.put`. Nothing is changed.
         """
         if from_step < self.soonest:
             raise InvalidArgumentError(
                 f"from_step is {from_step}, but weights are already set from step {self.soonest} on",
                 hint=f"give from_step={self.soonest} or more",
             )
-        self.go_to_last()
-        old = self.tree.exponent
-        before, in_range = self.tree.put(rows, values)
+        if self._applied < len(self._updates):
+            self.go_to_last()
+        tree = self.tree
+        old = tree.exponent
+        before, in_range = tree.put(rows, values)
         if not in_range:
             try:
-                self.tree.rescale(self.tree.fresh_exponent())
+                tree.rescale(tree.fresh_exponent())
             except InvalidArgumentError:
-                self.tree.weights[rows[::-1]] = before[::-1]
-                self.tree.rescale(old)
+                tree.weights[rows[::-1]] = before[::-1]
+                tree.rescale(old)
                 raise
-        self._updates.append(_Update(rows, values, before, (old, self.tree.exponent)))
+        self._updates.append((rows, values, before, old, tree.exponent))
         self._from_steps.append(from_step)
         self._applied += 1
+        self.soonest = from_step
+        if keep_from > self._first_step:
+            self.compact(keep_from)
 
     def compact(self, step: int) -> None:
         """Folds the updates that hold at `step` into the base.
@@ -150,14 +152,18 @@ class WeightHistory:
         """
         if step <= self._first_step:
             return
-        count = self._updates_at(step)
-        self._move(max(count, self._applied))
-        for update in self._updates[:count]:
-            self._changed[update.rows] = True
-        del self._updates[:count], self._from_steps[:count]
-        self._applied -= count
-        self._folded += count
         self._first_step = step
+        count = bisect.bisect_right(self._from_steps, step)
+        if count:
+            if count > self._applied:
+                self._move(count)
+            for rows, *_ in self._updates[:count]:
+                self._changed[rows] = True
+            del self._updates[:count], self._from_steps[:count]
+            self._applied -= count
+            self._folded += count
+        if not self._updates:
+            self.soonest = step
 
     def state(self) -> dict[str, Any]:
         """Returns the changed base weights, and the updates since, JSON-able."""
@@ -172,10 +178,10 @@ class WeightHistory:
             "updates": [
                 {
                     "from_step": from_step,
-                    "rows": encoded(update.rows, "<i8"),
-                    "values": encoded(update.values, "<f8"),
+                    "rows": encoded(rows, "<i8"),
+                    "values": encoded(values, "<f8"),
                 }
-                for from_step, update in zip(self._from_steps, self._updates, strict=True)
+                for from_step, (rows, values, *_) in zip(self._from_steps, self._updates, strict=True)
             ],
         }
 
@@ -214,7 +220,7 @@ class WeightHistory:
     def _begin(self, rows: Int64Array, values: Float64Array, exponent: int, folded: int, first_step: int) -> None:
         """Starts from the initial weights with some replaced, and without updates."""
         self._updates, self._from_steps, self._applied = [], [], 0
-        self._folded, self._first_step = folded, first_step
+        self._folded, self._first_step, self.soonest = folded, first_step, first_step
         self._changed[:] = False
         self._changed[rows] = True
         self.tree.weights[:] = self._initial

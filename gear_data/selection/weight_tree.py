@@ -11,9 +11,6 @@ from gear_data.kernels import cpu
 from gear_data.selection.integer_weights import int_weight_scale, scale_factors
 from gear_data.selection.windows import Float64Array, Int64Array
 
-#: The scale stays while the total is in this range. A new scale gives a total of 2^60 to 2^62.
-MIN_TOTAL, MAX_TOTAL = 1 << 52, (1 << 63) - (1 << 40)
-
 
 class WeightTree:
     """Weights of k episodes, and a tree of sums of their integer weights.
@@ -29,8 +26,6 @@ class WeightTree:
         by_anchor: True: a weight applies to each anchor of an episode; False: to the episode.
         exponent: an integer weight is max(1, rint(weight * 2^exponent)), times the anchors if `by_anchor`.
 
-    Attributes:
-        positive: number of episodes with a positive integer weight.
     """
 
     def __init__(self, weights: Float64Array, prefix: Int64Array, by_anchor: bool, exponent: int) -> None:
@@ -39,6 +34,12 @@ class WeightTree:
         self._by_anchor = by_anchor
         self._starts, size = _level_starts(len(weights))
         self._nodes = _aligned_zeros(size)
+        arrays = {"weights": weights, "prefix": prefix, "starts": self._starts, "nodes": self._nodes}
+        sizes = {"episodes": len(weights), "by_anchor": by_anchor, "levels": len(self._starts)}
+        self._record: npt.NDArray[Any] = np.zeros(1, cpu.weight_tree.TREE)
+        for field, value in {**{name: each.ctypes.data for name, each in arrays.items()}, **sizes}.items():
+            self._record[field] = value
+        self._address = int(self._record.ctypes.data)
         self.rescale(exponent)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -50,13 +51,19 @@ class WeightTree:
         """The total integer weight."""
         return int(self._nodes[self._starts[-1]])
 
+    @property
+    def positive(self) -> int:
+        """The number of episodes with a positive integer weight."""
+        return int(self._record["positive"][0])
+
     def rescale(self, exponent: int) -> None:
         """Computes all integer weights again with another exponent."""
         self.exponent = exponent
-        self._factors = scale_factors(exponent)
-        cpu.weight_tree.fill_leaves(self.weights, self._prefix, self._by_anchor, *self._factors, self._nodes)
+        record, factors = self._record, scale_factors(exponent)
+        record["low"], record["high"] = factors
+        cpu.weight_tree.fill_leaves(self.weights, self._prefix, self._by_anchor, *factors, self._nodes)
         cpu.weight_tree.build(self._starts, self._nodes)
-        self._squares, self.positive = cpu.weight_tree.squares(self._nodes, len(self.weights))
+        record["squares"], record["positive"] = cpu.weight_tree.squares(self._nodes, len(self.weights))
 
     def fresh_exponent(self) -> int:
         """Returns the exponent that a new table of these weights has.
@@ -75,19 +82,20 @@ class WeightTree:
             (before, in_range). `before`, float64 [m], holds the replaced weights; setting them again in reverse order
             undoes the change. `in_range` is False if the total left its range; then call `rescale` before the next
             draw.
+
+        Raises:
+            ValueError: there is no such episode, or a weight is NaN, infinite or negative. Nothing is changed.
         """
-        before = np.empty(len(rows), np.float64)
-        expected, total, squares, positive = cpu.weight_tree.put(
-            self.weights, self._prefix, self._by_anchor, *self._factors, rows, values, self._starts, self._nodes, before
-        )
-        self._squares += squares
-        self.positive += positive
-        # The error of the float sum is far smaller than the distance from MAX_TOTAL to 2^63.
-        return before, expected < MAX_TOTAL and total >= MIN_TOTAL
+        before = np.empty(len(rows))
+        kernels = cpu.weight_tree
+        result = kernels.put(self._address, rows, values, before)
+        if result == kernels.REFUSED:
+            raise ValueError("an index of no episode, or a weight that is NaN, infinite or negative")
+        return before, result == kernels.IN_RANGE
 
     def effective_sample_size(self) -> float:
         """Returns 1 / the sum of the squared probabilities of the episodes."""
-        return float(self.total) ** 2 / float(self._squares)
+        return float(self.total) ** 2 / float(self._record["squares"][0])
 
     def shares(self) -> Float64Array:
         """Returns each episode's share of the total weight, float64 [k], with a sum of 1."""

@@ -22,6 +22,27 @@ ARITY = 1 << ARITY_BITS
 _AHEAD = 24
 #: The largest integer weight of an episode.
 _MAX_WEIGHT = (1 << 63) - 1
+#: The scale stays while the total is in this range. A new scale gives a total of 2^60 to 2^62.
+_MIN_TOTAL, _MAX_TOTAL = 1 << 52, (1 << 63) - (1 << 40)
+#: Results of `put`.
+IN_RANGE, OUT_OF_RANGE, REFUSED = range(3)
+
+#: What `put` needs of a tree, in one record: to unpack arrays would take longer than a small update.
+TREE = np.dtype(
+    [
+        ("weights", np.int64),  # address of float64 [k]
+        ("prefix", np.int64),  # address of int64 [k + 1], anchors before each episode
+        ("episodes", np.int64),  # k
+        ("by_anchor", np.int64),  # whether a weight applies to each anchor of an episode
+        ("starts", np.int64),  # address of int64 [levels], the first node of each level
+        ("levels", np.int64),  # number of levels
+        ("nodes", np.int64),  # address of the nodes
+        ("low", np.float64),  # the factors of the scale, see `gear_data.selection.integer_weights.scale_factors`
+        ("high", np.float64),
+        ("squares", np.float64),  # sum of the squares of the integer weights
+        ("positive", np.int64),  # number of positive integer weights
+    ]
+)
 
 
 @cached_njit
@@ -61,35 +82,37 @@ def squares(nodes, count):  # type: ignore[no-untyped-def]
 
 
 @cached_njit
-def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, before):  # type: ignore[no-untyped-def]
-    """Sets the weights of some episodes, and updates the tree.
+def put(address, rows, values, before):  # type: ignore[no-untyped-def]
+    """Sets the weights of some episodes, and updates the tree with its sums of squares and positive weights.
 
-    An integer weight is at most 2^63 - 1. The caller rebuilds a tree whose total does not fit 63 bits.
+    An integer weight is at most 2^63 - 1. The caller rebuilds a tree whose total left its range.
 
     Args:
-        weights: float64 [k], changed in place.
-        prefix: int64 [k + 1], anchors before each episode.
-        by_anchor: whether a weight applies to each anchor of an episode.
-        low, high: the factors of the scale, see `gear_data.selection.integer_weights.scale_factors`.
+        address: address of a TREE, whose last two fields, weights and nodes are changed in place.
         rows: int64 [m], indices of episodes; if an index occurs twice, its last value counts.
         values: float64 [m], the new weights.
-        starts: int64 [levels], the first node of each level.
-        nodes: int64, the tree, changed in place.
         before: float64 [m], receives the replaced weights.
 
     Returns:
-        The total in float64, where it cannot overflow, and in int64; the changes of the sum of squares, and of the
-        number of positive integer weights.
+        IN_RANGE; OUT_OF_RANGE: the total left its range; or REFUSED: there is no such episode, or a weight is NaN,
+        infinite or negative, and nothing is changed.
     """
+    tree = carray(pointer(address), (1,), TREE)[0]
+    for i in range(len(rows)):
+        if not (0 <= rows[i] < tree.episodes and 0 <= values[i] < np.inf):
+            return REFUSED
+    weights = carray(pointer(tree.weights), (tree.episodes,), np.float64)
+    prefix, starts = int64s(tree.prefix, tree.episodes + 1), int64s(tree.starts, tree.levels)
+    nodes, low, high = int64s(tree.nodes, 1 << 40), tree.low, tree.high
     deltas = np.empty(len(rows), np.int64)
     root = starts[len(starts) - 1]
     before_total, total, square, positive = np.float64(nodes[root]), 0.0, 0.0, np.int64(0)
     for ahead in range(len(rows) + _AHEAD):
         # The loop prefetches _AHEAD updates ahead, not all at once: the processor handles few cache misses at a time.
         if ahead < len(rows):
-            prefetch(weights.ctypes.data + 8 * rows[ahead])
-            prefetch(prefix.ctypes.data + 8 * rows[ahead])
-            prefetch(nodes.ctypes.data + 8 * rows[ahead])
+            prefetch(tree.weights + 8 * rows[ahead])
+            prefetch(tree.prefix + 8 * rows[ahead])
+            prefetch(tree.nodes + 8 * rows[ahead])
         i = ahead - _AHEAD
         if i < 0:
             continue
@@ -97,7 +120,7 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
         anchors = prefix[row + 1] - prefix[row]
         new = np.int64(0)
         if anchors and values[i] > 0:
-            units = anchors if by_anchor else 1
+            units = anchors if tree.by_anchor else 1
             fits = max(1.0, np.rint(values[i] * low * high)) * units < 2.0**63
             new = int_weight(values[i], low, high) * units if fits else np.int64(_MAX_WEIGHT)
         old = nodes[row]
@@ -109,9 +132,12 @@ def put(weights, prefix, by_anchor, low, high, rows, values, starts, nodes, befo
     for level in range(1, len(starts)):
         for i in range(len(rows)):
             if i + _AHEAD < len(rows):
-                prefetch(nodes.ctypes.data + 8 * (starts[level] + (rows[i + _AHEAD] >> (level * ARITY_BITS))))
+                prefetch(tree.nodes + 8 * (starts[level] + (rows[i + _AHEAD] >> (level * ARITY_BITS))))
             nodes[starts[level] + (rows[i] >> (level * ARITY_BITS))] += deltas[i]
-    return before_total + total, nodes[root], square, positive
+    tree.squares += square
+    tree.positive += positive
+    # The sum in float64 cannot overflow. Its error is far smaller than the distance from _MAX_TOTAL to 2^63.
+    return IN_RANGE if before_total + total < _MAX_TOTAL and nodes[root] >= _MIN_TOTAL else OUT_OF_RANGE
 
 
 @njit(nogil=True, cache=True, inline="always")

@@ -15,6 +15,8 @@ from gear_data.loaders.passes.shared_passes import SharedPasses
 from gear_data.loaders.passes.state import SavedStep, position_unknown
 
 if TYPE_CHECKING:
+    from torch.utils.data._utils.worker import WorkerInfo
+
     from gear_data.loaders.batch_iterator import BatchIterator
 
 
@@ -84,10 +86,14 @@ class Progress:
 
     def shared(self) -> SharedPasses:
         """Returns the integers that this process shares with the DataLoader's workers."""
+        return self.shared_in(get_worker_info())
+
+    def shared_in(self, worker: WorkerInfo | None) -> SharedPasses:
+        """Returns the same. worker: this process, if it is a DataLoader's worker."""
         shared = self._kept or self._memory()
         if shared is None:
             shared = self._kept = SharedPasses(self._own, unshared=True)
-        elif not shared.reaches(get_worker_info()):
+        elif not shared.reaches(worker):
             shared = self._kept = SharedPasses(self._own)
         return shared
 
@@ -104,7 +110,8 @@ class Progress:
             InvalidArgumentError: passes have no end, DataLoader workers had the last pass, and so nobody knows where
                 the next pass starts.
         """
-        worker, shared, layout, saved = get_worker_info(), self.shared(), self.layout, self._worker_state
+        worker, layout, saved = get_worker_info(), self.layout, self._worker_state
+        shared = self.shared_in(worker)
         endless = layout.batches is None and not layout.repeat
         if endless and worker is None and shared.used and not shared.ordered:
             raise _unknown_start()

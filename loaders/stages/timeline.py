@@ -34,6 +34,7 @@ class Stages:
 
     Attributes:
         newest: the last stage, which is always open.
+        opened: the open stages, in order.
         passed: the next step with which the oldest open stage can be closed.
     """
 
@@ -41,7 +42,7 @@ class Stages:
         self._records: list[StageRecord | None] = [None]
         self._open: list[Stage | None] = [first]
         self._starts = [first.from_step]
-        self.newest, self.passed = first, NO_END
+        self.newest, self.opened, self.passed = first, [first], NO_END
         #: The datasets that `refresh` asks for newer generations.
         self.followed: list[Dataset] = [each.dataset for each in first.config.datasets]
         self._lock = fork_safe_lock()
@@ -56,11 +57,6 @@ class Stages:
     def grows(self) -> bool:
         """Whether a state needs the stages: a dataset grew, or was refreshed."""
         return len(self._open) > 1 or any(each.generation for each in self.followed)
-
-    @property
-    def opened(self) -> list[Stage]:
-        """The open stages, in order."""
-        return [each for each in self._open if each is not None]
 
     def at(self, step: int) -> Stage:
         """Returns the stage of a step.
@@ -83,7 +79,7 @@ class Stages:
             found = self._open[index]
             if found is None:
                 found = self._open[index] = self._opened(index, step)
-                self._note_passed()
+                self._note_opened()
             return found
 
     def enter(self, stage: Stage, followed: Sequence[Dataset]) -> None:
@@ -105,7 +101,7 @@ class Stages:
             self._starts.append(stage.from_step)
             self.followed = list(followed)
             self.newest = stage
-            self._note_passed()
+            self._note_opened()
 
     def close_passed(self, step: int) -> None:
         """Closes the stages whose steps are all long before a step."""
@@ -116,10 +112,11 @@ class Stages:
                     self._open[index] = None
             while (first := self._records[0]) is not None and self._open[0] is None and first.is_gone(self.followed):
                 del self._records[0], self._open[0], self._starts[0]
-            self._note_passed()
+            self._note_opened()
 
-    def _note_passed(self) -> None:
-        oldest = next(stage for stage in self._open if stage is not None)
+    def _note_opened(self) -> None:
+        self.opened = [each for each in self._open if each is not None]
+        oldest = self.opened[0]
         self.passed = NO_END if oldest is self.newest else oldest.end + STEPS_KEPT
 
     def _opened(self, index: int, step: int) -> Stage:
@@ -191,7 +188,7 @@ class Stages:
         with self._lock:
             self._records, self._open, self._starts = list(records), stages, starts
             self.newest = newest
-            self._note_passed()
+            self._note_opened()
 
 
 #: The hint for a state that is malformed.

@@ -140,7 +140,7 @@ def test_updates_of_steps_draw_as_new_weights_and_travel_with_the_state():
     state = json.loads(json.dumps(selector.state()))
     before.load(state)
     assert (before.select(7, 64, 0).episode_id == after.select(7, 64, 0).episode_id).all()
-    selector.compact(5)
+    selector.update(5, [], [], [], keep_from=5)
     assert (selector.select(7, 64, 0).episode_id == after.select(7, 64, 0).episode_id).all()
 
 

@@ -19,7 +19,7 @@ from gear_data.selection.anchors import Anchors
 from gear_data.selection.importance import ImportanceWeights
 from gear_data.selection.integer_weights import check_weights, int_weight_prefix, int_weight_scale
 from gear_data.selection.prefix_table import PrefixTable
-from gear_data.selection.units import WeightUnits
+from gear_data.selection.units import EpisodeUnits, WeightUnits
 from gear_data.selection.weight_history import WeightHistory, encoded
 from gear_data.selection.window_sampler import IntWeightTable, SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Int64Array, Windows
@@ -65,6 +65,7 @@ class WeightedSelector:
         self._replacement = replacement
         self.importance = importance
         self._explicit, self._first_version = explicit, first_version
+        self._ids_are_rows = isinstance(units, EpisodeUnits) and anchors.names is None
         self._scale = int_weight_scale(weights, units.prefix, units.by_anchor)
         # None after the first update.
         self._table: PrefixTable | None = None
@@ -95,23 +96,26 @@ class WeightedSelector:
         The weights that hold at that step are used.
 
         Raises:
-            InvalidArgumentError: without replacement, more slots than units; or a step that `compact` removed.
+            InvalidArgumentError: without replacement, more slots than units; or a step before `keep_from` of an update.
         """
         with self._lock:
-            positive = self._scale.positive
             if self._history is not None:
                 self._history.go_to(step)
-                positive = self._history.tree.positive
-            if not self._replacement and count > positive:
-                raise InvalidArgumentError(
-                    f"{count} slots without replacement, but {positive} {self._units.name} have a positive weight and "
-                    "a window",
-                    hint="take a smaller batch, or replacement=True",
-                )
+            if not self._replacement:
+                self._check_slots(count)
             windows = self._sampler.draw(step, count)
         if self.importance is not None and windows.probability is not None:
             windows.importance = self.importance(step, windows.probability)
         return windows
+
+    def _check_slots(self, count: int) -> None:
+        positive = (self._scale if self._history is None else self._history.tree).positive
+        if count > positive:
+            raise InvalidArgumentError(
+                f"{count} slots without replacement, but {positive} {self._units.name} have a positive weight and a "
+                "window",
+                hint="take a smaller batch, or replacement=True",
+            )
 
     def sampling_plan(self, count: int) -> SamplingPlan | None:
         """Returns None after an update, or if `select` refuses `count` slots.
@@ -189,8 +193,9 @@ class WeightedSelector:
         return float(prefix[-1]) ** 2 / float(cpu.integer_weights.squares_between(prefix))
 
     def update(
-        self, from_step: int, ids: npt.ArrayLike, values: npt.ArrayLike, steps: npt.ArrayLike | None = None
-    ) -> None:
+        self, from_step: int, ids: npt.ArrayLike, values: npt.ArrayLike, steps: npt.ArrayLike | None = None,
+        keep_from: int = 0,
+    ) -> None:  # fmt: skip
         """Sets the weights of some units from a step on.
 
         An error leaves all weights unchanged.
@@ -200,22 +205,41 @@ class WeightedSelector:
             ids: int [m], episode ids; if a unit occurs twice, its last value counts.
             values: float [m], finite, not negative.
             steps: int [m], steps of these episodes, if steps have weights.
+            keep_from: afterwards, earlier steps can no longer be selected, which frees memory.
 
         Raises:
             InvalidArgumentError: an unknown id or step; a value that is NaN, infinite or negative; a step before an
                 earlier update's; or no positive weight would be left.
         """
-        episodes = np.asarray(ids)
+        episodes, weights = np.asarray(ids), np.array(values, np.float64)
+        with self._lock:
+            history = self._history
+            if (
+                history is None or not self._ids_are_rows or steps is not None or episodes.dtype.kind not in "iu"
+                or not episodes.shape == weights.shape == (episodes.size,)
+            ):  # fmt: skip
+                rows = self._checked_rows(episodes, weights, steps)
+                history = self._start_history()
+            else:
+                rows = episodes.astype(np.int64)  # the kernel checks them
+            try:
+                history.update(from_step, rows, weights, keep_from)
+            except ValueError:
+                self._checked_rows(episodes, weights, steps)  # names what the kernel refused
+                raise
+
+    def _checked_rows(
+        self, episodes: npt.NDArray[Any], weights: Float64Array, steps: npt.ArrayLike | None
+    ) -> Int64Array:
+        """Returns the indices of the units of an update, after all checks."""
         rows = self._units.rows(episodes, None if steps is None else np.asarray(steps))
-        weights = np.array(values, np.float64)
         if rows.shape != weights.shape:
             raise InvalidArgumentError(
                 f"the update has {rows.shape} episode ids, but {weights.shape} weights",
                 hint="give one weight for each episode id",
             )
         check_weights(weights, "weight", episodes)
-        with self._lock:
-            self._start_history().update(from_step, rows, weights)
+        return rows
 
     def known(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Returns whether there is an episode with each id, bool [m]."""
@@ -273,7 +297,7 @@ class WeightedSelector:
         """Returns the number of updates that hold at a step.
 
         Raises:
-            InvalidArgumentError: a step that `compact` removed.
+            InvalidArgumentError: a step before `keep_from` of an update.
         """
         with self._lock:
             return self._first_version + (0 if self._history is None else self._history.version(step))
@@ -281,17 +305,8 @@ class WeightedSelector:
     @property
     def soonest(self) -> int:
         """The first step from which another update may hold: the step of the last update."""
-        with self._lock:
-            return 0 if self._history is None else self._history.soonest
-
-    def compact(self, step: int) -> None:
-        """Frees the memory of updates up to `step`.
-
-        Earlier steps can no longer be selected.
-        """
-        with self._lock:
-            if self._history is not None:
-                self._history.compact(step)
+        history = self._history  # no lock: no update is in progress, see `update_weights`
+        return 0 if history is None else history.soonest
 
     def state(self) -> dict[str, Any] | None:
         """Returns the changed weights and the later updates, JSON-able.
