@@ -414,6 +414,22 @@ def errors_as(
         raise make(error) from error
 
 
+@contextmanager
+def naming(name: str, path: object) -> Iterator[None]:
+    """Lets errors of the block name a dataset, unless they name its path.
+
+    Args:
+        name: the dataset, for people.
+        path: its folder or URL.
+    """
+    try:
+        yield
+    except GearError as error:
+        if str(path) not in str(error):
+            error.message = f"{name}: {error.message}"
+        raise
+
+
 def is_disk_full(error: OSError) -> bool:
     """Returns whether an OSError means a full disk or quota.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
-from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.errors import InvalidArgumentError, naming, unknown_name
 from gear_data.loaders.arguments.checks import check_word
 from gear_data.loaders.presets.seconds import check_fps
 from gear_data.loaders.presets.stacked import check_rename
@@ -102,7 +103,7 @@ class Mixture:
                 f"dataset {bare.index(True)} of the mixture has no proportion, and others have one",
                 hint="give all datasets a proportion, or none for equal shares",
             )
-        self.components = tuple(_component(entry) for entry in datasets)
+        self.components = tuple(_component(entry, number) for number, entry in enumerate(datasets))
         without = [number for number, each in enumerate(self.components) if "embodiment" not in each.options]
         if 0 < len(without) < len(self.components):
             raise InvalidArgumentError(
@@ -197,7 +198,12 @@ class Mixture:
         return [f"{100 * each / sum(fixed):.3g}%" for each in fixed]
 
 
-def _component(entry: Dataset | tuple[Any, ...]) -> MixtureComponent:
+def dataset_name(number: int, dataset: Dataset) -> str:
+    """Returns a dataset of a mixture as errors name it."""
+    return f"dataset {number} ({dataset.path})"
+
+
+def _component(entry: Dataset | tuple[Any, ...], number: int) -> MixtureComponent:
     if isinstance(entry, Dataset):
         return MixtureComponent(entry, 1, {})
     if not isinstance(entry, tuple | list) or len(entry) not in (2, 3) or not isinstance(entry[0], Dataset):
@@ -205,7 +211,14 @@ def _component(entry: Dataset | tuple[Any, ...]) -> MixtureComponent:
             f"a mixture takes (dataset, proportion) or (dataset, proportion, options), not {shown(entry)}",
             hint="Mixture([a, b]), or Mixture([(a, 0.7), (b, 0.3)])",
         )
-    options = entry[2] if len(entry) == 3 and entry[2] is not None else {}
+    dataset = entry[0]
+    with naming(dataset_name(number, dataset), dataset.path):
+        options = _options(entry[2] if len(entry) == 3 and entry[2] is not None else {})
+        return MixtureComponent(dataset, _proportion(entry[1]), options)
+
+
+def _options(options: Any) -> dict[str, Any]:
+    """Returns the checked options of a dataset."""
     if not isinstance(options, Mapping):
         raise InvalidArgumentError(f"the options of a mixture's dataset must be a mapping, not {options!r}")
     for name in options:
@@ -221,7 +234,17 @@ def _component(entry: Dataset | tuple[Any, ...]) -> MixtureComponent:
     if "fps" in checked:
         check_fps("fps", checked["fps"])
         checked["fps"] = float(checked["fps"])
-    proportion = entry[1]
+    return checked
+
+
+def _proportion(proportion: Any) -> CheckedSchedule:
+    """Returns the checked proportion of a dataset."""
     if callable(proportion) or isinstance(proportion, list | tuple):
-        proportion = checked_schedule("a proportion", proportion)
-    return MixtureComponent(entry[0], proportion, checked)
+        return checked_schedule("a proportion", proportion)
+    number = isinstance(proportion, int | float | np.number) and not isinstance(proportion, bool)
+    if not number or not 0 < proportion < math.inf:
+        raise InvalidArgumentError(
+            f"a proportion must be a positive number, not {shown(proportion)}",
+            hint="give a positive number, or leave the dataset out of the mixture",
+        )
+    return checked_schedule("a proportion", proportion)

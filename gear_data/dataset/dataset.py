@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -28,7 +29,7 @@ from gear_data.dataset.steps.ranges import kept_ranges
 from gear_data.dataset.tables import conversions
 from gear_data.dataset.tables.html import html_table
 from gear_data.dataset.views import Filter, StepFilter, StepRule
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, naming
 from gear_data.residency.plan import ResidencyPlan
 from gear_data.selection.samplers import AnySampler
 from gear_data.selection.windows import Int64Array
@@ -232,7 +233,8 @@ class Dataset(DatasetCore):
             RemoteError: the server of a URL cannot be reached.
         """
         check_mode(self.view, mode)
-        return self._with_steps(kept_ranges(self.store, ranges), mode)
+        with self._naming():
+            return self._with_steps(kept_ranges(self.store, ranges), mode)
 
     def drop_idle(
         self, column: str, *, threshold: float, seconds: float, fps: float | None = None, mode: StepMode = "first"
@@ -259,7 +261,12 @@ class Dataset(DatasetCore):
             EmptySourceError: no step satisfies this filter and the earlier ones.
         """
         check_mode(self.view, mode)
-        return self._with_steps(moving(self, column, threshold, seconds, fps), mode)
+        with self._naming():
+            return self._with_steps(moving(self, column, threshold, seconds, fps), mode)
+
+    def _naming(self) -> AbstractContextManager[None]:
+        """Lets errors name the dataset."""
+        return naming(f"dataset {self.path}", self.path)
 
     def _with_steps(self, rule: StepRule, mode: str) -> Dataset:
         return Dataset(self.store, filtered(self.store, self._rows(0, len(self)), self.view, rule, mode))

@@ -61,6 +61,9 @@ class ScheduledTurns:
             final = self._shares(self._fixed_from, self._fixed_from + 1)[0]
             self._last_parts = np.flatnonzero(final > 0)
             self._cycle = Cycle(final[self._last_parts].tolist())
+            # Between breakpoints all proportions are 0 only if they are 0 at both.
+            for step in sorted({step for each in schedules if isinstance(each, tuple) for step, _ in each}):
+                self._shares(step, step + 1)
         self._table(1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -161,7 +164,8 @@ class ScheduledTurns:
 
         The steps are first to last - 1. The result is float64 [steps, m].
         """
-        values = [values_between(_NAME, each, first, last) for each in self._schedules]
+        names = [f"the proportion of dataset {number}" for number in range(len(self._schedules))]
+        values = [values_between(name, each, first, last) for name, each in zip(names, self._schedules, strict=True)]
         total = np.zeros(last - first)
         # One after another: the order of a sum decides its last bit.
         for value in values:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gear_data.collection.output import Output
-from gear_data.errors import GearError
-from gear_data.loaders.mixture import Mixture
+from gear_data.errors import GearError, naming
+from gear_data.loaders.mixture import Mixture, dataset_name
 from gear_data.loaders.presets.unlike import DatasetOutputs, check_shapes, joint_outputs
 from gear_data.loaders.sequence_loader import SequenceLoader
 
@@ -59,9 +59,14 @@ def _tried(make: Callable[[], Any], problems: list[str]) -> Any:
 def _outputs(mixture: Mixture, number: int, batch_size: int, problems: list[str]) -> DatasetOutputs:
     """Returns the arrays of a dataset's batches without the other datasets."""
     each = mixture.components[number]
-    name = f"dataset {number} ({each.dataset.path})"
-    alone = Mixture([(each.dataset, 1, each.options)])
-    loader = _tried(lambda: SequenceLoader(alone, batch_size=batch_size, context=1, prefetch=0), problems)
+    name = dataset_name(number, each.dataset)
+
+    def alone() -> SequenceLoader:
+        with naming(name, each.dataset.path):
+            own = Mixture([(each.dataset, 1, each.options)])
+            return SequenceLoader(own, batch_size=batch_size, context=1, prefetch=0)
+
+    loader = _tried(alone, problems)
     if loader is None:
         return DatasetOutputs(name, ())
     component = loader._stages.newest.components[0]

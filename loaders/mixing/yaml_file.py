@@ -76,7 +76,7 @@ def read_mixture(
         raise LoaderConfigError(f"its datasets are {shown(entries)}, not a list", file=file, hint=_EXAMPLE)
     components = [_component(entry, options, f"datasets[{number}]", file) for number, entry in enumerate(entries)]
     others = {key: value for key, value in document.items() if key != "datasets"}
-    mixture: Mixture = _made(lambda: make(components, others), "the file", file)
+    mixture: Mixture = _made(lambda: make(components, others), "the mixture", file)
     return mixture
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from gear_data.collection.output import Output, check_batch_bytes
 from gear_data.common.distributed import compute_on_rank_zero
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.window_anchors import anchors_of, ends_without_state
-from gear_data.errors import DatasetReplacedError, InvalidArgumentError
+from gear_data.errors import DatasetReplacedError, InvalidArgumentError, naming
 from gear_data.kernels import cpu
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.component import (
@@ -25,7 +26,7 @@ from gear_data.loaders.component import (
     Origin,
     is_float,
 )
-from gear_data.loaders.mixture import MixtureComponent
+from gear_data.loaders.mixture import MixtureComponent, dataset_name
 from gear_data.loaders.node_local import node_local_selector, node_seed, own_episodes
 from gear_data.loaders.normalization import (
     MeanAndStd,
@@ -97,13 +98,14 @@ def make_components(
     """
     datasets = config.datasets
     origins = [Origin()] * len(datasets) if origins is None else origins
-    owns = [
-        config.with_options(each.options, config.seed if len(datasets) == 1 else _component_seed(config.seed, number))
-        for number, each in enumerate(datasets)
-    ]
-    schemas = [_schema(each.dataset, own)[0] for each, own in zip(datasets, owns, strict=True)]
+    names = [dataset_name(number, each.dataset) for number, each in enumerate(datasets)]
+    owns, schemas = [], []
+    for number, each in enumerate(datasets):
+        seed = config.seed if len(datasets) == 1 else _component_seed(config.seed, number)
+        with _naming(names, number, each.dataset):
+            owns.append(config.with_options(each.options, seed))
+            schemas.append(_schema(each.dataset, owns[-1])[0])
     check_cameras(schemas, config.resize)
-    names = [f"dataset {number} ({each.dataset.path})" for number, each in enumerate(datasets)]
     elements = frozenset(name for schema in schemas for spec in schema for name in spec.element_names)
     if config.pad_to is not None:
         found = [frozenset(present_facts(each.dataset)) for each in datasets]
@@ -116,12 +118,13 @@ def make_components(
         together = _shared_statistics(datasets, owns, names, elements)
     counted = config.packing is not None and counts_tokens(config, owns, schemas)
     components = []
-    for name, each, own, origin, statistics in zip(names, datasets, owns, origins, together, strict=True):
+    for number, (each, own, origin, statistics) in enumerate(zip(datasets, owns, origins, together, strict=True)):
         normalize = statistics if origin.normalize is None else restored_statistics(origin.normalize)
         if origin.component is not None and origin.component.is_normalized_by(normalize):
             components.append(origin.component.alone or origin.component)
-        else:
-            described = _described(name, each.dataset, own, elements)
+            continue
+        with _naming(names, number, each.dataset):
+            described = _described(names[number], each.dataset, own, elements)
             components.append(_make_component(described, own, ask_rank_zero, origin, normalize, counted=counted))
     if config.pad_to is not None:
         return padded(components, names, config.pad_to, config.choose, config.batch_size)
@@ -134,6 +137,11 @@ def make_components(
             return tuple(components)
         return tuple(_in_order(each, components[0].outputs) for each in components)
     return tuple(components)
+
+
+def _naming(names: Sequence[str], number: int, dataset: Dataset) -> AbstractContextManager[None]:
+    """Lets errors name the dataset, if there are several."""
+    return naming(names[number], dataset.path) if len(names) > 1 else nullcontext()
 
 
 def _in_order(component: LoaderComponent, outputs: Sequence[Output]) -> LoaderComponent:

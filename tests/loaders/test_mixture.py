@@ -473,6 +473,19 @@ def test_a_schedule_may_be_a_function_but_not_anything(datasets):
     drawn = [int(loader.windows(step)["dataset"][0]) for step in range(240)]
     assert drawn.count(0) == 140  # (1/2 + 2/3) / 2 of them
     assert loader.spec()["turns"]["schedules"][1] == 1
-    for wrong, message in (([], "a proportion is a number"), ([(0, -1)], "a proportion is a number"), (0, "positive")):
-        with pytest.raises(InvalidArgumentError, match=message):
-            SequenceLoader(Mixture([(datasets[0], wrong), (datasets[1], 1)]), 4, columns=["rewards"])
+    for wrong, message in (
+        ([], "a proportion is a number"), ([(0, -1)], "a proportion is a number"), (0, "positive"), ("1", "positive"),
+        (float("nan"), "positive"), (True, "positive"), ([(3, 1), (3, 2)], "step 3 after step 3"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgumentError, match=rf"dataset 1 \(.*1\): .*{message}"):
+            Mixture([(datasets[0], 1), (datasets[1], wrong)])
+    SequenceLoader(Mixture([(datasets[0], np.float32(0.5)), (datasets[1], np.int64(2))]), 4, columns=["rewards"])
+    late = Mixture([(datasets[0], 1), (datasets[1], lambda step: 1.0 if step < 5000 else -1.0)])
+    with pytest.raises(InvalidArgumentError, match=r"proportion of dataset 1 returns -1\.0 for step 5000"):
+        SequenceLoader(late, 4, columns=["rewards"]).windows(5000)
+
+
+def test_proportions_that_are_all_0_at_a_late_step_are_refused_at_once(datasets):
+    pair = [(datasets[0], [(0, 1), (10**6, 0), (2 * 10**6, 1)]), (datasets[1], [(0, 1), (10**5, 0), (10**7, 0)])]
+    with pytest.raises(InvalidArgumentError, match=r"at step 1000000 are \[0.0, 0.0\]"):
+        SequenceLoader(Mixture(pair), 4, columns=["rewards"])

@@ -268,7 +268,7 @@ def _unknown(key: int | str, missing: int, count: int, store: DatasetStore, file
     examples = ", ".join(f"{name} is {value!r}" for name, value in names.items() if value is not None)
     others = f", and so do {missing - 1:,} more of {count:,} keys" if missing > 1 else ""
     return EpisodeIndexError(
-        f"{shown(key)} names no episode of the dataset{others}",
+        f"{shown(key)} names no episode{others}",
         file=file,
         hint=f"leave such keys out. Ids are 0 to {last}. Of the first episode, {examples}",
     )

@@ -120,7 +120,7 @@ def test_wrong_ranges(ranges: Any, error: type[GearError], words: list[str], ds:
     with pytest.raises(error) as raised:
         ds.keep_ranges(ranges)
     assert type(raised.value) is error
-    for word in words:
+    for word in [*words, f"dataset {ds.path}"]:
         assert word in str(raised.value)
 
 
@@ -147,7 +147,8 @@ def test_wrong_files(text: str | None, words: str, ds: gear_data.Dataset, tmp_pa
         file.write_text(text)
     with pytest.raises(InvalidArgumentError) as raised:
         ds.keep_ranges(str(file))
-    assert raised.value.file == str(file) and words in str(raised.value)
+    assert raised.value.file == str(file)
+    assert words in str(raised.value) and f"dataset {ds.path}" in str(raised.value)
 
 
 def test_a_dataset_that_grows_keeps_its_ranges(tmp_path: Path) -> None:

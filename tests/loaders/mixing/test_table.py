@@ -95,9 +95,10 @@ def test_a_wrong_option_of_a_dataset_is_a_problem(folder: Path, capsys: pytest.C
     assert [each["episodes"] for each in facts["datasets"]] == [3, 4, 2]
 
 
-def test_a_wrong_share_is_a_problem(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = "datasets: [{path: hopper, share: -1}, {path: arm, share: 1}]"
-    assert any("-1" in each for each in run_json(capsys, "lint", _write(folder, text), status=1)["problems"])
+def test_a_wrong_share_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "datasets: [{path: hopper, share: 1}, {path: arm, share: -1}]"
+    message = run_json(capsys, "lint", _write(folder, text), status=2)["message"]
+    assert "mix.yaml: dataset 1 (" in message and "arm): a proportion must be a positive number, not -1" in message
 
 
 def test_proportions_by_the_step(folder: Path) -> None:

@@ -177,6 +177,21 @@ def test_samplers(folder: Path, sampler: Any) -> None:
         ("datasets: [{path: hopper, shar: 1}]", LoaderConfigError, ["datasets[0]", "'shar'", "did you mean 'share'"]),
         ("datasets: [{path: nowhere}]", DatasetNotFoundError, ["datasets[0] of", "nowhere"]),
         ("datasets: [{path: hopper, rename: [a]}]", InvalidArgumentError, ["rename must map columns"]),
+        (
+            "datasets: [{path: arm}, {path: hopper, share: [[0, 1], [0, 2]]}]",
+            InvalidArgumentError,
+            ["the mixture of", "dataset 1 (", "hopper): the breakpoints", "step 0 after step 0"],
+        ),
+        (
+            "datasets: [{path: arm}, {path: hopper, filters: [{keep_ranges: {1: [[0, 5], [4, 6]]}}]}]",
+            InvalidArgumentError,
+            ["datasets[1].filters[0] of", "hopper: the ranges [0, 5) and [4, 6) of episode 1 overlap"],
+        ),
+        (
+            "datasets: [{path: arm}, {path: hopper, filters: [{keep_ranges: {1: [[0, 99]]}}]}]",
+            InvalidArgumentError,
+            ["datasets[1].filters[0] of", "hopper: the range [0, 99) of episode 1 lies beyond its steps"],
+        ),
         ("datasets: [{path: hopper}]\npad_to: 3", InvalidArgumentError, ["pad_to must map columns"]),
         ("datasets: [{path: hopper, filters: {filter: x}}]", LoaderConfigError, ["the filters of datasets[0] are"]),
         (

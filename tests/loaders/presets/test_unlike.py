@@ -344,6 +344,38 @@ def test_pad_to_of_another_form(datasets: Any, pad_to: Any) -> None:
         Mixture(datasets, pad_to=pad_to)
 
 
+#: Options of one dataset -> what its error says beside the dataset.
+WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"rename": {"action": "x"}}, "unknown column 'action'"),
+    ({"rename": ["actions"]}, "rename must map"),
+    ({"stack": {"both": ["action"]}}, "unknown column 'action'"),
+    ({"stack": {"both": [{"column": "actions", "elements": [0, 99]}]}}, r"the stack takes the elements \[0, 99\)"),
+    ({"stack": ["actions"]}, "stack must map"),
+    ({"columns": ["action"]}, "unknown column 'action'"),
+    ({"normalize": ["action"]}, "unknown column 'action'"),
+    ({"normalize": {"actions": ([0] * 5, [1] * 5)}}, "5 means and 5 deviations for 1 elements"),
+    ({"relative": ["actions"]}, "relative maps columns"),
+    ({"relative": {"actions": gear_data.Relative("observations", mask=[True] * 3)}}, "mask has 3 booleans, .* 1 elem"),
+    ({"relative": {"actions": gear_data.Relative("observations", absolute=["grip"])}}, "'actions': .*'grip'.*no names"),
+    ({"sampler": "wieghted"}, "unknown sampler 'wieghted'"),
+    ({"sampler": gear_data.Weighted("lenth")}, "unknown column 'lenth'"),
+    ({"sampler": gear_data.Weighted([1.0])}, "there are 1 weights"),
+    ({"preset_options": {"clp": 1}}, "unknown option of preset 'raw' 'clp'"),
+    ({"choose": {"one": ["action"]}}, "unknown column 'action'"),
+    ({"fps": -1}, "fps must be"),
+    ({"embodiment": -1}, "embodiment must be"),
+    ({"renames": {}}, "unknown mixture option 'renames'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS)
+def test_errors_of_options_name_their_dataset(datasets: Any, options: dict[str, Any], message: str) -> None:
+    path = str(datasets[1].path)
+    with pytest.raises(GearError, match=rf"{path}.*{message}"):
+        entries = [(datasets[0], 1), (datasets[1], 1, options), (datasets[2], 1)]
+        SequenceLoader(Mixture(entries, join=True, pad_to="largest"), BATCH, context=CONTEXT)
+
+
 def test_unlike_dtypes_and_axes(datasets: Any, make_dataset: Any) -> None:
     doubles = make_dataset([{**episode, "actions": episode["actions"].astype(np.float64)} for episode in EPISODES[0]])
     with pytest.raises(InvalidArgumentError, match=r"(?s)'actions'.*float32.*float64.*BatchOptions"):
