@@ -1,7 +1,8 @@
 # make demo   install, then run all three jobs on generated rollouts
 # make test   install, then run ruff, mypy and the tests that start no process: minutes, after each change
 # make test-all      also the documentation, processes, clusters, the browser, QEMU guests, benchmarks, fuzzing
-# make test-nightly  also an hour of chaos, the oldest and newest dependencies, other Pythons, LeRobot in one environment with us
+# make test-nightly  also an hour of chaos, the oldest and newest dependencies, other Pythons, LeRobot in one environment with us,
+#                    servers of Google Cloud Storage and Azure
 # make coverage      branch coverage of the packages by the tests of `make test-all`
 # make docs   build the documentation and check it
 # make chaos  kill, damage and interrupt for MINUTES=10, with SEED=1 as in that run
@@ -38,7 +39,7 @@ PYTHONS ?= 3.12 3.13 3.14
 OTHER_PYTHONS := $(PYTHONS:%=test-python%)
 FIRST_TIER := 'not processes and not nightly'
 
-.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot test-pythons test-slow test-chaos $(OTHER_PYTHONS) coverage first-tier both-tiers lint docs site chaos dist release lock gpu clean
+.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot test-clouds test-pythons test-slow test-chaos $(OTHER_PYTHONS) coverage first-tier both-tiers lint docs site chaos dist release lock gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
@@ -60,7 +61,7 @@ both-tiers: site
 	$(PYTEST) -m 'not nightly'
 
 # `make -k` goes on to the next after one failed.
-test-nightly: test-oldest test-newest test-pythons test-lerobot test-slow test-chaos
+test-nightly: test-oldest test-newest test-pythons test-lerobot test-clouds test-slow test-chaos
 
 test-slow: $(VENV)/installed-test
 	$(PYTEST) -m nightly
@@ -79,6 +80,13 @@ test-oldest: TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/resi
 # One environment for both. LeRobot's versions after 0.4.4 need Python 3.12.
 test-lerobot: PACKAGES := -e '.[hdf5,images,torch,video,report]' 'lerobot[dataset,training]>=0.4.4'
 test-lerobot: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot tests/integrations/lerobot
+# Servers of Google Cloud Storage and of Azure on this machine. npm installs the second.
+test-clouds: PACKAGES := -e '.[hdf5,images,torch,video]' gcsfs adlfs gcp-storage-emulator
+test-clouds: TESTS := tests/ingest/cached/test_clouds.py
+test-clouds: export PATH := $(CURDIR)/.azurite/node_modules/.bin:$(PATH)
+test-clouds: .azurite
+.azurite:
+	npm install --prefix $@ --no-audit --no-fund azurite
 # Those of the other Pythons that this machine has.
 test-pythons:
 	for version in $(PYTHONS); do \
@@ -87,7 +95,7 @@ test-pythons:
 
 $(OTHER_PYTHONS): PACKAGES := -e '.[hdf5,images,torch,video,zarr,report,s3,metrics,tls]'
 $(OTHER_PYTHONS): TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/residency tests/storage tests/video
-test-oldest test-lerobot $(OTHER_PYTHONS): test-%:
+test-oldest test-lerobot test-clouds $(OTHER_PYTHONS): test-%:
 	$(PYTHON) -m venv --clear .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* $(PACKAGES) 'hypothesis>=6.100' 'pytest>=8.0' \

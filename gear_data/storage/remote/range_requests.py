@@ -1,22 +1,22 @@
 """Requests for a range of a file at a URL.
 
 A file whose server names its contents can be asked for by that name. So a file that was replaced since is an error, and
-never gives bytes of another file. S3 has ETags, and a GET with a condition (RFC 9110). The hub has commits, whose files
-do not change.
+never gives bytes of another file. S3 and Azure have ETags, and a GET with a condition (RFC 9110). Google Cloud Storage
+has the same with generations, which are numbers. The hub has commits, whose files do not change.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from gear_data.common.retry import http_statuses, request_seconds
 from gear_data.errors import RemoteError
 
-_S3, _HUB = "s3 ", "hub "
+_S3, _HUB, _GOOGLE, _AZURE = "s3", "hub", "gs", "abfs"
 _COMMIT = re.compile(r"datasets/([^@]+)@([0-9a-f]{40})/(.+)")
-_CHANGED = 412
+_GONE, _CHANGED = 404, 412
 
 
 def contents_name(filesystem: Any, path: str, info: Mapping[str, Any]) -> str:
@@ -27,10 +27,15 @@ def contents_name(filesystem: Any, path: str, info: Mapping[str, Any]) -> str:
         path: path within the file system.
         info: what the file system says about the file.
     """
-    if _is(filesystem, "s3") and info.get("ETag"):
-        return f"{_S3}{info['ETag']}"
+    if _is(filesystem, _S3) and info.get("ETag"):
+        return f"{_S3} {info['ETag']}"
     if is_hub(filesystem) and info.get("blob_id") and _COMMIT.fullmatch(path):
-        return f"{_HUB}{info['blob_id']}"
+        return f"{_HUB} {info['blob_id']}"
+    # These two are times. Two files may have the same.
+    if _is(filesystem, _GOOGLE) and info.get("generation"):
+        return f"{_GOOGLE} {info['generation']} {path}"
+    if _is(filesystem, _AZURE) and info.get("etag"):
+        return f"{_AZURE} {info['etag']} {path}"
     return ""
 
 
@@ -54,10 +59,12 @@ def request_range(filesystem: Any, path: str, first: int, last: int, contents: s
         RemoteError: the file has other contents.
         Exception: an error of the file system.
     """
-    if contents.startswith(_S3):
+    kind, _, name = contents.partition(" ")
+    if kind in _ASKED:
         from fsspec.asyn import sync
 
-        data: bytes = sync(filesystem.loop, _get, filesystem, path, f"bytes={first}-{last - 1}", contents[len(_S3) :])
+        version = name.partition(" ")[0]
+        data: bytes = sync(filesystem.loop, _asked, filesystem, path, first, last, kind, version)
         return data
     if is_hub(filesystem):
         return _hub_range(filesystem, path, f"bytes={first}-{last - 1}")
@@ -65,18 +72,53 @@ def request_range(filesystem: Any, path: str, first: int, last: int, contents: s
     return data
 
 
-async def _get(filesystem: Any, path: str, range_: str, etag: str) -> bytes:
-    bucket, key, _ = filesystem.split_path(path)
+async def _asked(filesystem: Any, path: str, first: int, last: int, kind: str, version: str) -> bytes:
+    """Returns a range of a file, if the file has the wanted version."""
     try:
-        response = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, Range=range_, IfMatch=etag)
+        data, found = await _ASKED[kind](filesystem, path, first, last, version)
     except Exception as error:
-        if _CHANGED in http_statuses(error):
+        # gcsfs has a class for this status.
+        if _CHANGED in http_statuses(error) or isinstance(error, FileExistsError):
             raise _changed(filesystem, path) from error
+        if _GONE in http_statuses(error):
+            raise FileNotFoundError(path) from error
         raise
+    if found != version:  # a server that ignores conditions
+        raise _changed(filesystem, path)
+    return data
+
+
+async def _from_s3(filesystem: Any, path: str, first: int, last: int, etag: str) -> tuple[bytes, str]:
+    bucket, key, _ = filesystem.split_path(path)
+    wanted = {"Range": f"bytes={first}-{last - 1}", "IfMatch": etag}
+    response = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **wanted)
     async with response["Body"] as body:
-        if response["ETag"] != etag:  # a server that ignores conditions
-            raise _changed(filesystem, path)
-        return await body.read()  # type: ignore[no-any-return]
+        found: str = response["ETag"]
+        return (await body.read() if found == etag else b""), found
+
+
+async def _from_google(filesystem: Any, path: str, first: int, last: int, generation: str) -> tuple[bytes, str]:
+    range_ = {"Range": f"bytes={first}-{last - 1}"}
+    headers, data = await filesystem._call("GET", filesystem.url(path), headers=range_, ifGenerationMatch=generation)
+    return data, headers.get("x-goog-generation", generation)
+
+
+async def _from_azure(filesystem: Any, path: str, first: int, last: int, etag: str) -> tuple[bytes, str]:
+    from azure.core import MatchConditions
+
+    container, blob, _ = filesystem.split_path(path)
+    async with filesystem.service_client.get_blob_client(container=container, blob=blob) as client:
+        unchanged = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
+        stream = await client.download_blob(offset=first, length=last - first, **unchanged)
+        return await stream.readall(), stream.properties.etag
+
+
+#: Stores that are asked for a version of a file. They return the bytes, and the version that these are of.
+_ASKED: dict[str, Callable[[Any, str, int, int, str], Awaitable[tuple[bytes, str]]]] = {
+    _S3: _from_s3,
+    _GOOGLE: _from_google,
+    _AZURE: _from_azure,
+}
 
 
 def _changed(filesystem: Any, path: str) -> RemoteError:
