@@ -70,6 +70,9 @@ class BatchIterator(Iterator[Batch]):
         # Built batches that the consumer has not taken yet, the next one last.
         self._ready: list[BuiltBatch] = []
         self._prefetcher: Prefetcher[list[BuiltBatch]] | None = None
+        self._pace: Pace | None = None
+        # The consumer builds the batches before this one, one by one: all without prefetching, else those of a group.
+        self._own_end = 0
         self._started = self._closed = False
         # A StatefulDataLoader asks a worker for its state before the first batch, and drops iterators at their end.
         if get_worker_info() is not None:
@@ -96,14 +99,17 @@ class BatchIterator(Iterator[Batch]):
                 self._start()
             began = time.perf_counter()
             if not self._ready:
-                if self._prefetcher is None:
+                if taken < self._own_end or self._is_left(taken):
                     steps = self._steps[taken : taken + 1]
                     self._ready = self._builders.at(steps[0]).build(steps)
-                else:
+                elif self._prefetcher is not None:
                     self._ready = self._prefetcher.get(taken // self._group)[::-1]
             built = self._ready.pop()
             batch = built.batch if built.deliver is None else built.deliver(built.batch)
-            self._meter.add(built, time.perf_counter() - began)
+            waited = time.perf_counter() - began
+            self._meter.add(built, waited)
+            if taken < self._own_end and self._pace is not None:
+                self._pace.making += waited
             self._taken = taken + 1
             progress.next_step = self._steps[taken] + self._steps.step
             if progress.epoch_ordered:
@@ -113,6 +119,17 @@ class BatchIterator(Iterator[Batch]):
             raise
         # No attribute refers to the batch, so its memory is free as soon as the consumer drops the batch.
         return batch
+
+    def _is_left(self, taken: int) -> bool:
+        """Returns whether the consumer builds the group of batches that begins with the next one, one by one.
+
+        Together, they would take longer: a batch alone is built where the batch before it was, in the cache.
+        """
+        if self._prefetcher is None:
+            self._own_end = self._count
+        elif self._prefetcher.leaves(taken // self._group):
+            self._own_end = taken + self._group
+        return taken < self._own_end
 
     def _start(self) -> None:
         """Starts the clock and the prefetch thread.
@@ -134,8 +151,8 @@ class BatchIterator(Iterator[Batch]):
             # with both for the interpreter lock.
             threads, depth = int(self._builders.threaded), -(-self._depth // group)
             # Work of a device is always started ahead.
-            pace = Pace(depth + threads + 1) if threads else None
-            self._prefetcher = Prefetcher(build_group, groups, depth, threads, self._starting, pace)
+            self._pace = Pace(depth + threads + 1) if threads else None
+            self._prefetcher = Prefetcher(build_group, groups, depth, threads, self._starting, self._pace)
 
     @property
     def remaining(self) -> int | None:

@@ -33,10 +33,11 @@ class Pace:
 
     Attributes:
         ahead: whether threads make the coming items ahead.
+        making: seconds since `leave` in which the consumer made items itself.
     """
 
     def __init__(self, settling: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.ahead = True
+        self.ahead, self.making = True, 0.0
         self._settling, self._clock = settling, clock
         self._left = self._began = clock()
         # Of the present stretch: its items, the seconds that the consumer was outside, and the most at a time.
@@ -48,7 +49,8 @@ class Pace:
 
     def enter(self) -> None:
         """Takes note that the consumer wants an item."""
-        away = self._clock() - self._left
+        away = self._clock() - self._left - self.making
+        self.making = 0.0
         self._away += away
         if away > self._longest:
             self._longest = away

@@ -248,6 +248,21 @@ class Prefetcher(Generic[T]):
             self._make(number)
         return result
 
+    def leaves(self, item: int) -> bool:
+        """Returns whether item number `item` is left to the consumer, which makes it itself, and does not `get` it.
+
+        So it is if the pace says that items are not made ahead.
+        """
+        pace = self._pace
+        if pace is None or item != self._allowed or os.getpid() != self._process or not self._work.begin(item):
+            return False
+        pace.enter()
+        self._allowed += 1
+        pace.leave()
+        if pace.ahead:
+            self._allow(item + 1 + self._limit)
+        return True
+
     def _allow(self, end: int) -> None:
         """Lets the items before `end` be started."""
         if self._count is not None:

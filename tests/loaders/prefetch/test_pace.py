@@ -83,6 +83,20 @@ def test_a_consumer_that_begins_to_work_gets_items_made_ahead_within_a_stretch()
     assert set(consumer.take(100)) == {True}
 
 
+def test_items_that_the_consumer_makes_itself_are_no_work():
+    """It makes most of each group outside of `enter` and `leave`."""
+    consumer = Consumer({True: 0.4 * MS, False: 0.1 * MS})
+
+    def away(item):
+        seconds = 0.0 if consumer.pace.ahead else 0.25 * MS
+        consumer.pace.making += seconds
+        return seconds
+
+    consumer.away = away
+    consumer.take(COMPARISON)
+    assert set(consumer.take(10 * STRETCH)) == {False}
+
+
 def test_a_consumer_that_takes_several_items_for_each_step_works():
     """It accumulates gradients over eight items."""
     consumer = Consumer({True: 0.01 * MS, False: 0.3 * MS}, lambda item: 40 * MS if item % 8 == 0 else 0.0)

@@ -20,6 +20,7 @@ from gear_data import ExecutionOptions, SequenceLoader, Weighted
 from gear_data.common.cancellation import call_interruptibly
 from gear_data.errors import InvalidArgumentError
 from gear_data.loaders import prefetch
+from gear_data.loaders.builders.cpu import CpuBatchBuilder
 from gear_data.loaders.prefetch import END_SECONDS, Prefetcher
 from tests.support.feed.batches import same, take
 from tests.support.running.eventually import eventually
@@ -148,7 +149,7 @@ class Script:
     """
 
     def __init__(self, *ways, ahead=True):
-        self.ahead, self.ways = ahead, itertools.cycle(ways)
+        self.ahead, self.ways, self.making = ahead, itertools.cycle(ways), 0.0
 
     def enter(self):
         pass
@@ -247,8 +248,9 @@ def test_threads_that_wait_for_work_end_with_their_prefetcher():
 
 @pytest.fixture
 def changing(monkeypatch):
-    """Makes loaders change the way after every second group of batches."""
-    monkeypatch.setattr("gear_data.loaders.batch_iterator.Pace", lambda settling: Script(True, True, False, False))
+    """Makes loaders change the way after some groups of batches, and take several that were not made ahead."""
+    ways = [True] * 2 + [False] * 7
+    monkeypatch.setattr("gear_data.loaders.batch_iterator.Pace", lambda settling: Script(*ways))
 
 
 OPTIONS = {"batch_size": 10, "context": 6, "seed": 3, "preset": "decision_transformer"}
@@ -266,6 +268,26 @@ def test_batches_and_states_are_the_same_while_the_way_changes(dataset, changing
             resumed.load_state_dict(loader.state_dict())
             same(take(resumed, 99), expected[step:])
     assert step == 70
+
+
+def test_a_consumer_builds_one_by_one_what_is_not_built_ahead(dataset, monkeypatch):
+    monkeypatch.setattr("gear_data.loaders.batch_iterator.Pace", lambda settling: Script(False))
+    built, build = [], CpuBatchBuilder.build
+
+    def noted(self, steps):
+        built.append((threading.current_thread() is threading.main_thread(), list(steps)))
+        return build(self, steps)
+
+    monkeypatch.setattr(CpuBatchBuilder, "build", noted)
+    iterator = iter(
+        SequenceLoader(dataset, prefetch=2, steps=39, execution=ExecutionOptions(batches_at_once=4), **OPTIONS)
+    )
+    ahead = 4 * 3  # the groups that may be started before the pace has been asked
+    for step in range(39):
+        next(iterator)
+        if step >= ahead:
+            assert built[-1] == (True, [step])
+            assert iterator.unstarted_step == min(step // 4 * 4 + 4, 39)
 
 
 @pytest.mark.parametrize("failing", range(1, 40, 3))
