@@ -21,6 +21,7 @@ from gear_data.errors import (
     UnsupportedColumnError,
 )
 from tests.support.exports import concatenated, convert_again, convert_rollouts, export_to, wide_rollouts
+from tests.support.rollouts import make_rollouts, write_lerobot
 
 
 def lerobot_features(info: dict[str, Any]) -> datasets.Features:
@@ -193,3 +194,45 @@ def test_damaged_files_of_an_export(rollouts_path: Path, tmp_path: Path) -> None
         with pytest.raises(CorruptSourceError) as error:
             gear_data.convert(path, tmp_path / f"again-{number}", progress=False)
         assert error.value.file == f"meta/{file.name}", number
+
+
+def test_edited_and_merged_tasks_get_numbers_of_their_own(tmp_path: Path) -> None:
+    """The column `task_index` keeps the numbers of the source, of which several tasks may have one."""
+    rollouts = make_rollouts(8, seed=4, max_length=6)
+    for name, part in (("a", rollouts[:4]), ("b", rollouts[4:])):
+        write_lerobot(tmp_path / name, part)  # pick, place, pick, place
+        gear_data.convert(tmp_path / name, tmp_path / f"gear-{name}", progress=False)
+    edited = gear_data.open(tmp_path / "gear-b").with_facts({"episode_id": [0, 1, 2], "task": ["fold", "pick", "wash"]})
+    edited.save(tmp_path / "edited", progress=False)
+    gear_data.merge([tmp_path / "gear-a", tmp_path / "edited"], tmp_path / "merged", progress=False)
+    expected = ["pick", "place", "pick", "place", "fold", "pick", "wash", "place"]
+    for dataset, tasks in ((edited, expected[4:]), (gear_data.open(tmp_path / "merged"), expected)):
+        path = tmp_path / f"out-{len(tasks)}"
+        gear_data.export(dataset, path, "lerobot")
+        info, rows = lerobot_rows(path, tmp_path / f"cache-{len(tasks)}")
+        table = pq.read_table(path / "meta/tasks.parquet").to_pydict()
+        texts = dict(zip(table["task_index"], table["task"], strict=True))
+        assert sorted(texts) == list(range(len(texts))) and len({*texts.values()} - {""}) == len({*tasks})
+        read = {row["episode_index"]: set[str]() for row in rows}
+        for row in rows:
+            read[row["episode_index"]].add(texts[row["task_index"]])
+        assert read == {number: {task} for number, task in enumerate(tasks)}
+        assert info["total_tasks"] == len(texts)
+        statistics = json.loads((path / "meta/stats.json").read_text())["task_index"]
+        assert statistics["max"] == [max(rows["task_index"])]
+        gear_data.convert(path, tmp_path / f"back-{len(tasks)}", progress=False)
+        back = gear_data.open(tmp_path / f"back-{len(tasks)}")
+        assert [episode.task for episode in back] == tasks
+        assert back.schema["task_index"] == dataset.schema["task_index"]
+
+
+def test_numbers_of_tasks_within_an_episode_stay(tmp_path: Path) -> None:
+    def episodes(first: int, task: str) -> dict[str, Any]:
+        columns = {"observations": np.zeros((4, 2), np.float32), "actions": np.zeros((4, 1), np.float32)}
+        return {**columns, "task_index": np.array([first, first, 2, first]), "task": task}
+
+    gear_data.convert([episodes(0, "a"), episodes(0, "b"), episodes(1, "b")], tmp_path / "gear", progress=False)
+    gear_data.export(gear_data.open(tmp_path / "gear"), tmp_path / "out", "lerobot", fps=10)
+    _, rows = lerobot_rows(tmp_path / "out", tmp_path / "cache")
+    assert list(rows["task_index"]) == [0, 0, 2, 0, 1, 1, 2, 1, 1, 1, 2, 1]
+    assert pq.read_table(tmp_path / "out/meta/tasks.parquet").to_pydict()["task"] == ["a", "b", ""]

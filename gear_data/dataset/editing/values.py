@@ -167,6 +167,8 @@ def _without_nulls(values: Any, name: str) -> Any:
     nulls = values.null_count if hasattr(values, "null_count") else 0
     if callable(nulls):
         nulls = nulls()
+    if isinstance(values, Sequence) or getattr(values, "dtype", None) == np.object_:
+        nulls = sum(value is None for value in values)
     if nulls:
         raise InvalidArgumentError(f"{nulls} values are null", column=name, hint="fill them: .fill_null(0)")
     try:

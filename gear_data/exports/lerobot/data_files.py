@@ -28,12 +28,13 @@ class DataFilesWriter:
     Args:
         folder: folder of the LeRobot dataset.
         dataset: dataset to export.
-        columns: features of the dataset's columns, without videos.
-        task_numbers: `task_index` of each episode; None if the dataset has this column.
+        columns: features of the dataset's columns, without videos, and without those that are generated.
+        task_numbers: `task_index` of each episode's first step; None if it is as in the dataset's column. A column of
+            the dataset may have further numbers in an episode, which stay.
         fps: steps per second.
 
     Attributes:
-        generated: LeRobot's own columns that the dataset lacks.
+        generated: LeRobot's own columns that the dataset lacks, or has with other numbers of tasks.
         files: for each episode so far, the index of its data file.
     """
 
@@ -45,7 +46,7 @@ class DataFilesWriter:
         task_numbers: npt.NDArray[np.int64] | None,
         fps: float,
     ) -> None:
-        self.generated = _generated_columns(dataset)
+        self.generated = _generated_columns(dataset, task_numbers is not None)
         self.files: list[int] = []
         self._folder = folder
         self._dataset = dataset
@@ -117,13 +118,17 @@ class DataFilesWriter:
         }
         if self._task_numbers is not None:
             values[TASK] = np.repeat(self._task_numbers[first:last], lengths)
+            if TASK in dataset.schema:
+                before = dataset.steps(TASK, first, last).astype(np.int64)
+                begins = dataset.offsets[first:last] - dataset.offsets[first]
+                values[TASK] = np.where(before == np.repeat(before[begins], lengths), values[TASK], before)
         return {spec.name: values[spec.name] for spec in self.generated}
 
 
-def _generated_columns(dataset: Dataset) -> tuple[ColumnSpec, ...]:
+def _generated_columns(dataset: Dataset, tasks: bool) -> tuple[ColumnSpec, ...]:
     numbers = (ColumnSpec(name, "int64") for name in (*ORDER, TASK))
     specs = (ColumnSpec(CLOCK, "float32"), *numbers, ColumnSpec(DONE, "bool"))
-    return tuple(spec for spec in specs if spec.name not in dataset.schema)
+    return tuple(spec for spec in specs if spec.name not in dataset.schema or (spec.name == TASK and tasks))
 
 
 def _values(dataset: Dataset, spec: ColumnSpec, first: int, last: int) -> Any:

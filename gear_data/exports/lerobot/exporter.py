@@ -29,7 +29,7 @@ def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) 
 
     `timestamp` and `task_index` are the dataset's columns if it has them. Otherwise `timestamp` is the number of the
     step divided by `fps`, and `task_index` numbers the episodes' `task` texts in order of appearance. Episodes without
-    a task get the empty text.
+    a task get the empty text. If episodes with one `task_index` have several tasks, the later ones get new numbers.
 
     Videos of cameras are copied where it is possible (`kept_videos`). Other frames are encoded.
 
@@ -43,6 +43,8 @@ def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) 
     fps = _fps(dataset, options)
     columns, cameras = features(dataset, videos=options.videos)
     tasks = _tasks(dataset)
+    if tasks.numbers is not None:
+        columns = [feature for feature in columns if feature.name != TASK]
     bar = progress_bar(dataset.num_steps * (1 + len(cameras)), "export", "step", options.progress)
     with (
         atomic_folder(destination, options.overwrite) as folder,
@@ -76,7 +78,7 @@ class _Tasks:
 
     Attributes:
         texts: text of each `task_index`.
-        numbers: int64 [episodes], `task_index` of each episode; None if the dataset has this column.
+        numbers: int64 [episodes], `task_index` of each episode's first step; None if it is as in the dataset's column.
     """
 
     texts: list[str]
@@ -88,7 +90,7 @@ def _tasks(dataset: Dataset) -> _Tasks:
     if TASK not in dataset.schema:
         indices = {text: i for i, text in enumerate(dict.fromkeys(values))}
         return _Tasks(list(indices), np.array([indices[text] for text in values], np.int64))
-    texts: dict[int, str] = {}
+    firsts: list[int] = []
     count = 0
     for first, last in episode_blocks(dataset):
         numbers = dataset.steps(TASK, first, last)
@@ -99,7 +101,18 @@ def _tasks(dataset: Dataset) -> _Tasks:
                 hint=f"give '{TASK}' another name at conversion: --rename",
             )
         count = max(count, int(numbers.max()) + 1)
-        begins = dataset.offsets[first:last] - dataset.offsets[first]
-        for number, text in zip(numbers[begins].tolist(), values[first:last], strict=True):
-            texts[number] = texts.get(number) or text
-    return _Tasks([texts.get(i, "") for i in range(count)], None)
+        firsts += map(int, numbers[dataset.offsets[first:last] - dataset.offsets[first]])
+    texts: dict[int, str] = {}
+    for number, text in zip(firsts, values, strict=True):
+        texts[number] = texts.get(number) or text
+    # In edited and merged datasets, episodes with one number may have several tasks.
+    known = {text: number for number, text in texts.items()}
+    listed = [texts.get(i, "") for i in range(count)]
+    renumbered = list(firsts)
+    for episode, (number, text) in enumerate(zip(firsts, values, strict=True)):
+        if text and texts[number] != text:
+            if text not in known:
+                known[text] = len(listed)
+                listed.append(text)
+            renumbered[episode] = known[text]
+    return _Tasks(listed, None if renumbered == firsts else np.array(renumbered, np.int64))

@@ -117,7 +117,9 @@ def write_meta(
     if finals:
         _write_finals(folder / FINALS, dataset, finals)
     notes = ExportNotes(
-        added=tuple(spec.name for spec in data.generated if spec.name in (CLOCK, TASK)),
+        added=tuple(
+            spec.name for spec in data.generated if spec.name in (CLOCK, TASK) and spec.name not in dataset.schema
+        ),
         vectors=tuple(feature.name for feature in data.columns if feature.spec.shape == (1,)),
         finals=tuple(feature.name for feature in finals),
     )
