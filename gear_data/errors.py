@@ -430,6 +430,23 @@ def naming(name: str, path: object) -> Iterator[None]:
         raise
 
 
+def refuse_missing_memory(error: Exception, file: str) -> None:
+    """Checks that an error of a file does not mean that the process can map no further memory: the file may be whole.
+
+    Arrow's errors may have the error number only in their text.
+
+    Raises:
+        HostMemoryError: it means that.
+    """
+    if isinstance(error, OSError) and (error.errno == errno.ENOMEM or "Cannot allocate memory" in str(error)):
+        raise HostMemoryError(
+            "cannot be mapped: this process can have no further memory, or no further mappings",
+            file=file,
+            hint="raise the limit of its address space (ulimit -v) or of its mappings (sysctl vm.max_map_count), "
+            "or open fewer datasets",
+        ) from error
+
+
 def is_disk_full(error: OSError) -> bool:
     """Returns whether an OSError means a full disk or quota.
 

@@ -96,8 +96,9 @@ def start_thread(function: Callable[..., object], arguments: tuple[Any, ...], na
 
     Raises:
         RuntimeError: the process ends, or can have no further thread.
+        MemoryError: there is too little memory for a thread.
     """
-    started: SimpleQueue[RuntimeError | None] = SimpleQueue()
+    started: SimpleQueue[Exception | None] = SimpleQueue()
     _thread.start_new_thread(_start, (function, arguments, name, started))
     error = started.get()
     if error is not None:
@@ -105,11 +106,11 @@ def start_thread(function: Callable[..., object], arguments: tuple[Any, ...], na
 
 
 def _start(
-    function: Callable[..., object], arguments: tuple[Any, ...], name: str, started: SimpleQueue[RuntimeError | None]
+    function: Callable[..., object], arguments: tuple[Any, ...], name: str, started: SimpleQueue[Exception | None]
 ) -> None:
     try:
         threading.Thread(target=function, args=arguments, name=name, daemon=True).start()
-    except RuntimeError as error:
+    except Exception as error:
         started.put(error)
     else:
         started.put(None)

@@ -92,6 +92,7 @@ def pull(
         DestinationExistsError: the destination holds files that must not be replaced, or another process pulls there.
         CorruptShardError: a file is damaged on the hub, or was damaged on its way.
         RemoteError: the hub refused the request, or cannot be reached.
+        StorageFullError, UnwritableError: the disk is full, or the system refuses a write.
         UnknownArgumentError: there is no argument of a name.
         GearError: another subclass. After an error, `open` finds no new dataset at the destination.
     """
@@ -105,7 +106,7 @@ def pull(
     final = Path(target.folder)
     staging = final.with_name(f".{final.name}.gear-pull")
     hint = "wait until it has finished"
-    with folder_lock(staging / PROGRESS, name=str(staging), hint=hint):
+    with folder_lock(staging / PROGRESS, name=str(staging), hint=hint), typed_write_errors(final):
         with quiet_library():
             commit, wanted, manifest = _downloaded(name, revision, staging, progress)
         _check(staging, name, progress)
@@ -114,8 +115,7 @@ def pull(
             swap_folders(staging, final)
             remove_dataset(LocalFileStore(staging))
         else:
-            with typed_write_errors(final):
-                os.replace(staging, final)
+            os.replace(staging, final)
     sizes = [(final / file).stat().st_size for file in wanted if file not in (MANIFEST_NAME, CARD_NAME)]
     return PullReport(
         name=name,

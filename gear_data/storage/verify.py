@@ -21,9 +21,11 @@ from gear_data.errors import (
     CorruptShardError,
     DatasetReplacedError,
     GearError,
+    HostMemoryError,
     RemoteError,
     StorageFullError,
     UnwritableError,
+    refuse_missing_memory,
 )
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import array_values, buffer_offsets, read_table
@@ -100,6 +102,7 @@ def verify(
 
     Raises:
         DatasetReplacedError: another dataset took the place of this one meanwhile.
+        HostMemoryError: this process can have no further memory.
         UnknownArgumentError: there is no argument of a name.
         GearError: the manifest cannot be used, or a server cannot be reached. Damaged files are not raised but
             reported.
@@ -122,9 +125,10 @@ def _verify(files: DatasetFiles, deep: bool, decode: bool, progress: bool | None
             try:
                 run()
                 checks.append(FileCheck(entry.file, True, None))
-            except (DatasetReplacedError, RemoteError, StorageFullError, UnwritableError):
-                raise  # the file is of another dataset or could not be fetched, so its state is unknown
+            except (DatasetReplacedError, HostMemoryError, RemoteError, StorageFullError, UnwritableError):
+                raise  # the file is of another dataset or could not be read, so its state is unknown
             except (GearError, OSError) as error:
+                refuse_missing_memory(error, files.name(entry))
                 checks.append(FileCheck(entry.file, False, str(error)))
             bar.update(entry.bytes)
     differences = () if recomputation is None else recomputation.finish()
@@ -291,6 +295,7 @@ def _read_file(local: _Local, entry: FileEntry, schema: Schema, shard: ShardEntr
                 batch = reader.get_batch(0)
             batch.validate(full=True)
         except (pa.ArrowException, OSError) as error:
+            refuse_missing_memory(error, str(path))
             raise CorruptShardError(f"not valid Arrow data: {error}", file=str(path), hint=REPAIR) from error
         if not exact and set(stored.names) <= set(batch.schema.names):
             batch = batch.select(list(stored.names))

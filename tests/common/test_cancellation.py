@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from gear_data.common.cancellation import Cancellation, Cancelled, call_interruptibly, check_cancelled
+from gear_data.common.cancellation import Cancellation, Cancelled, call_interruptibly, check_cancelled, start_thread
 
 WAIT = 30.0
 
@@ -159,3 +159,15 @@ def test_the_end_of_the_process_waits_for_a_call_whose_caller_was_interrupted(tm
     returned = tmp_path / "returned"
     done = subprocess.run([sys.executable, "-c", LATE, returned], timeout=600, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr, returned.exists()) == (0, "interrupted\n", "", True)
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+def test_a_thread_that_cannot_start_is_an_error(error, monkeypatch):
+    """Without the error, the caller waits for ever."""
+
+    def fail(thread):
+        raise error
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(error):
+        start_thread(print, (), "name")

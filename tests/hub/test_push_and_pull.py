@@ -187,6 +187,19 @@ def test_a_killed_pull_continues(dataset: Path, hub: Hub, client: Client, tmp_pa
     assert folder_contents(tmp_path / "out") == _data_files(dataset)
 
 
+def test_a_disk_that_refuses_a_pull(dataset: Path, client: Client, tmp_path: Path) -> None:
+    """The library's own errors of files are typed, too."""
+    client.run("push", dataset, NAME)
+    (tmp_path / ".out.gear-pull").mkdir()
+    blocking = tmp_path / ".out.gear-pull/.cache"
+    blocking.touch()
+    refused = client.run("pull", NAME, tmp_path / "out", status=1)
+    assert refused["error"] == "UnwritableError" and str(tmp_path / "out") in refused["message"]
+    blocking.unlink()
+    client.run("pull", NAME, tmp_path / "out")
+    assert folder_contents(tmp_path / "out") == _data_files(dataset)
+
+
 def test_damage_on_the_hub_is_found(dataset: Path, hub: Hub, client: Client, tmp_path: Path) -> None:
     client.run("push", dataset, NAME)
     files = hub.repositories[NAME].files()

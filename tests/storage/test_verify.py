@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import shutil
@@ -14,6 +15,9 @@ import pyarrow as pa
 import pytest
 
 import gear_data
+from gear_data.errors import HostMemoryError
+from gear_data.storage.journal.reading import read_journal
+from gear_data.storage.mapped_shards import map_file
 from gear_data.video.segments import VideoSegments
 from tests.support.cameras.attached import attach_cameras, video_file
 from tests.support.changed_tables import changed_tables
@@ -219,4 +223,44 @@ def test_changed_buffer_offsets(dataset: Path) -> None:
 def test_an_unusable_manifest_raises(dataset: Path) -> None:
     (dataset / "manifest.json").write_text("{}")
     with pytest.raises(gear_data.errors.ManifestError):
+        gear_data.verify(dataset)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, None], ids=["with a number", "only a text"])
+def test_missing_memory_is_no_damage(dataset: Path, monkeypatch: pytest.MonkeyPatch, number: int | None) -> None:
+    """Nothing is reported, skipped or set aside because a file that is whole cannot be mapped."""
+    live = dataset.with_name("live")
+    writer = gear_data.Writer(live)
+    writer.append(actions=1.0, rewards=1.0)
+    writer.end_episode(terminated=True)
+    (journal,) = live.with_name("live.journal").glob("*/*.arrows")
+    (shard, *_) = sorted(dataset.glob("shards/*.arrow"))
+
+    def fail(*_: object, **__: object) -> None:
+        text = "Memory mapping file failed: Cannot allocate memory"
+        raise OSError(text) if number is None else OSError(number, "failed")
+
+    with monkeypatch.context() as context:
+        context.setattr(pa, "memory_map", fail)
+        with pytest.raises(HostMemoryError, match="no further memory") as caught:
+            gear_data.verify(dataset)
+        assert "max_map_count" in str(caught.value.hint)
+        with pytest.raises(HostMemoryError, match="no further memory"):
+            gear_data.open(dataset, on_bad_shard="skip")
+        with pytest.raises(HostMemoryError, match="no further memory"):
+            map_file(shard)
+    with monkeypatch.context() as context:
+        context.setattr("gear_data.storage.journal.reading.mmap.mmap", fail)
+        with pytest.raises(HostMemoryError, match="no further memory"):
+            read_journal(journal)
+    writer.close()
+    assert len(gear_data.open(live)) == 1 and gear_data.verify(dataset).ok
+
+
+def test_missing_memory_for_offsets_is_no_damage(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "failed")
+
+    monkeypatch.setattr("gear_data.storage.verify.buffer_offsets", fail)
+    with pytest.raises(HostMemoryError):
         gear_data.verify(dataset)
