@@ -15,18 +15,19 @@ from pathlib import Path
 from tests.chaos.result import ChaosResult, Limit
 from tests.fuzz import readers
 from tests.support.makers.grown import GROWN_MAKERS
+from tests.support.makers.videos import VIDEO_MAKERS
 from tests.support.source_makers import MAKERS
 
 
 def run(seed: int, limit: Limit) -> ChaosResult:
     """Damages a source of each format in turn.
 
-    Every second case damages a gear dataset, and every fourth one that grew.
+    Every second case damages a gear dataset: one of columns, one with videos, or one that grew.
     """
     os.fsync = lambda _: None  # durability is not needed here
-    names = [*MAKERS, *GROWN_MAKERS]
+    names = [*MAKERS, *VIDEO_MAKERS, *GROWN_MAKERS]
     readers.warm_up(names)
-    datasets = ("gear", *GROWN_MAKERS)
+    datasets = ("gear", "gear-videos", *GROWN_MAKERS)
     names = [name for name in names if name not in datasets]
     tried: Counter[str] = Counter()
     failures: list[str] = []

@@ -1,9 +1,9 @@
 """Writers, sealers, publishers and evicters of a growing dataset are killed, and disks fail under them.
 
 A process records numbered episodes, publishes generations, and evicts the oldest, or those of small weight, or none. It
-is killed before one of its file operations, or one of them fails (EIO), or the disk is full from one of them on. Then
-the dataset is whole, and dataset and journals have each acknowledged episode once. The next run goes on, and leaves
-nothing else.
+is killed before one of its file operations, or one of them fails (EIO), or the disk is full from one of them on, or
+it gets only a part of the memory that it needs. Then the dataset is whole, and dataset and journals have each
+acknowledged episode once. The next run goes on, and leaves nothing else.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from gear_data.storage.generations.growth import Growth
 from gear_data.storage.journal.reading import read_journal
 from tests.chaos.result import ChaosResult, Limit
 from tests.support.chaos.case_folder import failure_of, last_lines, log_of
+from tests.support.chaos.small_memory import measured, need_of, small_memory
 from tests.support.chaos.system_calls import SPACE, Answer, Call, Ended, refusal, supervise
-from tests.support.chaos.write_paths import inside, warm_up
+from tests.support.chaos.write_paths import Job, inside, warm_up
 
-KINDS = ("killed", "EIO", "ENOSPC")
+KINDS = ("killed", "EIO", "ENOSPC", "memory")
 #: What leaves first -> number of episodes, most steps, and episodes of a generation. Without a name, nothing leaves.
 ORDERS = {"": (14, 1000, 3), "oldest": (14, 40, 3), "weight": (84, 64, 12)}
 
@@ -65,45 +66,56 @@ def run(seed: int, limit: Limit) -> ChaosResult:
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="gear-growth-") as scratch:
         case = Path(scratch, "case")
-        calls = {evicts: _run(case, evicts, lambda _: Answer.PASS).calls for evicts in ORDERS}
+        wholes = {evicts: _run(case, evicts, lambda _: Answer.PASS, measured) for evicts in ORDERS}
         for number in limit.numbers():
-            kind, evicts = KINDS[number // 3 % 3], tuple(ORDERS)[number % 3]
+            kind, evicts = KINDS[number // 3 % len(KINDS)], tuple(ORDERS)[number % 3]
+            rng = random.Random(f"{seed} {number}")
             # The file of acknowledgements is this harness's own.
-            places = [call for call in calls[evicts] if "acknowledged" not in call.file]
-            place = random.Random(f"{seed} {number}").choice(places)
-            failure = _fault(case, kind, evicts, place)
+            place = rng.choice([call for call in wholes[evicts].calls if "acknowledged" not in call.file])
+            extra = round(need_of(wholes[evicts]) * rng.random() ** 3)
+            failure = _fault(case, kind, evicts, place, extra)
             tried[kind] += 1
             if failure:
-                failures.append(f"case {number}: {kind}{f', evicting {evicts}' * bool(evicts)} at {place}: {failure}")
+                where = f"{extra:,} bytes" if kind == "memory" else f"at {place}"
+                failures.append(f"case {number}: {kind}{f', evicting {evicts}' * bool(evicts)} {where}: {failure}")
     return ChaosResult("growth", seed, tried.total(), dict(tried), tuple(failures))
 
 
-def _run(case: Path, evicts: str, answer: Callable[[Call], Answer | int]) -> Ended:
+def _run(
+    case: Path, evicts: str, answer: Callable[[Call], Answer | int], around: Callable[[Job], Job] = lambda job: job
+) -> Ended:
     shutil.rmtree(case, ignore_errors=True)
     case.mkdir()
-    return supervise(inside(case, lambda folder: _typed(folder, evicts)), case, log_of(case), answer)
+    return supervise(inside(case, around(lambda folder: _typed(folder, evicts))), case, log_of(case), answer)
 
 
 def _typed(folder: Path, evicts: str) -> None:
     try:
         record(folder, evicts)
-    except GearError as error:
+    except (GearError, MemoryError) as error:
         print(f"typed error: {type(error).__name__}")
         os._exit(3)  # as a process that does not catch it
 
 
-def _fault(case: Path, kind: str, evicts: str, place: Call) -> str | None:
+def _fault(case: Path, kind: str, evicts: str, place: Call, extra: int) -> str | None:
     """Runs one case; returns its failure."""
+
+    def around(job: Job) -> Job:
+        def limited(folder: Path) -> None:
+            with small_memory(extra):
+                job(folder)
+
+        return limited if kind == "memory" else job
 
     def answer(call: Call) -> Answer | int:
         if kind == "ENOSPC":
             full = call.number >= place.number and call.name in SPACE and "acknowledged" not in call.file
             return errno.ENOSPC if full else Answer.PASS
-        if call.number != place.number or "acknowledged" in call.file:
+        if call.number != place.number or "acknowledged" in call.file or kind == "memory":
             return Answer.PASS
         return Answer.KILL if kind == "killed" else errno.EIO
 
-    ended = _run(case, evicts, answer)
+    ended = _run(case, evicts, answer, around)
     failure = failure_of(ended)
     if failure is None and ended.status not in (0, -9, 3) and kind == "killed":
         failure = f"exit status {ended.status}: {last_lines(ended.output)}"

@@ -2,9 +2,10 @@
 
 A Writer publishes several generations a second, and the oldest episodes leave. A run takes generations and updates
 weights at random steps, and writes checkpoints. It is killed with SIGKILL, and goes on from its last checkpoint with
-another number of ranks, of prefetched batches, or with DataLoader's workers. The ranks are loaders of one process, or
-processes of torch.distributed. In every second case the dataset has a camera. Every batch equals, bit for bit, that of
-one process that reads the same generations from the same steps on.
+another number of ranks, of prefetched batches, or with DataLoader's workers. The ranks are loaders of one process,
+processes of torch.distributed, or processes of torchrun's agent, which starts all again if one is killed. In every
+second case the dataset has a camera. Every batch equals, bit for bit, that of one process that reads the same
+generations from the same steps on.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.utils.data import DataLoader
 
 import gear_data
 from gear_data.common.file_lock import locked
+from gear_data.errors import GearError
 from gear_data.storage.generations.growth import generation_file
 from tests.chaos.result import ChaosResult, Limit
 from tests.support.chaos.write_paths import warm_up
@@ -89,10 +93,12 @@ class _World:
 
     Attributes:
         has_processes: whether each rank is a process of torch.distributed; else this process has a loader for each.
+        has_agent: whether torchrun's agent starts the processes.
     """
 
     ranks: int
     has_processes: bool
+    has_agent: bool
     workers: int
     prefetch: int
 
@@ -100,7 +106,8 @@ class _World:
     def draw(rng: random.Random) -> _World:
         ranks, has_processes = rng.choice(((1, False), (2, False), (2, True), (3, False), (3, True), (4, False)))
         workers = rng.choice((0, 0, 2)) if ranks < 3 and not has_processes else 0
-        return _World(ranks, has_processes, workers, rng.choice((0, 1, 2, 5)))
+        has_agent = has_processes and rng.random() < 0.5
+        return _World(ranks, has_processes, has_agent, workers, rng.choice((0, 1, 2, 5)))
 
 
 def run(seed: int, limit: Limit) -> ChaosResult:
@@ -134,6 +141,9 @@ def _case(folder: Path, rng: random.Random, plan: _Plan, notes: Counter[str]) ->
         lives += 1
         world = _World.draw(rng)
         life = _start(folder, live, plan, world, rng.randrange(1 << 30))
+        if world.has_agent and rng.random() < 0.6:
+            life.join(rng.uniform(0.1, 3))
+            notes["kills of a rank"] += _kill_rank(folder, life, rng)
         if rng.random() < 0.6 and lives < 8:
             life.join(rng.uniform(0.1, 2.5))
             notes["kills"] += life.is_alive()
@@ -142,6 +152,7 @@ def _case(folder: Path, rng: random.Random, plan: _Plan, notes: Counter[str]) ->
             stuck = _outlives(life)
         notes["lives"] += 1
         notes["lives of several processes"] += world.has_processes
+        notes["lives of torchrun"] += world.has_agent
     (folder / "stop").touch()
     stuck = _outlives(writer) or stuck
     if not stuck and not failures.stat().st_size:
@@ -193,6 +204,16 @@ def _kill(process: Any) -> None:
     process.join()
 
 
+def _kill_rank(folder: Path, agent: Any, rng: random.Random) -> bool:
+    """Kills one rank that torchrun's agent has started; returns whether there was one."""
+    with suppress(psutil.NoSuchProcess):
+        if ranks := psutil.Process(agent.pid).children():
+            (folder / f"killed-{agent.pid}").touch()
+            rng.choice(ranks).kill()
+            return True
+    return False
+
+
 # The Writer
 
 
@@ -241,6 +262,13 @@ def live(folder: Path, plan: _Plan, world: _World, seed: int) -> None:
     if not world.has_processes:
         train(folder, plan, world, seed, None)
         return
+    if world.has_agent:
+        config = LaunchConfig(
+            1, 1, world.ranks, run_id=str(os.getpid()), rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+            max_restarts=1, monitor_interval=0.1, start_method="fork",
+        )  # fmt: skip
+        elastic_launch(config, _told)(folder, _join, plan, world, seed, None)
+        return
     ranks = [_FORK.Process(target=_told, args=(folder, _join, plan, world, seed, rank)) for rank in range(world.ranks)]
     for each in ranks:
         each.start()
@@ -248,11 +276,21 @@ def live(folder: Path, plan: _Plan, world: _World, seed: int) -> None:
         each.join()
 
 
-def _join(folder: Path, plan: _Plan, world: _World, seed: int, rank: int) -> None:
-    """Trains as one rank of torch.distributed."""
-    meeting = f"file://{folder}/ranks-{os.getppid()}"
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world.ranks)
-    train(folder, plan, world, seed, rank)
+def _join(folder: Path, plan: _Plan, world: _World, seed: int, rank: int | None) -> None:
+    """Trains as one rank of torch.distributed. It is None if torchrun's agent has set it."""
+    if rank is None:
+        torch.distributed.init_process_group("gloo")
+        try:
+            train(folder, plan, world, seed, torch.distributed.get_rank())
+        except (GearError, RuntimeError):
+            # The others notice that a rank was killed. Then the agent ends them, and starts all again.
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and (folder / f"killed-{os.getppid()}").exists():
+                os._exit(1)
+            raise
+    else:
+        meeting = f"file://{folder}/ranks-{os.getppid()}"
+        torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world.ranks)
+        train(folder, plan, world, seed, rank)
     torch.distributed.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,5 +45,7 @@ def visits(limit: Limit) -> Iterator[Visit]:
             round_, index = divmod(number, len(WRITE_PATHS))
             path = WRITE_PATHS[index]
             if path.name not in wholes:
+                for module in path.modules:
+                    importlib.import_module(module)
                 wholes[path.name] = run_whole(path, folder)
             yield Visit(number, round_, index, wholes[path.name], folder)

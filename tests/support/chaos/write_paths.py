@@ -21,6 +21,7 @@ from gear_data.errors import DatasetNotFoundError, DestinationExistsError, Resum
 from gear_data.exports.destination import refuse_existing
 from tests.support.chaos import object_folder
 from tests.support.rollouts import make_rollouts, write_d4rl
+from tests.support.running.hub_server import running_hub
 
 #: Small shards, so that a small source gives several.
 OPTIONS: dict[str, Any] = {"shard_bytes": 1024, "progress": False}
@@ -45,6 +46,7 @@ class WritePath:
         again: does the job after it was killed or failed, as the documentation says.
         check: looks at the folder after a kill or failure, and raises if it holds something half-done that looks
             finished. It writes nothing.
+        modules: what its processes need imported, apart from `warm_up`.
     """
 
     name: str
@@ -52,6 +54,7 @@ class WritePath:
     run: Job
     again: Job
     check: Job = _ignore
+    modules: tuple[str, ...] = ()
 
 
 def warm_up() -> None:
@@ -350,6 +353,25 @@ def _relative(folder: Path) -> None:
     gear_data.relative_statistics(dataset, "actions", "observations", (0, 4), progress=False)
 
 
+def _pull(folder: Path, **options: Any) -> None:
+    """Pulls the dataset from a hub in this process."""
+    from huggingface_hub import constants
+
+    files = {str(path.relative_to(folder / "source")): path for path in (folder / "source").rglob("*")}
+    with running_hub() as hub:
+        hub.add("me/hops", {name: path.read_bytes() for name, path in files.items() if path.is_file()})
+        # The library reads its variables when it is imported.
+        constants.ENDPOINT, constants.HF_HUB_OFFLINE = hub.url, False
+        constants.HUGGINGFACE_CO_URL_TEMPLATE = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        gear_data.pull("me/hops", folder / "data", progress=False, **options)
+
+
+def _to_pull_over(folder: Path) -> None:
+    """Writes a dataset for the hub, and an older dataset at the destination."""
+    _to_save(folder)
+    gear_data.open(folder / "source")[:5].save(folder / "data", progress=False)
+
+
 def _report(folder: Path) -> None:
     gear_data.report(gear_data.open(folder / "data")).save(folder / "report.html")
 
@@ -436,4 +458,19 @@ WRITE_PATHS = (
     WritePath("sidecar", _dataset, _discounted, _discounted, _whole),
     WritePath("cache of a bucket", _dataset, partial(_read, place=_BUCKET), partial(_read, place=_BUCKET)),
     WritePath("host memory", _dataset, partial(_read, residency="host"), partial(_read, residency="host"), _whole),
+    WritePath("pull", _to_save, _pull, partial(_unless_done, job=_pull), _whole_or_refused),
+    WritePath(
+        "pull --overwrite", _to_pull_over, partial(_pull, overwrite=True), partial(_pull, overwrite=True), _whole
+    ),
+    # The last one, because TensorFlow takes ten seconds to import.
+    WritePath(
+        "convert of RLDS",
+        partial(_source_of, format="rlds"),
+        _convert,
+        _resume,
+        _whole_or_refused,
+        ("tensorflow", "tensorflow_datasets", "keras"),
+    ),
 )
+#: The number of paths that need no further modules.
+LIGHT = sum(not path.modules for path in WRITE_PATHS)

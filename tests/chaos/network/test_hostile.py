@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos import hostile
+from tests.chaos.network import hostile
 from tests.chaos.result import Limit, run_in_own_process
 
 

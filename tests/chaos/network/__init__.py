@@ -1,0 +1,1 @@
+"""Attacks on nodes, on the hub, and on their clients."""
