@@ -137,11 +137,13 @@ def _column(values: Any, steps: int, name: str, whose: str) -> _Values:
         raise InvalidArgumentError(
             f"{whose} {steps} steps, and the value is {shown(values)}",
             column=name,
-            hint="give one value per step, such as [value] * len(episode['terminated'])",
+            hint="give one value per step, such as [value] * episode.length",
         )
     if len(found) != steps:
         raise InvalidArgumentError(
-            f"{whose} {steps} steps, and there are {len(found)} values", column=name, hint="give one value per step"
+            f"{whose} {steps} steps, and there are {len(found)} values",
+            column=name,
+            hint="give one value per step; of a function, episode.length values (len(episode) counts columns)",
         )
     if isinstance(found, pa.Array):
         return found

@@ -333,6 +333,7 @@ def _later(dtype: str) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(("name", "values", "error", "message"), [
     ("a", np.zeros(3), InvalidArgumentError, "there are 3 values"),
     ("a", lambda e: np.zeros(e.length + 1), InvalidArgumentError, "episode 0 has"),
+    ("a", lambda e: np.zeros(len(e)), InvalidArgumentError, r"len\(episode\) counts columns"),
     ("a", lambda e: 1.0, InvalidArgumentError, "the value is 1.0"),
     ("a", lambda e: "text", InvalidArgumentError, "the value is 'text'"),
     ("a", lambda e: None, InvalidArgumentError, "the value is None"),
