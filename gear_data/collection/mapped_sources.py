@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,9 @@ import numpy.typing as npt
 from gear_data.collection.plan import BatchPlan
 from gear_data.collection.reader import ColumnReader, MappedColumns
 from gear_data.kernels import cpu
+from gear_data.kernels.output_plan import OutputPlanArray
 from gear_data.selection.windows import Int64Array, Windows
+from gear_data.storage import mapped_files
 
 
 class _Mapped(NamedTuple):
@@ -41,17 +44,27 @@ class MappedSources:
         # Loads the kernel here, not in a prefetch thread.
         self._collect_each = cpu.collect.collect_each
         self._sources = np.zeros(len(readers), cpu.collect.COLLECT_SOURCE)
-        of_datasets = zip(self._sources, plan.plans, plan.offsets, plan.joins, plan.lists, strict=True)
-        for record, outputs, offsets, parts, lists in of_datasets:
-            record["plan"], record["outputs"] = outputs.ctypes.data, len(outputs)
-            record["offsets"] = offsets.ctypes.data
+        common = _common_outputs(plan)
+        self._common, self._offsets = plan.plans[0][common[0]], plan.offsets[0][common[0]]
+        self._common["column"] = np.arange(len(self._common))
+        _renumber_spans(self._common)
+        #: The arrays to which the records point.
+        self._kept: list[Any] = [plan]
+        of_datasets = zip(self._sources, plan.plans, plan.offsets, common, plan.joins, plan.lists, strict=True)
+        for record, outputs, offsets, numbers, parts, lists in of_datasets:
+            own = np.delete(outputs, numbers)
+            _renumber_spans(own)
+            arrays = {"plan": own, "offsets": np.delete(offsets, numbers), "common": outputs["column"][numbers]}
+            for name, array in arrays.items():
+                record[name] = array.ctypes.data
+            record["outputs"] = len(own)
+            self._kept.append(arrays)
             record["parts"], record["num_parts"] = parts.ctypes.data, len(parts)
             record["takes"], record["num_takes"] = lists.takes.ctypes.data, len(lists.takes)
             record["places"], record["num_places"] = lists.places.ctypes.data, len(lists.places)
-        # The arrays to which the records point.
         self._plan = plan
         self._columns: list[MappedColumns | None] = [None] * len(readers)
-        self._known = self._mapped_now()
+        self._known, self._next_check = self._mapped_now(), 0.0
 
     def _mapped_now(self) -> _Mapped:
         mapped = np.array([columns is not None for columns in self._columns])
@@ -75,11 +88,15 @@ class MappedSources:
         known = self._known
         if known.others and sum(self._note(number) for number in known.others):
             known = self._known = self._mapped_now()
-        for check in known.checks:
-            check()
+        # The checks look at the clock themselves, but sixty calls are 5% of a batch of sixty datasets.
+        if time.monotonic() >= self._next_check:
+            for check in known.checks:
+                check()
+            self._next_check = time.monotonic() + mapped_files.CHECK_SECONDS
         valid_bytes = self._collect_each(
-            self._sources, known.mapped, memory.ctypes.data, dataset, windows.episode_id, windows.start, windows.length
-        )
+            self._sources, known.mapped, self._common, self._offsets, memory.ctypes.data, dataset, windows.episode_id,
+            windows.start, windows.length,
+        )  # fmt: skip
         return int(valid_bytes), known.others
 
     def _note(self, number: int) -> bool:
@@ -102,3 +119,31 @@ class MappedSources:
         record["num_shards"], record["columns"] = columns.addresses.shape
         self._columns[number] = columns
         return True
+
+
+def _common_outputs(plan: BatchPlan) -> list[list[int]]:
+    """Returns the numbers of each dataset's outputs that are the same for all datasets, except for their columns.
+
+    Outputs that are joined later are not among them: datasets share the memory of their parts.
+    """
+    arrays = {array.offset for array in plan.arrays}
+    found = []
+    for outputs, offsets in zip(plan.plans, plan.offsets, strict=True):
+        outputs = outputs.copy()
+        outputs["column"] = outputs["same_spans_as"] = 0
+        found.append(
+            {
+                (offset, output.tobytes()): number
+                for number, (offset, output) in enumerate(zip(offsets.tolist(), outputs, strict=True))
+                if offset in arrays and not output["hops"] and not output["finals"]
+            }
+        )
+    alike = [key for key in found[0] if all(key in each for each in found)]
+    return [[each[key] for key in alike] for each in found]
+
+
+def _renumber_spans(outputs: OutputPlanArray) -> None:
+    """Changes `same_spans_as` of some outputs of a plan to numbers among them."""
+    first: dict[int, int] = {}
+    for number, output in enumerate(outputs):
+        output["same_spans_as"] = first.setdefault(int(output["same_spans_as"]), number)

@@ -122,8 +122,8 @@ class BatchPlan:
     def __init__(self, sources: Sequence[CollectSource], rows: int, batches: int = 1, pack: int = 0) -> None:
         check_batch_bytes(sources[0].arrays, rows)
         self._pack = pack
-        # Arrays to which the plans point.
-        self._templates: list[npt.NDArray[Any]] = []
+        # Arrays to which the plans point, by their bytes: sources whose outputs are alike have equal records.
+        self._templates: dict[bytes, npt.NDArray[Any]] = {}
         self.plans = [self._plan(source) for source in sources]
         buffer = _Buffer(batches * rows)
         of_batch = [sources[0].listed.get(number, output) for number, output in enumerate(sources[0].arrays)]
@@ -272,9 +272,8 @@ class BatchPlan:
         return self._keep(rows)
 
     def _keep(self, array: npt.NDArray[Any]) -> int:
-        """Keeps an array alive, and returns its address."""
-        self._templates.append(array)
-        return int(array.ctypes.data)
+        """Keeps an array alive, and returns its address, or that of an array with the same bytes."""
+        return int(self._templates.setdefault(array.tobytes(), array).ctypes.data)
 
 
 def _of_elements(values: npt.NDArray[np.float64], spec: ColumnSpec) -> npt.NDArray[np.float64]:

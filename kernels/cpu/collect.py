@@ -44,7 +44,8 @@ COLLECT_SOURCE = np.dtype(
             "shards", "bases", "lengths", "episodes",
             "finals", "final_rows",  # 0 final rows: no episode has a final observation
             "addresses", "num_shards", "columns",
-            "plan", "offsets", "outputs",  # `offsets`: the first byte of each output in the buffer
+            "plan", "offsets", "outputs",  # without common outputs; `offsets`: first byte of each output in the buffer
+            "common",  # columns of the common outputs
             "parts", "num_parts",
             "takes", "num_takes", "places", "num_places",
         )
@@ -328,34 +329,79 @@ def _prefetch_source(source, episode, start):  # type: ignore[no-untyped-def]
                 line += 64
 
 
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _collect_common(sources, chosen, rows, bounds, episode, start, length, plan, outputs, valid):  # type: ignore[no-untyped-def]
+    """Fills the common outputs of several datasets by one call of `collect`: see `collect_each`.
+
+    Each window stands for an episode, and for a shard with the addresses of its columns.
+
+    Args:
+        rows, bounds: of `rows_by_part`.
+        episode, start, length: int64 [B], in the order of `rows`.
+        plan, outputs, valid: see `collect`.
+    """
+    tables, addresses = np.empty((6, len(rows)), np.int64), np.empty((len(rows), len(plan)), np.int64)
+    window, base, steps, first_step, taken, row = tables
+    count = 0
+    for number in range(len(sources)):
+        first, last = bounds[number], bounds[number + 1]
+        if first == last or not chosen[number]:
+            continue
+        source = sources[number]
+        bases, lengths = int64s(source.bases, source.episodes), int64s(source.lengths, source.episodes)
+        shards, columns = int64s(source.shards, source.episodes), int64s(source.common, len(plan))
+        for b in range(first, last):
+            own = episode[b]
+            window[count], base[count], steps[count] = count, bases[own], lengths[own]
+            first_step[count], taken[count], row[count] = start[b], length[b], rows[b]
+            of_shard = int64s(source.addresses + 8 * source.columns * shards[own], source.columns)
+            for k in range(len(plan)):
+                addresses[count, k] = of_shard[columns[k]]
+            count += 1
+    window = window[:count]
+    collect(
+        window, first_step[:count], taken[:count], row[:count],
+        read_only(window), read_only(base[:count]), read_only(steps[:count]),
+        np.empty(0, np.int64), addresses, plan, outputs, max(count, 1), valid,
+    )  # fmt: skip
+
+
 @cached_njit
-def collect_each(sources, chosen, memory, dataset, episode, start, length):  # type: ignore[no-untyped-def]
+def collect_each(sources, chosen, common, offsets, memory, dataset, episode, start, length):  # type: ignore[no-untyped-def]
     """Fills the rows of several datasets in one batch, with joined parts and listed steps: see `gather`.
+
+    The loops over the few windows of one dataset cost more than one loop over the windows of all.
 
     Returns the bytes of valid rows.
 
     Args:
         sources: COLLECT_SOURCE [datasets].
         chosen: bool [datasets]: the datasets whose rows are filled.
+        common: OUTPUT_PLAN [outputs], the outputs that are the same for all datasets. They have columns 0, 1, ...
+        offsets: int64 [outputs], the first byte of each common output in the buffer.
         memory: the address of the buffer that holds the arrays.
         dataset: int64 [B], the dataset of each window.
         episode, start, length: see `collect`.
     """
     rows, bounds = rows_by_part(dataset, len(sources))
     episode, start, length = episode[rows], start[rows], length[rows]
-    valid, total, outputs = np.empty(1, np.int64), np.int64(0), np.empty(max(sources.outputs), np.int64)
+    valid, outputs = np.zeros(1, np.int64), np.empty(max(max(sources.outputs), len(common)), np.int64)
+    if len(common):
+        for k in range(len(common)):
+            outputs[k] = offsets[k] + memory
+        _collect_common(sources, chosen, rows, bounds, episode, start, length, common, outputs, valid)
+    total = valid[0]
     for number in range(len(sources)):
         first, last = bounds[number], bounds[number + 1]
         if number + 1 < len(sources) and chosen[number + 1]:
             # A few windows hide no waits for memory. So those of the next dataset are on their way meanwhile.
             behind = bounds[number + 2]
             _prefetch_source(sources[number + 1], episode[last:behind], start[last:behind])
-        if first == last or not chosen[number]:
-            continue
         source = sources[number]
-        offsets = int64s(source.offsets, source.outputs)
+        if first == last or not chosen[number] or not source.outputs:
+            continue
         for k in range(source.outputs):
-            outputs[k] = offsets[k] + memory
+            outputs[k] = int64s(source.offsets, source.outputs)[k] + memory
         collect(
             episode[first:last], start[first:last], length[first:last], rows[first:last],
             read_only(int64s(source.shards, source.episodes)),
