@@ -4,14 +4,15 @@
 
 The loaders take turns in one process, without prefetching: a round measures some batches of each. Ratios are of the
 processor's time in one round, and all figures are medians over the rounds. The ratio compares many datasets with one
-that has as many steps as they have together. The parts are in `mixing`. The peer of joined batches is a plain
-`ConcatDataset` of LeRobot's datasets, in an environment of its own, which `--install` creates. `--data` keeps the
-datasets for the next run.
+that has as many steps as they have together. The parts are in `mixing`. The peers of joined batches are a plain
+`ConcatDataset` of LeRobot's datasets and a pipeline of tf.data, in environments of their own, which `--install`
+creates. `--data` keeps the datasets for the next run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,11 +54,12 @@ def print_joined(results: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def print_peer(found: dict[str, Any]) -> None:
+def print_peer(name: str, found: dict[str, Any]) -> None:
+    title = peer.CONTENDERS[name].title
     if "failure" in found:
-        print(f"{peer.CONTENDER.title}: not measured: {found['failure']}")
+        print(f"{title}: not measured: {found['failure']}")
         return
-    print(f"{peer.CONTENDER.title}: {', '.join(f'{name} {version}' for name, version in found['versions'].items())}")
+    print(f"{title}: {', '.join(f'{name} {version}' for name, version in found['versions'].items())}")
     print(
         format_table(
             [
@@ -113,11 +115,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--rss-batches", type=int, default=10_000, help="batches after which memory is compared (default 10,000)"
     )
     parser.add_argument(
-        "--peer-steps", type=int, default=100_000, help="steps of each mixture that LeRobot reads (default 100,000)"
+        "--peer-steps", type=int, default=100_000, help="steps of each mixture that a peer reads (default 100,000)"
     )
-    parser.add_argument("--peer-seconds", type=float, default=4.0, help="seconds of LeRobot's measurement (default 4)")
+    parser.add_argument("--peer-seconds", type=float, default=4.0, help="seconds of a peer's measurement (default 4)")
     parser.add_argument("--data", type=Path, help="keep the datasets here, and take those of an earlier run")
-    add_environment_options(parser, peer.LEROBOT)
+    add_environment_options(parser, *peer.CONTENDERS)
     parser.add_argument("--rounds", type=int, default=15, help="rounds of all loaders (default 15)")
     parser.add_argument("--json", type=Path, help="write the full record here")
     return parser
@@ -136,19 +138,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept.mkdir(parents=True, exist_ok=True)
         if "joined" in args.only:
             plain = {count: joined.make_datasets(kept, count, args.steps) for count in args.datasets}
+            for dataset in itertools.chain.from_iterable(plain.values()):
+                joined.cache_in_small_pages(dataset)
             source = joined.recorded(kept, max(args.datasets), args.frames)
             recorded = {count: joined.divided(source, folder, count) for count in args.datasets}
             results["joined"] = [
                 *joined.measure(plain, args.rounds, 50, args.rss_batches, cameras=False),
                 *joined.measure(recorded, args.rounds, 2, max(1, args.rss_batches // 100), cameras=True),
             ]
-            results["lerobot"] = peer.measure({0: plain, len(joined.CAMERAS): recorded}, folder, args)
+            mixtures = {0: plain, len(joined.CAMERAS): recorded}
+            results |= {name: peer.measure(name, mixtures, folder, args) for name in peer.CONTENDERS}
         if "packed" in args.only:
             results["packed"] = packed.measure(packed.make_dataset(kept, args.steps), args.rows, args.rounds)
     print(describe_machine(machine))
     if "joined" in results:
         print_joined(results["joined"])
-        print_peer(results["lerobot"])
+        for name in peer.CONTENDERS:
+            print_peer(name, results[name])
     if "packed" in results:
         print_packed(results["packed"])
     if args.json is not None:

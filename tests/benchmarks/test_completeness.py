@@ -40,7 +40,7 @@ OF_VIDEO = {contender.script: contender.environment for contender in video.CONTE
 OF_WRITER = {each.contender.script: each.contender.environment for each in (*RECORDERS, *SAMPLERS)}
 OF_TRAINING = {"lerobot_training.py": lerobot_train.ENVIRONMENT}
 OF_HUB = {contender.script: contender.environment for contender in in_place.CONTENDERS}
-OF_MIXTURE = {peer.CONTENDER.script: peer.CONTENDER.environment}
+OF_MIXTURE = {each.script: each.environment for each in peer.CONTENDERS.values()}
 
 
 def programs(folder: str) -> set[str]:
@@ -112,7 +112,8 @@ def test_every_script_of_a_peer_is_run() -> None:
     assert all(f'"{script}"' in source for script in OF_OPTIONS)
     environments = {contender.environment for contender in CONTENDERS} - {None}
     files = {file.stem for file in requirements("").parent.glob("*.txt")}
-    assert environments | {*OF_VIDEO.values(), *OF_WRITER.values(), *OF_TRAINING.values()} - {None} == files
+    used = [*OF_VIDEO.values(), *OF_WRITER.values(), *OF_TRAINING.values(), *OF_MIXTURE.values()]
+    assert environments | set(used) - {None} == files
     # Reverb has no wheels for all versions of Python. Its absence is reported.
     assert environments - {value.partition("=")[0] for value in values("feed.py", "--python")} == {"reverb"}
     assert re.search(r"not installed \(run with --install\)", inspect.getsource(contenders))

@@ -323,13 +323,15 @@ def test_joined_batches_are_measured(run: Run) -> None:
         ["2", "8", "2"],
     ]
     assert "LeRobot, ConcatDataset: not measured: not installable" in result.printed
+    assert "tf.data, as Octo uses it: not measured: not installable" in result.printed
 
 
 def test_a_peer_of_joined_batches_that_ends_is_reported(run: Run) -> None:
-    """The tests' own environment has no LeRobot."""
-    result = run("joined batches beside LeRobot")
+    """The tests' own environment has neither LeRobot nor TensorFlow."""
+    result = run("joined batches beside peers")
     assert result.status == 0, result.errors
-    assert "ended with status" in result.record["results"]["lerobot"]["failure"]
+    for name in ("lerobot", "tensorflow"):
+        assert "ended with status" in result.record["results"][name]["failure"]
 
 
 # lerobot_train.py

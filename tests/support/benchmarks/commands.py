@@ -71,8 +71,8 @@ COMMANDS = {
     "--json {json}",
     "joined batches": "mixture.py --quick --only joined --datasets 1 2 --frames 8 --rss-batches 200 "
     "--install --venvs {scratch}/venvs --json {json}",
-    "joined batches beside LeRobot": "mixture.py --quick --only joined --datasets 1 --frames 4 --peer-steps 50 "
-    "--peer-seconds 0.01 --python lerobot={python} --json {json}",
+    "joined batches beside peers": "mixture.py --quick --only joined --datasets 1 --frames 4 --peer-steps 50 "
+    "--peer-seconds 0.01 --python lerobot={python} --python tensorflow={python} --json {json}",
     "first batches": "first_batch.py --rounds 1 --json {json}",
     "augmentations": "augment.py --quick --json {json}",
     "host of a GPU": "host_cost.py --quick --json {json}",
