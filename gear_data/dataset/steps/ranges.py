@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gear_data.common.paths import plain_path
 from gear_data.common.progress import pluralize
@@ -210,6 +209,8 @@ def _rows_of(keys: Sequence[int | str], store: DatasetStore, file: str | None) -
 
 def _readings(keys: Sequence[int | str], store: DatasetStore) -> Iterator[tuple[str, Int64Array, Int64Array]]:
     """Yields (what a key is, numbers of keys, rows of the episodes that they name)."""
+    import pyarrow.compute as pc
+
     numbers = [number for number, key in enumerate(keys) if isinstance(key, int) or _ID.fullmatch(key)]
     ids = np.array([min(max(int(keys[number]), -1), np.iinfo(np.int64).max) for number in numbers], np.int64)
     known = np.arange(store.manifest.episodes) if store.ids is None else store.ids
@@ -227,6 +228,8 @@ def _readings(keys: Sequence[int | str], store: DatasetStore) -> Iterator[tuple[
 
 def _names_of_episodes(store: DatasetStore) -> Iterator[tuple[str, pa.Array]]:
     """Yields the texts that may name an episode: the facts, and the key of DROID."""
+    import pyarrow.compute as pc
+
     table = store.episode_table
     texts = {}
     for name in ("source", *episode_metadata_names(table.column_names, store.manifest.schema)):

@@ -161,7 +161,7 @@ path, framework, preset = sys.argv[1:]
 loader = gear_data.SequenceLoader(gear_data.open(path), batch_size=4, framework=framework, preset=preset)
 next(iter(loader))
 slow = ("torch", "pandas", "scipy.linalg", "numba.np.linalg", "polars", "datasets", "h5py", "PIL", "fsspec",
-        "gear_data.storage.verify", "gear_data.video.decoding.frame_reader")
+        "pyarrow.compute", "gear_data.storage.verify", "gear_data.video.decoding.frame_reader")
 print(*[name for name in slow if name in sys.modules])
 copy = pickle.loads(pickle.dumps(loader))
 from torch.utils.data import Dataset, IterableDataset
