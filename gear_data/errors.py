@@ -377,6 +377,15 @@ class HostMemoryError(GearError, MemoryError):
     """
 
 
+class OpenFilesError(GearError, OSError):
+    """Raised when this process can open no further file.
+
+    Raise the limit of open files, or open fewer datasets.
+    """
+
+    __str__ = GearError.__str__
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """Returns the error for an unknown name.
 
@@ -430,20 +439,29 @@ def naming(name: str, path: object) -> Iterator[None]:
         raise
 
 
-def refuse_missing_memory(error: Exception, file: str) -> None:
-    """Checks that an error of a file does not mean that the process can map no further memory: the file may be whole.
+def refuse_exhausted(error: Exception, file: str) -> None:
+    """Checks that an error of a file does not mean that the process has reached a limit: the file may be whole.
 
     Arrow's errors may have the error number only in their text.
 
     Raises:
-        HostMemoryError: it means that.
+        HostMemoryError: the process can have no further memory, or no further mappings.
+        OpenFilesError: the process, or the machine, can open no further file.
     """
-    if isinstance(error, OSError) and (error.errno == errno.ENOMEM or "Cannot allocate memory" in str(error)):
+    if not isinstance(error, OSError):
+        return
+    if error.errno == errno.ENOMEM or "Cannot allocate memory" in str(error):
         raise HostMemoryError(
             "cannot be mapped: this process can have no further memory, or no further mappings",
             file=file,
             hint="raise the limit of its address space (ulimit -v) or of its mappings (sysctl vm.max_map_count), "
             "or open fewer datasets",
+        ) from error
+    if error.errno in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error):
+        raise OpenFilesError(
+            "cannot be opened: too many files are open",
+            file=file,
+            hint="raise the limit of open files (ulimit -n), or open fewer datasets",
         ) from error
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gear_data.errors import DestinationExistsError
 from gear_data.schema import ColumnSpec
+from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.journal.reading import Journal, read_journal
 from gear_data.storage.journal.record import RecordedEpisode
 from gear_data.storage.journal.videos import remove_journal, remove_unnamed
@@ -67,7 +68,8 @@ class JournalFolder:
         self._video_bytes = 0
         self._next = 0
         try:
-            remove_unnamed(self.path, self.ended())
+            with typed_write_errors(self.path):
+                remove_unnamed(self.path, self.ended())
         except BaseException:
             self._stack.close()
             raise

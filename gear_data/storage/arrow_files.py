@@ -14,7 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from gear_data.common.regular_files import open_regular
-from gear_data.errors import CorruptShardError, refuse_missing_memory
+from gear_data.errors import CorruptShardError, refuse_exhausted
 from gear_data.schema import Schema
 from gear_data.storage.arrow_footer import check_blocks
 from gear_data.storage.variable_columns import VariableBuffers, value_offsets
@@ -71,14 +71,14 @@ def read_table(path: Path, checksum: str) -> pa.Table:
         checksum: its checksum in the manifest.
 
     Raises:
-        HostMemoryError: this process can have no further memory.
+        HostMemoryError, OpenFilesError: this process can have no further memory, or can open no further file.
         CorruptShardError: the file cannot be read, has another checksum, or is not a valid Arrow IPC file.
     """
     try:
         with open_regular(path), pa.memory_map(str(path)) as source:
             data = source.read_buffer()
     except OSError as error:
-        refuse_missing_memory(error, str(path))
+        refuse_exhausted(error, str(path))
         raise CorruptShardError(f"cannot be read: {error}", file=str(path), hint=_RESTORE) from error
     if data.size > _HASHED_AT_ONCE:
         check_blocks(data, str(path), _RESTORE)

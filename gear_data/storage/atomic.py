@@ -14,7 +14,7 @@ from pathlib import Path
 import xxhash
 
 from gear_data.common.regular_files import open_regular
-from gear_data.errors import GearError, StorageFullError, UnwritableError, is_disk_full
+from gear_data.errors import GearError, StorageFullError, UnwritableError, is_disk_full, refuse_exhausted
 
 _CHUNK = 8 << 20
 # Arguments of renameat2(2).
@@ -28,6 +28,7 @@ def typed_write_errors(path: Path) -> Iterator[None]:
 
     Raises:
         StorageFullError: the disk is full, in whatever form the writing library reports it.
+        OpenFilesError, HostMemoryError: this process has reached its limit of open files, or of memory.
         UnwritableError: any other OSError.
     """
     try:
@@ -39,6 +40,7 @@ def typed_write_errors(path: Path) -> Iterator[None]:
             raise StorageFullError(
                 "no space left on the device", file=str(path), hint="free some space, or choose another disk"
             ) from error
+        refuse_exhausted(error, str(path))
         raise UnwritableError(f"cannot be written: {error.strerror or error}", file=str(path)) from error
 
 

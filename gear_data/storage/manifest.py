@@ -19,7 +19,7 @@ from gear_data.common.paths import missing_hint, with_short_paths, without_folde
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import Count, check_json, parse_json, resolved
-from gear_data.errors import DatasetNotFoundError, ManifestError, VersionError
+from gear_data.errors import DatasetNotFoundError, ManifestError, VersionError, refuse_exhausted
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
 from gear_data.storage.generations.growth import Growth, GrowthRecord
 from gear_data.storage.statistics import ColumnStatistics, StatisticsRecord, statistics_width
@@ -317,6 +317,7 @@ class Manifest:
                 "is a file, not a dataset folder", file=str(folder), hint=f"name the folder that has {MANIFEST_NAME}"
             ) from error
         except (OSError, MemoryError) as error:
+            refuse_exhausted(error, str(path))
             raise ManifestError(f"cannot be read: {error}", file=str(path), hint=_RESTORE) from error
         return Manifest.from_bytes(data, str(path))
 

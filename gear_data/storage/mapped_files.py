@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gear_data.errors import CorruptShardError
+from gear_data.errors import CorruptShardError, refuse_exhausted
 from gear_data.storage.atomic import checksum
 from gear_data.storage.manifest import REPAIR, FileEntry
 
@@ -130,6 +130,7 @@ class MappedFiles:
         except FileNotFoundError:
             return
         except OSError as error:
+            refuse_exhausted(error, file.path)
             raise CorruptShardError(f"cannot be read: {error}", file=file.path, hint=_REPAIR) from error
         if found != file.entry.checksum:
             self._explain()

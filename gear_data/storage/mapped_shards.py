@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import CorruptShardError, DatasetNotFoundError, refuse_missing_memory
+from gear_data.errors import CorruptShardError, DatasetNotFoundError, refuse_exhausted
 from gear_data.schema import Schema
 from gear_data.storage.manifest import REPAIR_OR_SKIP, FileEntry, ShardEntry
 from gear_data.storage.mapped_files import MappedFiles
@@ -74,7 +74,7 @@ def map_file(path: Path, *, read_ahead: bool = False) -> pa.Buffer:
 
     Raises:
         DatasetNotFoundError: the file does not exist.
-        HostMemoryError: this process can have no further memory.
+        HostMemoryError, OpenFilesError: this process can have no further memory, or can open no further file.
         CorruptShardError: the system cannot read the file.
     """
     try:
@@ -83,7 +83,7 @@ def map_file(path: Path, *, read_ahead: bool = False) -> pa.Buffer:
     except FileNotFoundError as error:
         raise DatasetNotFoundError("the file does not exist", file=str(path), hint=REPAIR_OR_SKIP) from error
     except OSError as error:
-        refuse_missing_memory(error, str(path))
+        refuse_exhausted(error, str(path))
         raise CorruptShardError(f"cannot be read: {error}", file=str(path), hint=REPAIR_OR_SKIP) from error
     if not read_ahead:
         _LIBC.madvise(ctypes.c_void_p(buffer.address), ctypes.c_size_t(buffer.size), mmap.MADV_RANDOM)

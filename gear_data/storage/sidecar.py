@@ -38,7 +38,14 @@ from gear_data.common.progress import progress_bar
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import parse_json, resolved
-from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, ManifestError, UnwritableError
+from gear_data.errors import (
+    CorruptShardError,
+    GearError,
+    InvalidArgumentError,
+    ManifestError,
+    UnwritableError,
+    refuse_exhausted,
+)
 from gear_data.kernels import cpu
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.arrow_files import buffer_offsets, column_array, write_ipc
@@ -215,6 +222,7 @@ def read_rewards(files: DatasetFiles, schema: Schema, shard: ShardEntry) -> npt.
         try:
             values = np.fromfile(path, spec.storage_dtype, shard.steps, offset=shard.buffers[REWARDS])
         except OSError as error:
+            refuse_exhausted(error, files.name(entry))
             raise CorruptShardError(
                 f"cannot be read: {error}", file=files.name(entry), column=REWARDS, hint=REPAIR
             ) from error

@@ -22,10 +22,11 @@ from gear_data.errors import (
     DatasetReplacedError,
     GearError,
     HostMemoryError,
+    OpenFilesError,
     RemoteError,
     StorageFullError,
     UnwritableError,
-    refuse_missing_memory,
+    refuse_exhausted,
 )
 from gear_data.schema import Schema
 from gear_data.storage.arrow_files import array_values, buffer_offsets, read_table
@@ -42,6 +43,8 @@ from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, VideoIndex
 
 #: Remedy for a damaged table. `repair` writes only shards.
 _RESTORE = "restore the table, or convert again"
+#: Errors that say nothing of a file: it is of another dataset, or could not be read.
+_UNKNOWN = (DatasetReplacedError, HostMemoryError, OpenFilesError, RemoteError, StorageFullError, UnwritableError)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def verify(
 
     Raises:
         DatasetReplacedError: another dataset took the place of this one meanwhile.
-        HostMemoryError: this process can have no further memory.
+        HostMemoryError, OpenFilesError: this process can have no further memory, or can open no further file.
         UnknownArgumentError: there is no argument of a name.
         GearError: the manifest cannot be used, or a server cannot be reached. Damaged files are not raised but
             reported.
@@ -125,10 +128,10 @@ def _verify(files: DatasetFiles, deep: bool, decode: bool, progress: bool | None
             try:
                 run()
                 checks.append(FileCheck(entry.file, True, None))
-            except (DatasetReplacedError, HostMemoryError, RemoteError, StorageFullError, UnwritableError):
-                raise  # the file is of another dataset or could not be read, so its state is unknown
+            except _UNKNOWN:
+                raise
             except (GearError, OSError) as error:
-                refuse_missing_memory(error, files.name(entry))
+                refuse_exhausted(error, files.name(entry))
                 checks.append(FileCheck(entry.file, False, str(error)))
             bar.update(entry.bytes)
     differences = () if recomputation is None else recomputation.finish()
@@ -295,7 +298,7 @@ def _read_file(local: _Local, entry: FileEntry, schema: Schema, shard: ShardEntr
                 batch = reader.get_batch(0)
             batch.validate(full=True)
         except (pa.ArrowException, OSError) as error:
-            refuse_missing_memory(error, str(path))
+            refuse_exhausted(error, str(path))
             raise CorruptShardError(f"not valid Arrow data: {error}", file=str(path), hint=REPAIR) from error
         if not exact and set(stored.names) <= set(batch.schema.names):
             batch = batch.select(list(stored.names))

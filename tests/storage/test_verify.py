@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
+import resource
 import shutil
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import gear_data
-from gear_data.errors import HostMemoryError
+from gear_data.errors import HostMemoryError, OpenFilesError
 from gear_data.storage.journal.reading import read_journal
 from gear_data.storage.mapped_shards import map_file
 from gear_data.video.segments import VideoSegments
@@ -255,6 +259,41 @@ def test_missing_memory_is_no_damage(dataset: Path, monkeypatch: pytest.MonkeyPa
             read_journal(journal)
     writer.close()
     assert len(gear_data.open(live)) == 1 and gear_data.verify(dataset).ok
+
+
+def _whole(dataset: Path) -> None:
+    assert gear_data.verify(dataset).ok
+
+
+def _writer(dataset: Path) -> None:
+    with gear_data.Writer(dataset):
+        pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [gear_data.open, partial(gear_data.open, on_bad_shard="skip"), _whole, _writer],
+    ids=["open", "skip", "verify", "writer"],
+)
+def test_too_many_open_files_are_no_damage(dataset: Path, use: Callable[[Path], object]) -> None:
+    """Each file is once the first that cannot be opened."""
+    use(dataset)  # imports modules
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first = os.open(dataset, os.O_RDONLY)
+    os.close(first)
+    refused = 0
+    for limit in count(first):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            use(dataset)
+            break
+        except OpenFilesError as error:
+            assert "ulimit -n" in str(error.hint)
+            refused += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert refused > 1
+    assert gear_data.verify(dataset).ok
 
 
 def test_missing_memory_for_offsets_is_no_damage(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from gear_data.common.regular_files import open_regular
-from gear_data.errors import CorruptSourceError, ManifestError, refuse_missing_memory
+from gear_data.errors import CorruptSourceError, ManifestError, refuse_exhausted
 from gear_data.schema import ColumnRecord, ColumnSpec, Schema, VideoRecord
 from gear_data.storage.atomic import checksum
 from gear_data.storage.journal.frames import MIN_BYTES, find_frame
@@ -144,7 +144,7 @@ def _mapped(path: Path) -> mmap.mmap | None:
                 return None
             return mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
     except OSError as error:
-        refuse_missing_memory(error, str(path))
+        refuse_exhausted(error, str(path))
         raise CorruptSourceError(f"cannot be read: {error.strerror or error}", file=str(path)) from error
 
 

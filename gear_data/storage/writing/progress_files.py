@@ -11,7 +11,7 @@ import xxhash
 
 from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import parse_json
-from gear_data.errors import ResumeError
+from gear_data.errors import ResumeError, refuse_exhausted
 from gear_data.storage.arrow_files import parse_table
 from gear_data.storage.writing.file_store import FileStore, put_text
 from gear_data.storage.writing.folder_lock import LOCK_NAME
@@ -46,6 +46,7 @@ def read_progress_file(store: FileStore, file: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, MemoryError) as error:
+        refuse_exhausted(error, name)
         raise ResumeError(f"cannot be read: {error}", file=name, hint=START_OVER) from error
     data = parse_json(text, dict[str, Any], error=ResumeError, file=name, hint=START_OVER)
     checksum = data.pop("checksum", None)
@@ -74,6 +75,7 @@ def read_progress_table(store: FileStore, file: str, kind: str) -> pa.Table:
     try:
         data = store.read(rows, _TABLE_BYTES)
     except (OSError, MemoryError) as error:
+        refuse_exhausted(error, name)
         raise ResumeError(f"cannot be read: {error}", file=name, hint=START_OVER) from error
     if progress.get("tables", {}).get(kind) != f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}":
         raise ResumeError("its bytes were changed: they differ from their checksum", file=name, hint=START_OVER)
