@@ -14,7 +14,14 @@ from typing import Any
 
 from gear_data.common.paths import is_remote
 from gear_data.common.progress import pluralize
-from gear_data.errors import DestinationExistsError, GearError, InvalidArgumentError, ResumeError, UnwritableError
+from gear_data.errors import (
+    DestinationExistsError,
+    GearError,
+    InvalidArgumentError,
+    ResumeError,
+    UnwritableError,
+    refuse_exhausted,
+)
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.location import Location
 from gear_data.ingest.videos.placing import VIDEOS
@@ -202,6 +209,7 @@ def choose_target(destination: str, overwrite: bool, resume: bool) -> Target:
     except GearError:
         raise
     except OSError as error:
+        refuse_exhausted(error, str(target))
         raise UnwritableError(
             f"cannot be used: {error.strerror}", file=str(target), hint="choose another destination"
         ) from error

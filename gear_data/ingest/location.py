@@ -27,6 +27,7 @@ from gear_data.errors import (
     RemoteError,
     SourceNotFoundError,
     UnknownFormatError,
+    refuse_exhausted,
 )
 from gear_data.ingest.sources.memory.transitions import as_table, holds_arrays, holds_transitions, transition_episodes
 from gear_data.ingest.splits import choose_split, several_splits
@@ -369,6 +370,7 @@ def _special(name: str) -> CorruptSourceError:
 
 
 def _unreadable(name: str, error: OSError) -> CorruptSourceError:
+    refuse_exhausted(error, printable(name))
     hint = "check whether it is a link to a missing file; download it again"
     if isinstance(error, PermissionError):
         hint = "check its permissions"
