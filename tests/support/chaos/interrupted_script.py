@@ -77,8 +77,9 @@ def prefetch_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("gear-prefetch")]
 
 
-#: torch runs this while it frees the memory of a worker's batch. The interpreter drops an interrupt in it.
-_IN_TORCH = "StorageWeakRef.__del__"
+#: A DataLoader runs these while a worker's batch arrives, and while its memory is freed. The interpreter drops an
+#: interrupt in them.
+_OF_DATALOADERS = ("StorageWeakRef.__del__", "_ConnectionBase.__del__")
 
 #: Exceptions that the interpreter dropped since the last interrupt was caught.
 dropped: list[str] = []
@@ -117,7 +118,7 @@ def catch_interrupts(loader: Iterable[Any], rng: random.Random) -> None:
                 dropped.append(traceback.format_exc().replace("\n", " / "))
             except KeyboardInterrupt:  # only now
                 dropped.append(repr(error))
-        lost = [each for each in dropped if not each.endswith(_IN_TORCH)]
+        lost = [each for each in dropped if not each.endswith(_OF_DATALOADERS)]
         if lost:
             say(f"lost {lost}")
         elif dropped:
