@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from numbers import Integral
 from typing import Any, get_args
 
@@ -83,7 +84,7 @@ class EpisodeBoundaries:
         others = {"--step-column": self.step_column, "--end-column": self.end_column}
         return named | {name: option for option, name in others.items() if name is not None}
 
-    @property
+    @cached_property
     def given(self) -> tuple[str, ...]:
         """The names of the values that are given and that a format must support."""
         names = (each.name for each in fields(self) if each.name != "reset_steps")

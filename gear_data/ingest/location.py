@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import IO, Any
@@ -133,7 +134,12 @@ class Location:
 
     def with_suffix(self, *suffixes: str) -> tuple[SourceFile, ...]:
         """Returns the files with one of the suffixes, in any case."""
-        return tuple(file for file in self.files if file.path.lower().endswith(suffixes))
+        paths = self._lower_paths
+        return tuple([file for file, path in zip(self.files, paths, strict=True) if path.endswith(suffixes)])
+
+    @cached_property
+    def _lower_paths(self) -> list[str]:
+        return [file.path.lower() for file in self.files]
 
     def file(self, name: str) -> SourceFile | None:
         """Returns the file of a name relative to the root; None if it does not exist."""

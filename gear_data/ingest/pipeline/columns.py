@@ -220,7 +220,7 @@ def with_dtypes(columns: Sequence[ColumnSpec], dtypes: Mapping[str, str], file: 
                 column=spec.source or spec.name,
                 hint="leave its --dtype out",
             )
-        found.append(replace(spec, dtype=dtype))
+        found.append(spec if dtype == spec.dtype else replace(spec, dtype=dtype))
     return tuple(found)
 
 

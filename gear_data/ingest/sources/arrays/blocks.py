@@ -121,6 +121,8 @@ def _step_rows(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) ->
 
     Returns None if these are 0, 1, 2, ...
     """
+    if len(starts) == 1 and not starts[0]:
+        return None
     offsets = offsets_of(lengths)
     if np.array_equal(starts, offsets[:-1]):
         return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class ClassifiedArrays:
     rows_are: RowConvention | None
     findings: tuple[Finding, ...]
 
-    @property
+    @cached_property
     def reference(self) -> str:
         """Canonical name of the column whose rows are the steps."""
         return next((n for n in ("actions", "rewards", *sorted(END_FLAGS)) if n in self.steps), next(iter(self.steps)))

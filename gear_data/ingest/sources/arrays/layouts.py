@@ -99,7 +99,7 @@ def open_flat(
     def open_(i: int) -> StepArrays:
         name, _, arrays = places[i]
         found = build_step_arrays(name, arrays(), options, whole_source=len(places) == 1, is_first=i == 0)
-        return replace(found, seekable=seekable)
+        return replace(found, seekable=True) if seekable else found
 
     names, sizes, _ = zip(*places, strict=True)
     return ArraySource(names, sizes, open_, dtypes=options.tables.dtype)

@@ -156,6 +156,8 @@ class ArraySource:
                 problem = f"is {is_zero} at the first observations, unlike in {self._model.name}: the actions belong "
                 problem += "to other rows"
             raise CorruptSourceError(problem, column=arrays.sources[column], hint=_SEPARATELY)
+        if arrays.layout == self._model.layout:
+            return
         columns = self._columns(arrays)
         if columns == self.columns:
             return

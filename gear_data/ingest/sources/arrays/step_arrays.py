@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -64,8 +64,8 @@ class RowArray(ABC):
         Raises UnsupportedColumnError, which names `column`, if no column can hold them.
         """
 
-        def error(message: str, hint: str = leave_out(column)) -> UnsupportedColumnError:
-            return UnsupportedColumnError(message, file=self.place, column=column, hint=hint)
+        def error(message: str, hint: str | None = None) -> UnsupportedColumnError:
+            return UnsupportedColumnError(message, file=self.place, column=column, hint=hint or leave_out(column))
 
         name, shape = "binary" if self.is_bytes else _native_name(self.dtype), self.row_shape
         if name not in DTYPES and not self.is_bytes:
@@ -147,6 +147,13 @@ class StepArrays:
     episode_flags: tuple[str, ...] = ()
     seekable: bool = False
     bytes: int | None = None
+
+    @cached_property
+    def layout(self) -> tuple[object, ...]:
+        """A value on which `columns` depends alone. All arrays are a `RowArray`."""
+        arrays = [(name, self.sources[name], array.dtype, array.shape[1:]) for name, array in self.arrays.items()]
+        flags = [(name, self.sources[name]) for name in self.episode_flags]
+        return arrays, flags, self.final_row_columns, self.next_arrays.keys()
 
     def columns(self) -> tuple[ColumnSpec, ...]:
         """Returns the step columns. All arrays are a `RowArray`.
