@@ -29,9 +29,9 @@ from gear_data.storage.episode_block import offsets_of
 Float64Array = npt.NDArray[np.float64]
 
 #: Number of elements reduced at once. As float64 they fit the cache of one core. Results do not depend on it.
-_CHUNK_ELEMENTS = 1 << 16
-#: Number of episodes merged at once. Arrays of their statistics fit the cache of one core.
-_EPISODES_AT_ONCE = 1 << 10
+_CHUNK_ELEMENTS = 1 << 17
+#: Number of statistics of episodes merged at once, of all columns. As float64 they fit the cache of one core.
+_MERGED_AT_ONCE = 1 << 16
 #: Quantiles of a sample of frames.
 _SAMPLE_QUANTILES = 5
 #: Number of bytes of images reduced at once. Their squares as uint16 fit the cache of one core.
@@ -163,8 +163,9 @@ class RunningStatistics:
             lengths: int64 [episodes].
         """
         offsets = offsets_of(lengths)
-        for first in range(0, len(lengths), _EPISODES_AT_ONCE):
-            last = min(len(lengths), first + _EPISODES_AT_ONCE)
+        at_once = max(1, _MERGED_AT_ONCE // max(1, len(self._count)))
+        for first in range(0, len(lengths), at_once):
+            last = min(len(lengths), first + at_once)
             rows = slice(int(offsets[first]), int(offsets[last]))
             self._update({name: columns[name][rows] for name in self._read}, lengths[first:last])
 
@@ -186,13 +187,21 @@ class RunningStatistics:
 
         Sums are in the order of the episodes, unlike `sum`.
         """
-        counts, totals = _accumulated(self._count, count), _accumulated(self._total, total)
+        known = self._count
+        if len(known) and (known == known[0]).all() and (count == count[0]).all():
+            known, count = known[:1], count[:1]  # as everywhere, unless values are missing: a fraction of the work
+        counts, totals = _accumulated(known, count), _accumulated(self._total, total)
         before, merged = counts[:, :-1], counts[:, 1:]
-        delta = total / np.maximum(count, 1) - totals[:, :-1] / np.maximum(before, 1)
+        added = total / np.maximum(count, 1)
+        added -= totals[:, :-1] / np.maximum(before, 1)
+        added *= added
+        added *= before * count / np.maximum(merged, 1)
+        added += m2
         # An episode without finite values has count 0 and changes nothing.
-        added = np.where(count > 0, m2 + delta * delta * (before * count / np.maximum(merged, 1)), 0.0)
-        self._m2 = _accumulated(self._m2, added)[:, -1]
-        self._count, self._total = merged[:, -1].astype(np.int64), totals[:, -1]
+        if not count.all():
+            added = np.where(count > 0, added, 0.0)
+        self._m2, self._total = _accumulated(self._m2, added)[:, -1], totals[:, -1]
+        self._count = np.broadcast_to(merged[:, -1], self._total.shape).astype(np.int64)
 
     def merge(self, state: StatisticsState) -> None:
         """Adds the statistics of the episodes that follow.
