@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness import claim_stdout, parse_arguments, say, versions_of
-from video_harness import memory_bytes
+from video_harness import cost
 
 FPS = 30
 #: Batches that a resumed run skips in the sampler before they are extrapolated.
@@ -69,19 +69,7 @@ def resume_seconds(folders: Sequence[str], context: int, args: argparse.Namespac
 def measure(folders: Sequence[str], context: int, args: argparse.Namespace) -> dict[str, Any]:
     loader = make_loader(folders, context, args)
     batches: Iterator[Any] = itertools.chain.from_iterable(loader for _ in itertools.count())
-    next(batches)
-    before, begun, used, count = memory_bytes()["resident"], time.perf_counter(), time.process_time(), 0
-    while time.perf_counter() < begun + args.seconds or not count:
-        next(batches)
-        count += 1
-    seconds, used = time.perf_counter() - begun, time.process_time() - used
-    return {
-        "us": 1e6 * seconds / count,
-        "processor_us": 1e6 * used / count,
-        "batches": count,
-        "rss_bytes_added": memory_bytes()["resident"] - before,
-        "resume_seconds": resume_seconds(folders, context, args),
-    }
+    return {**cost(batches, args.seconds), "resume_seconds": resume_seconds(folders, context, args)}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -13,14 +13,13 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from harness import claim_stdout, parse_arguments, say, versions_of
-from video_harness import memory_bytes
+from video_harness import cost
 
 _NAMES = ("observations", "actions")
 
@@ -76,20 +75,8 @@ def measure(sources: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
             with np.load(source) as arrays:
                 observation = int(arrays["observations"].shape[1])
             records.append((str(path), observation, write_records(Path(source), path)))
-        batches = iter(make_batches(records, args))
-        next(batches)
-        before, begun, used, count = memory_bytes()["resident"], time.perf_counter(), time.process_time(), 0
-        while time.perf_counter() < begun + args.seconds or not count:
-            next(batches)
-            count += 1
-        seconds, used = time.perf_counter() - begun, time.process_time() - used
-        return {
-            "us": 1e6 * seconds / count,
-            "processor_us": 1e6 * used / count,
-            "batches": count,
-            "rss_bytes_added": memory_bytes()["resident"] - before,
-            "resume_seconds": args.resumed_step * seconds / count,
-        }
+        found = cost(iter(make_batches(records, args)), args.seconds)
+        return {**found, "resume_seconds": args.resumed_step * found["us"] / 1e6}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,7 @@
-"""Code that the contenders of benchmarks/video.py share. It needs only the standard library and NumPy."""
+"""Code that the contenders of benchmarks/video.py and the peers of benchmarks/mixture.py share.
+
+It needs only the standard library and NumPy.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +70,19 @@ def memory_bytes() -> dict[str, int]:
     fields = {name: text.split() for name, _, text in lines}
     names = {"resident": "VmRSS", "anonymous": "RssAnon", "peak": "VmHWM"}
     return {name: int(fields[field][0]) << 10 for name, field in names.items()}
+
+
+def cost(batches: Iterator[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
+    """Returns what a batch costs after the first one, drawing at least one, and the resident bytes that were added."""
+    next(batches)
+    before = memory_bytes()["resident"]
+    drawn = draw(batches, lambda count, passed: count > 0 and passed >= seconds)
+    return {
+        "us": 1e6 * drawn["seconds"] / drawn["batches"],
+        "processor_us": 1e6 * drawn["cpu_seconds"] / drawn["batches"],
+        "batches": drawn["batches"],
+        "rss_bytes_added": memory_bytes()["resident"] - before,
+    }
 
 
 def serve(

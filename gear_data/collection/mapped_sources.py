@@ -48,8 +48,8 @@ class MappedSources:
         self._common, self._offsets = plan.plans[0][common[0]], plan.offsets[0][common[0]]
         self._common["column"] = np.arange(len(self._common))
         _renumber_spans(self._common)
-        #: The arrays to which the records point.
-        self._kept: list[Any] = [plan]
+        #: The arrays to which the records point, beside those of the plan.
+        self._kept: list[Any] = []
         of_datasets = zip(self._sources, plan.plans, plan.offsets, common, plan.joins, plan.lists, strict=True)
         for record, outputs, offsets, numbers, parts, lists in of_datasets:
             own = np.delete(outputs, numbers)

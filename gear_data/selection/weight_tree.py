@@ -25,7 +25,6 @@ class WeightTree:
         prefix: int64 [k + 1], anchors before each episode.
         by_anchor: True: a weight applies to each anchor of an episode; False: to the episode.
         exponent: an integer weight is max(1, rint(weight * 2^exponent)), times the anchors if `by_anchor`.
-
     """
 
     def __init__(self, weights: Float64Array, prefix: Int64Array, by_anchor: bool, exponent: int) -> None:
