@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -88,32 +89,46 @@ def take(queue: SimpleQueue[T]) -> T:
 
 
 def start_thread(function: Callable[..., object], arguments: tuple[Any, ...], name: str) -> None:
-    """Starts a daemon thread. An interrupt leaves no lock locked, and is not lost.
+    """Starts a daemon thread, and returns once it runs. An interrupt leaves no lock locked, and is not lost.
 
-    `Thread.start` waits in an `Event`, which is written in Python: an interrupt can leave its lock locked, and the new
-    thread then waits for ever. And Python code runs when a `Thread` dies, in which the interpreter drops an interrupt.
-    So another thread starts the thread. The interpreter interrupts only the main thread.
+    `Thread.start` is not safe: it waits in an `Event`, which is written in Python, so an interrupt can leave its lock
+    locked. It waits for ever if the new thread has too little memory for its first call. And Python code runs when a
+    `Thread` dies, in which the interpreter drops an interrupt.
 
     Raises:
         RuntimeError: the process ends, or can have no further thread.
         MemoryError: there is too little memory for a thread.
     """
-    started: SimpleQueue[Exception | None] = SimpleQueue()
-    _thread.start_new_thread(_start, (function, arguments, name, started))
-    error = started.get()
-    if error is not None:
-        raise error
+    started: SimpleQueue[None] = SimpleQueue()
+    token = _Token()
+    lives = weakref.ref(token)
+    _thread.start_new_thread(_run, (function, arguments, name, started, token))
+    del token  # only the thread has it now
+    is_dead = False
+    while True:
+        try:
+            return started.get(block=not is_dead, timeout=_TAKE_SECONDS)
+        except Empty:
+            if is_dead:
+                raise MemoryError("a new thread has too little memory") from None
+            is_dead = lives() is None
 
 
-def _start(
-    function: Callable[..., object], arguments: tuple[Any, ...], name: str, started: SimpleQueue[Exception | None]
+class _Token:
+    """Lives as long as a thread."""
+
+
+def _run(
+    function: Callable[..., object], arguments: tuple[Any, ...], name: str, started: SimpleQueue[None], token: _Token
 ) -> None:
     try:
-        threading.Thread(target=function, args=arguments, name=name, daemon=True).start()
-    except Exception as error:
-        started.put(error)
-    else:
+        threading.current_thread().name = name
         started.put(None)
+        function(*arguments)
+    finally:
+        del token  # whoever keeps an error's traceback keeps the frame
+        # Until Python 3.12, the list of all threads keeps those that no `Thread` started.
+        threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
 
 
 def call_user_function(function: Callable[..., T], *arguments: Any) -> T:

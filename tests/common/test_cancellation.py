@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from gear_data.common.cancellation import Cancellation, Cancelled, call_interruptibly, check_cancelled, start_thread
+from tests.support.running.eventually import eventually
 
 WAIT = 30.0
 
@@ -163,11 +165,43 @@ def test_the_end_of_the_process_waits_for_a_call_whose_caller_was_interrupted(tm
 
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError])
 def test_a_thread_that_cannot_start_is_an_error(error, monkeypatch):
-    """Without the error, the caller waits for ever."""
-
-    def fail(thread):
+    def fail(function, arguments):
         raise error
 
-    monkeypatch.setattr(threading.Thread, "start", fail)
+    monkeypatch.setattr(_thread, "start_new_thread", fail)
     with pytest.raises(error):
         start_thread(print, (), "name")
+
+
+def test_a_thread_that_ends_before_it_has_begun_is_an_error(monkeypatch):
+    """Its first call finds too little memory. Without the error, the caller waits for ever."""
+    unraisable, start_new_thread = [], _thread.start_new_thread
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        # `int` refuses the arguments before any line of Python runs.
+        patch.setattr(_thread, "start_new_thread", lambda function, arguments: start_new_thread(int, arguments))
+        start_thread(print, (), "name")
+
+    def fail():
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(threading, "current_thread", fail)
+        start_thread(print, (), "name")
+    assert [each.exc_type for each in unraisable] == [TypeError, MemoryError]
+
+
+def test_a_thread_is_listed_until_it_ends():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait():
+        begun.set()
+        go_on.wait(WAIT)
+
+    def listed():
+        return any(thread.name == "test-listed" for thread in threading.enumerate())
+
+    start_thread(wait, (), "test-listed")
+    assert begun.wait(WAIT) and listed()
+    go_on.set()
+    assert eventually(lambda: not listed())

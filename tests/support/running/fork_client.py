@@ -3,7 +3,7 @@
     python -IS fork_client.py SOCKET EXECUTABLE [ARGUMENTS OF python]
 
 The program has this process's files, folder, variables and cores. EXECUTABLE becomes its `sys.executable`. If this
-process dies, so does the program.
+process is killed, the program is killed, too, a little later: read its output to the end.
 """
 
 from __future__ import annotations
