@@ -27,7 +27,7 @@ _RIGHT, _TYPED, _UNTYPED = "right result", "typed error", "MemoryError"
 _LIBRARY, _ENDED = "error of a library", "ended by a library"
 #: How Python, Arrow, Polars and the loader of shared libraries say that memory is missing.
 _WORDS = ("can't start new thread", "can't allocate", "Failed to launch worker thread", "Cannot allocate memory",
-          "Could not find/load shared object", "failed to map segment")  # fmt: skip
+          "Could not find/load shared object", "failed to map segment", "Polars binary is missing")  # fmt: skip
 
 
 def run(seed: int, limit: Limit) -> ChaosResult:
