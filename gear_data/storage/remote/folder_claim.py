@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 import uuid
 from collections.abc import Iterator
@@ -58,11 +59,12 @@ def folder_claim(store: ClaimStore, file: str, *, hint: str, wait: bool = False)
     """
     claim = json.dumps({**asdict(this_process()), "token": uuid.uuid4().hex})
     _acquire(store, file, claim, hint, wait)
+    held = FolderLock((), lambda: _check(store, file, claim))
     try:
-        yield FolderLock((), lambda: _check(store, file, claim))
+        yield held
     finally:
         with suppress(GearError, OSError):  # the error of the block is the one to report
-            if _read(store, file) == claim:
+            if os.getpid() == held.pid and _read(store, file) == claim:
                 folder = file.rpartition("/")[0]
                 # Servers with real folders would keep an empty one.
                 store.remove(folder if store.files(folder) == [file] else file)

@@ -17,7 +17,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from gear_data.common.typed_json import resolved
-from gear_data.errors import DestinationExistsError, UnwritableError
+from gear_data.errors import DestinationExistsError, ForkedProcessError, UnwritableError
 from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.writing.heartbeat import Heartbeat, is_stale, remove_stale
 
@@ -81,17 +81,41 @@ class LockHolder:
 
 @dataclass(frozen=True)
 class FolderLock:
-    """A lock that this process holds.
+    """A lock that this process holds. A child process that was forked does not hold it.
 
     Attributes:
         descriptors: file descriptors that child processes must inherit, so that the lock outlives a killed parent as
             long as its children write.
-        check: raises UnwritableError or DestinationExistsError if the folder was removed or replaced, or if another
-            process took the lock over.
+        check_place: raises UnwritableError or DestinationExistsError if the folder was removed or replaced, or if
+            another process took the lock over.
+        pid: the process that took it.
     """
 
     descriptors: tuple[int, ...]
-    check: Callable[[], None]
+    check_place: Callable[[], None]
+    pid: int = field(default_factory=os.getpid)
+
+    def check(self) -> None:
+        """Checks that this process still holds the lock.
+
+        Raises:
+            ForkedProcessError: its parent holds it.
+            UnwritableError, DestinationExistsError: see `check_place`.
+        """
+        self.check_process()
+        self.check_place()
+
+    def check_process(self) -> None:
+        """Checks that this process took the lock.
+
+        Raises:
+            ForkedProcessError: its parent did.
+        """
+        if os.getpid() != self.pid:
+            raise ForkedProcessError(
+                "the parent process of this one is writing here",
+                hint="make another Writer, or begin another conversion, in the child process",
+            )
 
 
 def this_process() -> LockHolder:
@@ -138,12 +162,16 @@ def folder_lock(folder: Path, *, name: str, hint: str, wait: bool = False) -> It
         UnwritableError: the folder cannot be written to, or its file system has no locks.
     """
     place, lock, heartbeat = _acquire(folder, name, hint, wait)
+    held = FolderLock((lock,), partial(_check, lock, os.path.join(folder, LOCK_NAME), name))
     try:
-        yield FolderLock((lock,), partial(_check, lock, os.path.join(folder, LOCK_NAME), name))
+        yield held
     finally:
-        if heartbeat is not None:
-            heartbeat.stop()
-        _release(place, lock, folder.name)
+        if os.getpid() != held.pid:
+            _close(place, lock)  # the lock is the parent's
+        else:
+            if heartbeat is not None:
+                heartbeat.stop()
+            _release(place, lock, folder.name)
 
 
 def _check(lock: int, file: str, name: str) -> None:

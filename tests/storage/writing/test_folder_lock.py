@@ -8,12 +8,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gear_data.errors import DestinationExistsError, UnwritableError
+from gear_data.errors import DestinationExistsError, ForkedProcessError, UnwritableError
 from gear_data.storage.writing.folder_lock import LOCK_NAME, LockHolder, folder_lock
 from gear_data.storage.writing.heartbeat import STALE_SECONDS
 
@@ -138,3 +139,30 @@ def test_a_file_system_where_no_lock_works(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os.path, "samestat", lambda first, second: False)
     with pytest.raises(UnwritableError, match="has no locks"), folder_lock(tmp_path / "a", name="here", hint="wait"):
         pass
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("has_flock", [True, False])
+def test_a_forked_child_does_not_release_the_lock(
+    has_flock: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is its parent's, whose next check would say that the folder was removed."""
+    if not has_flock:
+        monkeypatch.setattr(fcntl, "flock", no_flock)
+    folder = tmp_path / "locked"
+    with ExitStack() as stack:
+        lock = stack.enter_context(folder_lock(folder, name="here", hint="wait"))
+        if not (child := os.fork()):
+            code = 1
+            try:
+                lock.check()
+            except ForkedProcessError:
+                code = 0
+            finally:
+                stack.close()
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        lock.check()
+        with pytest.raises(DestinationExistsError), folder_lock(folder, name="here", hint="wait"):
+            pass
+    assert not folder.exists()
