@@ -13,6 +13,7 @@ from gear_data.growing.folder.generations import newest_manifest
 from gear_data.growing.next_generation import growth_of
 from gear_data.recording.declared_columns import declared_columns
 from gear_data.recording.journal_folder import journals_of
+from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.episode_log import EarlierEpisodes, last_sequences
 from gear_data.storage.journal.reading import Journal, read_journal
 from gear_data.storage.journal.writing import SUFFIX
@@ -30,17 +31,22 @@ def earlier_episodes(folder: Path) -> EarlierEpisodes:
         ManifestError: the manifest is damaged.
     """
     # The journals first: another process may put them into the dataset meanwhile.
-    files = sorted(journals_of(folder).glob(f"*/*{SUFFIX}"))
-    journals = [journal for file in files if (journal := _read(file)) is not None and journal.episodes]
+    columns: tuple[ColumnSpec, ...] = ()
+    sequences: dict[str, int] = {}
+    for file in sorted(journals_of(folder).glob(f"*/*{SUFFIX}")):
+        if (journal := _read(file)) is not None and journal.episodes:
+            columns = columns or (*journal.columns, *journal.cameras)
+            sequences = last_sequences(journal.episodes, sequences)
+        del journal  # it is in memory
     manifest = newest_manifest(folder)
     growth = growth_of(manifest)
-    episodes = (episode for journal in journals for episode in journal.episodes)
-    sequences, forgotten = last_sequences(episodes, growth.sequences), growth.forgotten_clients
+    for client, sequence in growth.sequences.items():
+        sequences[client] = max(sequence, sequences.get(client, -1))
     if manifest is not None:
         finals = {column.name for column in manifest.schema.final_columns}
-        columns = (replace(each, has_final=each.name in finals) for each in declared_columns(manifest.schema))
-        return EarlierEpisodes(tuple(columns), sequences, forgotten)
-    return EarlierEpisodes((*journals[0].columns, *journals[0].cameras) if journals else (), sequences, forgotten)
+        declared = declared_columns(manifest.schema)
+        columns = tuple(replace(each, has_final=each.name in finals) for each in declared)
+    return EarlierEpisodes(columns, sequences, growth.forgotten_clients)
 
 
 @contextmanager
@@ -65,7 +71,7 @@ def only_server(folder: Path) -> Iterator[None]:
 def _read(file: Path) -> Journal | None:
     """Reads a journal; None if it was removed meanwhile."""
     try:
-        return read_journal(file)
+        return read_journal(file, is_written=True)
     except CorruptSourceError:
         if file.exists():
             raise

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from gear_data.errors import DestinationExistsError
+from gear_data.errors import DestinationExistsError, GearError
 from gear_data.schema import ColumnSpec
 from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.journal.reading import Journal, read_journal
@@ -180,7 +180,8 @@ class JournalFolder:
             CorruptSourceError: a journal cannot be read.
         """
         waiting = [journal for file in self.ended() if not is_published(journal := read_journal(file), int(file.stem))]
-        return sum(not is_converted(journal, record.number) for journal in waiting for record in journal.records)
+        records = ((journal, record) for journal in waiting for record in (*journal.records, *journal.lost))
+        return sum(not is_converted(journal, record.number) for journal, record in records)
 
     def remove(self, journal: Path) -> None:
         """Removes a journal, after its episodes are in the dataset.
@@ -189,7 +190,7 @@ class JournalFolder:
         """
         shutil.rmtree(segment_of(journal), ignore_errors=True)
         if not segment_of(journal).exists():
-            with suppress(OSError):
+            with suppress(GearError, OSError):
                 remove_journal(journal)
 
     def close(self) -> None:

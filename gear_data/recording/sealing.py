@@ -178,7 +178,7 @@ def sealed(journal: Path, contents: Journal, progress: bool | None, acceptance: 
     for damaged in contents.damaged:
         _set_aside(journal, contents, [damaged], damaged.damage)
     for lost in contents.lost:
-        _log.warning("%s: %s: the episode was not flushed; left out", journal, lost)
+        _set_aside(journal, contents, [lost], lost.damage)
     new = [record for record in contents.records if not acceptance.is_converted(contents, record.number)]
     contents = _with_records(journal, contents, new)
     refused = acceptance.refused(contents)
@@ -191,9 +191,12 @@ def sealed(journal: Path, contents: Journal, progress: bool | None, acceptance: 
         if not contents.episodes:
             return None
         try:
-            return _converted(journal, progress)
+            folder = _converted(journal, progress)
         except _UNFIT as error:
             refused = {_first_unfit(journal, contents): str(error)}
+        else:
+            _check_whole(folder, journal, contents)
+            return folder
 
 
 def _converted(journal: Path, progress: bool | None) -> Path:
@@ -213,6 +216,23 @@ def _converted(journal: Path, progress: bool | None) -> Path:
             shutil.rmtree(folder)
         convert_again()
     return folder
+
+
+def _check_whole(folder: Path, journal: Path, contents: Journal) -> None:
+    """Checks that a converted journal has all episodes: what it lacks would be removed with the journal.
+
+    Raises:
+        CorruptSourceError: the journal was read differently at the conversion. A second call converts it again.
+    """
+    converted = Manifest.load(folder).episodes
+    if converted != len(contents.episodes):
+        with typed_write_errors(folder):
+            shutil.rmtree(folder)
+        raise CorruptSourceError(
+            f"has {len(contents.episodes)} episodes, of which a conversion read {converted}",
+            file=str(journal),
+            hint="publish again; if it stays so, check the disk",
+        )
 
 
 def _first_unfit(journal: Path, contents: Journal) -> int:
@@ -235,8 +255,8 @@ def _first_unfit(journal: Path, contents: Journal) -> int:
 
 
 def _with_records(journal: Path, contents: Journal, records: Sequence[Extent]) -> Journal:
-    """Returns a journal that has only some of its records."""
-    if len(records) == len(contents.records):
+    """Returns a journal that has only some of its records, and none of the lost ones."""
+    if len(records) == len(contents.records) and not contents.lost:
         return contents
     keep_only(journal, contents, records)
     return read_journal(journal)

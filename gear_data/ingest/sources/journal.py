@@ -103,7 +103,8 @@ class JournalSource:
                 message = f"{sum(part.end - part.start for part in damaged):,} bytes are left out: {'; '.join(texts)}"
                 self.findings.add(Finding("journal-damaged", message, len(damaged), each.file.name))
             if lost := each.contents.lost:
-                message = f"videos that no flush followed were lost with the power; left out: {'; '.join(lost[:3])}"
+                texts = [record.damage for record in lost[:3]]
+                message = f"videos that no flush followed were lost with the power; left out: {'; '.join(texts)}"
                 self.findings.add(Finding("journal-torn", message, len(lost), each.file.name))
         self._names = choose_columns([column.name for column in (*self._recorded, *cameras)], options)
         self._cameras = [camera for camera in cameras if camera.name in self._names]

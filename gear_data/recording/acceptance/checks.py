@@ -42,7 +42,7 @@ class Acceptance:
         """Adds the types of facts, and the columns, of journals that other writers may be writing."""
         for path in journals:
             try:
-                if self._schema is None and (found := read_journal(path)).episodes:
+                if self._schema is None and (found := read_journal(path, is_written=True)).episodes:
                     self._schema = recorded_schema(found.columns, found.cameras, self._dataset)
                 for facts in recorded_facts(path):
                     self._facts.add(facts)
@@ -68,7 +68,7 @@ class Acceptance:
         """Checks the facts of an episode, and adds their types to the known ones.
 
         Raises:
-            EpisodeRefusedError: they cannot be stored beside those of earlier episodes, or episodes cannot leave by
+            InvalidArgumentError: they cannot be stored beside those of earlier episodes, or episodes cannot leave by
                 the column that the options name.
         """
         self._facts.check(facts)

@@ -8,10 +8,10 @@ The checksum covers the header, the frame and the texts. The texts have a checks
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 import xxhash
@@ -25,6 +25,16 @@ _CHECKSUM = slice(_FIXED.size - 16, _FIXED.size)
 MIN_BYTES = 8 + _FIXED.size
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
+
+
+class Bytes(Protocol):
+    """The bytes of a journal, such as `bytes` or a map of the file."""
+
+    def find(self, mark: bytes, start: int, /) -> int:
+        """Returns the first place of a mark at or behind a byte; -1 if there is none."""
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        """Returns a part, as far as there are bytes."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ def framed(batch: pa.RecordBatch, journal: bytes, number: int, texts: Sequence[b
     return b"".join((header, fixed, padded, message[_PREFIX.size + size :]))
 
 
-def find_frame(data: mmap.mmap, first: int, at: int, journal: bytes = b"", number: int = 0) -> Frame | None:
+def find_frame(data: Bytes, first: int, at: int, journal: bytes = b"", number: int = 0) -> Frame | None:
     """Returns the first intact frame behind a byte; None if there is none.
 
     Args:
@@ -86,7 +96,7 @@ def find_frame(data: mmap.mmap, first: int, at: int, journal: bytes = b"", numbe
     return None
 
 
-def _frame(data: mmap.mmap, first: int, at: int) -> Frame | None:
+def _frame(data: Bytes, first: int, at: int) -> Frame | None:
     fixed = bytearray(data[at : at + _FIXED.size])
     if len(fixed) < _FIXED.size:
         return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ import xxhash
 
 from gear_data.common.typed_json import resolved
 from gear_data.storage.atomic import atomic_file, fsync, link_file, typed_write_errors
-from gear_data.storage.journal.reading import Extent, Journal
+from gear_data.storage.journal.reading import Extent, Journal, is_absent
 from gear_data.storage.journal.writing import END, stream_start
 from gear_data.storage.journal.writing import SUFFIX as JOURNAL_SUFFIX
 
@@ -119,7 +120,7 @@ def set_aside(journal: Path, contents: Journal, extents: Sequence[Extent], reaso
     Args:
         journal: the journal.
         contents: its contents.
-        extents: records of episodes; or one of `contents.damaged`.
+        extents: records of episodes, also of `contents.lost`; or one of `contents.damaged`.
         reason: why they are not in the dataset.
 
     Returns:
@@ -139,7 +140,7 @@ def set_aside(journal: Path, contents: Journal, extents: Sequence[Extent], reaso
     with typed_write_errors(folder):
         for file in {each.decode(errors="replace") for each in _VIDEO.findall(data)}:
             source, target = journal.parent / file, unfinished / file
-            if ".." not in source.parts and source.is_file() and not link_file(source, target):
+            if ".." not in source.parts and _is_file(source) and not link_file(source, target):
                 shutil.copyfile(source, target)
                 fsync(target)
         is_damaged = extents[0].number < 0
@@ -150,6 +151,16 @@ def set_aside(journal: Path, contents: Journal, extents: Sequence[Extent], reaso
         os.replace(unfinished, folder)
         fsync(folder.parent)
     return folder
+
+
+def _is_file(path: Path) -> bool:
+    """Returns whether there is a file. Raises any error that may pass: the video must not be left behind."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        if is_absent(error):
+            return False
+        raise
 
 
 def keep_only(journal: Path, contents: Journal, records: Sequence[Extent]) -> None:

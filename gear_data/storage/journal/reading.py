@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
@@ -28,6 +29,10 @@ _DAMAGE = (pa.ArrowException, OSError, EOFError, ValueError, KeyError)
 #: Key of an episode's facts in the metadata of its record batch, in journals of earlier versions.
 _FACTS_KEY = b"gear.episode"
 _DAMAGED_HEADER = "the header of an episode is damaged"
+#: Errors of a file that is not there. Any other error may pass, and says nothing about the file.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+#: Bytes that are read at once of a journal that another process may be writing.
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Extent:
     Attributes:
         start, end: the first byte, and the first byte behind them.
         number: of the record, from 0; -1: it is not known.
-        damage: what is wrong with the bytes; empty: nothing.
+        damage: what is wrong with the bytes, or with the videos that they name; empty: nothing.
     """
 
     start: int
@@ -58,7 +63,8 @@ class Journal:
         damaged: all bytes that cannot be read and may be a finished episode, in order.
         torn: bytes at the end, of an episode that was being written when its writer died.
         cameras: a `gear_data.schema.video_column` for each camera. Every episode has a video of each.
-        lost: what is wrong with episodes that are left out. The disk did not have their videos yet when it lost power.
+        lost: the bytes of intact episodes that are left out: their videos are missing or damaged. The disk may not have
+            had them when it lost power.
     """
 
     columns: tuple[ColumnSpec, ...] = ()
@@ -68,7 +74,7 @@ class Journal:
     damaged: tuple[Extent, ...] = ()
     torn: int = 0
     cameras: tuple[ColumnSpec, ...] = ()
-    lost: tuple[str, ...] = ()
+    lost: tuple[Extent, ...] = ()
 
     @property
     def series(self) -> str:
@@ -88,17 +94,22 @@ def is_journal(path: Path) -> bool:
     return COLUMNS in metadata or (not size and find_frame(data, 0, 0) is not None)
 
 
-def read_journal(path: Path) -> Journal:
+def read_journal(path: Path, *, is_written: bool = False) -> Journal:
     """Reads a journal, and compares every episode with its checksum.
 
     If a process or its machine died, the videos of the last episodes are compared with their checksums, too: those
     that no `sync` followed may be damaged, and their episodes are left out.
 
+    Args:
+        path: the journal.
+        is_written: whether another process may be writing it. Its bytes are then read, and not mapped: the map of a
+            file that becomes shorter ends the process.
+
     Raises:
-        CorruptSourceError: the file cannot be read.
+        CorruptSourceError: the file or a video cannot be read.
     """
-    data = _mapped(path)
-    if data is None:
+    data = _read(path) if is_written else _mapped(path)
+    if not data:
         return Journal()
     metadata, size = _start(data)
     reader = _Reader(data, str(path))
@@ -107,17 +118,18 @@ def read_journal(path: Path) -> Journal:
     else:
         reader.read_framed(metadata.get(ID, b""), size)
     episodes, records = reader.episodes, reader.records
-    lost: tuple[str, ...] = ()
+    lost: dict[int, Extent] = {}
     if reader.cameras and not reader.is_ended:
         # A journal that ended has all videos on the disk.
         first = sum(record.number < reader.synced for record in records)
-        problems = [_video_problem(path.parent, episode) for episode in episodes[first:]]
-        lost = tuple(f"episode {number}: {each}" for number, each in enumerate(problems, first) if each)
-        kept = [*range(first), *(number for number, problem in enumerate(problems, first) if not problem)]
+        for number in range(first, len(episodes)):
+            if problem := _video_problem(path.parent, episodes[number]):
+                lost[number] = replace(records[number], damage=f"episode {number}: {problem}")
+        kept = [number for number in range(len(episodes)) if number not in lost]
         episodes, records = [episodes[number] for number in kept], [records[number] for number in kept]
     return Journal(
         reader.columns, tuple(episodes), tuple(records), reader.id, tuple(reader.damaged), reader.torn, reader.cameras,
-        lost,
+        tuple(lost.values()),
     )  # fmt: skip
 
 
@@ -127,28 +139,80 @@ def recorded_facts(path: Path) -> Iterator[Mapping[str, Any]]:
     Raises:
         CorruptSourceError: the file cannot be read.
     """
-    data = _mapped(path)
     position = 0
-    while data is not None and (frame := find_frame(data, position, position)) is not None:
-        position = frame.end
-        yield facts_of(frame.texts[-1])
+    with _readable(path) as file:
+        data = _FileBytes(file)
+        while (frame := find_frame(data, position, position)) is not None:
+            position = frame.end
+            yield facts_of(frame.texts[-1])
     if not position:
-        yield from (episode.facts for episode in read_journal(path).episodes)
+        yield from (episode.facts for episode in read_journal(path, is_written=True).episodes)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[BinaryIO]:
+    """Opens a journal. Errors of reading it are converted, too."""
+    try:
+        with open_regular(path) as opened:
+            yield opened
+    except OSError as error:
+        raise _unreadable(error, path) from error
+
+
+def _unreadable(error: OSError, path: Path, hint: str | None = None) -> CorruptSourceError:
+    refuse_exhausted(error, str(path))
+    return CorruptSourceError(f"cannot be read: {error.strerror or error}", file=str(path), hint=hint)
 
 
 def _mapped(path: Path) -> mmap.mmap | None:
     """Maps a file; None if it is empty."""
-    try:
-        with open_regular(path) as opened:
-            if not os.fstat(opened.fileno()).st_size:
-                return None
-            return mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
-    except OSError as error:
-        refuse_exhausted(error, str(path))
-        raise CorruptSourceError(f"cannot be read: {error.strerror or error}", file=str(path)) from error
+    with _readable(path) as opened:
+        if not os.fstat(opened.fileno()).st_size:
+            return None
+        return mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
 
 
-def _start(data: mmap.mmap) -> tuple[dict[bytes, bytes], int]:
+def _read(path: Path) -> bytes:
+    with _readable(path) as opened:
+        return opened.read()
+
+
+class _FileBytes:
+    """The bytes of a file that another process may make shorter. They are read a block at a time.
+
+    Args:
+        file: the file.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._size = file, os.fstat(file.fileno()).st_size
+        #: A part of the file, and its first byte.
+        self._block, self._at = b"", 0
+
+    def find(self, mark: bytes, start: int, /) -> int:
+        """Returns the first place of a mark at or behind a byte; -1 if there is none."""
+        while True:
+            self._load(start, start + len(mark))
+            if (found := self._block.find(mark, start - self._at)) >= 0:
+                return self._at + found
+            end = self._at + len(self._block)
+            if end - start < len(mark):
+                return -1
+            start = end - len(mark) + 1
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        self._load(part.start, part.stop)
+        return self._block[part.start - self._at : max(0, part.stop - self._at)]
+
+    def _load(self, start: int, stop: int) -> None:
+        """Reads the bytes of a part, as far as the file has them."""
+        stop = max(start, min(stop, self._size))
+        if not self._at <= start <= stop <= self._at + len(self._block):
+            self._file.seek(start)
+            self._at, self._block = start, self._file.read(max(stop - start, _BLOCK))
+
+
+def _start(data: mmap.mmap | bytes) -> tuple[dict[bytes, bytes], int]:
     """Returns the metadata of a stream, and the bytes before its first record; nothing and 0 if they are damaged."""
     source = pa.BufferReader(pa.py_buffer(data))
     try:
@@ -172,7 +236,7 @@ class _Reader:
         is_ended: whether the writer ended the journal.
     """
 
-    def __init__(self, data: mmap.mmap, file: str) -> None:
+    def __init__(self, data: mmap.mmap | bytes, file: str) -> None:
         self.columns: tuple[ColumnSpec, ...] = ()
         self.cameras: tuple[ColumnSpec, ...] = ()
         self.episodes: list[RecordedEpisode] = []
@@ -284,17 +348,31 @@ class _Reader:
 
 
 def _video_problem(folder: Path, episode: RecordedEpisode) -> str | None:
-    """Returns what is wrong with the videos of an episode."""
+    """Returns what is wrong with the videos of an episode.
+
+    Raises:
+        CorruptSourceError: a video cannot be read. It may be whole.
+    """
     for video in episode.videos.values():
+        path = folder / video.file
         try:
-            size = (folder / video.file).stat().st_size
+            size = path.stat().st_size
             if size != video.bytes:
                 return f"{video.file} has {size:,} of {video.bytes:,} bytes"
-            if checksum(folder / video.file) != video.checksum:
+            if checksum(path) != video.checksum:
                 return f"{video.file} differs from its checksum"
         except OSError as error:
-            return f"{video.file}: {error.strerror}"
+            if is_absent(error):
+                return f"{video.file}: {error.strerror}"
+            raise _unreadable(
+                error, path, "try again; if it stays unreadable, move it away: its episode is then set aside"
+            ) from error
     return None
+
+
+def is_absent(error: OSError) -> bool:
+    """Returns whether an error says that a file is not there."""
+    return error.errno in _ABSENT
 
 
 def parse_columns(described: bytes, schema: pa.Schema | None, file: str) -> tuple[ColumnSpec, ...]:

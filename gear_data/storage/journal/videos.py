@@ -53,7 +53,7 @@ def remove_unnamed(folder: Path, journals: Iterable[Path]) -> int:
         journals: all journals there.
 
     Returns:
-        The number of removed files: none if a journal has damaged bytes, which may name them.
+        The number of removed files: none if a journal has damaged bytes, which may name them, or lost episodes.
 
     Raises:
         CorruptSourceError: a journal cannot be read. Nothing is removed then.
@@ -61,7 +61,7 @@ def remove_unnamed(folder: Path, journals: Iterable[Path]) -> int:
     found = set(folder.glob(f"{VIDEOS}/*/*"))
     if found:
         contents = [read_journal(journal) for journal in journals]
-        if any(each.damaged for each in contents):
+        if any(each.damaged or each.lost for each in contents):
             return 0
         found -= {folder / file for each in contents for file in _videos(each)}
         remove_videos(folder, found)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 import gear_data
-from gear_data.errors import GearError
+from gear_data.errors import CorruptSourceError, GearError
+from gear_data.recording import sealing
 from gear_data.recording.writer import Writer
-from gear_data.storage.journal import quarantine
+from gear_data.storage.atomic import checksum
+from gear_data.storage.journal import quarantine, reading
 from gear_data.storage.journal.reading import read_journal
 
 pytestmark = pytest.mark.processes
@@ -112,10 +118,10 @@ def put(path: Path, data: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cut", "zeros", "missing"])
-def test_episodes_that_were_not_flushed_are_left_out(
+def test_episodes_that_were_not_flushed_are_set_aside(
     tmp_path: Path, recording: Recording, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    """Their videos did not reach the disk. The other episodes are published, and a conversion says the same."""
+    """Their videos did not reach the disk. The others are published. A conversion leaves the same ones out."""
     shutil.copytree(recording.folder, tmp_path, dirs_exist_ok=True)
     journal = tmp_path / "data.journal/000"
     for camera, number in ((FRONT, 2), (WRIST, 4)):
@@ -129,7 +135,9 @@ def test_episodes_that_were_not_flushed_are_left_out(
     with caplog.at_level(logging.WARNING):
         assert published(tmp_path) == [0, 1, 3]
     check(tmp_path, recording, [0, 1, 3])
-    assert sum("the episode was not flushed; left out" in each for each in caplog.messages) == 2
+    assert sum("1 episodes cannot be published, and are kept" in each for each in caplog.messages) == 2
+    kept = [read_journal(each.episodes) for each in quarantine.entries(tmp_path / "data")]
+    assert sorted(int(episode.facts["number"]) for each in kept for episode in each.episodes) == [2, 4]
 
 
 @pytest.mark.parametrize("kind", ["cut", "zeros"])
@@ -178,3 +186,52 @@ def test_any_damage_leaves_whole_episodes(
         reported = any("left out" in message or "are kept" in message for message in caplog.messages)
         assert len(numbers) == EPISODES or reported or journal_gone
     assert outcomes
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_video_that_cannot_be_read_once_costs_nothing(
+    tmp_path: Path, recording: Recording, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Neither when a Writer looks for videos without an episode, nor when it publishes."""
+    shutil.copytree(recording.folder, tmp_path, dirs_exist_ok=True)
+    calls, at = 0, number
+
+    def once(path: Path) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return checksum(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "checksum", once)
+        for _ in range(3):
+            with suppress(CorruptSourceError):
+                Writer(tmp_path / "data", cameras=CAMERAS).close()
+                break
+    assert calls > at
+    assert [int(number) for number in gear_data.open(tmp_path / "data").episodes["number"]] == list(range(EPISODES))
+    assert quarantine.entries(tmp_path / "data") == []
+
+
+def test_a_conversion_that_reads_less_than_the_publication(
+    tmp_path: Path, recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A video is whole when the journal is read, and not when it is converted. The journal stays until all is well."""
+    shutil.copytree(recording.folder, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / f"data.journal/000/videos/{FRONT}/000003.mp4"
+    content = path.read_bytes()
+    real = sealing.convert
+
+    def convert(*arguments: Any, **options: Any) -> Any:
+        path.write_bytes(content[:-1])
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sealing, "convert", convert)
+        with pytest.raises(CorruptSourceError, match="has 5 episodes, of which a conversion read 4"):
+            Writer(tmp_path / "data", cameras=CAMERAS).close()
+    assert not (tmp_path / "data").exists()
+    path.write_bytes(content)
+    assert published(tmp_path) == list(range(EPISODES))
+    check(tmp_path, recording, list(range(EPISODES)))
