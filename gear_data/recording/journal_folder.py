@@ -7,9 +7,10 @@ import shutil
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from copy import copy
 from pathlib import Path
 
-from gear_data.errors import DestinationExistsError, GearError
+from gear_data.errors import DestinationExistsError, GearError, StorageFullError, UnwritableError
 from gear_data.schema import ColumnSpec
 from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.journal.reading import Journal, read_journal
@@ -35,7 +36,7 @@ class JournalFolder:
     Episodes go into one journal, until `rotate` ends it, or it is full. Ended journals wait for the next generation. No
     other process uses the folder meanwhile. A folder of a writer that died is used again: its journals wait there.
 
-    Not thread-safe.
+    Not thread-safe, except `episodes`. A child process that was forked cannot use it.
 
     Args:
         folder: folder of the dataset.
@@ -58,6 +59,10 @@ class JournalFolder:
         # Also at the interpreter's exit, before modules are gone that the lock needs.
         weakref.finalize(self, self._stack.close)
         self._journal: JournalWriter | None = None
+        #: The newest journal, which may have ended, and the number of episodes in those before it.
+        self._counted: tuple[int, JournalWriter | None] = (0, None)
+        #: Journals of which the disk may lack episodes, until they are published, and why.
+        self._failures: dict[Path, GearError] = {}
         self._columns: tuple[ColumnSpec, ...] = ()
         self._cameras: tuple[ColumnSpec, ...] = ()
         self._series = ""
@@ -84,6 +89,12 @@ class JournalFolder:
             except DestinationExistsError:
                 continue
         raise DestinationExistsError(f"has {MOST_WRITERS} writers already", file=str(folder), hint=hint)
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes that this object appended. It rises when a journal has an episode, and no later."""
+        before, journal = self._counted
+        return before if journal is None else before + journal.episodes
 
     def begin(
         self,
@@ -124,16 +135,21 @@ class JournalFolder:
         Raises:
             StorageFullError: the disk is full.
             UnwritableError: the journal cannot be written; or the folder was removed, or another process took it.
+            ForkedProcessError: this is a forked child of the process that made it.
         """
         self._lock.check()
         # A full journal ends before the next episode: an error must not concern an episode that is written already.
         if self._journal is not None and self._is_full(self._journal):
             self.rotate()
         if self._journal is None:
-            path = self.path / f"{self._next:06d}{SUFFIX}"
-            self._journal = JournalWriter(path, self._columns, self._cameras, journal_id(self._series, self._next))
+            number = self._next
+            path = self.path / f"{number:06d}{SUFFIX}"
             self.new.add(path)
-            self._next, self._steps, self._video_bytes = self._next + 1, 0, 0
+            # First: after an interrupt there may be a file of this number, an empty journal.
+            self._next, self._steps, self._video_bytes = number + 1, 0, 0
+            journal = JournalWriter(path, self._columns, self._cameras, journal_id(self._series, number))
+            self._counted = self.episodes, journal
+            self._journal = journal
         self._journal.append(episode)
         self._steps += episode.steps
         self._video_bytes += sum(video.bytes for video in episode.videos.values())
@@ -146,21 +162,31 @@ class JournalFolder:
         """Waits until the disk has all episodes.
 
         Raises:
-            StorageFullError, UnwritableError: the disk failed.
+            StorageFullError, UnwritableError: the disk failed, now or before, at an episode that is not published.
         """
+        self._lock.check_process()
+        for failure in list(self._failures.values()):
+            raise copy(failure)
         if self._journal is not None:
             self._journal.sync()
 
     def rotate(self) -> None:
         """Ends the journal. Later episodes go into another one.
 
+        If the disk fails, `sync` says so until the journal is published.
+
         Raises:
-            StorageFullError, UnwritableError: the disk failed.
+            ForkedProcessError: see `append`.
         """
-        if self._journal is not None:
-            self._journal.sync()  # if it fails, the journal stays, and later calls of `sync` mean it
-            journal, self._journal = self._journal, None
-            journal.close()
+        self._lock.check_process()
+        if (journal := self._journal) is not None:
+            with suppress(StorageFullError, UnwritableError):
+                journal.sync()
+            if journal.failure is not None:
+                self._failures[journal.path] = journal.failure
+            self._journal = None
+            with suppress(StorageFullError, UnwritableError):  # its episodes are whole without its end, too
+                journal.close()
 
     def ended(self) -> list[Path]:
         """Returns the journals that wait for the next generation, in order."""
@@ -192,6 +218,7 @@ class JournalFolder:
         if not segment_of(journal).exists():
             with suppress(GearError, OSError):
                 remove_journal(journal)
+        self._failures.pop(journal, None)
 
     def close(self) -> None:
         """Ends the journal, and lets other writers use the folder."""

@@ -48,15 +48,11 @@ class OpenEpisodes:
 
     def slot(self, environment: int) -> int:
         """Returns the slot of an environment. A new environment gets a new slot."""
-        slot = self._slots.get(environment)
-        if slot is None:
-            slot = len(self._slots)
-            if slot >= len(self._lengths):
-                count = max(slot + 1, 2 * len(self._lengths))
-                lengths = np.concatenate([self._lengths, np.zeros(count - len(self._lengths), np.int64)])
-                self._resize(count, max(_STEPS, self._capacity))
-                self._lengths = lengths
-            self._slots[environment] = slot
+        slot = self._slots.setdefault(environment, len(self._slots))
+        if slot >= len(self._lengths):
+            count = max(slot + 1, 2 * len(self._lengths))
+            self._lengths = np.concatenate([self._lengths, np.zeros(count - len(self._lengths), np.int64)])
+            self._resize(count, max(_STEPS, self._capacity))
         return slot
 
     def environments(self) -> list[int]:
@@ -119,11 +115,8 @@ class OpenEpisodes:
         self._lengths[slot] = 0
 
     def _resize(self, slots: int, capacity: int) -> None:
-        """Makes room. After an error, some arrays are larger than the others."""
         for name, array in self._arrays.items():
-            size = max(slots, array.shape[0]), max(capacity, array.shape[1])
-            if size != array.shape[:2]:
-                larger = np.empty((*size, *array.shape[2:]), array.dtype)
-                larger[: array.shape[0], : array.shape[1]] = array
-                self._arrays[name] = larger
+            larger = np.empty((slots, capacity, *array.shape[2:]), array.dtype)
+            larger[: array.shape[0], : array.shape[1]] = array
+            self._arrays[name] = larger
         self._capacity = capacity

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.keywords import check_range, refuse_keywords_of, refuse_misspelled, suggest_keywords
-from gear_data.common.paths import absolute_path, is_remote, plain_path
-from gear_data.errors import InvalidArgumentError
+from gear_data.common.paths import is_remote, plain_path
+from gear_data.errors import ForkedProcessError, InvalidArgumentError
 from gear_data.growing.publish import Publication
 from gear_data.growing.seal_options import OLDEST, SealOptions
 from gear_data.ingest.engine.spec import MIN_SHARD_BYTES, SHARD_BYTES
@@ -55,9 +55,10 @@ class Writer:
     `Writer` of the same path publishes them. An episode that was open is lost as a whole.
 
     Several Writers of one path, in one or several processes, append to the same dataset. The path may have a dataset of
-    the same columns already. Methods may be called from several threads. As a context manager, a Writer closes at the
-    end of the block, also after an exception: `with gear_data.Writer("runs/") as writer: ...`. A Writer that is not
-    closed warns with a ResourceWarning, and leaves its episodes as if the process had died.
+    the same columns already. Methods may be called from several threads; in a forked child they raise
+    ForkedProcessError. As a context manager, a Writer closes at the end of the block, also after an exception:
+    `with gear_data.Writer("runs/") as writer: ...`. A Writer that is not closed warns with a ResourceWarning, and
+    leaves its episodes as if the process had died.
 
     Args:
         path: the folder of the dataset. Or `s3://BUCKET/PATH` on a server that has conditional puts: the journals are
@@ -119,20 +120,22 @@ class Writer:
         self._cameras = CameraRecorder(cameras or {})
         self._declared = None if schema is None else self._cameras.declare(declared_columns(schema))
         self._open: OpenEpisodes | None = None
+        #: The slot of the episode that ends, and the number of finished episodes before its end.
+        self._ending: tuple[int, int] | None = None
+        self._pid = os.getpid()
         self._mutex = threading.RLock()
         self._closed = True
         self._path = text = plain_path(path)
-        place = text if is_remote(text) else absolute_path(text)  # the current folder may change
         options = SealOptions(shard_bytes, max_steps, max_bytes, evict)
         self._limiter: RateLimiter | None = None
         if rate_limit is not None and not is_remote(text):
-            self._limiter = RateLimiter(Path(place), rate_limit, "inserted")
-        self._sink = open_sink(place, options, publish_every, limited=rate_limit is not None)
+            self._limiter = RateLimiter(Path(text), rate_limit, "inserted")
+        self._sink = open_sink(text, options, publish_every, limited=rate_limit is not None)
         self._closed = False
 
-    # At the interpreter's exit, the module `warnings` can be gone before the Writer.
-    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
-        if not getattr(self, "_closed", True):
+    # At the interpreter's exit, the modules `warnings` and `os` can be gone before the Writer.
+    def __del__(self, warn: Callable[..., None] = warnings.warn, getpid: Callable[[], int] = os.getpid) -> None:
+        if not getattr(self, "_closed", True) and getpid() == self._pid:
             warn(
                 f"the Writer of {self._path} was not closed: episodes that are open, or that a server has not "
                 "acknowledged, are lost; the next Writer publishes the others. Call close(), or use "
@@ -170,6 +173,7 @@ class Writer:
                 The open episode stays as it is.
             UnsupportedColumnError: a value of the first step is neither numbers, text nor bytes.
         """
+        self._check_process()
         with self._mutex:
             flat, frames = self._cameras.split(flat_step(step))
             opened = self._opened(flat, frames)
@@ -203,10 +207,11 @@ class Writer:
         Raises:
             InvalidArgumentError, UnsupportedColumnError: see `append`. No environment has the step then.
             UnknownArgumentError: a column of the first step is nearly called like an argument, such as `terminate`.
-            StorageFullError, UnwritableError: the journal cannot be written. Episodes that are not in it stay open,
-                with this step: call `end_episode` for them.
+            StorageFullError, UnwritableError: the journal cannot be written, or see `end_episode`. Episodes that are
+                not in it stay open, with this step: call `end_episode` for them.
             RateLimitError: training is too slow. No environment has the step then.
         """
+        self._check_process()
         if self._open is None:  # later steps have the columns of the first one
             refuse_misspelled("Writer.append_batch", steps, _ENDS, "a column needs a name that differs more")
         if self._limiter is not None and (np.any(terminated) or np.any(truncated)):
@@ -253,14 +258,15 @@ class Writer:
         Raises:
             InvalidArgumentError: the environment has no open episode, or the final observation has another dtype or
                 shape, or the dataset has none, or a fact is no text, number or boolean, or has another type than in
-                earlier episodes, or no episode has the fact of `evict`. The episode stays open. With `gear://`, see
-                `flush`: an EpisodeRefusedError with a `sequence` is about an episode that has ended.
+                earlier episodes, or no episode has the fact of `evict`. The episode stays open.
             UnknownArgumentError: a fact is nearly called like an argument, such as `terminate`. The episode stays open.
-            StorageFullError, UnwritableError: the journal cannot be written. The episode stays open: call again.
+            StorageFullError, UnwritableError: the journal cannot be written, and the episode stays open: call again. Or
+                the journal has it, and the disk failed: see `flush`. `open_episodes` tells which.
             RateLimitError: training is too slow. The episode stays open: call again.
             NodeUnreachableError: the server acknowledged nothing for a long time. If the episode is still open, call
                 again; else call `flush`.
         """
+        self._check_process()
         refuse_misspelled("Writer.end_episode", facts, _ENDS, "a fact needs a name that differs more")
         self._wait()
         with self._mutex:
@@ -275,7 +281,9 @@ class Writer:
 
     def discard(self, env_id: int = 0) -> None:
         """Removes the open episode of an environment, such as a failed demonstration."""
+        self._check_process()
         with self._mutex:
+            self._forget_ended()
             if self._open is not None:
                 slot = self._open.slot(env_id)
                 self._cameras.discard(slot)
@@ -288,19 +296,20 @@ class Writer:
         bucket.
 
         Raises:
-            StorageFullError, UnwritableError: the disk failed.
-            EpisodeRefusedError: the server refused an episode because of its facts or its final observation. `sequence`
-                is its number. The Writer drops it, and keeps all others.
+            StorageFullError, UnwritableError: the disk failed, now or at an earlier episode: its journal has it, and a
+                loss of power may damage it. Later calls raise this, too, until `seal` has published it.
             NodeUnreachableError: the server acknowledged nothing for a long time. The episodes are kept.
         """
+        self._check_process()
+        self._sink.flush()  # first: what it brings elsewhere does not need this disk
         with self._mutex:
             self._sink.sync()
-        self._sink.flush()
 
     def seal(self) -> Publication | None:
         """Publishes a generation of the dataset with all finished episodes.
 
-        Open episodes stay open, and the Writer goes on.
+        Open episodes stay open, and the Writer goes on. Ctrl-C ends the wait, and not the publication: the next `seal`
+        or `close` waits for it.
 
         Returns:
             The generation; None if no episode was finished since the last one. A bucket's generation has the flushed
@@ -310,6 +319,7 @@ class Writer:
             InvalidArgumentError: a server makes the dataset.
             GearError: the generation cannot be written. The journals stay; `seal` can be called again.
         """
+        self._check_process()
         self._check_open()
         return self._sink.seal()
 
@@ -319,6 +329,7 @@ class Writer:
         They are in the order of their first steps.
         """
         with self._mutex:
+            self._forget_ended()
             return [] if self._open is None else self._open.environments()
 
     def close(self) -> Publication | None:
@@ -334,12 +345,13 @@ class Writer:
             GearError: the generation cannot be written. The journals stay, for the next Writer.
             NodeUnreachableError: the server acknowledged nothing for a long time. `close` can be called again.
         """
+        self._check_process()
         with self._mutex:
             if self._closed:
                 return None
             for environment in self.open_episodes():
-                self._end(*self._opened_with_steps(environment), False, True, {}, {})
-            self._sink.sync()
+                self._record(*self._opened_with_steps(environment), False, True, {}, {})
+            self._sink.before_close()
             self._closed = True
             self._cameras.close()
         if self._limiter is not None:
@@ -353,6 +365,18 @@ class Writer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check_process(self) -> None:
+        """Checks that this process made the Writer.
+
+        A forked child has no thread that encodes or publishes. It would write where its parent does.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(
+                "this Writer belongs to the parent process",
+                file=self._path,
+                hint="make another Writer in the child process",
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -375,6 +399,7 @@ class Writer:
             frames: the frames of the step.
         """
         self._check_open()
+        self._forget_ended()
         if self._open is None:
             columns = self._declared or infer_columns(first, "the first step")
             if known := self._sink.columns():
@@ -387,6 +412,7 @@ class Writer:
 
     def _opened_with_steps(self, env_id: int) -> tuple[OpenEpisodes, int]:
         """Returns the open episodes, and the slot of an environment that has one."""
+        self._forget_ended()
         if self._open is None or not self._open.length(slot := self._open.slot(env_id)):
             raise InvalidArgumentError(
                 f"environment {env_id} has no open episode", hint="append at least one step before end_episode"
@@ -413,14 +439,42 @@ class Writer:
         finals: Mapping[str, npt.NDArray[Any]],
         facts: Mapping[str, Any],
     ) -> None:
-        videos = self._cameras.finish(slot, sync=self._durability == "episode")
-        self._sink.append(RecordedEpisode(opened.steps(slot), terminated, truncated, finals, facts, videos))
-        self._cameras.clear(slot)
-        if self._limiter is not None:
-            self._limiter.add(opened.length(slot))
-        opened.clear(slot)
+        self._record(opened, slot, terminated, truncated, finals, facts)
         if self._durability == "episode":
             self._sink.sync()
+
+    def _record(
+        self,
+        opened: OpenEpisodes,
+        slot: int,
+        terminated: bool,
+        truncated: bool,
+        finals: Mapping[str, npt.NDArray[Any]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Puts an open episode into the sink."""
+        videos = self._cameras.finish(slot, sync=self._durability == "episode")
+        self._ending = slot, self._sink.episodes
+        try:
+            self._sink.append(RecordedEpisode(opened.steps(slot), terminated, truncated, finals, facts, videos))
+        finally:
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Forgets the steps of the last episode that ended, if the sink has it.
+
+        After an interrupt, the next call does it: the episode must not be recorded twice.
+        """
+        if self._ending is None or self._open is None:
+            return
+        slot, before = self._ending
+        if self._sink.episodes > before:
+            self._cameras.clear(slot)
+            steps = self._open.length(slot)
+            self._open.clear(slot)
+            if self._limiter is not None and steps:
+                self._limiter.add(steps)
+        self._ending = None
 
 
 def _as_known(columns: Sequence[ColumnSpec], known: Sequence[ColumnSpec]) -> tuple[ColumnSpec, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gear_data.common.cancellation import call_interruptibly
 from gear_data.recording.object_store.publisher import BucketPublisher
 from gear_data.recording.sinks.journal_sink import JournalSink
 
@@ -24,5 +25,8 @@ class BucketSink(JournalSink):
             StorageFullError, UnwritableError: the disk of this machine failed.
             RemoteError: the server cannot be reached. The episodes stay in journals of this machine.
         """
+        call_interruptibly(self._upload)  # as `seal`
+
+    def _upload(self) -> None:
         with self._publishing:
             self._bucket.upload(self._rotated(), progress=None)

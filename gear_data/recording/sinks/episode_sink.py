@@ -38,6 +38,13 @@ class EpisodeSink(EpisodeLog, Protocol):
             GearError: there is no new generation, and all episodes are kept. `seal` can be called again.
         """
 
+    def before_close(self) -> None:
+        """Waits for what `close` needs.
+
+        Raises:
+            GearError: `close` would fail. The sink can still be used, and `before_close` be called again.
+        """
+
     def close(self) -> Publication | None:
         """Seals, and releases what the sink holds.
 

@@ -10,8 +10,10 @@ import time
 import weakref
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 
+from gear_data.common.cancellation import call_interruptibly
 from gear_data.errors import GearError
 from gear_data.growing.next_generation import growth_of
 from gear_data.growing.publish import Publication
@@ -58,7 +60,7 @@ class JournalSink(EpisodeSink):
         self._growth = ""
         self._refusal: GearError | None = None
         try:
-            self._episodes = publisher.num_waiting()
+            self._left_behind = publisher.num_waiting()
         except BaseException:
             publisher.close()
             raise
@@ -71,7 +73,7 @@ class JournalSink(EpisodeSink):
     @property
     def episodes(self) -> int:
         """The number of finished episodes. Those that a writer left behind when it died count."""
-        return self._episodes
+        return self._left_behind + self._journals.episodes
 
     def columns(self) -> tuple[ColumnSpec, ...] | None:
         """Returns the columns of the dataset, or of a journal that waits; None if there is neither."""
@@ -126,13 +128,12 @@ class JournalSink(EpisodeSink):
                 self._acceptance, self._looked = self._publisher.acceptance(), time.monotonic()
             self._acceptance.take_facts(episode.facts, self._publisher.options)
             self._journals.append(episode)
-            self._episodes += 1
 
     def sync(self) -> None:
         """Waits until the disk has all episodes.
 
         Raises:
-            StorageFullError, UnwritableError: the disk failed.
+            StorageFullError, UnwritableError: the disk failed, now or before, at an episode that is not published.
         """
         with self._mutex:
             self._journals.sync()
@@ -147,10 +148,16 @@ class JournalSink(EpisodeSink):
     def seal(self) -> Publication | None:
         """Publishes a generation with all episodes so far.
 
+        An interrupt ends the wait, and not the publication: the next call, or `close`, waits for it.
+
         Raises:
             GearError: it cannot be written. The journals stay.
         """
-        return self._publish(progress=None)
+        # A publication takes locks. An interrupt between a lock and the block that releases it would leave it locked.
+        return call_interruptibly(partial(self._publish, progress=None))
+
+    def before_close(self) -> None:
+        """Does nothing: `close` publishes all episodes, also those that the disk may not have in a journal."""
 
     def close(self) -> Publication | None:
         """Publishes what is left, also of writers that died, and releases the journals.
@@ -158,6 +165,9 @@ class JournalSink(EpisodeSink):
         Raises:
             GearError: it cannot be written. The journals stay, for the next writer.
         """
+        return call_interruptibly(self._close)
+
+    def _close(self) -> Publication | None:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()

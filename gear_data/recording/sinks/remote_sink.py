@@ -140,6 +140,10 @@ class RemoteSink(EpisodeSink):
             hint="call flush; gear-data serve --publish-every makes generations",
         )
 
+    def before_close(self) -> None:
+        """Waits until the server's disk has all episodes. See `sync`."""
+        self.sync()
+
     def close(self) -> None:
         """Waits until the server's disk has all episodes, and closes the connection.
 

@@ -10,10 +10,12 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 
 import xxhash
 
+from gear_data.errors import GearError, StorageFullError, UnwritableError
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.atomic import fsync, typed_write_errors
 from gear_data.storage.journal.frames import framed
@@ -35,6 +37,8 @@ CHECKSUM = b"gear.checksum"
 _SERIES, _SECONDS = 9, 4
 #: Characters of a series.
 _SERIES_TEXT = 15
+#: What to do after a failure of the disk.
+_PUBLISH = "the journal has all finished episodes: seal() publishes them. Until then, a loss of power may damage them"
 
 
 class JournalWriter:
@@ -42,7 +46,8 @@ class JournalWriter:
 
     A journal is an Arrow IPC stream, with a record batch for each episode. See `gear_data.storage.journal.frames`.
 
-    An episode that `append` wrote outlives the process. After `sync`, it also outlives a loss of power.
+    An episode that `append` wrote outlives the process. After `sync`, it also outlives a loss of power. An interrupt
+    leaves the numbers and the file in accord.
 
     Args:
         path: the journal, which must not exist.
@@ -51,8 +56,10 @@ class JournalWriter:
         journal: its id, see `journal_id`; empty: random, as in journals of earlier versions.
 
     Attributes:
+        path: the journal.
         episodes: number of episodes so far.
         bytes: of the journal so far.
+        failure: the error of the first `sync` at which the disk failed; None: there was none.
 
     Raises:
         StorageFullError, UnwritableError: the file cannot be written.
@@ -63,7 +70,8 @@ class JournalWriter:
     ) -> None:
         self.episodes = 0
         self.bytes = 0
-        self._path = path
+        self.failure: GearError | None = None
+        self.path = path
         self._columns, self._cameras = tuple(columns), tuple(cameras)
         self._id = (journal or secrets.token_hex(8)).encode()
         #: Videos of episodes since the last `sync`.
@@ -83,45 +91,66 @@ class JournalWriter:
         batch, facts = to_batch(episode, self._columns, self._synced)
         record = framed(batch, self._id, self.episodes, (*self._texts, facts))
         # The stream's schema is written with the first episode: an empty file is a journal without episodes.
-        self._write(record if self.bytes else stream_start(self._columns, self._cameras, self._id) + record)
-        self.episodes += 1
-        self._videos += [self._path.parent / video.file for video in episode.videos.values()]
+        data = record if self.bytes else stream_start(self._columns, self._cameras, self._id) + record
+        videos = [*self._videos, *(self.path.parent / video.file for video in episode.videos.values())]
+        self._write(data, self.episodes + 1, videos)
 
     def sync(self) -> None:
         """Waits until the disk has all episodes, and their videos.
 
         Raises:
-            StorageFullError, UnwritableError: the disk failed.
+            StorageFullError, UnwritableError: the disk failed, now or before. The journal has the episodes, and the
+                disk may lack some of them.
         """
-        with typed_write_errors(self._path):
-            for path in (*self._videos, *{video.parent for video in self._videos}):
-                fsync(path)
-            os.fsync(self._file)
-        self._videos.clear()
-        self._synced = self.episodes if self._cameras else 0
+        if self.failure is not None:
+            raise copy(self.failure)
+        try:
+            with typed_write_errors(self.path):
+                for path in (*self._videos, *{video.parent for video in self._videos}):
+                    fsync(path)
+                os.fsync(self._file)
+        except (StorageFullError, UnwritableError) as error:
+            # Linux says it once: a second fsync succeeds, and the disk lacks the bytes all the same.
+            error.hint = _PUBLISH
+            self.failure = copy(error)
+            raise
+        self._videos, self._synced = [], self.episodes if self._cameras else 0
 
     def close(self) -> None:
-        """Ends the journal and waits until the disk has it."""
+        """Ends the journal and waits until the disk has it.
+
+        Raises:
+            StorageFullError, UnwritableError: see `sync`. After a failure the journal has no end, so that its videos
+                are compared with their checksums.
+        """
         try:
-            if self.bytes:
-                self._write(END)
+            if self.bytes and self.failure is None:
+                self._write(END, self.episodes, self._videos)
             self.sync()
         finally:
             os.close(self._file)
 
-    def _write(self, record: bytes) -> None:
-        """Writes bytes at the end of the file, in one call: a process that is killed seldom leaves a part of them."""
+    def _write(self, record: bytes, episodes: int, videos: list[Path]) -> None:
+        """Writes bytes at the end of the file, in one call: a process that is killed seldom leaves a part of them.
+
+        Args:
+            record: the bytes.
+            episodes: number of episodes with them.
+            videos: those of episodes since the last `sync`.
+        """
         data = memoryview(record)
-        with typed_write_errors(self._path):
+        size = self.bytes + len(data)
+        with typed_write_errors(self.path):
             try:
                 done = 0
                 while done < len(data):
                     done += os.pwrite(self._file, data[done:], self.bytes + done)
+                # No call: an interrupt comes before it, and the bytes are removed, or after it.
+                self.bytes, self.episodes, self._videos = size, episodes, videos
             except BaseException:
                 with suppress(OSError):  # the first error is the one to report
                     os.ftruncate(self._file, self.bytes)
                 raise
-        self.bytes += len(data)
 
 
 def new_series(after: str = "") -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 from dataclasses import replace
@@ -12,12 +13,15 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from gear_data.errors import CorruptSourceError, StorageFullError
+from gear_data.errors import CorruptSourceError, StorageFullError, UnwritableError
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
-from gear_data.storage.journal.reading import is_journal, read_journal
+from gear_data.storage.atomic import checksum
+from gear_data.storage.journal import reading
+from gear_data.storage.journal.reading import is_journal, read_journal, recorded_facts
 from gear_data.storage.journal.record import RecordedEpisode, RecordedVideo, arrow_schema, describe_columns, to_batch
 from gear_data.storage.journal.videos import next_number, remove_journal, remove_unnamed, video_file
 from gear_data.storage.journal.writing import JournalWriter
+from tests.support.running.interrupts import interrupted
 
 COLUMNS = (
     ColumnSpec("observations", "float64", (3, 2), has_final=True),
@@ -319,3 +323,139 @@ def test_videos_that_no_writer_records(tmp_path: Path, videos: dict[str, Recorde
     journal = read_journal(path)
     assert journal.episodes == ()
     assert ["an episode has" in each.damage for each in journal.damaged] == [True, True]
+
+
+def test_an_interrupt_leaves_an_episode_whole_or_unwritten(tmp_path: Path) -> None:
+    """At each moment of `append`. No two records have one number, and the next episode is behind the last one."""
+    writer = JournalWriter(tmp_path / "a.arrows", COLUMNS, [CAMERA])
+    [first, second] = episodes(2)
+    writer.append(numbered(first, 0))
+    kept, both = [0], set()
+    for moment in itertools.count():
+        before = writer.episodes
+        episode = numbered(second, moment + 1)
+        is_interrupted = interrupted(lambda episode=episode: writer.append(episode), moment)  # type: ignore[misc]
+        assert (tmp_path / "a.arrows").stat().st_size == writer.bytes
+        assert writer.episodes - before in ((0, 1) if is_interrupted else (1,))
+        both.add(writer.episodes - before)
+        if writer.episodes > before:
+            kept.append(moment + 1)
+        if not is_interrupted:
+            break
+    assert both == {0, 1}
+    assert len(writer._videos) == len(kept)
+    data = reading._read(tmp_path / "a.arrows")
+    reader = reading._Reader(data, "a")
+    reader.read_framed(b"", 0)
+    assert not reader.damaged
+    assert [episode.facts["number"] for episode in reader.episodes] == kept
+    assert [record.number for record in reader.records] == list(range(len(kept)))
+
+
+def numbered(episode: RecordedEpisode, number: int) -> RecordedEpisode:
+    video = RecordedVideo(video_file(CAMERA.name, number), 5, "")
+    return replace(episode, facts={"number": number}, videos={CAMERA.name: video})
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_after_a_disk_failed_no_sync_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """The system tells one fsync of it. The journal has no end then, which would say that the disk has its videos."""
+    path = tmp_path / "a.arrows"
+    writer = JournalWriter(path, COLUMNS)
+    recorded = episodes(3)
+    writer.append(recorded[0])
+    fail = iter([OSError(code, os.strerror(code))])
+    real = os.fsync
+
+    def once(file: int) -> None:
+        for error in fail:
+            raise error
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", once)
+    for episode in recorded[1:]:
+        with pytest.raises((StorageFullError, UnwritableError), match=r"seal\(\)"):
+            writer.sync()
+        writer.append(episode)
+    with pytest.raises((StorageFullError, UnwritableError)):
+        writer.close()
+    assert not path.read_bytes().endswith(b"\xff\xff\xff\xff\0\0\0\0")
+    assert len(read_journal(path).episodes) == 3
+
+
+def filmed_without_end(path: Path, count: int = 4) -> list[Path]:
+    """Writes a journal with videos that has no end, as that of a writer that died; returns the videos."""
+    writer = JournalWriter(path, COLUMNS, [CAMERA])
+    videos = []
+    for number, episode in enumerate(episodes(count)):
+        file = video_file(CAMERA.name, number)
+        videos.append(path.parent / file)
+        videos[-1].parent.mkdir(parents=True, exist_ok=True)
+        videos[-1].write_bytes(bytes([number]) * 9)
+        video = RecordedVideo(file, 9, checksum(videos[-1]))
+        writer.append(replace(episode, facts={"number": number}, videos={CAMERA.name: video}))
+    return videos
+
+
+def test_lost_episodes_keep_their_bytes_and_videos(tmp_path: Path) -> None:
+    """Their videos are missing or damaged. Nothing is removed that a damaged journal may name."""
+    path = tmp_path / "000000.arrows"
+    videos = filmed_without_end(path)
+    videos[0].write_bytes(b"\x01" + bytes(8))
+    videos[1].write_bytes(b"")
+    videos[2].unlink()
+    journal = read_journal(path)
+    assert [episode.facts["number"] for episode in journal.episodes] == [3]
+    assert [record.number for record in journal.lost] == [0, 1, 2]
+    assert [
+        problem in record.damage
+        for problem, record in zip(("checksum", "0 of 9", "No such"), journal.lost, strict=True)
+    ]
+    assert journal.lost[2].end == journal.records[0].start
+    assert remove_unnamed(tmp_path, [path]) == 0
+    assert videos[0].exists() and videos[1].exists()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE])
+def test_a_video_that_cannot_be_read_now_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    path = tmp_path / "000000.arrows"
+    videos = filmed_without_end(path)
+
+    def fail(path: Path) -> str:
+        if path == videos[2]:
+            raise OSError(code, os.strerror(code))
+        return checksum(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "checksum", fail)
+        for call in (lambda: read_journal(path), lambda: remove_unnamed(tmp_path, [path])):
+            with pytest.raises((CorruptSourceError, OSError), match=r"000002\.mp4"):
+                call()
+    assert len(read_journal(path).episodes) == 4
+    assert all(video.exists() for video in videos)
+
+
+def test_journals_that_become_shorter_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their writer removes an episode for which the disk has no space. A map would end this process by SIGBUS."""
+    path = tmp_path / "a.arrows"
+    sizes = write(path, episodes(40), close=False)
+    content = path.read_bytes()
+    wanted = [{**episode.facts} for episode in episodes(40)]
+    for block in (64, 1000, 1 << 20):
+        monkeypatch.setattr(reading, "_BLOCK", block)
+        path.write_bytes(content)
+        facts = recorded_facts(path)
+        found = [dict(next(facts)) for _ in range(10)]
+        assert found == wanted[:10]
+        os.truncate(path, sizes[20])
+        found += map(dict, facts)
+        assert found == wanted[: len(found)] and len(found) >= 10
+        path.write_bytes(content)
+        assert list(map(dict, recorded_facts(path))) == wanted
+    journal = read_journal(path, is_written=True)
+    os.truncate(path, 0)
+    for found_episode, expected in zip(journal.episodes, episodes(40), strict=True):
+        assert_equal(found_episode, expected)
+    assert read_journal(path, is_written=True).episodes == () and list(recorded_facts(path)) == []
