@@ -91,6 +91,20 @@ class SplitNeededError(InvalidArgumentError):
     splits: tuple[str, ...] = ()
 
 
+class EpisodeRefusedError(InvalidArgumentError):
+    """Raised when the facts of an episode do not fit to earlier episodes.
+
+    Servers also raise it for a final observation that the dataset cannot have. Give facts other names, or values of one
+    type; leave `final` out.
+
+    Attributes:
+        sequence: number of the episode among the ended ones of a Writer, from 0, if a server refused it after its end:
+            the Writer drops it. None: it stays open.
+    """
+
+    sequence: int | None = None
+
+
 class EpisodeIndexError(InvalidArgumentError, IndexError):
     """Raised when a dataset or view has no episode of this id or position.
 

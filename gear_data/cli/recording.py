@@ -15,7 +15,7 @@ from typing import Any
 
 import gear_data
 from gear_data.cli.arguments import add_command, print_json
-from gear_data.common.paths import is_remote, plain_path
+from gear_data.common.paths import absolute_path, is_remote, plain_path
 from gear_data.common.private_folder import scratch_folder
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, unknown_name
 from gear_data.storage.journal.quarantine import DAMAGED, Entry, entries
@@ -59,7 +59,7 @@ def _journal(options: argparse.Namespace) -> int:
 
         found = [*refused_journals(location), *entries(journal_base(location))]
     else:
-        found = entries(Path(os.path.abspath(location)))
+        found = entries(Path(absolute_path(location)))
     if options.action == "list":
         if options.name is not None:
             raise InvalidArgumentError(f"unexpected argument '{options.name}'", hint="list has no NAME")

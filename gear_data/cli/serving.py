@@ -19,7 +19,7 @@ from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials, read_token
 from gear_data.cluster.transport_names import AUTO, TRANSPORTS
 from gear_data.common.cancellation import take
-from gear_data.common.paths import plain_path
+from gear_data.common.paths import absolute_path, plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.recording.rate_limit.limit import RateLimit
 
@@ -237,7 +237,7 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
     signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: signals.put(received))
-    folder = Path(plain_path(options.dataset))
+    folder = Path(absolute_path(plain_path(options.dataset)))
     with only_server(folder), ExitStack() as stack:
         seal_options = SealOptions(
             max_steps=options.max_steps, max_bytes=options.max_bytes, evict=options.evict or OLDEST

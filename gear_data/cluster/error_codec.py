@@ -8,7 +8,7 @@ import msgspec
 
 from gear_data import errors
 from gear_data.common.typed_json import resolved
-from gear_data.errors import GearError
+from gear_data.errors import EpisodeRefusedError, GearError
 
 #: Most characters of each text of a peer's error.
 _MAX_CHARACTERS = 10_000
@@ -18,12 +18,13 @@ T = TypeVar("T", str, str | None)
 
 @resolved
 class _EncodedError(msgspec.Struct, omit_defaults=True):
-    """A `GearError` in JSON. `error` is the name of its class."""
+    """A `GearError` in JSON. `error` is the name of its class. `sequence` is of an `EpisodeRefusedError`."""
 
     error: str
     message: str
     column: str | None = None
     hint: str | None = None
+    sequence: int | None = None
 
 
 def error_to_bytes(error: GearError) -> bytes:
@@ -31,7 +32,8 @@ def error_to_bytes(error: GearError) -> bytes:
 
     The file and the row are left out, because they mean nothing on another machine.
     """
-    return msgspec.json.encode(_EncodedError(type(error).__name__, error.message, error.column, error.hint))
+    sequence = error.sequence if isinstance(error, EpisodeRefusedError) else None
+    return msgspec.json.encode(_EncodedError(type(error).__name__, error.message, error.column, error.hint, sequence))
 
 
 def error_from_bytes(data: bytes, file: str | None = None) -> GearError | None:
@@ -48,9 +50,12 @@ def error_from_bytes(data: bytes, file: str | None = None) -> GearError | None:
     kind = getattr(errors, encoded.error, None)
     if not (isinstance(kind, type) and issubclass(kind, GearError)):
         return None
-    return kind(
+    error = kind(
         _printable(encoded.message), file=file, column=_printable(encoded.column), hint=_printable(encoded.hint)
     )
+    if isinstance(error, EpisodeRefusedError):
+        error.sequence = encoded.sequence
+    return error
 
 
 def _printable(text: T) -> T:

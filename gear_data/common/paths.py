@@ -43,6 +43,15 @@ def missing_hint(path: str) -> str:
     return f"did you mean {os.path.join(folder, close[0])}?" if close else f"there is no {name} in {folder}"
 
 
+def absolute_path(path: str) -> str:
+    """Returns an absolute path without links, whose last part stays as it is.
+
+    A link may have the suffix that its target lacks.
+    """
+    folder, name = os.path.split(path.rstrip(os.sep) or os.sep)
+    return os.path.realpath(path) if name in ("", ".", "..") else os.path.join(os.path.realpath(folder), name)
+
+
 def plain_path(location: str | os.PathLike[str]) -> str:
     """Returns a path or URL as text. A `file:///...` URL becomes a path.
 

@@ -48,11 +48,15 @@ class OpenEpisodes:
 
     def slot(self, environment: int) -> int:
         """Returns the slot of an environment. A new environment gets a new slot."""
-        slot = self._slots.setdefault(environment, len(self._slots))
-        if slot >= len(self._lengths):
-            count = max(slot + 1, 2 * len(self._lengths))
-            self._lengths = np.concatenate([self._lengths, np.zeros(count - len(self._lengths), np.int64)])
-            self._resize(count, max(_STEPS, self._capacity))
+        slot = self._slots.get(environment)
+        if slot is None:
+            slot = len(self._slots)
+            if slot >= len(self._lengths):
+                count = max(slot + 1, 2 * len(self._lengths))
+                lengths = np.concatenate([self._lengths, np.zeros(count - len(self._lengths), np.int64)])
+                self._resize(count, max(_STEPS, self._capacity))
+                self._lengths = lengths
+            self._slots[environment] = slot
         return slot
 
     def environments(self) -> list[int]:
@@ -115,8 +119,11 @@ class OpenEpisodes:
         self._lengths[slot] = 0
 
     def _resize(self, slots: int, capacity: int) -> None:
+        """Makes room. After an error, some arrays are larger than the others."""
         for name, array in self._arrays.items():
-            larger = np.empty((slots, capacity, *array.shape[2:]), array.dtype)
-            larger[: array.shape[0], : array.shape[1]] = array
-            self._arrays[name] = larger
+            size = max(slots, array.shape[0]), max(capacity, array.shape[1])
+            if size != array.shape[:2]:
+                larger = np.empty((*size, *array.shape[2:]), array.dtype)
+                larger[: array.shape[0], : array.shape[1]] = array
+                self._arrays[name] = larger
         self._capacity = capacity

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.keywords import check_range, refuse_keywords_of, refuse_misspelled, suggest_keywords
-from gear_data.common.paths import is_remote, plain_path
+from gear_data.common.paths import absolute_path, is_remote, plain_path
 from gear_data.errors import ForkedProcessError, InvalidArgumentError
 from gear_data.growing.publish import Publication
 from gear_data.growing.seal_options import OLDEST, SealOptions
@@ -126,11 +126,12 @@ class Writer:
         self._mutex = threading.RLock()
         self._closed = True
         self._path = text = plain_path(path)
+        place = text if is_remote(text) else absolute_path(text)  # the current folder may change
         options = SealOptions(shard_bytes, max_steps, max_bytes, evict)
         self._limiter: RateLimiter | None = None
         if rate_limit is not None and not is_remote(text):
-            self._limiter = RateLimiter(Path(text), rate_limit, "inserted")
-        self._sink = open_sink(text, options, publish_every, limited=rate_limit is not None)
+            self._limiter = RateLimiter(Path(place), rate_limit, "inserted")
+        self._sink = open_sink(place, options, publish_every, limited=rate_limit is not None)
         self._closed = False
 
     # At the interpreter's exit, the modules `warnings` and `os` can be gone before the Writer.
@@ -258,7 +259,8 @@ class Writer:
         Raises:
             InvalidArgumentError: the environment has no open episode, or the final observation has another dtype or
                 shape, or the dataset has none, or a fact is no text, number or boolean, or has another type than in
-                earlier episodes, or no episode has the fact of `evict`. The episode stays open.
+                earlier episodes, or no episode has the fact of `evict`. The episode stays open. With `gear://`, see
+                `flush`: an EpisodeRefusedError with a `sequence` is about an episode that has ended.
             UnknownArgumentError: a fact is nearly called like an argument, such as `terminate`. The episode stays open.
             StorageFullError, UnwritableError: the journal cannot be written, and the episode stays open: call again. Or
                 the journal has it, and the disk failed: see `flush`. `open_episodes` tells which.
@@ -298,6 +300,8 @@ class Writer:
         Raises:
             StorageFullError, UnwritableError: the disk failed, now or at an earlier episode: its journal has it, and a
                 loss of power may damage it. Later calls raise this, too, until `seal` has published it.
+            EpisodeRefusedError: the server refused an episode because of its facts or its final observation. `sequence`
+                is its number. The Writer drops it, and keeps all others.
             NodeUnreachableError: the server acknowledged nothing for a long time. The episodes are kept.
         """
         self._check_process()

@@ -21,6 +21,7 @@ import pytest
 import gear_data
 from gear_data.cli import main
 from gear_data.errors import (
+    EpisodeRefusedError,
     ForkedProcessError,
     InvalidArgumentError,
     NodeUnreachableError,
@@ -95,12 +96,13 @@ def test_a_refused_episode_is_refused_alone(tmp_path: Path, server: WriteServerP
 
     with Writer(server.url) as first, Writer(server.url, durability="flush") as second:
         record(first, attempt=1)
-        with pytest.raises(InvalidArgumentError, match="earlier episodes have whole numbers"):
+        with pytest.raises(EpisodeRefusedError, match="earlier episodes have whole numbers") as error:
             record(first, attempt="x")
+        assert (error.value.sequence, first.open_episodes()) == (1, [])
         record(first, attempt=2)
         for attempt in (3, True, 4):
             record(second, attempt=attempt)
-        with pytest.raises(InvalidArgumentError, match="earlier episodes have whole numbers"):
+        with pytest.raises(EpisodeRefusedError, match="refused episode 1 of this Writer"):
             second.flush()
         second.flush()
         record(first, attempt=5)

@@ -16,7 +16,7 @@ from pyarrow import flight
 
 from gear_data.cluster.error_codec import error_to_bytes
 from gear_data.cluster.flight.call_counts import CallCounts
-from gear_data.errors import GearError, GenerationGoneError, NodeFailedError, NodeRefusedError
+from gear_data.errors import EpisodeRefusedError, GearError, GenerationGoneError, NodeFailedError, NodeRefusedError
 
 #: The folders of an absolute path, or of a URL.
 _FOLDERS = re.compile(r"(?:\b\w+:/)?(?<![\w.])/(?:[^\s'\"]+/)?")
@@ -75,6 +75,7 @@ def flight_error(error: GearError) -> flight.FlightServerError:
     """
     message = _FOLDERS.sub("", error.message)
     hint = None if error.hint is None else _FOLDERS.sub("", error.hint)
-    return flight.FlightServerError(
-        message, extra_info=error_to_bytes(type(error)(message, column=error.column, hint=hint))
-    )
+    sent = type(error)(message, column=error.column, hint=hint)
+    if isinstance(sent, EpisodeRefusedError) and isinstance(error, EpisodeRefusedError):
+        sent.sequence = error.sequence
+    return flight.FlightServerError(message, extra_info=error_to_bytes(sent))

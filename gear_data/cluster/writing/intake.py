@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gear_data.cluster.writing.videos import ReceivedVideos
 from gear_data.errors import (
+    EpisodeRefusedError,
     GearError,
     InvalidArgumentError,
     NodeRefusedError,
@@ -27,6 +29,8 @@ from gear_data.storage.journal.videos import next_number
 
 #: Seconds that a call waits for memory, or for training. Then the writer tries again.
 WAIT_SECONDS = 20.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,10 @@ class EpisodeIntake:
         self._insert_limit = insert_limit
         self._mutex = threading.Lock()
         self.columns = earlier.columns
+        #: Writer -> sequence number of its last episode; -1: it has none.
         self._sequences, self._forgotten = dict(earlier.sequences), earlier.forgotten
-        #: Writer -> what its last episode has, as far as this process knows.
-        self._contents: dict[str, int] = {}
+        #: Writer -> hash of its last episode, as far as this process knows.
+        self._contents: dict[str, int | None] = {}
         self._has_begun = self._is_unsynced = False
         self.episodes = self.steps = 0
         #: Number of the next received videos.
@@ -157,6 +162,7 @@ class EpisodeIntake:
             Whether the log took it.
 
         Raises:
+            EpisodeRefusedError: this episode cannot be recorded, now or later. It has the sequence number.
             InvalidArgumentError: see `check_columns`.
             NodeUnreachableError: the intake is closed, or training is too slow.
             NodeRefusedError: the log has another episode of this writer and number.
@@ -171,24 +177,44 @@ class EpisodeIntake:
                     self._check_same(origin, content)
                 return False
             self._check_columns(columns)
-            if episode.finals and self.columns and not any(column.has_final for column in self.columns):
-                raise InvalidArgumentError("the dataset has no final observations", hint="leave final out")
-            if not self._has_begun:
-                # Columns may have another order than in earlier episodes. They are written by name.
-                self._log.begin(*split_cameras(self.columns or columns))
-                self._has_begun = True
-            self._log.append(episode)
-            self.columns = self.columns or tuple(columns)
-            self._sequences[origin.client], self._contents[origin.client] = origin.sequence, content
-            self._is_unsynced = True
-            self.episodes += 1
-            self.steps += episode.steps
-            if self._insert_limit is not None:
-                self._insert_limit.add(episode.steps)
+            try:
+                self._put(episode, origin, content, columns)
+            except EpisodeRefusedError as error:
+                raise _refused(error, origin.sequence) from error
             return True
 
+    def _put(
+        self, episode: RecordedEpisode, origin: EpisodeOrigin, content: int, columns: Sequence[ColumnSpec]
+    ) -> None:
+        if episode.finals and self.columns and not any(column.has_final for column in self.columns):
+            raise EpisodeRefusedError("the dataset has no final observations", hint="leave final out")
+        if not self._has_begun:
+            # Columns may have another order than in earlier episodes. They are written by name.
+            self._log.begin(*split_cameras(self.columns or columns))
+            self._has_begun = True
+        # All memory first: an episode without its number would be sent again, and taken again.
+        both, steps, episodes = self.columns or tuple(columns), self.steps + episode.steps, self.episodes + 1
+        self._sequences.setdefault(origin.client, -1)
+        self._contents.setdefault(origin.client, None)
+        before = self._log.episodes
+        try:
+            self._log.append(episode)
+            if self._insert_limit is not None:
+                self._insert_limit.add(episode.steps)
+        except Exception:
+            if self._log.episodes == before:
+                raise
+            with suppress(MemoryError):
+                _log.exception("episode %d of %s was recorded, with an error", origin.sequence, origin.client)
+        self.columns = both
+        self._sequences[origin.client] = origin.sequence
+        self._contents[origin.client] = content
+        self._is_unsynced = True
+        self.episodes = episodes
+        self.steps = steps
+
     def _check_same(self, origin: EpisodeOrigin, content: int) -> None:
-        if self._contents.get(origin.client, content) != content:
+        if self._contents.get(origin.client) not in (None, content):
             raise copied_writer(f"has another episode {origin.sequence} of this Writer")
 
     def _has(self, origin: EpisodeOrigin) -> bool:
@@ -226,12 +252,12 @@ class EpisodeIntake:
     def has_forgotten(self, client: str) -> bool:
         """Returns whether the log may have episodes of a writer, and the intake does not know."""
         with self._mutex:
-            return client not in self._sequences and client <= self._forgotten
+            return self._sequences.get(client, -1) < 0 and client <= self._forgotten
 
     def forget(self, client: str) -> None:
         """Lets the log forget a writer that sends no episode any more."""
         with self._mutex:
-            if client in self._sequences:
+            if self._sequences.get(client, -1) >= 0:
                 # A call that broke may still be read here. Its episodes were sent again, and are in the log.
                 self._sequences[client] = sys.maxsize
                 self._log.forget(client)
@@ -307,6 +333,17 @@ def episode_too_large(size: int, limit: int) -> InvalidArgumentError:
         f"the episode has {size:,} bytes, and the server takes at most {limit:,}",
         hint="end episodes earlier, or restart the server with a larger --max-episode",
     )
+
+
+def _refused(error: EpisodeRefusedError, sequence: int) -> EpisodeRefusedError:
+    """Returns the error for the writer of an episode, which has ended there."""
+    found = EpisodeRefusedError(
+        f"refused episode {sequence} of this Writer: {error.message}",
+        column=error.column,
+        hint=f"the Writer drops this episode: record it again, and {error.hint}",
+    )
+    found.sequence = sequence
+    return found
 
 
 def _essence(column: ColumnSpec) -> ColumnSpec:

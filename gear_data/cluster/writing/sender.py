@@ -16,9 +16,9 @@ from gear_data.cluster.writing.connection import OutgoingEpisode, WriteConnectio
 from gear_data.cluster.writing.intake import copied_writer
 from gear_data.errors import (
     ClusterError,
+    EpisodeRefusedError,
     ForkedProcessError,
     GearError,
-    InvalidArgumentError,
     NodeRefusedError,
     NodeUnreachableError,
 )
@@ -42,7 +42,8 @@ class EpisodeSender:
     """Sends finished episodes in a thread, in order, and keeps each one until it is acknowledged.
 
     If the server cannot be reached, the thread tries again. After any other error it waits: a `flush` or the second
-    `put` makes it try again, and the first `put` raises the error. An episode that the server refused is dropped.
+    `put` makes it try again, and the first `put` raises the error. An episode is dropped only if the server's error
+    names its number.
 
     Args:
         connection: the server.
@@ -63,8 +64,6 @@ class EpisodeSender:
         #: Whether the thread waits after an error, and the error if nobody has seen it.
         self._is_paused = False
         self._error: GearError | None = None
-        #: Whether the last error was about an episode. The next try goes on without the episode.
-        self._is_refused = False
         #: Whether the last error was about this Writer.
         self._is_unknown = False
         #: The reason why the last call failed, if the thread tries again.
@@ -84,7 +83,8 @@ class EpisodeSender:
         Raises:
             NodeUnreachableError: the server acknowledged nothing for a long time. The episode was not taken.
             ForkedProcessError: a child process calls it.
-            GearError: an earlier episode was refused. The episode was not taken.
+            EpisodeRefusedError: an earlier episode was refused, and is dropped. The episode was not taken.
+            GearError: the server could not take an earlier episode. The episode was not taken.
         """
         self._check_process()
         with self._changed:
@@ -101,11 +101,13 @@ class EpisodeSender:
         Raises:
             NodeUnreachableError: the server acknowledged nothing for a long time. The episodes are still sent.
             ForkedProcessError: a child process calls it.
-            InvalidArgumentError: an episode was refused. The next call sends the episodes behind it.
+            EpisodeRefusedError: an episode was refused, and is dropped. The next call sends the episodes behind it.
             GearError: the server could not take an episode. `flush` tries again.
         """
         self._check_process()
         with self._changed:
+            if isinstance(self._error, EpisodeRefusedError):
+                self._raise_error()  # no other try would find it again
             self._error = None
             self._resume()
             self._wait(lambda: not self._kept)
@@ -170,9 +172,6 @@ class EpisodeSender:
                         self._warn_of_losses(last)
                     if last > self._acknowledged:
                         self._acknowledge(last)
-                    if self._drop_refused(last):
-                        failures = 0
-                        continue
                     if episodes[-1].sequence > last:
                         episodes = [each for each in episodes if each.sequence > last]
                         again = [each for each in episodes if each.sequence <= self._sent]
@@ -187,9 +186,10 @@ class EpisodeSender:
             except Exception as error:
                 failures += 1
                 with self._changed:
+                    if isinstance(error, EpisodeRefusedError):
+                        self._drop(error.sequence)
                     self._is_paused = True
                     self._error = error if isinstance(error, GearError) else _unexpected(error)
-                    self._is_refused = isinstance(error, InvalidArgumentError)
                     self._is_unknown |= isinstance(error, NodeRefusedError)
                     self._changed.notify_all()
             else:
@@ -211,22 +211,12 @@ class EpisodeSender:
             raise copied_writer(f"has episode {last} of this Writer, which has sent {self._sent + 1}")
         return last
 
-    def _drop_refused(self, last: int) -> bool:
-        """Drops the episode that the server refused for its contents; returns False if it refused none.
-
-        The server takes the episodes of a call in order, so it is the first one that the server does not have.
-
-        Args:
-            last: sequence number of the last episode that the server has.
-        """
-        with self._changed:
-            is_refused, self._is_refused = self._is_refused, False
-            if is_refused and self._kept and self._kept[0].sequence > last:
-                episode = self._kept.popleft()
-                episode.remove_videos()
-                self._bytes -= episode.bytes
-                self._changed.notify_all()
-            return is_refused
+    def _drop(self, sequence: int | None) -> None:
+        """Drops an episode. The server may have taken those before it, without an acknowledgement."""
+        for episode in [each for each in self._kept if each.sequence == sequence]:
+            self._kept.remove(episode)
+            episode.remove_videos()
+            self._bytes -= episode.bytes
 
     def _next_call(self) -> list[OutgoingEpisode] | None:
         """Waits for episodes, and returns the first ones; None: the sender was stopped."""

@@ -68,7 +68,7 @@ class Acceptance:
         """Checks the facts of an episode, and adds their types to the known ones.
 
         Raises:
-            InvalidArgumentError: they cannot be stored beside those of earlier episodes, or episodes cannot leave by
+            EpisodeRefusedError: they cannot be stored beside those of earlier episodes, or episodes cannot leave by
                 the column that the options name.
         """
         self._facts.check(facts)

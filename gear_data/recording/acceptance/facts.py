@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gear_data.common.paths import is_utf8, printable
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import EpisodeRefusedError
 from gear_data.ingest.pipeline.names import INVALID_NAME, is_storable
 from gear_data.storage.episode_tables import EPISODE_SCHEMA
 
@@ -67,11 +67,11 @@ class FactTypes:
         """Checks that facts can be stored beside those of all earlier episodes.
 
         Raises:
-            InvalidArgumentError: see `problem`.
+            EpisodeRefusedError: see `problem`.
         """
         if (found := self.problem(facts)) is not None:
             name, problem = found
-            raise InvalidArgumentError(
+            raise EpisodeRefusedError(
                 f"the fact {printable(name)} is {printable(repr(facts[name])):.80}: {problem}",
                 hint="give the fact another name, or values of one type",
             )
@@ -84,7 +84,7 @@ class FactTypes:
             facts: of the episode. `check` accepts them.
 
         Raises:
-            InvalidArgumentError: no episode has a fact of this name, or the column has text.
+            EpisodeRefusedError: no episode has a fact of this name, or the column has text.
         """
         if column in _RESERVED:
             kind = _kind(EPISODE_SCHEMA.field(column).type) or _KINDS[str]
@@ -92,13 +92,13 @@ class FactTypes:
             new = {_stored(name): _known(value) for name, value in facts.items()}
             found = self._known.get(column) or new.get(column)
             if found is None:
-                raise InvalidArgumentError(
+                raise EpisodeRefusedError(
                     f"episodes of small {printable(column)} leave (evict), and no episode has a fact of this name",
                     hint="give the fact to end_episode, or name another column as evict, such as 'return'",
                 )
             kind = found.kind
         if kind == _KINDS[str]:
-            raise InvalidArgumentError(
+            raise EpisodeRefusedError(
                 f"episodes of small {printable(column)} leave (evict), and this column has text",
                 hint="name a numeric column as evict, such as 'return'",
             )

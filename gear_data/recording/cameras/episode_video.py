@@ -46,6 +46,13 @@ class EpisodeVideo:
     ) -> None:
         self.frames = 0
         self._folder, self._path, self._name = folder, folder / file, file
+        self._dropped = False
+        self._error: BaseException | None = None
+        self._is_encoded = False
+        self._done: threading.Event | None = None
+        self._result: RecordedVideo | None = None
+        # The file is last: one that stays after an error would be in the way of the next try.
+        self._threads, self._thread = threads, threads.choose()
         self._file = KeptFile(self._path)
         try:
             self._encoder = VideoEncoder(self._file, camera.codec, camera.fps, height, width, camera.encoder_options)
@@ -53,17 +60,11 @@ class EpisodeVideo:
             self._file.close()
             remove_videos(folder, [self._path])
             raise
-        self._threads, self._thread = threads, threads.choose()
-        self._dropped = False
-        self._error: BaseException | None = None
-        self._is_encoded = False
-        self._done: threading.Event | None = None
-        self._result: RecordedVideo | None = None
 
     def add(self, frame: Frame) -> None:
         """Hands the next frame over, which must not change. Its bytes are reserved in the threads."""
-        self.frames += 1
         self._threads.submit(self._thread, lambda: self._encode(frame))
+        self.frames += 1
 
     def check(self) -> None:
         """Raises the error at which encoding stopped.
@@ -85,9 +86,9 @@ class EpisodeVideo:
             sync: whether the disk must have the file.
         """
         if self._done is None and self._result is None:
-            self._done = threading.Event()
-            done = self._done
+            done = threading.Event()
             self._threads.submit(self._thread, lambda: self._finish(sync, done))
+            self._done = done  # after it was submitted: `finish` waits for it
 
     def finish(self, *, sync: bool) -> RecordedVideo:
         """Waits until the file is complete.
@@ -123,7 +124,7 @@ class EpisodeVideo:
 
     def _finish(self, sync: bool, done: threading.Event) -> None:
         try:
-            if self._error is None:
+            if self._error is None and self._result is None:
                 if not self._is_encoded:
                     self._encoder.finish()
                     self._is_encoded = True

@@ -148,9 +148,16 @@ class CameraRecorder:
             for row, slot in enumerate(slots)
             if self._videos[slot][name].frames == lengths[row]
         ]
-        self._threads.reserve(sum(values[row].nbytes for _, row, values in parts))
-        for video, row, values in parts:
-            video.add(values[row].copy())
+        left = sum(values[row].nbytes for _, row, values in parts)
+        self._threads.reserve(left)
+        try:
+            copies = [(video, values[row].copy()) for video, row, values in parts]
+            for video, frame in copies:
+                video.add(frame)
+                left -= frame.nbytes
+        except BaseException:
+            self._threads.release(left)  # a thread releases those that it got
+            raise
 
     def begin_finish(self, slots: Sequence[int], *, sync: bool) -> None:
         """Begins to complete the videos of slots. `finish` then waits less."""
@@ -190,8 +197,9 @@ class CameraRecorder:
     def _videos_of(self, slot: int) -> dict[str, EpisodeVideo]:
         """Returns the videos of a slot. The first step of an episode opens them."""
         if slot not in self._videos:
-            self._videos[slot], self._numbers[slot] = {}, self._next
+            self._numbers[slot] = self._next
             self._next += 1
+            self._videos[slot] = {}
         videos = self._videos[slot]
         for column in self.columns:
             if column.name not in videos:

@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 import xxhash
 
+from gear_data.common.paths import absolute_path
+
 
 def journal_base(url: str) -> Path:
     """Returns the path whose journals are those of a URL: its folder of journals is beside it."""
@@ -20,4 +22,4 @@ def journal_base(url: str) -> Path:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         root = str(Path(state, "gear-data", "journals"))
     last = quote(url.rstrip("/").rpartition("/")[2], safe="")[:40]
-    return Path(root, f"{last}-{xxhash.xxh3_64_hexdigest(url.rstrip('/').encode())}")
+    return Path(absolute_path(root), f"{last}-{xxhash.xxh3_64_hexdigest(url.rstrip('/').encode())}")

@@ -10,7 +10,7 @@ from typing import Any, Never
 import numpy as np
 
 from gear_data.common.keywords import refuse_keywords_of
-from gear_data.common.paths import is_remote, plain_path
+from gear_data.common.paths import absolute_path, is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.recording.rate_limit.limit import RateLimit
 from gear_data.recording.rate_limit.limiter import RateLimiter
@@ -49,7 +49,7 @@ def rate_limited(
     refuse_keywords_of(rate_limited, unknown)
     if is_remote(text := plain_path(path)):
         raise InvalidArgumentError("a rate limit needs a folder of this machine", file=text)
-    return _limited(batches, RateLimiter(Path(text), limit, "sampled"), source)
+    return _limited(batches, RateLimiter(Path(absolute_path(text)), limit, "sampled"), source)
 
 
 def _limited(batches: Iterable[Batch], limiter: RateLimiter, source: int | None) -> Iterator[Batch]:

@@ -21,6 +21,10 @@ class EpisodeLog(Protocol):
     def video_folder(self) -> Path | None:
         """The folder to which the videos of episodes are relative. None: episodes cannot have videos."""
 
+    @property
+    def episodes(self) -> int:
+        """The number of episodes so far, also of one whose `append` has failed after it was written."""
+
     def begin(self, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = ()) -> None:
         """Says the columns and cameras of all episodes. Called once, before the first `append`.
 

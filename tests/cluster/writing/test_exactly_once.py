@@ -19,6 +19,7 @@ from gear_data.cluster.writing.intake import EpisodeIntake
 from gear_data.cluster.writing.server import WriteServer
 from gear_data.errors import (
     DestinationExistsError,
+    NodeFailedError,
     NodeRefusedError,
     NodeUnreachableError,
 )
@@ -136,7 +137,7 @@ def test_connections_that_break(
             if number % 5 == 0:
                 writer.flush()
     assert numbers(log) == list(range(number))
-    assert [int(each.columns["observations"][0][399]) for each in log.episodes] == list(range(number))
+    assert [int(each.columns["observations"][0][399]) for each in log.taken] == list(range(number))
     proxy.close()
 
 
@@ -218,9 +219,48 @@ def test_a_call_that_breaks_before_its_end(server: WriteServer, log: MemoryLog) 
     to = connection(server)
     with pytest.raises(NodeRefusedError):
         to.put(COLUMNS, [episode(0), replace(episode(1), facts=b"{}")])
-    assert calls == ["begin", "append"]
+    assert calls == ["begin", "append", "appended"]
     assert to.hello(COLUMNS).last == 0
-    assert calls == ["begin", "append", "sync"]
+    assert calls == ["begin", "append", "appended", "sync"]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_an_error_after_the_log_has_an_episode(
+    known: bool, server: WriteServer, log: MemoryLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The memory ends between the write and the last line of `append`. The episode is not taken again."""
+    if known:
+        connection(server).put(COLUMNS, [episode(0)])
+
+    def fail(call: str) -> None:
+        if call == "appended":
+            raise MemoryError
+
+    log.fail = fail
+    connection(server).put(COLUMNS, [episode(int(known))])
+    assert "was recorded, with an error" in caplog.text
+    log.fail = lambda _: None
+    connection(server).put(COLUMNS, [episode(int(known))])
+    assert numbers(log) == list(range(known + 1))
+
+
+def test_an_error_before_the_log_has_an_episode(server: WriteServer, log: MemoryLog) -> None:
+    """The episode is sent again, and taken. So is one that the server knew before."""
+
+    def fail(call: str) -> None:
+        if call == "append":
+            raise MemoryError
+
+    for known in (False, True):
+        log.fail = fail
+        with pytest.raises(NodeFailedError):
+            connection(server).put(COLUMNS, [episode(int(known))])
+        assert connection(server).hello(COLUMNS).last == known - 1
+        log.fail = lambda _: None
+        if known:
+            assert connection(server).put(COLUMNS, [episode(0)]) == 0
+        assert connection(server).put(COLUMNS, [episode(int(known))]) == known
+    assert numbers(log) == [0, 1]
 
 
 def test_a_closed_intake(log: MemoryLog) -> None:

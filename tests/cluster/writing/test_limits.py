@@ -37,7 +37,7 @@ def test_an_episode_that_is_too_large(log: MemoryLog) -> None:
         for t in range(10):  # in two messages
             writer.append(image=image + t)
         writer.end_episode(terminated=True)
-    [episode] = log.episodes
+    [episode] = log.taken
     assert np.array_equal(episode.columns["image"], [image + t for t in range(10)])
     server.shutdown()
 
@@ -110,7 +110,7 @@ def test_a_slow_disk_makes_writers_wait(server: WriteServer, log: MemoryLog, mon
             writer.end_episode(terminated=True)
             assert writer._sink._sender._bytes <= 40 << 10
         # At most the buffer and the call in flight are missing.
-        assert len(log.episodes) >= 50 - 5
+        assert len(log.taken) >= 50 - 5
     assert time.monotonic() - begin >= 0.45
     assert numbers(log) == list(range(50))
 

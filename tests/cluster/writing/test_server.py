@@ -159,7 +159,7 @@ def test_messages_that_are_refused(
     for call in (client.list_flights, lambda: client.do_action(flight.Action("file", b""))):
         with pytest.raises(flight.FlightServerError, match="answers only the action writer"):
             list(call())
-    assert log.episodes == [] and "Traceback" not in caplog.text
+    assert log.taken == [] and "Traceback" not in caplog.text
     assert to.put(COLUMNS, [good]) == 0
 
 

@@ -28,10 +28,14 @@ COLUMNS = (ColumnSpec("actions", "int64"),)
 class MemoryLog:
     """A log in memory, whose calls can fail or take long."""
 
-    episodes: list[RecordedEpisode] = field(default_factory=list)
+    taken: list[RecordedEpisode] = field(default_factory=list)
     fail: Callable[[str], None] = lambda _: None
     #: It takes no videos.
     video_folder: None = None
+
+    @property
+    def episodes(self) -> int:
+        return len(self.taken)
 
     def begin(self, columns: Sequence[ColumnSpec], cameras: Sequence[ColumnSpec] = ()) -> None:
         self.fail("begin")
@@ -39,7 +43,8 @@ class MemoryLog:
     def append(self, episode: RecordedEpisode) -> None:
         self.fail("append")
         values = {name: each.copy() for name, each in episode.columns.items()}
-        self.episodes.append(replace(episode, columns=values))
+        self.taken.append(replace(episode, columns=values))
+        self.fail("appended")
 
     def sync(self) -> None:
         self.fail("sync")
@@ -70,7 +75,7 @@ def add(writer: Writer, number: int, steps: int = 3) -> None:
 
 def numbers(log: MemoryLog) -> list[int]:
     """Returns the numbers of the episodes that the server took."""
-    return [int(each.columns["actions"][0]) // 10 for each in log.episodes]
+    return [int(each.columns["actions"][0]) // 10 for each in log.taken]
 
 
 def connection(server: WriteServer, client: str = "a") -> WriteConnection:
