@@ -23,8 +23,10 @@ SCHEMES = ("s3", "s3a")
 #: The start of the names of files that test the server. A killed process leaves one.
 PROBE = f"{JOURNALS}/probe-"
 _REFUSED_HINT = "record to a folder, then convert it to the URL"
-#: The condition does not hold; another put of the same file goes on (409 of S3); the file of an etag does not exist.
-_LOST = frozenset({404, 409, 412})
+#: The condition does not hold; the file of an etag does not exist.
+_LOST = frozenset({404, 412})
+#: Another put of the file goes on, perhaps an earlier attempt. Nobody knows so far whether it succeeds.
+_CONFLICT = 409
 _NOT_IMPLEMENTED = 501
 
 
@@ -127,7 +129,8 @@ class ConditionalStore:
             etag: of the file that is replaced; None: the file does not exist.
 
         Returns:
-            Whether the file has these bytes now. False: another process wrote it.
+            Whether the file has these bytes now. False: another process wrote it, perhaps after an attempt of this call
+            succeeded without an answer.
 
         Raises:
             UnwritableError: the bucket does not exist, or the server refuses the write.
@@ -141,7 +144,10 @@ class ConditionalStore:
             except FileExistsError:
                 return False
             except OSError as error:
-                if not _LOST & http_statuses(error) or (etag is None and isinstance(error, FileNotFoundError)):
+                statuses = http_statuses(error)
+                if _CONFLICT in statuses:
+                    raise ConnectionError("another put of the file goes on") from error
+                if not _LOST & statuses or (etag is None and isinstance(error, FileNotFoundError)):
                     raise
                 return False
             return True

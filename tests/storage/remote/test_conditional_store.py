@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gear_data.common import retry
 from gear_data.errors import InvalidArgumentError, RemoteError, UnwritableError
 from gear_data.storage.remote import conditional_store
 from gear_data.storage.remote.conditional_store import ConditionalStore
@@ -46,6 +47,19 @@ def test_puts_with_conditions(store: ConditionalStore) -> None:
     assert found is not None
     assert found.data == b"two"
     assert found.etag != first.etag
+
+
+def test_conflicts_of_puts(store: ConditionalStore, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier attempt may be one of the two puts: it may succeed, or fail. So another attempt follows."""
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
+    faults = [(409, False), (409, True), (409, False)]
+    server.fault = lambda method, path: faults.pop(0) if faults and method == "PUT" else None
+    assert store.put("a", b"one", None)
+    assert not faults
+    assert not store.put("a", b"two", None)
+    server.fault = lambda method, path: (409, False) if method == "PUT" else None
+    with pytest.raises(RemoteError, match="another put of the file goes on"):
+        store.put("b", b"one", None)
 
 
 def test_only_one_of_several_writers_succeeds(store: ConditionalStore) -> None:
